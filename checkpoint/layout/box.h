@@ -1,0 +1,45 @@
+#ifndef TESSERA_CHECKPOINT_LAYOUT_BOX_H_
+#define TESSERA_CHECKPOINT_LAYOUT_BOX_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::ckpt {
+
+// Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
+using Shape = std::vector<int64_t>;
+
+// Number of elements; 1 for a scalar. Precondition: extents are non-negative and the product fits (see
+// CheckedElementCount in bounds.h for numbers that come from a file).
+int64_t ElementCount(const Shape& shape);
+
+// Row-major strides in elements.
+std::vector<int64_t> ContiguousStrides(const Shape& shape);
+
+// A half-open hyper-rectangle of a logical tensor: elements with
+// global_offset[d] <= index[d] < global_offset[d] + shape[d] in every dim d.
+struct Box {
+  std::vector<int64_t> global_offset;
+  Shape shape;
+
+  bool empty() const { return ElementCount(shape) == 0; }
+  bool operator==(const Box&) const = default;
+};
+
+// The box that covers a whole tensor.
+Box WholeBox(const Shape& global_shape);
+
+// The common part of two boxes of the same rank, nullopt when there is none (or it is empty).
+std::optional<Box> Intersect(const Box& a, const Box& b);
+
+// True if every element of `inner` lies in `outer`.
+bool Contains(const Box& outer, const Box& inner);
+
+// "[0:4, 8:16]", for messages and for keys of data files.
+std::string ToString(const Box& box);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_LAYOUT_BOX_H_
