@@ -1,0 +1,162 @@
+#ifndef TESSERA_TRAINER_KERNELS_BACKEND_H_
+#define TESSERA_TRAINER_KERNELS_BACKEND_H_
+
+// The operations that models are made of, for one device. Implementations: cpu/ (oneDNN and vector loops, fp32 and bf16),
+// reference/ (naive loops in fp64 over any dtype: the oracle of every test, and the engine of gradient checks), later cuda/.
+//
+// Legend: R rows (tokens of a micro-batch, batch-major), B batch, T sequence, C channels, V vocabulary (local, padded), H
+// heads, K key/value heads, D head size.
+//
+// Rules that every implementation keeps:
+// - Results are a pure function of the operands and their shapes: never of the thread count, of addresses or of time. Work is cut into
+//   blocks by shape alone, each block is computed by one thread, sums over blocks are taken in a fixed order.
+// - "compute dtype" is fp32 or bf16 (fp64 in the reference); sums are fp32 or better. Statistics, losses and parameter gradients
+//   are fp32 (fp64 where the compute dtype is fp64).
+// - Operands are dense in their last dim unless said otherwise. Outputs may not overlap inputs except where "in place" is allowed.
+// - Calls are queued in order: on a device with streams they return early, and only Synchronize() waits.
+// - Wrong shapes or dtypes are our own bugs: CHECK.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "trainer/random/philox.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// Where the elements of a dropout operand lie in the LOGICAL tensor of one sample, so that the mask does not depend on how samples and
+// channels are distributed. Element (row r, column c) of a [R, C] operand belongs to sample
+// first_sample + r / rows_per_sample and has index ((row_offset + r % rows_per_sample) * global_columns + column_offset + c).
+struct Dropout {
+  double probability = 0;  // 0: the operation is the identity
+  RandomStream stream;     // of the step and the site; the sample is mixed into stream.stream
+  int64_t first_sample = 0;
+  int64_t rows_per_sample = 1;
+  int64_t row_offset = 0;
+  int64_t global_columns = 0;
+  int64_t column_offset = 0;
+};
+
+// Causal self-attention over B sequences. q [B,T,H,D], k and v [B,T,K,D]: strided views into a fused buffer are fine
+// (last dim dense). Query head h attends with key/value head h / (H / K). Dropout of the probabilities: the element of
+// (query t, key s) of GLOBAL head h has index (h * T + t) * T + s in the sample's stream.
+struct AttentionOptions {
+  double scale = 1;  // usually 1 / sqrt(D)
+  double dropout_probability = 0;
+  RandomStream dropout_stream;
+  int64_t first_sample = 0;
+  int64_t first_head = 0;  // global index of local query head 0
+};
+
+struct AdamWOptions {
+  double learning_rate = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  int64_t step = 1;         // 1 for the first update: bias correction
+  double grad_scale = 1;    // gradients are multiplied by this first (clipping, averaging)
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual Device device() const = 0;
+  virtual void Synchronize() {}
+
+  // --- movement -------------------------------------------------------------------------------------------------
+  virtual void Fill(TensorView x, double value) = 0;
+  // Any strides, any two floating dtypes (round to nearest even), or equal dtypes.
+  virtual void Copy(TensorView from, TensorView to) = 0;
+  // out = a + b, elementwise, contiguous; out may be a or b.
+  virtual void Add(TensorView a, TensorView b, TensorView out) = 0;
+  // x *= factor
+  virtual void Scale(TensorView x, double factor) = 0;
+
+  // --- matrix products ------------------------------------------------------------------------------------------
+  // c[M,N] = a[M,K] b[K,N] (+ bias[N]) (+ c when accumulate). a, b: views in which either dim is dense (so
+  // Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c compute dtype or fp32; bias compute dtype.
+  virtual void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
+                      TensorView bias = {}) = 0;
+  // out[N] (fp32) = sum over rows of x[R,N] (+ out when accumulate).
+  virtual void SumRows(TensorView x, TensorView out, bool accumulate) = 0;
+
+  // --- embeddings -----------------------------------------------------------------------------------------------
+  // out[R,C] = table[ids[R] - first_id, :], zero where the id lies outside [first_id, first_id + V) (vocabulary-parallel).
+  virtual void EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
+                                TensorView out) = 0;
+  // d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order.
+  virtual void EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
+                                 TensorView d_table) = 0;
+  // x[R,C] += table[r % T, :]  (learned positions), in place.
+  virtual void AddPositions(TensorView table, int64_t sequence, TensorView x) = 0;
+  // d_table[T,C] (fp32) = sums of d_x over the batch (+ d_table when accumulate).
+  virtual void AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
+                                    bool accumulate) = 0;
+
+  // --- norms ----------------------------------------------------------------------------------------------------
+  // mean, rstd [R] are written for the backward pass.
+  virtual void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
+                                TensorView out, TensorView mean, TensorView rstd) = 0;
+  // d_x = gradient (+ d_x when accumulate_dx: the residual branch). d_weight, d_bias (fp32) likewise.
+  virtual void LayerNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView mean,
+                                 TensorView rstd, TensorView d_x, bool accumulate_dx,
+                                 TensorView d_weight, TensorView d_bias, bool accumulate) = 0;
+  virtual void RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
+                              TensorView rstd) = 0;
+  virtual void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
+                               TensorView d_x, bool accumulate_dx, TensorView d_weight,
+                               bool accumulate) = 0;
+
+  // --- activations ----------------------------------------------------------------------------------------------
+  // GELU, tanh form. d_x may be d_out.
+  virtual void GeluForward(TensorView x, TensorView out) = 0;
+  virtual void GeluBackward(TensorView d_out, TensorView x, TensorView d_x) = 0;
+  // gate_up [R, 2F] holds gate in columns [0, F) and up in [F, 2F). out[R,F] = silu(gate) * up.
+  virtual void SwiGluForward(TensorView gate_up, TensorView out) = 0;
+  virtual void SwiGluBackward(TensorView d_out, TensorView gate_up, TensorView d_gate_up) = 0;
+  // x[R,C] = dropout(x), in place; backward is the same call on the gradient.
+  virtual void ApplyDropout(const Dropout& dropout, TensorView x) = 0;
+
+  // --- attention ------------------------------------------------------------------------------------------------
+  // Rotates x [B,T,H,D] in place by position: pairs (i, i + D/2), as Hugging Face's Llama does; cos, sin [T, D/2] fp32.
+  // inverse: the backward pass.
+  virtual void Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) = 0;
+  // out[B,T,H,D]; log_sum_exp[B,H,T] (fp32) is written for the backward pass.
+  virtual void AttentionForward(const AttentionOptions& options, TensorView q, TensorView k,
+                                TensorView v, TensorView out, TensorView log_sum_exp) = 0;
+  // d_q, d_k, d_v are overwritten.
+  virtual void AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
+                                 TensorView k, TensorView v, TensorView out,
+                                 TensorView log_sum_exp, TensorView d_q, TensorView d_k,
+                                 TensorView d_v) = 0;
+
+  // --- loss -----------------------------------------------------------------------------------------------------
+  // Softmax cross-entropy over a vocabulary that may be split. Step 1, per shard: logits[R,V] (compute dtype or fp32), of which columns
+  // [0, valid) are real and the rest padding. Writes stats[R,3] (fp32): row maximum, sum of exp(logit - maximum),
+  // logit of the target (0 if the target is elsewhere).
+  virtual void CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets,
+                                 int64_t first_id, TensorView stats) = 0;
+  // Step 2: row losses[R] (fp32) from the stats of all `shards` ([S,R,3], combined in a binary tree); the combined stats go to
+  // combined[R,3]. Rows whose target is negative are ignored: their loss is 0.
+  virtual void CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
+                                TensorView losses) = 0;
+  // Step 3: logits become d_logits in place: (softmax - onehot) * grad_scale; padding columns and ignored rows get 0.
+  virtual void CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
+                                    int64_t first_id, double grad_scale, TensorView logits) = 0;
+
+  // --- reductions and the optimizer -----------------------------------------------------------------------------
+  // Sum (of squares) of a contiguous tensor in fp64, fixed blocks, then a binary tree over blocks.
+  virtual double SumOfSquares(TensorView x) = 0;
+  virtual double Sum(TensorView x) = 0;
+  // Decoupled weight decay. All contiguous, same length. master, m, v fp32; grad fp32; `param` (compute dtype) receives the rounded
+  // master; when param IS fp32, master may be empty and param is updated itself.
+  virtual void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
+                     TensorView v, TensorView param) = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_BACKEND_H_

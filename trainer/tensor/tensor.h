@@ -1,0 +1,86 @@
+#ifndef TESSERA_TRAINER_TENSOR_TENSOR_H_
+#define TESSERA_TRAINER_TENSOR_TENSOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainer/tensor/dtype.h"
+
+namespace tessera {
+
+// Extents, one per dim, in elements.
+using Shape = std::vector<int64_t>;
+
+int64_t ElementCount(const Shape& shape);
+std::vector<int64_t> ContiguousStrides(const Shape& shape);
+std::string ToString(const Shape& shape);
+
+enum class DeviceType { kCpu, kCuda };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+// A strided window on memory that somebody else owns. Cheap to copy; const-ness is the callee's promise: every
+// operation documents which operands it writes.
+class TensorView {
+ public:
+  TensorView() = default;
+  // Contiguous, row-major.
+  TensorView(void* data, DType dtype, Shape shape);
+  TensorView(void* data, DType dtype, Shape shape, std::vector<int64_t> strides);
+
+  void* data() const { return data_; }
+  template <typename T>
+  T* as() const { return static_cast<T*>(data_); }
+  DType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  const std::vector<int64_t>& strides() const { return strides_; }  // in elements
+  int rank() const { return static_cast<int>(shape_.size()); }
+  int64_t dim(int d) const { return shape_[d]; }
+  int64_t stride(int d) const { return strides_[d]; }
+  int64_t elements() const;
+  int64_t bytes() const;  // elements * element size, whatever the strides
+  bool contiguous() const;
+  bool empty() const { return data_ == nullptr; }  // no tensor at all (an optional operand left out)
+
+  // Elements [begin, end) of one dim.
+  TensorView Slice(int dim, int64_t begin, int64_t end) const;
+  // Precondition: contiguous, same number of elements.
+  TensorView Reshape(Shape shape) const;
+  // Swaps two dims; moves no data.
+  TensorView Transpose(int dim0, int dim1) const;
+
+ private:
+  void* data_ = nullptr;
+  DType dtype_ = DType::kF32;
+  Shape shape_;
+  std::vector<int64_t> strides_;
+};
+
+// Owning, contiguous, 4096-byte aligned, zero-initialised. Move-only. Memory is counted: see memory.h.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(DType dtype, Shape shape, Device device = {});
+  Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
+
+  const TensorView& view() const { return view_; }
+  operator const TensorView&() const { return view_; }
+  const Device& device() const { return device_; }
+
+ private:
+  std::shared_ptr<void> buffer_;
+  TensorView view_;
+  Device device_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TENSOR_TENSOR_H_
