@@ -1,6 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
 #define TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
 
+// A place to keep checkpoints, as far as the engine needs one: files written at any offset, files
+// read at any offset, and names that become durable when their directory is synced.
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,15 +17,27 @@
 
 namespace tessera::ckpt {
 
-// A file being written. Writes may come from several threads, at any offset, in any order; parts never written
-// read as zeros. Nothing is durable before Sync() returned OK. Close() must be called; the destructor
-// releases resources and reports nothing.
+// A transfer whose buffer address, file offset and length are all multiples of this many bytes can
+// go between the disk and the caller's buffer without a copy. See aligned_buffer.h.
+inline constexpr size_t kIoAlignmentBytes = 4096;
+
+// A file being written. Writes may come from several threads, at any offset, in any order, as long
+// as no two of them overlap; parts never written read as zeros, and the file ends where the last
+// byte was written. Nothing is durable before Sync() returned OK. Close() must be called and does
+// not imply Sync(); the destructor releases resources and reports nothing.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
+
+  // All of `data`, or an error; after an error the range's contents are unspecified.
+  // Errors: ResourceExhausted when the disk is full, FailedPrecondition after Close().
   virtual absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) = 0;
-  // Makes contents and length durable.
+
+  // Makes contents and length durable, but not the name: see Storage::SyncDirectory(). Covers the
+  // writes that returned before the call. An error is final: the file must be written anew.
   virtual absl::Status Sync() = 0;
+
+  // No other call may be in progress, none may follow.
   virtual absl::Status Close() = 0;
 };
 
@@ -30,39 +45,73 @@ class WritableFile {
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
-  // Fills all of `out`, or fails: DataLoss when the file ends before, naming file, offset, expected and found.
+
+  // Fills all of `out`, or fails: DataLoss when the file ends before, naming file, offset, expected
+  // and found. Large reads go to the disk past any cache; the caller supplies the parallelism.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
+
+  // As of Open().
   virtual uint64_t size_bytes() const = 0;
 };
 
-// A file-system-like place to keep checkpoints. Paths are relative to the storage's root, use '/', and never
-// contain "..". Thread-safe. Errors: NotFound, AlreadyExists, PermissionDenied, ResourceExhausted (no
-// space), InvalidArgument (bad path), Unavailable for the rest; each names path and operation.
+// A file-system-like place to keep checkpoints.
+//
+// Paths are relative to the storage's root and use '/'. "" is the root itself, for the operations
+// on directories. InvalidArgument answers an absolute path, an empty, "." or ".." component, a
+// trailing '/' and a NUL.
+//
+// Errors: NotFound, AlreadyExists, PermissionDenied, ResourceExhausted (no space),
+// InvalidArgument (bad path, or a directory where a file is needed), Unavailable for the rest;
+// each names path and operation.
+//
+// Thread-safe. A storage must outlive its files. A file that is being read must not be written.
 class Storage {
  public:
   virtual ~Storage() = default;
 
-  // Creates or truncates. `size_hint_bytes` (0: unknown) lets the file system reserve room up front, so that a full disk is
-  // reported here and not halfway.
+  // Creates or truncates; the directory must be there. `size_hint_bytes` (0: unknown) lets the file
+  // system reserve room up front, so that a full disk is reported here and not halfway. It does not
+  // determine the length.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                                uint64_t size_hint_bytes) = 0;
+
   virtual absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) = 0;
-  // Atomically replaces `to` by `from`. A directory target must not exist.
+
+  // Atomically replaces the file `to` by `from`. `from` may be a directory, but a directory is
+  // never replaced: AlreadyExists.
   virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
-  // Creates the directory and its parents; OK if there.
+
+  // Creates the directory and its parents; OK if there. What it creates is durable on return.
   virtual absl::Status MakeDirectory(std::string_view path) = 0;
+
   // Makes creations, renames and deletions directly inside the directory durable.
   virtual absl::Status SyncDirectory(std::string_view path) = 0;
-  // Names (not paths) inside a directory, sorted; directories end in '/'. NotFound if there is none.
+
+  // Names (not paths) inside a directory, sorted; directories end in '/'. NotFound if there is
+  // none.
   virtual absl::StatusOr<std::vector<std::string>> List(std::string_view path) = 0;
+
+  // Deletes one file. A symbolic link is deleted itself.
   virtual absl::Status Delete(std::string_view path) = 0;
+
+  // Deletes a directory with all that is in it, or a file. Symbolic links are never followed.
+  // NotFound if there is nothing; InvalidArgument for the root.
   virtual absl::Status DeleteTree(std::string_view path) = 0;
-  // For messages: "/runs/a" or "memory:".
+
+  // Room left for data, for a check before a save; another process may take it meanwhile.
+  // Unimplemented where a storage has no such notion.
+  virtual absl::StatusOr<uint64_t> FreeBytes();
+
+  // For messages: "/runs/a" or "memory:a".
   virtual std::string Describe(std::string_view path) const = 0;
 };
 
-// Convenience over the interface, for small files such as a manifest. ReadAll refuses files above `max_bytes`.
+// Convenience over the interface, for small files such as a manifest.
+
+// ResourceExhausted for a file above `max_bytes`, before anything is allocated.
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes);
+
+// The contents are synced, the name is not; see Storage::SyncDirectory().
 absl::Status WriteAll(Storage& storage, std::string_view path, std::string_view contents);
 
 }  // namespace tessera::ckpt

@@ -1,0 +1,82 @@
+#include "checkpoint/storage/aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+size_t RoundUp(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+void* MapAnonymous(size_t size_bytes) {
+  return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
+// A huge page needs an address that is a multiple of its size: map one more and give the ends back.
+void* MapAtHugePage(size_t size_bytes) {
+  void* mapped = MapAnonymous(size_bytes + kHugePageBytes);
+  if (mapped == MAP_FAILED) return MAP_FAILED;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
+  const uintptr_t aligned = RoundUp(begin, kHugePageBytes);
+  if (aligned > begin) munmap(mapped, aligned - begin);
+  const size_t behind_bytes = begin + kHugePageBytes - aligned;
+  if (behind_bytes > 0) munmap(reinterpret_cast<void*>(aligned + size_bytes), behind_bytes);
+  madvise(reinterpret_cast<void*>(aligned), size_bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(aligned);
+}
+
+}  // namespace
+
+absl::StatusOr<AlignedBuffer> AlignedBuffer::Allocate(uint64_t size_bytes) {
+  if (size_bytes == 0) return AlignedBuffer();
+  if (size_bytes > SIZE_MAX / 2) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate an I/O buffer of ", size_bytes, " bytes"));
+  }
+  const size_t capacity_bytes = RoundUp(size_bytes, kIoAlignmentBytes);
+  void* mapped = capacity_bytes >= kHugePageBytes ? MapAtHugePage(capacity_bytes)
+                                                  : MapAnonymous(capacity_bytes);
+  if (mapped == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot allocate an I/O buffer of ",
+                                                     size_bytes, " bytes: ", std::strerror(errno)));
+  }
+  return AlignedBuffer(static_cast<std::byte*>(mapped), size_bytes, capacity_bytes);
+}
+
+AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept { *this = std::move(other); }
+
+AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  if (data_ != nullptr) munmap(data_, capacity_bytes_);
+  data_ = std::exchange(other.data_, nullptr);
+  size_bytes_ = std::exchange(other.size_bytes_, 0);
+  capacity_bytes_ = std::exchange(other.capacity_bytes_, 0);
+  return *this;
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (data_ != nullptr) munmap(data_, capacity_bytes_);
+}
+
+void AlignedBuffer::Prefault() {
+#ifdef MADV_POPULATE_WRITE
+  if (data_ == nullptr || madvise(data_, capacity_bytes_, MADV_POPULATE_WRITE) == 0) return;
+#endif
+  for (size_t at = 0; at < capacity_bytes_; at += kIoAlignmentBytes) {
+    volatile std::byte* page = data_ + at;
+    *page = *page;
+  }
+}
+
+}  // namespace tessera::ckpt
