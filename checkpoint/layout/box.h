@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::ckpt {
@@ -15,7 +16,7 @@ using Shape = std::vector<int64_t>;
 // CheckedElementCount in bounds.h for numbers that come from a file).
 int64_t ElementCount(const Shape& shape);
 
-// Row-major strides in elements.
+// Row-major strides in elements. Extents of 0 count as 1, so that no stride is 0.
 std::vector<int64_t> ContiguousStrides(const Shape& shape);
 
 // A half-open hyper-rectangle of a logical tensor: elements with
@@ -34,11 +35,18 @@ Box WholeBox(const Shape& global_shape);
 // The common part of two boxes of the same rank, nullopt when there is none (or it is empty).
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
-// True if every element of `inner` lies in `outer`.
+// True if every element of `inner` lies in `outer`. An empty box lies in every box of its rank.
 bool Contains(const Box& outer, const Box& inner);
 
-// "[0:4, 8:16]", for messages and for keys of data files.
+// "[0:4,8:16]", for messages and for keys of data files; "[]" for a scalar.
 std::string ToString(const Box& box);
+
+// "[4,8]"; "[]" for a scalar.
+std::string ShapeToString(const Shape& shape);
+
+// Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most kMaxRank dims. nullopt for
+// anything else.
+std::optional<Box> ParseBox(std::string_view text);
 
 }  // namespace tessera::ckpt
 

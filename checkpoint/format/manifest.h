@@ -1,0 +1,55 @@
+#ifndef TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
+#define TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
+
+// The manifest codec: Manifest message <-> bytes of manifest.pb, as FORMAT.md specifies them. Pure: no I/O.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt {
+
+inline constexpr uint32_t kFormatMajor = 1;
+inline constexpr uint32_t kFormatMinor = 0;
+inline constexpr std::string_view kManifestFileName = "manifest.pb";
+inline constexpr size_t kManifestHeaderBytes = 32;
+inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload
+
+// Bytes of manifest.pb. Stamps this version into the message; the same message gives the same bytes.
+// Errors: InvalidArgument where ValidateManifest finds something wrong or the result exceeds kMaxManifestBytes.
+absl::StatusOr<std::string> EncodeManifest(Manifest manifest);
+
+// Inverse of EncodeManifest. Any flipped byte and any truncation is noticed before the payload is parsed.
+// Errors: DataLoss with offset, expected and found, for bytes that nobody wrote like this; Unimplemented for a major version that
+// this program does not know. Cost: one million shards in well under a second.
+absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
+
+// What must hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases that point to tensors with shards, shard
+// columns of equal length, boxes inside their tensor, bytes inside their file and not shared by two shards, chunk counts
+// that follow from file sizes, optimizer entries that refer to what is there. InvalidArgument, naming the field.
+absl::Status ValidateManifest(const Manifest& manifest);
+
+// Proves that the shards of every tensor hold every element exactly once. InvalidArgument, naming tensor, element and shards.
+absl::Status ValidateCoverage(const Manifest& manifest);
+absl::Status ValidateCoverage(const LogicalTensor& tensor);
+
+// Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).
+Shape GlobalShape(const LogicalTensor& tensor);
+int64_t ShardCount(const LogicalTensor& tensor);
+Box ShardBox(const LogicalTensor& tensor, int64_t shard);
+uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard);
+
+// Appends one shard to a tensor's columns.
+void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, LogicalTensor& tensor);
+
+// "model-00003-of-00016.safetensors" for kind "model", index 2 of 16.
+std::string DataFileName(std::string_view kind, int64_t index, int64_t count);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
