@@ -26,8 +26,8 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// A strided window on memory that somebody else owns. Cheap to copy; const-ness is the callee's promise: every
-// operation documents which operands it writes.
+// A strided window on memory that somebody else owns. Cheap to copy; const-ness is the callee's
+// promise: every operation documents which operands it writes.
 class TensorView {
  public:
   TensorView() = default;
@@ -37,7 +37,9 @@ class TensorView {
 
   void* data() const { return data_; }
   template <typename T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
   const std::vector<int64_t>& strides() const { return strides_; }  // in elements
@@ -47,7 +49,9 @@ class TensorView {
   int64_t elements() const;
   int64_t bytes() const;  // elements * element size, whatever the strides
   bool contiguous() const;
-  bool empty() const { return data_ == nullptr; }  // no tensor at all (an optional operand left out)
+  bool empty() const {
+    return data_ == nullptr;
+  }  // no tensor at all (an optional operand left out)
 
   // Elements [begin, end) of one dim.
   TensorView Slice(int dim, int64_t begin, int64_t end) const;
@@ -63,7 +67,8 @@ class TensorView {
   std::vector<int64_t> strides_;
 };
 
-// Owning, contiguous, 4096-byte aligned, zero-initialised. Move-only. Memory is counted: see memory.h.
+// Owning, contiguous, 4096-byte aligned, zero-initialised. Move-only. Memory is counted: see
+// memory.h.
 class Tensor {
  public:
   Tensor() = default;

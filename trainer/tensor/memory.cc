@@ -1,0 +1,141 @@
+#include "trainer/tensor/memory.h"
+
+#include <glog/logging.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string_view>
+
+namespace tessera {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+thread_local MemoryCategory current_category = MemoryCategory::kOther;
+
+class Counter {
+ public:
+  void Add(int64_t bytes) {
+    const int64_t live = live_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    int64_t peak = peak_.load(std::memory_order_relaxed);
+    while (live > peak && !peak_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+    }
+  }
+  void ResetPeak() {
+    peak_.store(live_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+  MemoryUse Use() const {
+    return {live_.load(std::memory_order_relaxed), peak_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  std::atomic<int64_t> live_{0};
+  std::atomic<int64_t> peak_{0};
+};
+
+struct Counters {
+  Counter total;
+  std::array<Counter, kMemoryCategoryCount> by_category;
+
+  void Add(MemoryCategory category, int64_t bytes) {
+    total.Add(bytes);
+    by_category[static_cast<size_t>(category)].Add(bytes);
+  }
+};
+
+// Lives as long as the process: a static Tensor may be freed after every other static.
+Counters& GlobalCounters() {
+  static Counters* const counters = new Counters;
+  return *counters;
+}
+
+size_t RoundUp(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+void* MapZeroed(size_t size_bytes) {
+  void* mapped =
+      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
+
+// A huge page needs an address that is a multiple of its size: map one more and give the ends back.
+void* MapOnHugePages(size_t size_bytes) {
+  void* mapped = MapZeroed(size_bytes + kHugePageBytes);
+  if (mapped == nullptr) return nullptr;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
+  const uintptr_t aligned = RoundUp(begin, kHugePageBytes);
+  if (aligned > begin) munmap(mapped, aligned - begin);
+  const size_t behind_bytes = begin + kHugePageBytes - aligned;
+  if (behind_bytes > 0) munmap(reinterpret_cast<void*>(aligned + size_bytes), behind_bytes);
+  madvise(reinterpret_cast<void*>(aligned), size_bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(aligned);
+}
+
+}  // namespace
+
+std::string_view MemoryCategoryName(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::kOther:
+      return "other";
+    case MemoryCategory::kWeights:
+      return "weights";
+    case MemoryCategory::kGradients:
+      return "gradients";
+    case MemoryCategory::kOptimizer:
+      return "optimizer";
+    case MemoryCategory::kActivations:
+      return "activations";
+    case MemoryCategory::kWorkspace:
+      return "workspace";
+  }
+  return "unknown";
+}
+
+MemoryScope::MemoryScope(MemoryCategory category) : previous_(current_category) {
+  current_category = category;
+}
+
+MemoryScope::~MemoryScope() { current_category = previous_; }
+
+MemoryUse TensorMemory() { return GlobalCounters().total.Use(); }
+
+MemoryUse TensorMemory(MemoryCategory category) {
+  return GlobalCounters().by_category[static_cast<size_t>(category)].Use();
+}
+
+void ResetPeakMemory() {
+  GlobalCounters().total.ResetPeak();
+  for (Counter& counter : GlobalCounters().by_category) counter.ResetPeak();
+}
+
+std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {
+  CHECK_GE(size_bytes, 0);
+  const size_t rounded = RoundUp(size_bytes == 0 ? 1 : static_cast<size_t>(size_bytes), kPageBytes);
+  const bool mapped = rounded >= kHugePageBytes;
+  void* data = mapped ? MapOnHugePages(rounded) : std::aligned_alloc(kPageBytes, rounded);
+  if (data == nullptr) {
+    LOG(FATAL) << "out of memory: cannot allocate " << size_bytes << " bytes for a tensor while "
+               << TensorMemory().live_bytes << " bytes of tensors are live";
+  }
+  if (!mapped) std::memset(data, 0, rounded);
+  const MemoryCategory category = current_category;
+  GlobalCounters().Add(category, size_bytes);
+  return std::shared_ptr<void>(data, [=](void* pointer) {
+    if (mapped) {
+      munmap(pointer, rounded);
+    } else {
+      std::free(pointer);
+    }
+    GlobalCounters().Add(category, -size_bytes);
+  });
+}
+
+}  // namespace tessera
