@@ -1,0 +1,56 @@
+#ifndef TESSERA_MODELS_LLMC_H_
+#define TESSERA_MODELS_LLMC_H_
+
+// Model files of llm.c (https://github.com/karpathy/llm.c), and of InfiniTrain, which writes the same: GPT-2 (versions 3 and 5) and
+// Llama-3. Little-endian, 1024 bytes of header, then every tensor over all layers at once.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "models/config.pb.h"
+#include "models/layers/parameter.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// Llama-3's header has three real numbers in int32 fields.
+enum class LlmcRealEncoding {
+  kTruncated,  // llm.c: cut to an integer
+  kFloatBits,  // InfiniTrain: the bits of the fp32
+};
+
+struct LlmcFileOptions {
+  DType dtype = DType::kF32;  // of the stored weights: kF32 (version 3) or kBF16 (version 5)
+  // Llama-3 only; carried so that import and export give back the same file.
+  LlmcRealEncoding real_encoding = LlmcRealEncoding::kFloatBits;
+  int32_t max_batch = 4;
+  int32_t version_major = 3;
+  int32_t version_minor = 1;
+};
+
+struct LlmcFileInfo {
+  ModelConfig config;  // resolved
+  LlmcFileOptions options;
+};
+
+// Reads the header and checks it against the file's length. DataLoss for bytes that cannot be such a file (with what was expected and
+// found), NotFound for no file. Allocates nothing in proportion to what the header says.
+absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const std::string& path);
+
+// Fills the pieces of `parameters` (the whole model, or the shards of a rank or stage) from the file. `flat` is parameters.values(), or
+// another floating buffer laid out in the same way, such as fp32 master weights. Padding is left as it is.
+// FailedPrecondition when the file is of another model than `config` (resolved): every field that differs, with both values; nothing
+// has been written then. DataLoss as above. Memory: a few MiB.
+absl::Status ImportLlmc(const std::string& path, const ModelConfig& config,
+                        const ParameterSet& parameters, const TensorView& flat);
+
+// Writes the whole model (unsharded parameters) through a temporary name. Values are rounded to options.dtype.
+absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
+                        const LlmcFileOptions& options, const ParameterSet& parameters,
+                        const TensorView& flat);
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LLMC_H_

@@ -1,0 +1,29 @@
+#ifndef TESSERA_MODELS_MODEL_CONFIG_H_
+#define TESSERA_MODELS_MODEL_CONFIG_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/config.pb.h"
+
+namespace tessera {
+
+// Every named size, GPT-2 first, in rising order.
+std::vector<std::string_view> ModelSizeNames();
+
+// Fills in what `config` leaves out, from its named size, then from the architecture's defaults, and validates the result: a
+// resolved config has every field that its architecture uses, and only those. Resolving twice changes nothing.
+// InvalidArgument: one sentence that names the field and its value.
+absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
+
+// Rows of the token embedding in memory. Precondition (here and below): resolved.
+int64_t PaddedVocabSize(const ModelConfig& config);
+
+// Weights of the unsharded model, padding excluded, tied parameters once.
+int64_t ParameterCount(const ModelConfig& config);
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_MODEL_CONFIG_H_
