@@ -1,0 +1,50 @@
+#ifndef TESSERA_TRAINER_CONFIG_CONFIG_H_
+#define TESSERA_TRAINER_CONFIG_CONFIG_H_
+
+// From a command line to a complete, checked TrainConfig, and from there to text and back.
+//
+//   absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);   // --config FILE, then flags
+//   on top, in any order if (!line->help.empty()) { print it; return 0; }
+//   absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);  // every default written
+//   out, every contradiction refused
+//
+// Every error is InvalidArgument (NotFound for a missing file) with a message of one line that
+// names field and value.
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+struct CommandLine {
+  TrainConfig config;  // what the file and the flags say, nothing filled in
+  std::string help;    // not empty: the user asked for it; print it and end
+};
+
+// argv[0] is the program. `--config FILE` reads protobuf text format; flags override it wherever
+// they stand. Flags are those of flags.h over TrainConfig, and `--help`, `--help=GROUP`.
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
+
+// `source` is the file name that errors mention: "source:line:column: message".
+absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source);
+absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
+
+// Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
+// result changes nothing.
+absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config);
+
+// Complete text, one field a line; ParseConfig reads it back to the same config.
+std::string ConfigText(const TrainConfig& config);
+// "name=value" of the fields that differ from their defaults, grouped by message, one line a group:
+// for the terminal.
+std::string ConfigDifferences(const TrainConfig& config);
+// Writes ConfigText to PATH/config.textproto (temporary name, synced, renamed). Creates the folder.
+absl::Status WriteConfig(const TrainConfig& config, const std::string& run_dir);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_CONFIG_CONFIG_H_

@@ -1,0 +1,41 @@
+#ifndef TESSERA_TRAINER_CONFIG_FLAGS_H_
+#define TESSERA_TRAINER_CONFIG_FLAGS_H_
+
+// A command line for any protobuf message of groups: message -> one sub-message a group -> scalar
+// and enum fields, whose names are unique over all groups. A field `num_layers` is the flag
+// --num-layers or --num_layers, as `--num-layers 12` or
+// `--num-layers=12`; a boolean is set by its bare name, too. Enum values are accepted in any case.
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "google/protobuf/message.h"
+
+namespace tessera {
+
+// Applies the flags to `message`, the last one winning. Unknown flag: InvalidArgument with the
+// nearest name; a value that does not parse: InvalidArgument naming flag, value and what is
+// expected.
+absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message);
+
+// One line a flag: name, kind of value, default, help, aligned and grouped. `group` empty: all of
+// them. InvalidArgument where there is no such group.
+absl::Status FlagHelp(const google::protobuf::Message& message, std::string_view group,
+                      std::string* help);
+
+// One line "group.field type default" a flag, for a test that freezes the command line.
+std::vector<std::string> FlagInventory(const google::protobuf::Message& message);
+
+// `value` as ApplyFlags would read it for a field of a group, shortest form that reads back to the
+// same bits.
+std::string FieldText(const google::protobuf::Message& group,
+                      const google::protobuf::FieldDescriptor& field);
+// The default that `(default_text)` or `[default = ]` states.
+std::string DefaultText(const google::protobuf::FieldDescriptor& field);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_CONFIG_FLAGS_H_

@@ -1,0 +1,91 @@
+#ifndef TESSERA_TRAINER_METRICS_METRICS_H_
+#define TESSERA_TRAINER_METRICS_METRICS_H_
+
+// What a run reports about each step, and its file of record.
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+struct StepMetrics {
+  int64_t step = 0;  // completed, this one included: the first is 1
+  double loss = 0;   // mean per token of the global batch
+  double lr = 0;
+  double grad_norm = 0;
+  bool skipped = false;  // the update was left out: the gradients were not finite
+  int64_t consumed_samples = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+  double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate; 0: unknown
+  double eta_seconds = 0;  // until the last step
+};
+
+struct EvalMetrics {
+  int64_t step = 0;  // completed steps
+  double loss = 0;   // mean per token
+  int64_t tokens = 0;
+  double seconds = 0;
+  bool best = false;
+};
+
+// Turns the duration of each step into rates. ETA uses an exponential mean (the weight of a new
+// step is 0.1).
+class RateMeter {
+ public:
+  struct Options {
+    int64_t total_steps = 0;
+    int64_t tokens_per_step = 0;
+    double flops_per_token = 0;
+    double peak_flops = 0;  // FLOP/s; 0: unknown
+  };
+  explicit RateMeter(const Options& options) : options_(options) {}
+  // Fills step_seconds and the fields after it. metrics->step is set already.
+  void Measure(double step_seconds, StepMetrics* metrics);
+
+ private:
+  const Options options_;
+  double mean_seconds_ = 0;
+};
+
+// metrics.jsonl: one JSON object a line, {"kind":"step",...} or {"kind":"eval",...}. Numbers have
+// 17 significant digits; "loss_bits" holds the fp64 loss as 16 hexadecimal digits, so that two runs
+// are compared bit for bit with a text tool. A number that JSON cannot express (NaN, infinity) is
+// null. Every line is handed to the operating system before the call returns: a killed process
+// loses none.
+class MetricsWriter {
+ public:
+  // `resumed_step` absent: a new run, an existing file is emptied. Present: records of later steps
+  // are removed first, as is an incomplete last line, so that no step appears twice; the new
+  // contents replace the old by rename. DataLoss, naming the line, where an earlier line is no
+  // record.
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
+                                                             std::optional<int64_t> resumed_step);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
+
+  absl::Status Write(const StepMetrics& metrics);
+  absl::Status Write(const EvalMetrics& metrics);
+  absl::Status Close();
+
+ private:
+  MetricsWriter(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
+  absl::Status WriteLine(const std::string& line);
+
+  const std::string path_;
+  std::FILE* file_;
+};
+
+// The 64 bits of a double as 16 hexadecimal digits.
+std::string LossBits(double loss);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_METRICS_METRICS_H_

@@ -1,0 +1,56 @@
+#ifndef TESSERA_TRAINER_METRICS_PROGRESS_H_
+#define TESSERA_TRAINER_METRICS_PROGRESS_H_
+
+// What a person sees while a run trains.
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "trainer/metrics/metrics.h"
+
+namespace tessera {
+
+// On a terminal: one live line, redrawn in place, cut to the terminal's width. Elsewhere: plain
+// lines.
+class ProgressLine {
+ public:
+  struct Options {
+    int64_t total_steps = 0;
+    int64_t log_interval = 1;  // steps between plain lines; the first and the last are always
+                               // printed. A live line shows every step
+    std::FILE* out = stdout;
+    // Left out: asked of `out`.
+    bool detect_terminal = true;
+    bool terminal = false;
+    int width = 80;
+  };
+  explicit ProgressLine(const Options& options);
+  ~ProgressLine();  // ends a live line
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void Step(const StepMetrics& metrics);
+  void Eval(const EvalMetrics& metrics);  // a line that stays
+  void Message(std::string_view text);    // a line that stays, above the live one
+  void Finish();                          // leaves the live line as it is and goes to the next
+
+ private:
+  int Width() const;
+  void ClearLive();
+
+  Options options_;
+  std::string live_;
+  bool printed_any_ = false;
+};
+
+// "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta 1m05s"
+std::string FormatStep(const StepMetrics& metrics, int64_t total_steps);
+std::string FormatEval(const EvalMetrics& metrics);
+// "42s", "3m05s", "2h07m", "3d04h"; "?" where unknown (negative or not finite).
+std::string FormatDuration(double seconds);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_METRICS_PROGRESS_H_

@@ -1,0 +1,110 @@
+#ifndef TESSERA_TRAINER_OPTIM_ADAMW_H_
+#define TESSERA_TRAINER_OPTIM_ADAMW_H_
+
+// AdamW over a flat range of the parameters. Loshchilov and Hutter, "Decoupled weight decay
+// regularization" (ICLR 2019).
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "trainer/config/config.pb.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// One parameter in flat coordinates (models/layers/parameter.h: flat_offset, element count,
+// weight_decay).
+struct FlatParameter {
+  int64_t flat_offset = 0;
+  int64_t elements = 0;
+  bool weight_decay = true;
+};
+
+// The gradients' global norm: sums of squares of the logical tensors (contiguous views), added in
+// the given order in fp64.
+double GradNorm(Backend& backend, std::span<const TensorView> grads);
+
+// What gradients are multiplied by so that their norm stays within clip_grad: min(1, clip_grad /
+// (norm + 1e-6)), Megatron-LM's formula; 1 where clip_grad is 0. Handed to the update as
+// grad_scale, it costs no pass of its own.
+double ClipCoefficient(double grad_norm, double clip_grad);
+
+// The optimizer state of the parts of the parameters that lie in the flat range [begin, end): all
+// of them, or what one ZeRO rank owns. State is fp32: exp_avg, exp_avg_sq, and master weights where
+// the parameters are not fp32 themselves.
+//
+// Lifetimes: the views must outlive the optimizer. Not thread-safe.
+class AdamW {
+ public:
+  // Views of the owned parts of one parameter. Empty views where the range holds nothing of it.
+  struct ParameterState {
+    int64_t begin = 0;      // first owned element, counted within the parameter
+    TensorView value;       // [n]
+    TensorView master;      // [n]; empty where the parameters are fp32
+    TensorView exp_avg;     // [n]
+    TensorView exp_avg_sq;  // [n]
+  };
+
+  // `values` and `grads`: [end - begin], the range's part of the flat buffers. Parameters in flat
+  // order, disjoint. Elements of no parameter (alignment gaps) are never touched. Master weights
+  // start as copies of the values.
+  AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatParameter> parameters,
+        int64_t begin, int64_t end, TensorView values, TensorView grads);
+
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
+
+  // One update with `learning_rate` of LearningRate(), gradients times grad_scale. A grad_norm that
+  // is not finite leaves everything as it was, counts a skipped step and returns false: one broken
+  // batch must not destroy the weights. The caller's step and learning rate go on; the bias
+  // correction counts updates alone.
+  bool Step(double learning_rate, double grad_norm, double grad_scale);
+
+  // Takes the values as the new master weights: after weights were loaded without their masters.
+  void ResetMaster();
+  // Zero moments and counters, master weights from the values: a fresh state.
+  void Reset();
+
+  int64_t updates() const { return updates_; }  // checkpointed: the bias correction depends on it
+  void set_updates(int64_t updates) { updates_ = updates; }
+  int64_t skipped_steps() const { return skipped_steps_; }  // since construction
+  int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
+
+  bool has_master() const { return has_master_; }
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return end_; }
+  int64_t state_bytes() const;
+  const std::vector<FlatParameter>& parameters() const { return parameters_; }
+  ParameterState State(int parameter) const;
+
+ private:
+  // A run of neighbouring elements with one weight decay; gaps end a run.
+  struct Run {
+    int64_t begin;  // in the owned range
+    int64_t end;
+    bool weight_decay;
+  };
+  std::vector<Run> OwnedRuns() const;
+
+  Backend& backend_;
+  const OptimizerConfig config_;
+  const std::vector<FlatParameter> parameters_;
+  const int64_t begin_;
+  const int64_t end_;
+  const TensorView values_;
+  const TensorView grads_;
+  const bool has_master_;
+  const std::vector<Run> runs_;
+  Tensor master_;
+  Tensor exp_avg_;
+  Tensor exp_avg_sq_;
+  int64_t updates_ = 0;
+  int64_t skipped_steps_ = 0;
+  int64_t skipped_in_a_row_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_OPTIM_ADAMW_H_
