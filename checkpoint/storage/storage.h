@@ -69,9 +69,10 @@ class Storage {
  public:
   virtual ~Storage() = default;
 
-  // Creates or truncates; the directory must be there. `size_hint_bytes` (0: unknown) lets the file
-  // system reserve room up front, so that a full disk is reported here and not halfway. It does not
-  // determine the length.
+  // Creates an empty file, in place of the one that may be there (whoever has that one open, or
+  // another hard link to it, keeps the old contents). The directory must exist. `size_hint_bytes`
+  // (0: unknown) lets the file system reserve room up front, so that a full disk is reported here
+  // and not halfway. It does not determine the length, but the exact one is the fastest.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                                uint64_t size_hint_bytes) = 0;
 

@@ -1,0 +1,28 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_COMMON_H_
+#define TESSERA_CHECKPOINT_STORAGE_COMMON_H_
+
+// What every Storage checks and says alike.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace tessera::ckpt {
+
+// InvalidArgument unless `path` is relative, without empty, "." or ".." components, without NUL and
+// no longer than 4095 bytes, 255 a component. "" passes where `root_allowed`.
+absl::Status CheckPath(std::string_view operation, std::string_view path, bool root_allowed);
+
+// {"a/b", "c"} of "a/b/c"; {"", "a"} of "a". Precondition: a path that passed CheckPath, not "".
+std::pair<std::string_view, std::string_view> SplitPath(std::string_view path);
+
+// DataLoss: `offset_bytes + expected_bytes` lies beyond the end of the file.
+absl::Status ShortReadStatus(const std::string& name, uint64_t offset_bytes,
+                             uint64_t expected_bytes, uint64_t file_bytes);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_COMMON_H_

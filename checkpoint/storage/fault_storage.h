@@ -1,0 +1,144 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
+#define TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+enum class OperationKind {
+  kCreate,
+  kWriteAt,
+  kSync,
+  kClose,
+  kOpen,
+  kReadAt,
+  kRename,
+  kMakeDirectory,
+  kSyncDirectory,
+  kList,
+  kDelete,
+  kDeleteTree,
+  kFreeBytes,
+};
+
+// One call, as FaultInjectingStorage has seen it.
+struct Operation {
+  OperationKind kind;
+  std::string path;
+  std::string to_path = "";   // kRename
+  uint64_t offset_bytes = 0;  // kWriteAt, kReadAt
+  uint64_t size_bytes = 0;    // kWriteAt, kReadAt; kCreate: the hint
+};
+
+// "WriteAt a/model.safetensors [4096, 8192)".
+std::string ToString(const Operation& operation);
+std::ostream& operator<<(std::ostream& stream, const Operation& operation);
+
+// Passes everything on to another storage, and counts, records and breaks it: for tests that fail,
+// or die, at each I/O operation in turn. Operations are numbered from 0 in the order in which they
+// arrive; calls that fail are counted too, bad paths included.
+//
+// Thread-safe. `base` must outlive it. What was there before is not known to SetDiskBytes().
+class FaultInjectingStorage final : public Storage {
+ public:
+  explicit FaultInjectingStorage(Storage& base);
+
+  // Operation `number` fails with `status` and does nothing. A failing write may first pass on
+  // `torn_bytes` of its data.
+  void FailAt(int64_t number, absl::Status status, uint64_t torn_bytes = 0);
+
+  // The process dies: operation `number` (torn as above) and all after it fail with Unavailable and
+  // do nothing. Combined with MemoryStorage::SimulatePowerLoss(), the machine does.
+  void DieAt(int64_t number, uint64_t torn_bytes = 0);
+
+  // Operations that `matches` accepts, each time, until ClearFaults(). Called under a lock.
+  void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
+
+  // A disk with room for so many more bytes. What does not fit fails with ResourceExhausted: a
+  // Create() by its hint, a write after the part that fits. Deleting gives room back.
+  void SetDiskBytes(uint64_t free_bytes);
+
+  // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
+  void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
+
+  // Readers find the file no longer than this.
+  void TruncateReads(const std::string& path, uint64_t size_bytes);
+
+  // All of the above; the count and the record go on.
+  void ClearFaults();
+
+  int64_t operation_count() const;
+  std::vector<Operation> operations() const;
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteTree(std::string_view path) override;
+  absl::StatusOr<uint64_t> FreeBytes() override;
+  std::string Describe(std::string_view path) const override;
+
+ private:
+  class Writer;
+  class Reader;
+
+  struct Verdict {
+    absl::Status status;
+    uint64_t torn_bytes = 0;  // of a failing write
+  };
+  // Counts, records, and says what happens to the operation.
+  Verdict Arrive(Operation operation);
+  // How many bytes of [begin, end) the disk has room for; takes that room.
+  uint64_t TakeRoom(const std::string& path, uint64_t begin_bytes, uint64_t end_bytes);
+  void GiveRoomBack(const std::string& path, bool tree);
+  void CorruptRead(const std::string& path, uint64_t offset_bytes, std::span<std::byte> out) const;
+  uint64_t TruncatedSize(const std::string& path, uint64_t size_bytes) const;
+
+  struct Fault {
+    int64_t number;
+    Verdict verdict;
+  };
+  struct Corruption {
+    std::string path;
+    uint64_t offset_bytes;
+    std::byte mask;
+  };
+
+  Storage& base_;
+  mutable absl::Mutex mutex_;
+  std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> conditions_
+      ABSL_GUARDED_BY(mutex_);
+  std::optional<uint64_t> free_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, uint64_t> taken_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Corruption> corruptions_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, uint64_t> truncations_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_

@@ -1,0 +1,66 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_MEMORY_STORAGE_H_
+#define TESSERA_CHECKPOINT_STORAGE_MEMORY_STORAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+// A storage for tests that knows what is durable and what is not, and can lose power.
+//
+// The promises of Storage are kept and nothing more: a file's contents are durable as of its last
+// Sync(); a creation, a deletion or a rename is once each directory that it touches was synced.
+// The contents of one file, and the entries of one directory, are independent of all others.
+//
+// Thread-safe; every call holds one lock. Files may outlive the storage.
+class MemoryStorage final : public Storage {
+ public:
+  MemoryStorage();
+  ~MemoryStorage() override;
+
+  // Drops everything that was not made durable. Files that are open fail with Unavailable from now
+  // on; the storage itself goes on, as after a restart.
+  void SimulatePowerLoss();
+
+  // The same, except that the disk had got round to a part of what was not durable: of each file
+  // any of the unsynced sectors, of the directories any of the unsynced changes, chosen by `seed`.
+  // A rename stays atomic.
+  void SimulatePowerLoss(uint64_t seed);
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteTree(std::string_view path) override;
+  std::string Describe(std::string_view path) const override;
+
+ private:
+  struct Shared;
+  struct Node;
+  class OpenFile;
+  class Writer;
+  class Reader;
+  using NodePtr = std::shared_ptr<Node>;
+
+  // Kept alive by open files too.
+  const std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_MEMORY_STORAGE_H_

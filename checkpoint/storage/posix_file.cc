@@ -1,0 +1,111 @@
+#include "checkpoint/storage/posix_file.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/storage/common.h"
+
+namespace tessera::ckpt::internal {
+namespace {
+
+absl::Status ClosedStatus(std::string_view operation, const std::string& name) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(std::string(operation), " ", name, ": the file is closed"));
+}
+
+}  // namespace
+
+PosixWritableFile::PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct,
+                                     size_t direct_min_bytes, BouncePool* bounce,
+                                     uint64_t reserved_bytes)
+    : name_(std::move(name)),
+      file_(std::move(buffered), std::move(direct), direct_min_bytes, bounce),
+      reserved_bytes_(reserved_bytes) {}
+
+absl::Status PosixWritableFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+  absl::ReaderMutexLock lock(&mutex_);
+  if (closed_) return ClosedStatus("WriteAt", name_);
+  if (data.empty()) return absl::OkStatus();
+  if (const int error = file_.WriteAt(offset_bytes, data); error != 0) {
+    const absl::Status status = ErrnoStatus(error, "WriteAt", name_);
+    return absl::Status(status.code(), absl::StrCat(status.message(), " (", data.size(),
+                                                    " bytes at offset ", offset_bytes, ")"));
+  }
+  const uint64_t end_bytes = offset_bytes + data.size();
+  uint64_t length_bytes = length_bytes_.load(std::memory_order_relaxed);
+  while (length_bytes < end_bytes &&
+         !length_bytes_.compare_exchange_weak(length_bytes, end_bytes, std::memory_order_relaxed)) {
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PosixWritableFile::CutReservation() {
+  const uint64_t length_bytes = length_bytes_.load(std::memory_order_relaxed);
+  if (reserved_bytes_ <= length_bytes) return absl::OkStatus();
+  while (ftruncate(file_.fd(), length_bytes) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "Truncate", name_);
+  }
+  reserved_bytes_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status PosixWritableFile::Sync() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return ClosedStatus("Sync", name_);
+    if (!sync_status_.ok()) return sync_status_;
+    if (absl::Status status = CutReservation(); !status.ok()) return status;
+  }
+  // fdatasync covers the length, since the data could not be read back without it. Unlocked, so
+  // that writes may go on meanwhile.
+  int error = 0;
+  while (fdatasync(file_.fd()) != 0) {
+    if (errno != EINTR) {
+      error = errno;
+      break;
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  if (error != 0) sync_status_ = ErrnoStatus(error, "Sync", name_);
+  return sync_status_;
+}
+
+absl::Status PosixWritableFile::Close() {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return ClosedStatus("Close", name_);
+  closed_ = true;
+  const absl::Status status = CutReservation();
+  const int error = file_.Close();
+  if (!status.ok()) return status;
+  if (error != 0) return ErrnoStatus(error, "Close", name_);
+  return absl::OkStatus();
+}
+
+PosixReadableFile::PosixReadableFile(std::string name, ScopedFd buffered, ScopedFd direct,
+                                     size_t direct_min_bytes, BouncePool* bounce,
+                                     uint64_t size_bytes)
+    : name_(std::move(name)),
+      file_(std::move(buffered), std::move(direct), direct_min_bytes, bounce),
+      size_bytes_(size_bytes) {}
+
+absl::Status PosixReadableFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const {
+  if (out.empty() && offset_bytes <= size_bytes_) return absl::OkStatus();
+  if (offset_bytes > size_bytes_ || out.size() > size_bytes_ - offset_bytes) {
+    return ShortReadStatus(name_, offset_bytes, out.size(), size_bytes_);
+  }
+  size_t read_bytes = 0;
+  if (const int error = file_.ReadAt(offset_bytes, out, &read_bytes); error != 0) {
+    const absl::Status status = ErrnoStatus(error, "ReadAt", name_);
+    return absl::Status(status.code(), absl::StrCat(status.message(), " (", out.size(),
+                                                    " bytes at offset ", offset_bytes, ")"));
+  }
+  if (read_bytes < out.size()) {
+    return ShortReadStatus(name_, offset_bytes, out.size(), offset_bytes + read_bytes);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::ckpt::internal

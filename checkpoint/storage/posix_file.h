@@ -1,0 +1,61 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_POSIX_FILE_H_
+#define TESSERA_CHECKPOINT_STORAGE_POSIX_FILE_H_
+
+// The files of a PosixStorage.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "checkpoint/storage/posix_io.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::internal {
+
+class PosixWritableFile final : public WritableFile {
+ public:
+  // `name` is for messages; the descriptors are DualFile's. `reserved_bytes`: the length that the
+  // file was given ahead of its contents; what the writes leave of it is cut off again.
+  PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes,
+                    BouncePool* bounce, uint64_t reserved_bytes);
+
+  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override;
+  absl::Status Sync() override;
+  absl::Status Close() override;
+
+ private:
+  absl::Status CutReservation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::string name_;
+  // Shared by writes, exclusive for what changes the length behind their back.
+  absl::Mutex mutex_;
+  DualFile file_;
+  uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  // The kernel reports a failed write-back once; a second fsync() would claim success.
+  absl::Status sync_status_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> length_bytes_ = 0;
+};
+
+class PosixReadableFile final : public ReadableFile {
+ public:
+  PosixReadableFile(std::string name, ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes,
+                    BouncePool* bounce, uint64_t size_bytes);
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override;
+  uint64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  const std::string name_;
+  DualFile file_;
+  const uint64_t size_bytes_;
+};
+
+}  // namespace tessera::ckpt::internal
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_POSIX_FILE_H_

@@ -1,0 +1,255 @@
+#include "checkpoint/storage/posix_io.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::internal {
+namespace {
+
+absl::StatusCode CodeOf(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::StatusCode::kNotFound;
+    case EEXIST:
+    case ENOTEMPTY:
+      return absl::StatusCode::kAlreadyExists;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::StatusCode::kPermissionDenied;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+    case ENOMEM:
+      return absl::StatusCode::kResourceExhausted;
+    case EINVAL:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+      return absl::StatusCode::kInvalidArgument;
+    default:
+      return absl::StatusCode::kUnavailable;
+  }
+}
+
+constexpr uint64_t kMask = kIoAlignmentBytes - 1;
+
+uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
+uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
+bool IsAligned(const void* p) { return (reinterpret_cast<uintptr_t>(p) & kMask) == 0; }
+
+// Block arithmetic on the range must not overflow off_t either.
+bool FitsOffset(uint64_t offset_bytes, uint64_t size_bytes) {
+  constexpr uint64_t kMax = std::numeric_limits<off_t>::max() - kMask;
+  return offset_bytes <= kMax && size_bytes <= kMax - offset_bytes;
+}
+
+}  // namespace
+
+absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where) {
+  // Not strerror(): it is not thread-safe.
+  return absl::Status(CodeOf(error), absl::StrCat(std::string(operation), " ", std::string(where),
+                                                  ": ", std::generic_category().message(error)));
+}
+
+int ScopedFd::Close() {
+  if (fd_ < 0) return 0;
+  // Linux has released the descriptor even when close() fails, EINTR included: never retry.
+  const int result = ::close(std::exchange(fd_, -1));
+  return result == 0 || errno == EINTR ? 0 : errno;
+}
+
+BouncePool::Lease::~Lease() {
+  if (pool_ == nullptr) return;
+  absl::MutexLock lock(&pool_->mutex_);
+  pool_->idle_.push_back(std::move(buffer_));
+}
+
+absl::StatusOr<BouncePool::Lease> BouncePool::Acquire() {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto available = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return !idle_.empty() || unallocated_ > 0;
+    };
+    mutex_.Await(absl::Condition(&available));
+    if (!idle_.empty()) {
+      Lease lease(this, std::move(idle_.back()));
+      idle_.pop_back();
+      return lease;
+    }
+    --unallocated_;
+  }
+  absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(buffer_bytes_);
+  if (!buffer.ok()) {
+    absl::MutexLock lock(&mutex_);
+    ++unallocated_;
+    return buffer.status();
+  }
+  return Lease(this, *std::move(buffer));
+}
+
+DualFile::DualFile(ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes, BouncePool* bounce,
+                   IoCalls calls)
+    : buffered_(std::move(buffered)),
+      direct_(std::move(direct)),
+      direct_min_bytes_(std::max(direct_min_bytes, kIoAlignmentBytes)),
+      bounce_(bounce),
+      calls_(calls),
+      direct_usable_(direct_.valid()) {}
+
+int DualFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
+  if (!FitsOffset(offset_bytes, data.size())) return EFBIG;
+  const uint64_t end_bytes = offset_bytes + data.size();
+  const uint64_t blocks_begin = RoundUp(offset_bytes);
+  const uint64_t blocks_end = RoundDown(end_bytes);
+  if (!direct() || data.size() < direct_min_bytes_ || blocks_begin >= blocks_end) {
+    return WriteBuffered(offset_bytes, data);
+  }
+  const size_t head_bytes = blocks_begin - offset_bytes;
+  const std::span<const std::byte> blocks = data.subspan(head_bytes, blocks_end - blocks_begin);
+  int error = WriteBuffered(offset_bytes, data.first(head_bytes));
+  if (error == 0) {
+    error = IsAligned(blocks.data()) ? WriteDirect(blocks_begin, blocks)
+                                     : WriteBounced(blocks_begin, blocks);
+  }
+  if (error == 0) error = WriteBuffered(blocks_end, data.subspan(head_bytes + blocks.size()));
+  return error;
+}
+
+int DualFile::WriteBuffered(uint64_t offset_bytes, std::span<const std::byte> data) {
+  while (!data.empty()) {
+    const ssize_t n = calls_.pwrite(fd(), data.data(), data.size(), offset_bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return EIO;
+    offset_bytes += n;
+    data = data.subspan(n);
+  }
+  return 0;
+}
+
+int DualFile::WriteDirect(uint64_t offset_bytes, std::span<const std::byte> data) {
+  while (!data.empty() && direct()) {
+    const ssize_t n = calls_.pwrite(direct_.get(), data.data(), data.size(), offset_bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINVAL) {
+      direct_usable_.store(false, std::memory_order_relaxed);
+      break;
+    }
+    if (n < 0) return errno;
+    if (n == 0) return EIO;
+    offset_bytes += n;
+    data = data.subspan(n);
+    // A short transfer may end inside a block (a nearly full disk): no longer one for this way.
+    if ((n & kMask) != 0) break;
+  }
+  return WriteBuffered(offset_bytes, data);
+}
+
+int DualFile::WriteBounced(uint64_t offset_bytes, std::span<const std::byte> data) {
+  absl::StatusOr<BouncePool::Lease> lease = bounce_->Acquire();
+  if (!lease.ok()) return WriteBuffered(offset_bytes, data);
+  while (!data.empty()) {
+    const std::span<std::byte> chunk =
+        lease->span().first(std::min(lease->span().size(), data.size()));
+    std::memcpy(chunk.data(), data.data(), chunk.size());
+    if (const int error = WriteDirect(offset_bytes, chunk); error != 0) return error;
+    offset_bytes += chunk.size();
+    data = data.subspan(chunk.size());
+  }
+  return 0;
+}
+
+int DualFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const {
+  *read_bytes = 0;
+  if (!FitsOffset(offset_bytes, out.size())) return EFBIG;
+  const uint64_t end_bytes = offset_bytes + out.size();
+  const uint64_t blocks_begin = RoundUp(offset_bytes);
+  const uint64_t blocks_end = RoundDown(end_bytes);
+  if (!direct() || out.size() < direct_min_bytes_ || blocks_begin >= blocks_end) {
+    return ReadFrom(fd(), offset_bytes, out, read_bytes);
+  }
+  const size_t head_bytes = blocks_begin - offset_bytes;
+  if (!IsAligned(out.data() + head_bytes)) return ReadBounced(offset_bytes, out, read_bytes);
+
+  // Each part continues only where the one before was filled: a short one means the file's end.
+  const size_t blocks_bytes = blocks_end - blocks_begin;
+  int error = ReadFrom(fd(), offset_bytes, out.first(head_bytes), read_bytes);
+  if (error != 0 || *read_bytes < head_bytes) return error;
+  size_t part_bytes = 0;
+  error = ReadDirect(blocks_begin, out.subspan(head_bytes, blocks_bytes), &part_bytes);
+  *read_bytes += part_bytes;
+  if (error != 0 || part_bytes < blocks_bytes) return error;
+  error = ReadFrom(fd(), blocks_end, out.subspan(head_bytes + blocks_bytes), &part_bytes);
+  *read_bytes += part_bytes;
+  return error;
+}
+
+int DualFile::ReadFrom(int fd, uint64_t offset_bytes, std::span<std::byte> out,
+                       size_t* read_bytes) const {
+  *read_bytes = 0;
+  while (*read_bytes < out.size()) {
+    const ssize_t n = calls_.pread(fd, out.data() + *read_bytes, out.size() - *read_bytes,
+                                   offset_bytes + *read_bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return 0;
+    *read_bytes += n;
+    // The next direct call would be misaligned; the caller goes on through the cache.
+    if (fd == direct_.get() && (n & kMask) != 0) return 0;
+  }
+  return 0;
+}
+
+int DualFile::ReadDirect(uint64_t offset_bytes, std::span<std::byte> out,
+                         size_t* read_bytes) const {
+  const int error = ReadFrom(direct_.get(), offset_bytes, out, read_bytes);
+  if (error == EINVAL) direct_usable_.store(false, std::memory_order_relaxed);
+  if (error != 0 && error != EINVAL) return error;
+  // What direct I/O left over: the file's last partial block, or everything after a refusal.
+  size_t rest_bytes = 0;
+  const int rest_error =
+      ReadFrom(fd(), offset_bytes + *read_bytes, out.subspan(*read_bytes), &rest_bytes);
+  *read_bytes += rest_bytes;
+  return rest_error;
+}
+
+int DualFile::ReadBounced(uint64_t offset_bytes, std::span<std::byte> out,
+                          size_t* read_bytes) const {
+  absl::StatusOr<BouncePool::Lease> lease = bounce_->Acquire();
+  if (!lease.ok()) return ReadFrom(fd(), offset_bytes, out, read_bytes);
+  const uint64_t end_bytes = offset_bytes + out.size();
+  // Whole blocks around the range, one bounce buffer at a time.
+  for (uint64_t at = RoundDown(offset_bytes); at < end_bytes;) {
+    const size_t chunk_bytes = std::min<uint64_t>(lease->span().size(), RoundUp(end_bytes) - at);
+    size_t filled_bytes = 0;
+    const int error = ReadDirect(at, lease->span().first(chunk_bytes), &filled_bytes);
+    if (error != 0) return error;
+    const uint64_t begin = std::max(at, offset_bytes);
+    const uint64_t end = std::min(at + filled_bytes, end_bytes);
+    if (begin < end) {
+      std::memcpy(out.data() + (begin - offset_bytes), lease->span().data() + (begin - at),
+                  end - begin);
+      *read_bytes += end - begin;
+    }
+    if (filled_bytes < chunk_bytes) return 0;
+    at += chunk_bytes;
+  }
+  return 0;
+}
+
+int DualFile::Close() {
+  const int direct_error = direct_.Close();
+  const int buffered_error = buffered_.Close();
+  return direct_error != 0 ? direct_error : buffered_error;
+}
+
+}  // namespace tessera::ckpt::internal

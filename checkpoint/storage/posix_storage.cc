@@ -1,0 +1,371 @@
+#include "checkpoint/storage/posix_storage.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/storage/common.h"
+#include "checkpoint/storage/posix_file.h"
+#include "checkpoint/storage/posix_io.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using internal::BouncePool;
+using internal::DualFile;
+using internal::ErrnoStatus;
+using internal::PosixReadableFile;
+using internal::PosixWritableFile;
+using internal::ScopedFd;
+
+constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+
+// "" is the directory itself.
+const char* AtPath(const std::string& path) { return path.empty() ? "." : path.c_str(); }
+
+// 0 or an errno.
+int SyncFd(int fd) {
+  while (fsync(fd) != 0) {
+    // Some network file systems sync nothing by directory, and say so.
+    if (errno == EINVAL || errno == ENOTSUP) return 0;
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+// Takes over `fd`. 0 or an errno; entries without "." and "..".
+int ReadEntries(ScopedFd fd, std::vector<std::pair<std::string, unsigned char>>* entries) {
+  DIR* stream = fdopendir(fd.get());
+  if (stream == nullptr) return errno;
+  fd.release();
+  int error = 0;
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(stream);
+    if (entry == nullptr) {
+      error = errno;
+      break;
+    }
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") entries->emplace_back(name, entry->d_type);
+  }
+  closedir(stream);
+  return error;
+}
+
+// Deletes `name` in the directory `parent`, with all below it, following nothing. What another
+// process deletes meanwhile is no error.
+absl::Status RemoveBelow(int parent, const std::string& name, const std::string& where) {
+  if (unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return absl::OkStatus();
+  const int unlink_error = errno;
+  ScopedFd directory(openat(parent, name.c_str(), kDirectoryFlags | O_NOFOLLOW));
+  if (!directory.valid()) {
+    if (errno == ENOENT) return absl::OkStatus();
+    // Not a directory: the reason why it could not be unlinked is the one to report.
+    const int error = errno == ENOTDIR || errno == ELOOP ? unlink_error : errno;
+    return ErrnoStatus(error, "DeleteTree", where);
+  }
+  ScopedFd listed(openat(directory.get(), ".", kDirectoryFlags));
+  std::vector<std::pair<std::string, unsigned char>> entries;
+  const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
+  if (error != 0) return ErrnoStatus(error, "DeleteTree", where);
+  for (const auto& [entry, type] : entries) {
+    absl::Status status = RemoveBelow(directory.get(), entry, absl::StrCat(where, "/", entry));
+    if (!status.ok()) return status;
+  }
+  if (unlinkat(parent, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
+    return ErrnoStatus(errno, "DeleteTree", where);
+  }
+  return absl::OkStatus();
+}
+
+class PosixStorage final : public Storage {
+ public:
+  PosixStorage(std::string root, ScopedFd root_fd, const PosixStorageOptions& options)
+      : root_(std::move(root)),
+        root_fd_(std::move(root_fd)),
+        options_(options),
+        bounce_(options.bounce_buffer_bytes, options.max_bounce_buffers) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteTree(std::string_view path) override;
+  absl::StatusOr<uint64_t> FreeBytes() override;
+  std::string Describe(std::string_view path) const override;
+
+ private:
+  // A new file under a name that may be taken. -1 and errno on failure.
+  ScopedFd CreateExclusively(const std::string& path);
+  // The same file once more, past the page cache; invalid where that cannot be had.
+  ScopedFd OpenDirect(const std::string& path, int access, int fd);
+  absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes);
+
+  const std::string root_;
+  const ScopedFd root_fd_;
+  const PosixStorageOptions options_;
+  BouncePool bounce_;
+};
+
+std::string PosixStorage::Describe(std::string_view path) const {
+  if (path.empty()) return root_;
+  const bool slash = !root_.empty() && root_.back() == '/';
+  return absl::StrCat(root_, slash ? "" : "/", std::string(path));
+}
+
+ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
+  // A new inode, never O_TRUNC: an older checkpoint may share the old one by a hard link, and a
+  // symbolic link might lead anywhere. Another process can take the name between the two calls.
+  constexpr int kAttempts = 10;
+  for (int attempt = 0;; ++attempt) {
+    ScopedFd fd(openat(root_fd_.get(), path.c_str(),
+                       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (fd.valid() || errno != EEXIST || attempt == kAttempts) return fd;
+    if (unlinkat(root_fd_.get(), path.c_str(), 0) != 0 && errno != ENOENT) return ScopedFd();
+  }
+}
+
+ScopedFd PosixStorage::OpenDirect(const std::string& path, int access, int fd) {
+  if (!options_.direct_io) return ScopedFd();
+  ScopedFd direct(openat(root_fd_.get(), path.c_str(), access | O_DIRECT | O_CLOEXEC | O_NONBLOCK));
+  // The name may have passed to another file since `fd` was opened.
+  struct stat ours, theirs;
+  const bool same = direct.valid() && fstat(fd, &ours) == 0 && fstat(direct.get(), &theirs) == 0 &&
+                    ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
+  return same ? std::move(direct) : ScopedFd();
+}
+
+absl::Status PosixStorage::Reserve(int fd, const std::string& path, uint64_t size_bytes) {
+  int error = EFBIG;
+  if (size_bytes <= static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
+    do {
+      error = fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
+    } while (error == EINTR);
+  }
+  if (error == 0) return absl::OkStatus();
+  const absl::StatusOr<uint64_t> free_bytes = FreeBytes();
+  const bool unsupported = error == EOPNOTSUPP || error == ENOSYS || error == EINVAL;
+  if (unsupported && (!free_bytes.ok() || *free_bytes >= size_bytes)) return absl::OkStatus();
+  const absl::Status status = ErrnoStatus(unsupported ? ENOSPC : error, "Create", Describe(path));
+  std::string message = absl::StrCat(status.message(), " (", size_bytes, " bytes needed");
+  if (free_bytes.ok()) absl::StrAppend(&message, ", ", *free_bytes, " free");
+  return absl::Status(status.code(), absl::StrCat(message, ")"));
+}
+
+absl::StatusOr<std::unique_ptr<WritableFile>> PosixStorage::Create(std::string_view path_view,
+                                                                   uint64_t size_hint_bytes) {
+  absl::Status status = CheckPath("Create", path_view, /*root_allowed=*/false);
+  if (!status.ok()) return status;
+  const std::string path(path_view);
+  ScopedFd fd = CreateExclusively(path);
+  if (!fd.valid()) return ErrnoStatus(errno, "Create", Describe(path));
+  if (size_hint_bytes > 0) status = Reserve(fd.get(), path, size_hint_bytes);
+  if (!status.ok()) {
+    unlinkat(root_fd_.get(), path.c_str(), 0);
+    return status;
+  }
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "Create", Describe(path));
+  ScopedFd direct = OpenDirect(path, O_WRONLY, fd.get());
+  return std::make_unique<PosixWritableFile>(Describe(path), std::move(fd), std::move(direct),
+                                             options_.direct_min_bytes, &bounce_,
+                                             static_cast<uint64_t>(info.st_size));
+}
+
+absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_view path_view) {
+  const absl::Status status = CheckPath("Open", path_view, /*root_allowed=*/false);
+  if (!status.ok()) return status;
+  const std::string path(path_view);
+  // O_NONBLOCK: a pipe in the place of a file must not hang us. Regular files ignore it.
+  ScopedFd fd(openat(root_fd_.get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus(errno, "Open", Describe(path));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "Open", Describe(path));
+  if (S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "Open", Describe(path));
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Open ", Describe(path), ": not a regular file"));
+  }
+  ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
+  // With direct I/O the cache serves single blocks only: reading ahead would be in vain.
+  if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
+  return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
+                                             options_.direct_min_bytes, &bounce_,
+                                             static_cast<uint64_t>(info.st_size));
+}
+
+absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view to_view) {
+  for (std::string_view path : {from_view, to_view}) {
+    absl::Status status = CheckPath("Rename", path, /*root_allowed=*/false);
+    if (!status.ok()) return status;
+  }
+  const std::string from(from_view), to(to_view);
+  const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
+  const int root = root_fd_.get();
+  struct stat info;
+  if (fstatat(root, from.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return ErrnoStatus(errno, "Rename", where);
+  }
+  // rename() would let a directory replace an empty one.
+  int error = EINVAL;
+  if (S_ISDIR(info.st_mode)) {
+    error = renameat2(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE) == 0 ? 0 : errno;
+    if (error == 0) return absl::OkStatus();
+    if (error != EINVAL && error != ENOSYS) return ErrnoStatus(error, "Rename", where);
+    // Either the file system has no such flag, or the request makes no sense: rename() tells.
+    if (fstatat(root, to.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
+      return ErrnoStatus(EEXIST, "Rename", where);
+    }
+  }
+  if (renameat(root, from.c_str(), root, to.c_str()) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno == EISDIR ? EEXIST : errno, "Rename", where);
+}
+
+absl::Status PosixStorage::MakeDirectory(std::string_view path_view) {
+  absl::Status status = CheckPath("MakeDirectory", path_view, /*root_allowed=*/true);
+  if (!status.ok() || path_view.empty()) return status;
+  const std::string path(path_view);
+  for (size_t end = 0; end != std::string::npos;) {
+    end = path.find('/', end + 1);
+    const std::string prefix = path.substr(0, end);
+    if (mkdirat(root_fd_.get(), prefix.c_str(), 0777) == 0) {
+      status = SyncDirectory(SplitPath(prefix).first);
+      if (!status.ok()) return status;
+      continue;
+    }
+    const int error = errno;
+    struct stat info;
+    if (error != EEXIST) return ErrnoStatus(error, "MakeDirectory", Describe(prefix));
+    if (fstatat(root_fd_.get(), prefix.c_str(), &info, 0) != 0 || !S_ISDIR(info.st_mode)) {
+      return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(prefix),
+                                                   ": there is something that is no directory"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PosixStorage::SyncDirectory(std::string_view path_view) {
+  const absl::Status status = CheckPath("SyncDirectory", path_view, /*root_allowed=*/true);
+  if (!status.ok()) return status;
+  const std::string path(path_view);
+  const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
+  const int error = fd.valid() ? SyncFd(fd.get()) : errno;
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "SyncDirectory", Describe(path));
+}
+
+absl::StatusOr<std::vector<std::string>> PosixStorage::List(std::string_view path_view) {
+  const absl::Status status = CheckPath("List", path_view, /*root_allowed=*/true);
+  if (!status.ok()) return status;
+  const std::string path(path_view);
+  const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
+  if (!fd.valid()) return ErrnoStatus(errno, "List", Describe(path));
+  ScopedFd listed(openat(fd.get(), ".", kDirectoryFlags));
+  std::vector<std::pair<std::string, unsigned char>> entries;
+  const int error = listed.valid() ? ReadEntries(std::move(listed), &entries) : errno;
+  if (error != 0) return ErrnoStatus(error, "List", Describe(path));
+  std::vector<std::string> names;
+  for (auto& [name, type] : entries) {
+    struct stat info;
+    const bool unclear = type == DT_LNK || type == DT_UNKNOWN;
+    if (type == DT_DIR ||
+        (unclear && fstatat(fd.get(), name.c_str(), &info, 0) == 0 && S_ISDIR(info.st_mode))) {
+      name += '/';
+    }
+    names.push_back(std::move(name));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::Status PosixStorage::Delete(std::string_view path_view) {
+  const absl::Status status = CheckPath("Delete", path_view, /*root_allowed=*/false);
+  if (!status.ok()) return status;
+  const std::string path(path_view);
+  if (unlinkat(root_fd_.get(), path.c_str(), 0) == 0) return absl::OkStatus();
+  return ErrnoStatus(errno, "Delete", Describe(path));
+}
+
+absl::Status PosixStorage::DeleteTree(std::string_view path_view) {
+  const absl::Status status = CheckPath("DeleteTree", path_view, /*root_allowed=*/false);
+  if (!status.ok()) return status;
+  const std::string path(path_view);
+  const std::string parent_path(SplitPath(path).first), name(SplitPath(path).second);
+  const ScopedFd parent(
+      openat(root_fd_.get(), AtPath(parent_path), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  struct stat info;
+  if (!parent.valid() || fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+    return ErrnoStatus(errno, "DeleteTree", Describe(path));
+  }
+  return RemoveBelow(parent.get(), name, Describe(path));
+}
+
+absl::StatusOr<uint64_t> PosixStorage::FreeBytes() {
+  struct statvfs info;
+  while (fstatvfs(root_fd_.get(), &info) != 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "FreeBytes", root_);
+  }
+  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+// mkdir -p; 0 or an errno.
+int MakeDirectories(const std::string& path) {
+  for (size_t end = 0; end != std::string::npos;) {
+    end = path.find('/', end + 1);
+    if (mkdir(path.substr(0, end).c_str(), 0777) == 0) {
+      const size_t slash = path.rfind('/', end == std::string::npos ? end : end - 1);
+      const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+      const ScopedFd fd(open(parent.c_str(), kDirectoryFlags));
+      if (const int error = fd.valid() ? SyncFd(fd.get()) : errno; error != 0) return error;
+    } else if (errno != EEXIST) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root,
+                                                          const PosixStorageOptions& options) {
+  if (root.empty() || root.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        "OpenPosixStorage: the root directory's name is empty or "
+        "contains a NUL");
+  }
+  if (options.bounce_buffer_bytes == 0 || options.bounce_buffer_bytes % kIoAlignmentBytes != 0 ||
+      options.max_bounce_buffers < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "OpenPosixStorage ", root, ": bounce_buffer_bytes must be a positive multiple of ",
+        kIoAlignmentBytes, ", found ", options.bounce_buffer_bytes,
+        ", and max_bounce_buffers positive, found ", options.max_bounce_buffers));
+  }
+  if (options.create_root) {
+    if (const int error = MakeDirectories(root); error != 0) {
+      return ErrnoStatus(error, "OpenPosixStorage", root);
+    }
+  }
+  ScopedFd fd(open(root.c_str(), kDirectoryFlags));
+  if (!fd.valid() && errno == ENOTDIR) {
+    return absl::InvalidArgumentError(absl::StrCat("OpenPosixStorage ", root, ": not a directory"));
+  }
+  if (!fd.valid()) return ErrnoStatus(errno, "OpenPosixStorage", root);
+  return std::make_unique<PosixStorage>(root, std::move(fd), options);
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,40 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
+#define TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
+
+// What every Storage must do, as a test suite. A storage joins with
+//
+//   INSTANTIATE_TEST_SUITE_P(Mine, StorageConformance, testing::Values(StorageFixture{...}),
+//                            StorageFixtureName);
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "checkpoint/storage/storage.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+
+struct StorageFixture {
+  std::string name;
+  // A new, empty storage; the pointer also owns whatever that needs.
+  std::function<std::shared_ptr<Storage>()> make;
+};
+
+inline std::string StorageFixtureName(const testing::TestParamInfo<StorageFixture>& info) {
+  return info.param.name;
+}
+
+class StorageConformance : public testing::TestWithParam<StorageFixture> {
+ protected:
+  void SetUp() override {
+    storage_ = GetParam().make();
+    ASSERT_NE(storage_, nullptr);
+  }
+
+  std::shared_ptr<Storage> storage_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_

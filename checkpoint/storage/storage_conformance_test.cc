@@ -1,0 +1,78 @@
+// The conformance suite over every storage of this package.
+
+#include "checkpoint/storage/storage_conformance.h"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/temporary_directory.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+StorageFixture Posix(std::string name, std::string parent, PosixStorageOptions options = {}) {
+  struct Owner {
+    explicit Owner(const std::string& parent) : directory(parent) {}
+    TemporaryDirectory directory;
+    std::unique_ptr<Storage> storage;
+  };
+  return {std::move(name), [parent = std::move(parent), options]() -> std::shared_ptr<Storage> {
+            auto owner = std::make_shared<Owner>(parent);
+            auto storage = OpenPosixStorage(owner->directory.path(), options);
+            EXPECT_TRUE(storage.ok()) << storage.status();
+            if (!storage.ok()) return nullptr;
+            owner->storage = *std::move(storage);
+            return {owner, owner->storage.get()};
+          }};
+}
+
+template <typename Base>
+StorageFixture FaultFree(std::string name) {
+  struct Owner {
+    Base base;
+    FaultInjectingStorage storage{base};
+  };
+  return {std::move(name), []() -> std::shared_ptr<Storage> {
+            auto owner = std::make_shared<Owner>();
+            return {owner, &owner->storage};
+          }};
+}
+
+std::vector<StorageFixture> Fixtures() {
+  const std::string disk = testing::TempDir();
+  PosixStorageOptions buffered;
+  buffered.direct_io = false;
+  // Everything that can go directly does, and through a single block where it needs a copy.
+  PosixStorageOptions eager;
+  eager.direct_min_bytes = 1;
+  eager.bounce_buffer_bytes = kIoAlignmentBytes;
+  eager.max_bounce_buffers = 1;
+  std::vector<StorageFixture> fixtures = {
+      Posix("Posix", disk),
+      Posix("PosixBuffered", disk, buffered),
+      Posix("PosixEagerlyDirect", disk, eager),
+      {"Memory", [] { return std::make_shared<MemoryStorage>(); }},
+      FaultFree<MemoryStorage>("FaultInjecting"),
+  };
+  if (access("/dev/shm", W_OK) == 0) {
+    fixtures.push_back(Posix("PosixTmpfs", "/dev/shm"));
+  } else {
+    std::cerr << "/dev/shm is not writable: the suite does not run on tmpfs\n";
+  }
+  return fixtures;
+}
+
+INSTANTIATE_TEST_SUITE_P(Storages, StorageConformance, testing::ValuesIn(Fixtures()),
+                         StorageFixtureName);
+
+}  // namespace
+}  // namespace tessera::ckpt
