@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 namespace tessera::ckpt {

@@ -8,8 +8,9 @@
 
 namespace tessera::ckpt {
 
-// CRC-32C (Castagnoli; RFC 3720, appendix B.4): reflected polynomial 0x82F63B78, initial value and final xor 0xFFFFFFFF. The
-// processor's instruction is used where there is one, a table elsewhere. Threads: safe.
+// CRC-32C (Castagnoli; RFC 3720, appendix B.4): reflected polynomial 0x82F63B78, initial value and
+// final xor 0xFFFFFFFF. The processor's instruction is used where there is one, a table elsewhere.
+// Threads: safe.
 uint32_t Crc32c(std::span<const std::byte> data);
 uint32_t Crc32c(std::string_view data);
 

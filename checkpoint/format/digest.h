@@ -8,9 +8,10 @@
 
 namespace tessera::ckpt {
 
-// Layout-independent digest of a logical tensor: a sum over its elements of a hash of (row-major global index, bits), so that
-// digests of disjoint boxes add up to the digest of their union, whoever computes them and in whatever order. FORMAT.md,
-// "Logical digest", has the formula. It finds accidents, not forgeries.
+// Layout-independent digest of a logical tensor: a sum over its elements of a hash of (row-major
+// global index, bits), so that digests of disjoint boxes add up to the digest of their union,
+// whoever computes them and in whatever order. FORMAT.md, "Logical digest", has the formula. It
+// finds accidents, not forgeries.
 struct LogicalDigest {
   uint64_t lo = 0;
   uint64_t hi = 0;
@@ -23,12 +24,12 @@ struct LogicalDigest {
   bool operator==(const LogicalDigest&) const = default;
 };
 
-// Digest of `count` elements with consecutive indices from `first_index` on. `data` needs no alignment.
-// Precondition: element_bytes is 1, 2, 4 or 8. Threads: safe.
+// Digest of `count` elements with consecutive indices from `first_index` on. `data` needs no
+// alignment. Precondition: element_bytes is 1, 2, 4 or 8. Threads: safe.
 LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes);
 
-// Digest of the elements of view.box, a box of a tensor of the given shape. NaNs are bits like any others.
-// Precondition: the box lies inside the shape; element_bytes as above. Threads: safe.
+// Digest of the elements of view.box, a box of a tensor of the given shape. NaNs are bits like any
+// others. Precondition: the box lies inside the shape; element_bytes as above. Threads: safe.
 LogicalDigest DigestBox(const Shape& global_shape, const ConstBoxView& view, size_t element_bytes);
 
 namespace internal {

@@ -1,7 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
 #define TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
 
-// The manifest codec: Manifest message <-> bytes of manifest.pb, as FORMAT.md specifies them. Pure: no I/O.
+// The manifest codec: Manifest message <-> bytes of manifest.pb, as FORMAT.md specifies them. Pure:
+// no I/O.
 
 #include <cstdint>
 #include <string>
@@ -20,21 +21,25 @@ inline constexpr std::string_view kManifestFileName = "manifest.pb";
 inline constexpr size_t kManifestHeaderBytes = 32;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload
 
-// Bytes of manifest.pb. Stamps this version into the message; the same message gives the same bytes.
-// Errors: InvalidArgument where ValidateManifest finds something wrong or the result exceeds kMaxManifestBytes.
+// Bytes of manifest.pb. Stamps this version into the message; the same message gives the same
+// bytes. Errors: InvalidArgument where ValidateManifest finds something wrong or the result exceeds
+// kMaxManifestBytes.
 absl::StatusOr<std::string> EncodeManifest(Manifest manifest);
 
-// Inverse of EncodeManifest. Any flipped byte and any truncation is noticed before the payload is parsed.
-// Errors: DataLoss with offset, expected and found, for bytes that nobody wrote like this; Unimplemented for a major version that
-// this program does not know. Cost: one million shards in well under a second.
+// Inverse of EncodeManifest. Any flipped byte and any truncation is noticed before the payload is
+// parsed. Errors: DataLoss with offset, expected and found, for bytes that nobody wrote like this;
+// Unimplemented for a major version that this program does not know. Cost: one million shards in
+// well under a second.
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
 
-// What must hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases that point to tensors with shards, shard
-// columns of equal length, boxes inside their tensor, bytes inside their file and not shared by two shards, chunk counts
-// that follow from file sizes, optimizer entries that refer to what is there. InvalidArgument, naming the field.
+// What must hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases that
+// point to tensors with shards, shard columns of equal length, boxes inside their tensor, bytes
+// inside their file and not shared by two shards, chunk counts that follow from file sizes,
+// optimizer entries that refer to what is there. InvalidArgument, naming the field.
 absl::Status ValidateManifest(const Manifest& manifest);
 
-// Proves that the shards of every tensor hold every element exactly once. InvalidArgument, naming tensor, element and shards.
+// Proves that the shards of every tensor hold every element exactly once. InvalidArgument, naming
+// tensor, element and shards.
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
 

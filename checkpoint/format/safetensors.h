@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_FORMAT_SAFETENSORS_H_
 #define TESSERA_CHECKPOINT_FORMAT_SAFETENSORS_H_
 
-// The header of a safetensors file (https://github.com/huggingface/safetensors): u64 little-endian length N, N bytes of JSON, then the
-// data of all tensors without holes. Pure: no I/O.
+// The header of a safetensors file (https://github.com/huggingface/safetensors): u64 little-endian
+// length N, N bytes of JSON, then the data of all tensors without holes. Pure: no I/O.
 
 #include <cstdint>
 #include <map>
@@ -19,7 +19,8 @@
 namespace tessera::ckpt {
 
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;  // the Rust reader's own limit
-inline constexpr uint64_t kSafetensorsDataAlignment = 4096;          // of the first data byte, for direct I/O
+inline constexpr uint64_t kSafetensorsDataAlignment =
+    4096;  // of the first data byte, for direct I/O
 
 struct SafetensorsEntry {
   std::string key;
@@ -36,26 +37,27 @@ struct SafetensorsHeader {
   uint64_t file_size_bytes = 0;
 };
 
-// Lays out a file with the given keys, dtypes and shapes (offsets and lengths of `entries` are outputs) and returns the bytes before
-// its data, 8-byte length included, padded with spaces so that the data begins at a multiple of
-// kSafetensorsDataAlignment. Data is laid out in the order of `entries`, larger elements first, so that every tensor is
-// aligned to its element size, which PyTorch needs. Also sets data_offset and file_size_bytes.
-// Errors: InvalidArgument (a duplicate or malformed key, an unknown dtype, a size beyond 64 bits, a header above the limit).
+// Lays out a file with the given keys, dtypes and shapes (offsets and lengths of `entries` are
+// outputs) and returns the bytes before its data, 8-byte length included, padded with spaces so
+// that the data begins at a multiple of kSafetensorsDataAlignment. Data is laid out in the order of
+// `entries`, larger elements first, so that every tensor is aligned to its element size, which
+// PyTorch needs. Also sets data_offset and file_size_bytes. Errors: InvalidArgument (a duplicate or
+// malformed key, an unknown dtype, a size beyond 64 bits, a header above the limit).
 absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header);
 
-// Length N + 8 of the header of a file of the given size, from its first 8 bytes: what to read for ParseSafetensorsHeader.
-// Errors: DataLoss.
+// Length N + 8 of the header of a file of the given size, from its first 8 bytes: what to read for
+// ParseSafetensorsHeader. Errors: DataLoss.
 absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
                                                 uint64_t file_size_bytes);
 
-// Parses the bytes before the data (more may follow and is ignored). As strict as the Rust reader: keys unique, offsets
-// contiguous from 0 to the end of the file, lengths that follow from dtype and shape.
-// Errors: DataLoss, naming the key or the offset.
+// Parses the bytes before the data (more may follow and is ignored). As strict as the Rust reader:
+// keys unique, offsets contiguous from 0 to the end of the file, lengths that follow from dtype and
+// shape. Errors: DataLoss, naming the key or the offset.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
                                                          uint64_t file_size_bytes);
 
-// Key of a shard: the tensor's name where the box is the whole tensor, so that any tool of the field finds it under its own name;
-// else name@[0:4,8:16].
+// Key of a shard: the tensor's name where the box is the whole tensor, so that any tool of the
+// field finds it under its own name; else name@[0:4,8:16].
 std::string ShardKey(std::string_view tensor_name, const Shape& global_shape, const Box& box);
 
 }  // namespace tessera::ckpt

@@ -12,8 +12,8 @@ namespace tessera::ckpt {
 // Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
 using Shape = std::vector<int64_t>;
 
-// Number of elements; 1 for a scalar. Precondition: extents are non-negative and the product fits (see
-// CheckedElementCount in bounds.h for numbers that come from a file).
+// Number of elements; 1 for a scalar. Precondition: extents are non-negative and the product fits
+// (see CheckedElementCount in bounds.h for numbers that come from a file).
 int64_t ElementCount(const Shape& shape);
 
 // Row-major strides in elements. Extents of 0 count as 1, so that no stride is 0.
@@ -44,8 +44,8 @@ std::string ToString(const Box& box);
 // "[4,8]"; "[]" for a scalar.
 std::string ShapeToString(const Shape& shape);
 
-// Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most kMaxRank dims. nullopt for
-// anything else.
+// Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most
+// kMaxRank dims. nullopt for anything else.
 std::optional<Box> ParseBox(std::string_view text);
 
 }  // namespace tessera::ckpt

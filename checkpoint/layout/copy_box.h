@@ -19,15 +19,17 @@ struct BasicBoxView {
 using BoxView = BasicBoxView<std::byte>;
 using ConstBoxView = BasicBoxView<const std::byte>;
 
-// Copies the elements of `region` from `from` to `to`. Runs that are contiguous on both sides are copied as one.
-// Preconditions: both views contain the region and have element_bytes-sized elements; their memory does not overlap.
-// Cost: one memcpy per common contiguous run. Threads: safe for disjoint destinations.
+// Copies the elements of `region` from `from` to `to`. Runs that are contiguous on both sides are
+// copied as one. Preconditions: both views contain the region and have element_bytes-sized
+// elements; their memory does not overlap. Cost: one memcpy per common contiguous run. Threads:
+// safe for disjoint destinations.
 void CopyBox(const Box& region, const ConstBoxView& from, const BoxView& to, size_t element_bytes);
 
-// Visits the parts of `inner` that are contiguous in the row-major storage of `outer`, in ascending order and as long as
-// possible: fn(first_element, element_count), counted from the beginning of outer's storage. The parts, one after the other, are
-// inner's own row-major order: inner's storage offset is the sum of the counts so far. An empty inner has no parts.
-// Precondition: Contains(outer, inner).
+// Visits the parts of `inner` that are contiguous in the row-major storage of `outer`, in ascending
+// order and as long as possible: fn(first_element, element_count), counted from the beginning of
+// outer's storage. The parts, one after the other, are inner's own row-major order: inner's storage
+// offset is the sum of the counts so far. An empty inner has no parts. Precondition:
+// Contains(outer, inner).
 template <typename Function>
 void ForEachContiguousRun(const Box& outer, const Box& inner, Function&& fn) {
   if (inner.empty()) return;
@@ -42,7 +44,8 @@ void ForEachContiguousRun(const Box& outer, const Box& inner, Function&& fn) {
     if (inner.shape[d] != outer.shape[d]) break;
   }
   int64_t at = 0;
-  for (int d = 0; d < rank; ++d) at += (inner.global_offset[d] - outer.global_offset[d]) * strides[d];
+  for (int d = 0; d < rank; ++d)
+    at += (inner.global_offset[d] - outer.global_offset[d]) * strides[d];
   std::vector<int64_t> index(first_run_dim, 0);
   while (true) {
     fn(at, run_elements);

@@ -25,9 +25,9 @@ struct CoverageProblem {
   std::vector<int64_t> index;
 };
 
-// nullopt if every element of the tensor lies in exactly one box. Empty boxes hold nothing and are fine. Replicas are overlaps
-// here: deduplicate identical boxes before.
-// Cost: O(n log n) for n boxes of a grid, of slabs and of flat ranges; memory O(n).
+// nullopt if every element of the tensor lies in exactly one box. Empty boxes hold nothing and are
+// fine. Replicas are overlaps here: deduplicate identical boxes before. Cost: O(n log n) for n
+// boxes of a grid, of slabs and of flat ranges; memory O(n).
 std::optional<CoverageProblem> FindCoverageProblem(const Shape& global_shape,
                                                    std::span<const Box> boxes);
 

@@ -1,0 +1,176 @@
+#include "checkpoint/format/manifest.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
+#include <cstdio>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checkpoint/base/byte_order.h"
+#include "checkpoint/base/crc32c.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr std::string_view kMagic = "TESSERA\n";
+
+// Where the fields of the header are. Frozen for every version to come: a reader must always be
+// able to tell "newer than me" from "damaged".
+constexpr size_t kMajorAt = 8;
+constexpr size_t kMinorAt = 12;
+constexpr size_t kPayloadBytesAt = 16;
+constexpr size_t kPayloadCrcAt = 24;
+constexpr size_t kHeaderCrcAt = 28;
+static_assert(kHeaderCrcAt + 4 == kManifestHeaderBytes);
+
+template <typename... Parts>
+absl::Status Damaged(uint64_t offset_bytes, const Parts&... parts) {
+  return absl::DataLossError(
+      absl::StrCat(absl::string_view(kManifestFileName.data(), kManifestFileName.size()),
+                   ": offset ", offset_bytes, ": ", parts...));
+}
+
+std::string Hex(uint32_t value) { return absl::StrFormat("0x%08x", value); }
+
+struct Header {
+  uint32_t major;
+  uint32_t minor;
+  uint64_t payload_bytes;
+  uint32_t payload_crc;
+};
+
+std::string EncodeHeader(const Header& header) {
+  std::string bytes(kMagic);
+  AppendLittleEndian(header.major, bytes);
+  AppendLittleEndian(header.minor, bytes);
+  AppendLittleEndian(header.payload_bytes, bytes);
+  AppendLittleEndian(header.payload_crc, bytes);
+  AppendLittleEndian(Crc32c(bytes), bytes);
+  return bytes;
+}
+
+absl::StatusOr<Header> DecodeHeader(std::string_view bytes) {
+  if (bytes.size() < kManifestHeaderBytes) {
+    return Damaged(bytes.size(), "the file ends inside its header, expected ", kManifestHeaderBytes,
+                   " bytes, found ", bytes.size());
+  }
+  if (bytes.substr(0, kMagic.size()) != kMagic) {
+    return Damaged(0, "no Tessera manifest: the magic bytes are wrong");
+  }
+  const auto stored_crc = LoadLittleEndian<uint32_t>(bytes.data() + kHeaderCrcAt);
+  const uint32_t crc = Crc32c(bytes.substr(0, kHeaderCrcAt));
+  if (crc != stored_crc) {
+    return Damaged(kHeaderCrcAt, "header checksum: expected ", Hex(stored_crc), ", found ",
+                   Hex(crc));
+  }
+  Header header;
+  header.major = LoadLittleEndian<uint32_t>(bytes.data() + kMajorAt);
+  header.minor = LoadLittleEndian<uint32_t>(bytes.data() + kMinorAt);
+  header.payload_bytes = LoadLittleEndian<uint64_t>(bytes.data() + kPayloadBytesAt);
+  header.payload_crc = LoadLittleEndian<uint32_t>(bytes.data() + kPayloadCrcAt);
+  return header;
+}
+
+absl::Status CheckVersion(uint32_t major, uint32_t minor) {
+  if (major == kFormatMajor) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("manifest.pb: offset ", kMajorAt, ": format version ", major, ".", minor,
+                   " is unknown, this program reads version ", kFormatMajor));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> EncodeManifest(Manifest manifest) {
+  manifest.set_format_major(kFormatMajor);
+  manifest.set_format_minor(kFormatMinor);
+  TESSERA_RETURN_IF_ERROR(ValidateManifest(manifest));
+  const uint64_t payload_bytes = manifest.ByteSizeLong();
+  if (payload_bytes > kMaxManifestBytes - kManifestHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the manifest has ", payload_bytes, " bytes, at most ", kMaxManifestBytes, " are allowed"));
+  }
+  std::string payload;
+  payload.reserve(payload_bytes);
+  {
+    google::protobuf::io::StringOutputStream stream(&payload);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);  // maps in the order of their keys
+    if (!manifest.SerializeToCodedStream(&coded)) {
+      return absl::InvalidArgumentError("the manifest does not serialize");
+    }
+  }
+  std::string bytes = EncodeHeader({kFormatMajor, kFormatMinor, payload.size(), Crc32c(payload)});
+  bytes += payload;
+  return bytes;
+}
+
+absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
+  TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(bytes));
+  TESSERA_RETURN_IF_ERROR(CheckVersion(header.major, header.minor));
+  if (header.payload_bytes > kMaxManifestBytes - kManifestHeaderBytes) {
+    return Damaged(kPayloadBytesAt, "payload of ", header.payload_bytes, " bytes, at most ",
+                   kMaxManifestBytes - kManifestHeaderBytes, " are allowed");
+  }
+  const std::string_view payload = bytes.substr(kManifestHeaderBytes);
+  if (payload.size() != header.payload_bytes) {
+    return Damaged(bytes.size(), "payload: expected ", header.payload_bytes, " bytes, found ",
+                   payload.size());
+  }
+  const uint32_t crc = Crc32c(payload);
+  if (crc != header.payload_crc) {
+    return Damaged(kManifestHeaderBytes, "payload checksum over ", payload.size(),
+                   " bytes: expected ", Hex(header.payload_crc), ", found ", Hex(crc));
+  }
+  static_assert(kMaxManifestBytes <= std::numeric_limits<int>::max());
+  Manifest manifest;
+  if (!manifest.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
+    return Damaged(kManifestHeaderBytes, "the payload is no Manifest message");
+  }
+  if (manifest.format_major() != header.major || manifest.format_minor() != header.minor) {
+    return Damaged(kMajorAt, "format version: the header has ", header.major, ".", header.minor,
+                   ", the payload ", manifest.format_major(), ".", manifest.format_minor());
+  }
+  if (const absl::Status status = ValidateManifest(manifest); !status.ok()) {
+    return Damaged(kManifestHeaderBytes, status.message());
+  }
+  return manifest;
+}
+
+Shape GlobalShape(const LogicalTensor& tensor) {
+  return Shape(tensor.global_shape().begin(), tensor.global_shape().end());
+}
+
+int64_t ShardCount(const LogicalTensor& tensor) { return tensor.shards().file_index_size(); }
+
+Box ShardBox(const LogicalTensor& tensor, int64_t shard) {
+  const int rank = tensor.global_shape_size();
+  const Shards& shards = tensor.shards();
+  const auto offset = shards.global_offset().begin() + shard * rank;
+  const auto shape = shards.shape().begin() + shard * rank;
+  return {std::vector<int64_t>(offset, offset + rank), Shape(shape, shape + rank)};
+}
+
+uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard) {
+  const int rank = tensor.global_shape_size();
+  uint64_t bytes = DTypeSize(tensor.dtype());
+  for (int d = 0; d < rank; ++d) bytes *= tensor.shards().shape()[shard * rank + d];
+  return bytes;
+}
+
+void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, LogicalTensor& tensor) {
+  Shards& shards = *tensor.mutable_shards();
+  for (const int64_t offset : box.global_offset) shards.add_global_offset(offset);
+  for (const int64_t extent : box.shape) shards.add_shape(extent);
+  shards.add_file_index(file_index);
+  shards.add_file_offset(file_offset);
+}
+
+std::string DataFileName(std::string_view kind, int64_t index, int64_t count) {
+  return absl::StrFormat("%s-%05d-of-%05d.safetensors", std::string(kind), index + 1, count);
+}
+
+}  // namespace tessera::ckpt

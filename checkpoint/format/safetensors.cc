@@ -1,0 +1,342 @@
+#include "checkpoint/format/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/byte_order.h"
+#include "checkpoint/base/checked_math.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/base/utf8.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/layout/bounds.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr uint64_t kLengthBytes = 8;
+constexpr absl::string_view kMetadataKey = "__metadata__";
+
+// Precondition: valid UTF-8, the one thing that dump throws at.
+std::string Quoted(const std::string& text) { return Json(text).dump(); }
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+absl::Status CheckEntry(SafetensorsEntry& entry) {
+  if (!IsValidUtf8(entry.key)) return absl::InvalidArgumentError("a key is not valid UTF-8");
+  const absl::Status wrong =
+      absl::InvalidArgumentError(absl::StrCat("key ", Quoted(entry.key), " is not allowed"));
+  if (entry.key.empty() || entry.key == kMetadataKey) return wrong;
+  const size_t element_bytes = DTypeSize(entry.dtype);
+  if (element_bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("key ", entry.key, ": unknown dtype"));
+  }
+  const absl::StatusOr<int64_t> length =
+      CheckedByteCount(entry.shape, static_cast<int64_t>(element_bytes));
+  if (!length.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key ", entry.key, ": ", length.status().message()));
+  }
+  entry.length_bytes = *length;
+  return absl::OkStatus();
+}
+
+// Entries in the order of their data. Larger elements first keeps every tensor aligned, because the
+// data begins aligned and the length of each tensor is a multiple of its own element size.
+std::vector<SafetensorsEntry*> DataOrder(std::vector<SafetensorsEntry>& entries) {
+  std::vector<SafetensorsEntry*> order;
+  for (SafetensorsEntry& entry : entries) order.push_back(&entry);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const SafetensorsEntry* a, const SafetensorsEntry* b) {
+                     return DTypeSize(a->dtype) > DTypeSize(b->dtype);
+                   });
+  return order;
+}
+
+absl::StatusOr<std::string> MetadataJson(const std::map<std::string, std::string>& metadata) {
+  std::string json = absl::StrCat("\"", kMetadataKey, "\":{");
+  for (const auto& [name, value] : metadata) {
+    if (!IsValidUtf8(name) || !IsValidUtf8(value)) {
+      return absl::InvalidArgumentError("__metadata__ is not valid UTF-8");
+    }
+    if (json.back() != '{') json += ',';
+    absl::StrAppend(&json, Quoted(name), ":", Quoted(value));
+  }
+  return json += '}';
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
+  absl::flat_hash_set<absl::string_view> keys;
+  for (SafetensorsEntry& entry : header.entries) {
+    TESSERA_RETURN_IF_ERROR(CheckEntry(entry));
+    if (!keys.insert(entry.key).second) {
+      return absl::InvalidArgumentError(absl::StrCat("key ", entry.key, " occurs twice"));
+    }
+  }
+  std::string json = "{";
+  if (!header.metadata.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string metadata, MetadataJson(header.metadata));
+    json += metadata;
+  }
+  const std::vector<SafetensorsEntry*> order = DataOrder(header.entries);
+  uint64_t end = 0;
+  for (SafetensorsEntry* entry : order) {
+    entry->file_offset = end;  // from the beginning of the data; moved below
+    const std::optional<uint64_t> next = CheckedAdd(end, entry->length_bytes);
+    if (!next || *next > uint64_t{INT64_MAX}) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("key ", entry->key, ": the file is too large"));
+    }
+    if (json.size() > 1) json += ',';
+    absl::StrAppend(&json, Quoted(entry->key), ":{\"dtype\":\"", View(DTypeName(entry->dtype)),
+                    "\",\"shape\":", ShapeToString(entry->shape), ",\"data_offsets\":[", end, ",",
+                    *next, "]}");
+    end = *next;
+  }
+  json += '}';
+  header.data_offset = RoundUp(kLengthBytes + json.size(), kSafetensorsDataAlignment);
+  if (header.data_offset - kLengthBytes > kMaxSafetensorsHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a safetensors header of ", json.size(),
+                                                   " bytes, at most ", kMaxSafetensorsHeaderBytes,
+                                                   " are allowed: use more files"));
+  }
+  json.resize(header.data_offset - kLengthBytes, ' ');
+  for (SafetensorsEntry& entry : header.entries) entry.file_offset += header.data_offset;
+  header.file_size_bytes = header.data_offset + end;
+  std::string bytes;
+  AppendLittleEndian(static_cast<uint64_t>(json.size()), bytes);
+  return bytes += json;
+}
+
+namespace {
+
+absl::Status Damaged(uint64_t offset_bytes, absl::string_view message) {
+  return absl::DataLossError(
+      absl::StrCat("safetensors header: offset ", offset_bytes, ": ", message));
+}
+
+// Receives the events of the JSON parser and accepts the one structure there is. No tree is built,
+// so that a hostile header costs no more memory than its entries.
+class HeaderReader final : public nlohmann::json_sax<Json> {
+ public:
+  explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}
+
+  const std::string& error() const { return error_; }
+  size_t error_position() const { return error_position_; }
+
+  bool null() override { return Fail("null is not allowed"); }
+  bool boolean(bool) override { return Fail("a boolean is not allowed"); }
+  bool number_integer(number_integer_t) override { return Fail("a negative number"); }
+  bool number_float(number_float_t, const string_t& text) override {
+    return Fail("the number " + text + " is not allowed");
+  }
+  bool binary(binary_t&) override { return Fail("binary data is not allowed"); }
+
+  bool number_unsigned(number_unsigned_t value) override {
+    if (state_ == State::kShape) {
+      const std::optional<int64_t> extent = CheckedCast<int64_t>(value);
+      if (!extent) return Fail("an extent is too large");
+      if (entry_.shape.size() == kMaxRank) return Fail("too many dims");
+      entry_.shape.push_back(*extent);
+      return true;
+    }
+    if (state_ == State::kOffsets) {
+      if (offsets_.size() == 2) return Fail("more than two data_offsets");
+      offsets_.push_back(value);
+      return true;
+    }
+    return Fail("a number is not allowed here");
+  }
+
+  bool string(string_t& value) override {
+    if (state_ == State::kMetadata) {
+      if (!header_.metadata.emplace(field_, value).second) {
+        return Fail("key \"" + field_ + "\" of __metadata__ occurs twice");
+      }
+      return true;
+    }
+    if (state_ == State::kEntry && field_ == "dtype") {
+      const std::optional<DType> dtype = DTypeFromName(value);
+      if (!dtype) return Fail("unknown dtype \"" + value + "\"");
+      entry_.dtype = *dtype;
+      return true;
+    }
+    return Fail("a string is not allowed here");
+  }
+
+  bool start_object(size_t) override {
+    if (state_ == State::kBegin) {
+      state_ = State::kTop;
+      return true;
+    }
+    if (state_ != State::kTop) return Fail("an object is not allowed here");
+    state_ = entry_.key == kMetadataKey ? State::kMetadata : State::kEntry;
+    return true;
+  }
+
+  bool key(string_t& name) override {
+    if (state_ == State::kTop) {
+      if (!keys_.insert(name).second) return Fail("the key \"" + name + "\" occurs twice");
+      entry_ = SafetensorsEntry{};
+      entry_.key = name;
+      offsets_.clear();
+      fields_seen_ = 0;
+      return true;
+    }
+    field_ = name;
+    if (state_ == State::kMetadata) return true;
+    const int bit = name == "dtype" ? 1 : name == "shape" ? 2 : name == "data_offsets" ? 4 : 0;
+    if (bit == 0) return Fail("unknown field \"" + name + "\"");
+    if (fields_seen_ & bit) return Fail("field \"" + name + "\" occurs twice");
+    fields_seen_ |= bit;
+    return true;
+  }
+
+  bool end_object() override {
+    if (state_ == State::kEntry) {
+      if (fields_seen_ != 7) return Fail("dtype, shape or data_offsets is missing");
+      if (offsets_.size() != 2 || offsets_[1] < offsets_[0]) {
+        return Fail("data_offsets is no range");
+      }
+      entry_.file_offset = offsets_[0];
+      entry_.length_bytes = offsets_[1] - offsets_[0];
+      header_.entries.push_back(std::move(entry_));
+      entry_ = SafetensorsEntry{};
+    }
+    state_ = state_ == State::kTop ? State::kEnd : State::kTop;
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (state_ == State::kEntry && field_ == "shape") {
+      state_ = State::kShape;
+    } else if (state_ == State::kEntry && field_ == "data_offsets") {
+      state_ = State::kOffsets;
+    } else {
+      return Fail("an array is not allowed here");
+    }
+    return true;
+  }
+
+  bool end_array() override {
+    state_ = State::kEntry;
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::detail::exception&) override {
+    error_position_ = position;
+    return Fail("no valid JSON near \"" + token.substr(0, 32) + "\"");
+  }
+
+ private:
+  enum class State { kBegin, kTop, kMetadata, kEntry, kShape, kOffsets, kEnd };
+
+  bool Fail(const std::string& message) {
+    error_ = entry_.key.empty() ? message : "key \"" + entry_.key + "\": " + message;
+    return false;
+  }
+
+  SafetensorsHeader& header_;
+  State state_ = State::kBegin;
+  absl::flat_hash_set<std::string> keys_;
+  SafetensorsEntry entry_;
+  std::vector<uint64_t> offsets_;
+  std::string field_;
+  int fields_seen_ = 0;
+  std::string error_;
+  size_t error_position_ = 0;
+};
+
+// The Rust reader's rules: data without holes, from the end of the header to the end of the file.
+absl::Status CheckData(SafetensorsHeader& header) {
+  std::stable_sort(header.entries.begin(), header.entries.end(),
+                   [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+                     return std::pair(a.file_offset, a.length_bytes) <
+                            std::pair(b.file_offset, b.length_bytes);
+                   });
+  uint64_t end = 0;
+  for (SafetensorsEntry& entry : header.entries) {
+    const absl::StatusOr<int64_t> length =
+        CheckedByteCount(entry.shape, static_cast<int64_t>(DTypeSize(entry.dtype)));
+    if (!length.ok()) {
+      return Damaged(kLengthBytes,
+                     absl::StrCat("key \"", entry.key, "\": ", length.status().message()));
+    }
+    if (static_cast<uint64_t>(*length) != entry.length_bytes) {
+      return Damaged(kLengthBytes,
+                     absl::StrCat("key \"", entry.key, "\": dtype and shape need ", *length,
+                                  " bytes, data_offsets have ", entry.length_bytes));
+    }
+    if (entry.file_offset != end) {
+      return Damaged(kLengthBytes, absl::StrCat("key \"", entry.key, "\": data begins at ",
+                                                entry.file_offset, ", expected ", end));
+    }
+    end = entry.file_offset + entry.length_bytes;
+    entry.file_offset += header.data_offset;
+  }
+  if (end != header.file_size_bytes - header.data_offset) {
+    return Damaged(header.data_offset,
+                   absl::StrCat("the tensors end at offset ", header.data_offset + end,
+                                ", the file at ", header.file_size_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
+                                                uint64_t file_size_bytes) {
+  if (first_8_bytes.size() < kLengthBytes || file_size_bytes < kLengthBytes) {
+    return Damaged(std::min<uint64_t>(first_8_bytes.size(), file_size_bytes),
+                   "the file ends inside the header's length");
+  }
+  const auto length = LoadLittleEndian<uint64_t>(first_8_bytes.data());
+  if (length > kMaxSafetensorsHeaderBytes) {
+    return Damaged(0, absl::StrCat("header length ", length, ", at most ",
+                                   kMaxSafetensorsHeaderBytes, " are allowed"));
+  }
+  if (length > file_size_bytes - kLengthBytes) {
+    return Damaged(
+        0, absl::StrCat("header length ", length, " in a file of ", file_size_bytes, " bytes"));
+  }
+  return kLengthBytes + length;
+}
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
+                                                         uint64_t file_size_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes,
+                           SafetensorsHeaderBytes(bytes, file_size_bytes));
+  if (bytes.size() < header_bytes) {
+    return Damaged(bytes.size(), absl::StrCat("the header ends early, expected ", header_bytes,
+                                              " bytes, found ", bytes.size()));
+  }
+  const std::string_view json = bytes.substr(kLengthBytes, header_bytes - kLengthBytes);
+  if (json.empty() || json.front() != '{') {
+    return Damaged(kLengthBytes, "the header does not begin with '{'");
+  }
+  SafetensorsHeader header;
+  header.data_offset = header_bytes;
+  header.file_size_bytes = file_size_bytes;
+  HeaderReader reader(header);
+  if (!Json::sax_parse(json.begin(), json.end(), &reader)) {
+    return Damaged(kLengthBytes + reader.error_position(), reader.error());
+  }
+  TESSERA_RETURN_IF_ERROR(CheckData(header));
+  return header;
+}
+
+std::string ShardKey(std::string_view tensor_name, const Shape& global_shape, const Box& box) {
+  std::string key(tensor_name);
+  if (box != WholeBox(global_shape)) key += "@" + ToString(box);
+  return key;
+}
+
+}  // namespace tessera::ckpt
