@@ -1,0 +1,152 @@
+#include "tests/perf/raw_disk.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "checkpoint/storage/aligned_buffer.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint64_t kGranuleBytes = uint64_t{64} << 20;
+
+absl::Status Failed(const char* operation, int error) {
+  return absl::UnavailableError(
+      absl::StrCat("raw disk: ", operation, ": ", std::generic_category().message(error)));
+}
+
+// One block after the other, until none is left or one fails.
+void Transfer(int fd, bool write, uint64_t file_bytes, ckpt::AlignedBuffer* buffer,
+              std::atomic<uint64_t>* next, std::atomic<int>* error) {
+  const size_t block_bytes = buffer->size_bytes();
+  while (*error == 0) {
+    const uint64_t begin = next->fetch_add(block_bytes);
+    if (begin >= file_bytes) return;
+    const size_t size = std::min<uint64_t>(block_bytes, file_bytes - begin);
+    for (size_t done = 0; done < size;) {
+      const ssize_t n = write ? pwrite(fd, buffer->data() + done, size - done, begin + done)
+                              : pread(fd, buffer->data() + done, size - done, begin + done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        *error = n < 0 ? errno : EIO;
+        return;
+      }
+      done += n;
+    }
+  }
+}
+
+// xorshift: what a disk could neither compress nor recognise.
+void FillWithNoise(ckpt::AlignedBuffer* buffer, uint64_t seed) {
+  uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
+  for (size_t at = 0; at + sizeof(state) <= buffer->size_bytes(); at += sizeof(state)) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    std::memcpy(buffer->data() + at, &state, sizeof(state));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<RawDiskFile> RawDiskFile::Create(const std::string& directory, uint64_t bytes) {
+  std::string path = directory + "/raw_disk_XXXXXX";
+  const int fd = mkostemp(path.data(), O_DIRECT | O_CLOEXEC);
+  if (fd < 0) return Failed(path.c_str(), errno);
+  // Only the descriptor keeps it: whatever ends this process, the room is free again.
+  unlink(path.c_str());
+  return RawDiskFile(fd, (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes);
+}
+
+RawDiskFile::RawDiskFile(RawDiskFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_) {}
+
+RawDiskFile::~RawDiskFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::StatusOr<double> RawDiskFile::WriteOnce(const RawDiskShape& shape) {
+  if (ftruncate(fd_, 0) != 0) return Failed("truncate", errno);
+  if (fallocate(fd_, 0, 0, static_cast<off_t>(bytes_)) != 0) return Failed("fallocate", errno);
+  // What freeing the old room costs belongs to nobody's measurement.
+  if (fsync(fd_) != 0) return Failed("fsync", errno);
+  return TransferOnce(shape, /*write=*/true);
+}
+
+absl::StatusOr<double> RawDiskFile::ReadOnce(const RawDiskShape& shape) {
+  return TransferOnce(shape, /*write=*/false);
+}
+
+absl::StatusOr<double> RawDiskFile::TransferOnce(const RawDiskShape& shape, bool write) {
+  std::vector<ckpt::AlignedBuffer> buffers;
+  for (int t = 0; t < shape.threads; ++t) {
+    absl::StatusOr<ckpt::AlignedBuffer> buffer = ckpt::AlignedBuffer::Allocate(shape.block_bytes);
+    if (!buffer.ok()) return buffer.status();
+    FillWithNoise(&*buffer, t);
+    buffers.push_back(*std::move(buffer));
+  }
+  std::atomic<uint64_t> next = 0;
+  std::atomic<int> error = 0;
+  const absl::Time start = absl::Now();
+  std::vector<std::thread> threads;
+  for (ckpt::AlignedBuffer& buffer : buffers) {
+    threads.emplace_back(Transfer, fd_, write, bytes_, &buffer, &next, &error);
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (error == 0 && write && fdatasync(fd_) != 0) error = errno;
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  if (error != 0) return Failed(write ? "write" : "read", error);
+  return static_cast<double>(bytes_) / seconds;
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+absl::StatusOr<RawDiskRates> MeasureRawDisk(const RawDiskOptions& options) {
+  if (options.shapes.empty()) return absl::InvalidArgumentError("raw disk: no shapes to measure");
+  absl::StatusOr<RawDiskFile> file = RawDiskFile::Create(options.directory, options.bytes);
+  if (!file.ok()) return file.status();
+  RawDiskRates rates;
+  for (const RawDiskShape& shape : options.shapes) {
+    const absl::StatusOr<double> write = file->WriteOnce(shape);
+    if (!write.ok()) return write.status();
+    const absl::StatusOr<double> read = file->ReadOnce(shape);
+    if (!read.ok()) return read.status();
+    rates.all_write.push_back({shape, *write});
+    rates.all_read.push_back({shape, *read});
+  }
+  const auto slower = [](const RawDiskRate& a, const RawDiskRate& b) {
+    return a.bytes_per_s < b.bytes_per_s;
+  };
+  rates.write = *std::max_element(rates.all_write.begin(), rates.all_write.end(), slower);
+  rates.read = *std::max_element(rates.all_read.begin(), rates.all_read.end(), slower);
+  std::vector<double> writes = {rates.write.bytes_per_s}, reads = {rates.read.bytes_per_s};
+  for (int i = 0; i < options.repeats; ++i) {
+    const absl::StatusOr<double> write = file->WriteOnce(rates.write.shape);
+    if (!write.ok()) return write.status();
+    const absl::StatusOr<double> read = file->ReadOnce(rates.read.shape);
+    if (!read.ok()) return read.status();
+    writes.push_back(*write);
+    reads.push_back(*read);
+  }
+  rates.write.bytes_per_s = Median(std::move(writes));
+  rates.read.bytes_per_s = Median(std::move(reads));
+  return rates;
+}
+
+}  // namespace tessera
