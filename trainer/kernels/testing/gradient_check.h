@@ -1,0 +1,31 @@
+#ifndef TESSERA_TRAINER_KERNELS_TESTING_GRADIENT_CHECK_H_
+#define TESSERA_TRAINER_KERNELS_TESTING_GRADIENT_CHECK_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::testing {
+
+struct GradientCheckOptions {
+  double step = 1e-3;              // of the finite difference; its error is of the order of step^4
+  double tolerance = 1e-8;         // of the largest gradient of the tensor
+  double absolute = 1e-10;         // for tensors whose gradients vanish
+  int64_t max_elements = 1 << 30;  // a tensor with more is checked at evenly spaced ones
+};
+
+// Expects `gradient` (any floating dtype) to be d loss() / d x, by the five-point central
+// difference
+//   (loss(x-2h) - 8 loss(x-h) + 8 loss(x+h) - loss(x+2h)) / 12h.
+// `loss` must read x anew at each call; x (F64) is restored, bit for bit. Four calls an element.
+// A failure is reported at the line of the caller.
+void ExpectGradient(const std::function<double()>& loss, const TensorView& x,
+                    const TensorView& gradient, const std::string& what,
+                    const GradientCheckOptions& options = {}, const char* file = __builtin_FILE(),
+                    int line = __builtin_LINE());
+
+}  // namespace tessera::testing
+
+#endif  // TESSERA_TRAINER_KERNELS_TESTING_GRADIENT_CHECK_H_
