@@ -1,0 +1,78 @@
+#include "trainer/data/dataset.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/data/file_util.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::string& pattern,
+                                                                 int64_t sequence_length,
+                                                                 int64_t vocab_size) {
+  if (sequence_length < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sequence length ", sequence_length, ": expected 1 or more"));
+  }
+  absl::StatusOr<std::vector<std::string>> paths = Glob(pattern);
+  if (!paths.ok()) return paths.status();
+
+  auto dataset = std::unique_ptr<TokenDataset>(new TokenDataset);
+  dataset->sequence_length_ = sequence_length;
+  dataset->vocab_size_ = vocab_size;
+  dataset->first_samples_.push_back(0);
+  ContentHash hash;
+  for (const std::string& path : *paths) {
+    absl::StatusOr<std::unique_ptr<TokenFile>> opened = TokenFile::Open(path);
+    if (!opened.ok()) return opened.status();
+    const TokenFile& shard = **opened;
+    if (vocab_size < 1 || vocab_size > MaxVocabularySize(shard.format())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "vocabulary size ", vocab_size, ": expected 1 to ", MaxVocabularySize(shard.format()),
+          " for the ", std::string(TokenFormatName(shard.format())), " token file ", path));
+    }
+    if (!dataset->shards_.empty() && shard.format() != dataset->shards_[0]->format()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "token files of one data set differ in format: ", dataset->shards_[0]->path(), " is ",
+          std::string(TokenFormatName(dataset->shards_[0]->format())), ", ", path, " is ",
+          std::string(TokenFormatName(shard.format()))));
+    }
+    const absl::StatusOr<uint64_t> fingerprint = shard.Fingerprint();
+    if (!fingerprint.ok()) return fingerprint.status();
+    hash.Add(*fingerprint);
+    dataset->num_tokens_ += shard.count();
+    dataset->first_samples_.push_back(dataset->num_samples() +
+                                      std::max<int64_t>(0, (shard.count() - 1) / sequence_length));
+    dataset->shards_.push_back(*std::move(opened));
+  }
+  dataset->fingerprint_ = hash.Finish();
+  if (dataset->num_samples() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", pattern, "\": no file has the ", sequence_length + 1, " tokens of one sample (",
+        dataset->num_tokens_, " tokens in ", dataset->shards_.size(), " files)"));
+  }
+  return dataset;
+}
+
+absl::Status TokenDataset::ReadSample(int64_t sample, std::span<int32_t> ids,
+                                      std::span<int32_t> targets) const {
+  const int64_t length = sequence_length_;
+  if (ids.size() != length || targets.size() != length) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "room for ", ids.size(), " ids and ", targets.size(), " targets, a sample has ", length));
+  }
+  if (sample < 0 || sample >= num_samples()) {
+    return absl::OutOfRangeError(
+        absl::StrCat("sample ", sample, " asked for, the data set has ", num_samples()));
+  }
+  const auto next = std::upper_bound(first_samples_.begin(), first_samples_.end(), sample);
+  const int64_t shard = next - first_samples_.begin() - 1;
+  const int64_t first = (sample - first_samples_[shard]) * length;
+  const TokenFile& file = *shards_[shard];
+  if (absl::Status status = file.Read(first, vocab_size_, ids); !status.ok()) return status;
+  std::copy(ids.begin() + 1, ids.end(), targets.begin());
+  return file.Read(first + length, vocab_size_, targets.last(1));
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+#ifndef TESSERA_TRAINER_DATA_DATASET_H_
+#define TESSERA_TRAINER_DATA_DATASET_H_
+
+// A set of token files, cut into samples of T tokens and their targets.
+//
+// Shards come in the natural order of their names. Within a shard of `count` tokens, sample i reads
+// tokens [i*T, i*T + T]: T inputs and, one token on, T targets, so that neighbours share one token
+// and every transition inside the shard is trained on once. A shard has max(0, (count - 1) / T)
+// samples; what remains at its end (fewer than T transitions) is not used. No sample crosses
+// shards. Sample numbers run through the shards in order.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+
+class TokenDataset {
+ public:
+  // `pattern`: a shell pattern or a file name. Errors: NotFound naming the pattern when no file
+  // matches; those of TokenFile::Open; InvalidArgument when shards differ in format, when the
+  // vocabulary does not fit it, when sequence_length is below 1 or when not a single sample fits.
+  static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const std::string& pattern,
+                                                            int64_t sequence_length,
+                                                            int64_t vocab_size);
+
+  int64_t num_samples() const { return first_samples_.back(); }
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t num_shards() const { return static_cast<int64_t>(shards_.size()); }
+  int64_t sequence_length() const { return sequence_length_; }
+  int64_t vocab_size() const { return vocab_size_; }
+
+  // Identifies the token data: a hash over the shards in order, names left out
+  // (TokenFile::Fingerprint). A checkpoint records it, since consumed_samples means nothing for
+  // other data. Does not depend on T, which decides the number of samples.
+  uint64_t fingerprint() const { return fingerprint_; }
+
+  // ids, targets [T]. Errors: OutOfRange for a sample that is not there; those of TokenFile::Read.
+  // Threads: any number may read at once.
+  absl::Status ReadSample(int64_t sample, std::span<int32_t> ids, std::span<int32_t> targets) const;
+
+ private:
+  TokenDataset() = default;
+
+  std::vector<std::unique_ptr<TokenFile>> shards_;
+  std::vector<int64_t>
+      first_samples_;  // num_shards + 1: the number of samples before each shard, then their sum
+  int64_t num_tokens_ = 0;
+  int64_t sequence_length_ = 0;
+  int64_t vocab_size_ = 0;
+  uint64_t fingerprint_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_DATASET_H_

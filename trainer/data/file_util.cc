@@ -1,0 +1,226 @@
+#include "trainer/data/file_util.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/random/philox.h"
+
+namespace tessera {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+absl::Status FileError(std::string_view action, const std::string& path) {
+  const int error = errno;
+  return absl::ErrnoToStatus(
+      error, absl::StrCat("cannot ", absl::string_view(action.data(), action.size()), " ", path));
+}
+
+std::string_view TakeDigits(std::string_view& text) {
+  size_t length = 0;
+  while (length < text.size() && std::isdigit(static_cast<unsigned char>(text[length]))) ++length;
+  const std::string_view digits = text.substr(0, length);
+  text.remove_prefix(length);
+  return digits;
+}
+
+std::string_view WithoutLeadingZeros(std::string_view digits) {
+  return digits.substr(std::min(digits.find_first_not_of('0'), digits.size()));
+}
+
+}  // namespace
+
+FileDescriptor::FileDescriptor(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::StatusOr<FileDescriptor> FileDescriptor::OpenForReading(const std::string& path) {
+  // Non-blocking so that a pipe by this name is reported below and does not wait for its writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return FileError("open", path);
+  FileDescriptor file(fd, path);
+  struct stat info;
+  if (fstat(fd, &info) != 0) return FileError("examine", path);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+  }
+  return file;
+}
+
+absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t> out) const {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t n = pread(fd_, out.data() + done, out.size() - done, offset + done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(absl::StrCat("read at offset ", offset + done, " of"), path_);
+    if (n == 0) break;
+    done += n;
+  }
+  return done;
+}
+
+absl::StatusOr<int64_t> FileDescriptor::SizeBytes() const {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return FileError("examine", path_);
+  return info.st_size;
+}
+
+AtomicFile::AtomicFile(int fd, std::string path, std::string temporary)
+    : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
+
+absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
+  std::string temporary = absl::StrCat(path, ".tmp-XXXXXX");
+  const int fd = mkostemp(temporary.data(), O_CLOEXEC);
+  if (fd < 0) return FileError("create a temporary file for", path);
+  auto file = std::unique_ptr<AtomicFile>(new AtomicFile(fd, path, temporary));
+  // mkostemp makes private files; data files are for everyone whom the umask lets in.
+  const mode_t mask = umask(0);
+  umask(mask);
+  if (fchmod(fd, 0666 & ~mask) != 0) return FileError("set permissions of", temporary);
+  return file;
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) close(fd_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+absl::Status AtomicFile::Append(std::span<const uint8_t> bytes) {
+  if (absl::Status status = WriteAt(size_bytes_, bytes); !status.ok()) return status;
+  size_bytes_ += bytes.size();
+  return absl::OkStatus();
+}
+
+absl::Status AtomicFile::WriteAt(int64_t offset, std::span<const uint8_t> bytes) {
+  size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n = pwrite(fd_, bytes.data() + done, bytes.size() - done, offset + done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError("write", path_);
+    done += n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AtomicFile::Commit() {
+  if (fsync(fd_) != 0) return FileError("sync", path_);
+  if (close(std::exchange(fd_, -1)) != 0) return FileError("close", path_);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) return FileError("rename to", path_);
+  temporary_.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
+  absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
+  if (!file.ok()) return file.status();
+  const absl::StatusOr<int64_t> size_bytes = file->SizeBytes();
+  if (!size_bytes.ok()) return size_bytes.status();
+  if (*size_bytes > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " has ", *size_bytes, " bytes, expected at most ", max_bytes));
+  }
+  std::string contents(*size_bytes, '\0');
+  const absl::StatusOr<int64_t> read =
+      file->ReadAt(0, std::span(reinterpret_cast<uint8_t*>(contents.data()), contents.size()));
+  if (!read.ok()) return read.status();
+  contents.resize(*read);
+  return contents;
+}
+
+absl::Status WriteFileAtomically(const std::string& path, std::string_view contents) {
+  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
+  if (!file.ok()) return file.status();
+  const auto* bytes = reinterpret_cast<const uint8_t*>(contents.data());
+  if (absl::Status status = (*file)->Append({bytes, contents.size()}); !status.ok()) return status;
+  return (*file)->Commit();
+}
+
+bool NaturalLess(std::string_view a, std::string_view b) {
+  const std::string_view whole_a = a, whole_b = b;
+  while (!a.empty() && !b.empty()) {
+    const std::string_view digits_a = TakeDigits(a), digits_b = TakeDigits(b);
+    if (digits_a.empty() != digits_b.empty()) {
+      // One has a number where the other has not: restore what was taken and compare characters.
+      a = std::string_view(a.data() - digits_a.size(), a.size() + digits_a.size());
+      b = std::string_view(b.data() - digits_b.size(), b.size() + digits_b.size());
+    } else if (!digits_a.empty()) {
+      const std::string_view value_a = WithoutLeadingZeros(digits_a);
+      const std::string_view value_b = WithoutLeadingZeros(digits_b);
+      if (value_a.size() != value_b.size()) return value_a.size() < value_b.size();
+      if (value_a != value_b) return value_a < value_b;
+      continue;
+    }
+    if (a.front() != b.front()) return a.front() < b.front();
+    a.remove_prefix(1);
+    b.remove_prefix(1);
+  }
+  if (a.empty() != b.empty()) return a.empty();
+  return whole_a < whole_b;  // equal but for leading zeros
+}
+
+absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern) {
+  glob_t matches = {};
+  const int result = glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &matches);
+  std::vector<std::string> paths;
+  if (result == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+  globfree(&matches);
+  if (paths.empty()) {
+    return absl::NotFoundError(absl::StrCat("no file matches \"", pattern, "\""));
+  }
+  std::sort(paths.begin(), paths.end(), NaturalLess);
+  return paths;
+}
+
+void ContentHash::Add(uint64_t value) {
+  uint8_t bytes[sizeof(value)];
+  std::memcpy(bytes, &value, sizeof(value));
+  Add(bytes);
+}
+
+void ContentHash::Add(std::span<const uint8_t> bytes) {
+  total_bytes_ += bytes.size();
+  size_t i = 0;
+  while (i < bytes.size()) {
+    if (pending_bytes_ == 0 && bytes.size() - i >= 8) {
+      uint64_t word;
+      std::memcpy(&word, bytes.data() + i, 8);
+      hash_ = MixCoordinates(hash_, word);
+      i += 8;
+      continue;
+    }
+    pending_ |= uint64_t{bytes[i++]} << (8 * pending_bytes_);
+    if (++pending_bytes_ == 8) {
+      hash_ = MixCoordinates(hash_, pending_);
+      pending_ = 0;
+      pending_bytes_ = 0;
+    }
+  }
+}
+
+uint64_t ContentHash::Finish() {
+  return MixCoordinates(MixCoordinates(hash_, pending_), total_bytes_);
+}
+
+}  // namespace tessera

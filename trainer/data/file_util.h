@@ -1,0 +1,93 @@
+#ifndef TESSERA_TRAINER_DATA_FILE_UTIL_H_
+#define TESSERA_TRAINER_DATA_FILE_UTIL_H_
+
+// The few operations on local files that training data needs. Every Status names the path.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// Owns a file descriptor open for reading.
+class FileDescriptor {
+ public:
+  // Errors: NotFound, PermissionDenied and so on; InvalidArgument for something that is not a
+  // regular file.
+  static absl::StatusOr<FileDescriptor> OpenForReading(const std::string& path);
+
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+
+  // Fills as much of `out` as the file holds from `offset` on; returns the bytes read, fewer than
+  // asked at the end only.
+  absl::StatusOr<int64_t> ReadAt(int64_t offset, std::span<uint8_t> out) const;
+  absl::StatusOr<int64_t> SizeBytes() const;
+
+ private:
+  FileDescriptor(int fd, std::string path);
+
+  int fd_ = -1;
+  std::string path_;
+};
+
+// A file written under a temporary name beside `path` and renamed when it is complete.
+class AtomicFile {
+ public:
+  static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
+  // Removes the temporary file unless Commit() succeeded.
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  absl::Status Append(std::span<const uint8_t> bytes);
+  absl::Status WriteAt(int64_t offset, std::span<const uint8_t> bytes);
+  // Syncs the contents, then renames. Call once, last.
+  absl::Status Commit();
+
+ private:
+  AtomicFile(int fd, std::string path, std::string temporary);
+
+  int fd_;
+  std::string path_;
+  std::string temporary_;
+  int64_t size_bytes_ = 0;
+};
+
+// The whole file. Errors: as OpenForReading; InvalidArgument when it is longer than max_bytes.
+absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes);
+absl::Status WriteFileAtomically(const std::string& path, std::string_view contents);
+
+// Runs of digits compare as numbers: shard_2 before shard_10.
+bool NaturalLess(std::string_view a, std::string_view b);
+// The paths that a shell pattern matches, in natural order. NotFound, naming the pattern, when
+// there is none.
+absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern);
+
+// Bytes in little-endian words, hashed in order: stable across machines. For telling contents
+// apart, not against an adversary.
+class ContentHash {
+ public:
+  void Add(uint64_t value);
+  // Any way of cutting bytes into successive calls gives the same hash.
+  void Add(std::span<const uint8_t> bytes);
+  uint64_t Finish();
+
+ private:
+  uint64_t hash_ = 0;
+  uint64_t pending_ = 0;
+  int pending_bytes_ = 0;
+  uint64_t total_bytes_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_FILE_UTIL_H_

@@ -1,0 +1,42 @@
+#ifndef TESSERA_TRAINER_DATA_SAMPLE_ORDER_H_
+#define TESSERA_TRAINER_DATA_SAMPLE_ORDER_H_
+
+#include <cstdint>
+
+namespace tessera {
+
+// The order in which training reads its samples: one endless global sequence, epoch after epoch,
+// each epoch a permutation of its own of all samples. A pure function of (seed, number of samples,
+// position), so that a position is a single number (consumed_samples) and any topology or batch
+// size reads the same sequence.
+//
+// The permutation is a Feistel network over the smallest even number of bits that holds the
+// samples, its round functions Philox keyed by (seed, epoch, round); values beyond the samples walk
+// on along their cycle (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+// Memory O(1); under four walks expected, some 0.3 us each.
+class SampleOrder {
+ public:
+  // Precondition: num_samples >= 1.
+  SampleOrder(uint64_t seed, int64_t num_samples);
+
+  int64_t num_samples() const { return num_samples_; }
+
+  // The epoch that global sample number `position` (0 or more) falls in, and the sample of the
+  // dataset that it is.
+  int64_t EpochAt(int64_t position) const { return position / num_samples_; }
+  int64_t SampleAt(int64_t position) const;
+
+  // A bijection of [0, num_samples) for each epoch.
+  int64_t Permute(int64_t epoch, int64_t index) const;
+
+ private:
+  uint64_t Encrypt(int64_t epoch, uint64_t value) const;
+
+  uint64_t seed_;
+  int64_t num_samples_;
+  int half_bits_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_SAMPLE_ORDER_H_

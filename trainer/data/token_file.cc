@@ -1,0 +1,204 @@
+#include "trainer/data/token_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kHeaderWords = 256;
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kSampledPages = 256;
+constexpr int64_t kHashedWholeBytes = 16 << 20;
+
+struct FormatFacts {
+  TokenFormat format;
+  std::string_view name;
+  int32_t magic;
+  int32_t version;
+  int64_t token_bytes;
+  int64_t max_vocab_size;
+};
+
+constexpr std::array<FormatFacts, 2> kFormats = {{
+    {TokenFormat::kGpt2, "gpt2", 20240520, 1, 2, int64_t{1} << 16},
+    {TokenFormat::kLlama3, "llama3", 20240801, 7, 4, int64_t{1} << 31},
+}};
+
+const FormatFacts& Facts(TokenFormat format) {
+  return format == TokenFormat::kGpt2 ? kFormats[0] : kFormats[1];
+}
+
+absl::Status BadHeader(const std::string& path, int64_t word, absl::string_view what,
+                       absl::string_view expected, int64_t found) {
+  return absl::DataLossError(absl::StrCat(path, " at offset ", 4 * word, ": ", what, " expected ",
+                                          expected, ", found ", found));
+}
+
+// Header -> format and count, checked against the size of the file.
+absl::StatusOr<std::pair<const FormatFacts*, int64_t>> ParseHeader(
+    const std::string& path, const std::array<int32_t, kHeaderWords>& header, int64_t size_bytes) {
+  const FormatFacts* facts = nullptr;
+  for (const FormatFacts& candidate : kFormats) {
+    if (candidate.magic == header[0]) facts = &candidate;
+  }
+  if (facts == nullptr) {
+    return BadHeader(path, 0, "magic number of a token file", "20240520 or 20240801", header[0]);
+  }
+  if (header[1] != facts->version) {
+    return BadHeader(path, 1, "version", absl::StrCat(facts->version), header[1]);
+  }
+  if (header[2] < 0) return BadHeader(path, 2, "token count", "0 or more", header[2]);
+  const int64_t expected_bytes = kTokenFileHeaderBytes + header[2] * facts->token_bytes;
+  if (size_bytes != expected_bytes) {
+    return absl::DataLossError(absl::StrCat(
+        path, " at offset ", std::min(size_bytes, expected_bytes), ": ",
+        size_bytes < expected_bytes ? "truncated" : "bytes after the last token", ": ", header[2],
+        " tokens expected to end at ", expected_bytes, ", found a file of ", size_bytes, " bytes"));
+  }
+  return std::pair(facts, int64_t{header[2]});
+}
+
+}  // namespace
+
+std::string_view TokenFormatName(TokenFormat format) { return Facts(format).name; }
+
+absl::StatusOr<TokenFormat> TokenFormatFromName(std::string_view name) {
+  for (const FormatFacts& facts : kFormats) {
+    if (facts.name == name) return facts.format;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("token format \"", std::string(name), "\": expected gpt2 or llama3"));
+}
+
+int64_t TokenBytes(TokenFormat format) { return Facts(format).token_bytes; }
+int64_t MaxVocabularySize(TokenFormat format) { return Facts(format).max_vocab_size; }
+
+TokenFile::TokenFile(std::string path, FileDescriptor file, TokenFormat format, int64_t count)
+    : path_(std::move(path)), file_(std::move(file)), format_(format), count_(count) {}
+
+absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(const std::string& path) {
+  absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
+  if (!file.ok()) return file.status();
+  const absl::StatusOr<int64_t> size_bytes = file->SizeBytes();
+  if (!size_bytes.ok()) return size_bytes.status();
+  std::array<int32_t, kHeaderWords> header;
+  const absl::StatusOr<int64_t> read =
+      file->ReadAt(0, std::span(reinterpret_cast<uint8_t*>(header.data()), kTokenFileHeaderBytes));
+  if (!read.ok()) return read.status();
+  if (*read != kTokenFileHeaderBytes) {
+    return absl::DataLossError(absl::StrCat(path, " at offset ", *read,
+                                            ": truncated: expected a header of ",
+                                            kTokenFileHeaderBytes, " bytes, found ", *read));
+  }
+  const auto parsed = ParseHeader(path, header, *size_bytes);
+  if (!parsed.ok()) return parsed.status();
+  return std::unique_ptr<TokenFile>(
+      new TokenFile(path, *std::move(file), parsed->first->format, parsed->second));
+}
+
+absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const {
+  const int64_t n = out.size();
+  if (first < 0 || first > count_ || n > count_ - first) {
+    return absl::OutOfRangeError(absl::StrCat(path_, ": tokens [", first, ", ", first + n,
+                                              ") asked for, the file has ", count_));
+  }
+  const int64_t token_bytes = TokenBytes(format_);
+  const int64_t offset = kTokenFileHeaderBytes + first * token_bytes;
+  // Raw tokens go to the end of the output, so that widening from front to back never overwrites
+  // what is still to be read.
+  auto* out_bytes = reinterpret_cast<uint8_t*>(out.data());
+  uint8_t* raw = out_bytes + n * (4 - token_bytes);
+  const absl::StatusOr<int64_t> read =
+      file_.ReadAt(offset, {raw, static_cast<size_t>(n * token_bytes)});
+  if (!read.ok()) return read.status();
+  if (*read != n * token_bytes) {
+    return absl::DataLossError(absl::StrCat(path_, " at offset ", offset + *read,
+                                            ": the file has shrunk: expected ", n * token_bytes,
+                                            " bytes from offset ", offset, ", found ", *read));
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t token = 0;
+    std::memcpy(&token, raw + i * token_bytes, token_bytes);
+    if (token >= static_cast<uint64_t>(vocab_size)) {
+      return absl::DataLossError(
+          absl::StrCat(path_, " at offset ", offset + i * token_bytes, ": token ", first + i,
+                       " expected below the vocabulary size ", vocab_size, ", found ", token));
+    }
+    std::memcpy(out_bytes + 4 * i, &token, 4);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> TokenFile::Fingerprint() const {
+  ContentHash hash;
+  hash.Add(static_cast<uint64_t>(Facts(format_).magic));
+  hash.Add(static_cast<uint64_t>(count_));
+  const int64_t body_bytes = count_ * TokenBytes(format_);
+  std::vector<uint8_t> buffer(kPageBytes);
+  const auto add = [&](int64_t at) -> absl::Status {
+    const int64_t n = std::min(kPageBytes, body_bytes - at);
+    const absl::StatusOr<int64_t> read =
+        file_.ReadAt(kTokenFileHeaderBytes + at, std::span(buffer).first(n));
+    if (!read.ok()) return read.status();
+    hash.Add(std::span(buffer).first(*read));
+    return absl::OkStatus();
+  };
+  const int64_t pages = (body_bytes + kPageBytes - 1) / kPageBytes;
+  const int64_t hashed = body_bytes <= kHashedWholeBytes ? pages : kSampledPages;
+  for (int64_t i = 0; i < hashed; ++i) {
+    const int64_t page = hashed == pages ? i : i * (pages - 1) / (hashed - 1);
+    if (absl::Status status = add(page * kPageBytes); !status.ok()) return status;
+  }
+  return hash.Finish();
+}
+
+TokenFileWriter::TokenFileWriter(std::unique_ptr<AtomicFile> file, TokenFormat format)
+    : file_(std::move(file)), format_(format) {}
+
+absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(const std::string& path,
+                                                                         TokenFormat format) {
+  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
+  if (!file.ok()) return file.status();
+  const std::vector<uint8_t> space(kTokenFileHeaderBytes);
+  if (absl::Status status = (*file)->Append(space); !status.ok()) return status;
+  return std::unique_ptr<TokenFileWriter>(new TokenFileWriter(*std::move(file), format));
+}
+
+absl::Status TokenFileWriter::Append(std::span<const int32_t> tokens) {
+  const int64_t token_bytes = TokenBytes(format_);
+  const int64_t n = tokens.size();
+  if (n > std::numeric_limits<int32_t>::max() - count_) {
+    return absl::InvalidArgumentError(absl::StrCat("a token file holds at most 2^31 - 1 tokens, ",
+                                                   count_ + n, " given: use smaller shards"));
+  }
+  encoded_.resize(n * token_bytes);
+  for (int64_t i = 0; i < n; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= MaxVocabularySize(format_)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", count_ + i, " is ", tokens[i], ", which the format ",
+                       std::string(TokenFormatName(format_)), " cannot hold"));
+    }
+    std::memcpy(encoded_.data() + i * token_bytes, &tokens[i], token_bytes);
+  }
+  if (absl::Status status = file_->Append(encoded_); !status.ok()) return status;
+  count_ += n;
+  return absl::OkStatus();
+}
+
+absl::Status TokenFileWriter::Close() {
+  std::array<int32_t, kHeaderWords> header = {};
+  header[0] = Facts(format_).magic;
+  header[1] = Facts(format_).version;
+  header[2] = static_cast<int32_t>(count_);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(header.data());
+  if (absl::Status status = file_->WriteAt(0, {bytes, sizeof(header)}); !status.ok()) return status;
+  return file_->Commit();
+}
+
+}  // namespace tessera

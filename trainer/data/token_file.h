@@ -1,0 +1,98 @@
+#ifndef TESSERA_TRAINER_DATA_TOKEN_FILE_H_
+#define TESSERA_TRAINER_DATA_TOKEN_FILE_H_
+
+// Token files as llm.c writes and reads them: a header of 256 little-endian int32, then `count`
+// tokens to the end of the file.
+//
+//   format    [0] magic   [1] version   [2] count   then
+//   GPT-2     20240520    1             tokens      uint16 each
+//   Llama-3   20240801    7             tokens      uint32 each
+//
+// The other header words are written as zero and not looked at when read.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/data/file_util.h"
+
+namespace tessera {
+
+enum class TokenFormat { kGpt2, kLlama3 };
+
+inline constexpr int64_t kTokenFileHeaderBytes = 1024;
+
+// "gpt2" or "llama3".
+std::string_view TokenFormatName(TokenFormat format);
+// InvalidArgument for any other name.
+absl::StatusOr<TokenFormat> TokenFormatFromName(std::string_view name);
+// Bytes of one token: 2 or 4.
+int64_t TokenBytes(TokenFormat format);
+// The largest vocabulary whose ids fit: 2^16, or 2^31 because ids are int32 in memory.
+int64_t MaxVocabularySize(TokenFormat format);
+
+// A token file open for reading.
+//
+// Reads go through pread, not a memory map: the page cache serves both alike, and a file that
+// shrinks or a disk that fails under a map is a signal that kills the run instead of a Status.
+// Threads: any number may read at once.
+class TokenFile {
+ public:
+  // Errors: NotFound, PermissionDenied; DataLoss (file, offset, expected and found) for an unknown
+  // magic or version and for a size that is not exactly the header plus `count` tokens.
+  static absl::StatusOr<std::unique_ptr<TokenFile>> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  TokenFormat format() const { return format_; }
+  int64_t count() const { return count_; }
+
+  // Tokens [first, first + out.size()) as int32. Errors: OutOfRange when they are not all in the
+  // file; DataLoss naming file, position and offset for an id of vocab_size or more, and when the
+  // file has shrunk since it was opened.
+  absl::Status Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const;
+
+  // A hash of format, count and contents that does not depend on the file's name. A file of at most
+  // 16 MiB is hashed whole; of a longer one 256 pages of 4 KiB, evenly spaced, the first and last
+  // included: enough to tell corpora apart, not to detect damage. Cost: at most 16 MiB read.
+  absl::StatusOr<uint64_t> Fingerprint() const;
+
+ private:
+  TokenFile(std::string path, FileDescriptor file, TokenFormat format, int64_t count);
+
+  std::string path_;
+  FileDescriptor file_;
+  TokenFormat format_;
+  int64_t count_;
+};
+
+// Writes a token file under a temporary name; it appears under its own name, complete and synced,
+// when Close() succeeds. A writer destroyed without Close() leaves nothing behind.
+class TokenFileWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(const std::string& path,
+                                                                 TokenFormat format);
+
+  // Errors: InvalidArgument for an id that the format cannot hold, and past 2^31 - 1 tokens (the
+  // header's count is an int32).
+  absl::Status Append(std::span<const int32_t> tokens);
+  int64_t count() const { return count_; }
+  // Call once, last.
+  absl::Status Close();
+
+ private:
+  TokenFileWriter(std::unique_ptr<AtomicFile> file, TokenFormat format);
+
+  std::unique_ptr<AtomicFile> file_;
+  TokenFormat format_;
+  int64_t count_ = 0;
+  std::vector<uint8_t> encoded_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_TOKEN_FILE_H_
