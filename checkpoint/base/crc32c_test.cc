@@ -1,0 +1,87 @@
+#include "checkpoint/base/crc32c.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "checkpoint/base/test_seed.h"
+
+namespace tessera::ckpt {
+namespace {
+
+std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+// One bit at a time, straight from the definition.
+uint32_t Oracle(std::span<const std::byte> data) {
+  uint32_t crc = 0xFFFFFFFF;
+  for (const std::byte byte : data) {
+    crc ^= static_cast<uint32_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) ? (crc >> 1) ^ 0x82F63B78 : crc >> 1;
+  }
+  return ~crc;
+}
+
+TEST(Crc32c, VectorsOfRfc3720) {
+  std::string ascending, descending;
+  for (int i = 0; i < 32; ++i) {
+    ascending += static_cast<char>(i);
+    descending += static_cast<char>(31 - i);
+  }
+  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AAu);
+  EXPECT_EQ(Crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
+  EXPECT_EQ(Crc32c(ascending), 0x46DD794Eu);
+  EXPECT_EQ(Crc32c(descending), 0x113FDB5Cu);
+  const unsigned char iscsi_read[48] = {0x01, 0xC0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0,
+                                        0x14, 0,    0, 0, 0, 0, 4, 0, 0, 0, 0, 0x14, 0, 0, 0, 0x18,
+                                        0x28, 0,    0, 0, 0, 0, 0, 0, 2, 0, 0, 0,    0, 0, 0, 0};
+  EXPECT_EQ(Crc32c(std::as_bytes(std::span(iscsi_read))), 0xD9963A56u);
+  EXPECT_EQ(Crc32c("123456789"), 0xE3069283u);
+  EXPECT_EQ(Crc32c(""), 0u);
+}
+
+TEST(Crc32c, BothImplementationsAgreeWithTheDefinition) {
+  std::mt19937_64 random(TestSeed());
+  const std::vector<std::byte> bytes = RandomBytes(40000, random);
+  std::vector<size_t> sizes;
+  for (size_t size = 0; size < 80; ++size) sizes.push_back(size);
+  for (const size_t base : {767, 768, 769, 1536, 12287, 12288, 12289, 13056, 24576, 39990}) {
+    sizes.push_back(base);
+  }
+  for (const size_t size : sizes) {
+    for (size_t offset = 0; offset < 9; offset += (size < 80 ? 1 : 4)) {
+      const auto part = std::span(bytes).subspan(offset, size);
+      const uint32_t expected = Oracle(part);
+      ASSERT_EQ(Crc32c(part), expected) << size << " at " << offset;
+      ASSERT_EQ(internal::ExtendCrc32cPortable(0, part), expected) << size << " at " << offset;
+    }
+  }
+}
+
+TEST(Crc32c, ExtendsAndConcatenatesAtEveryCut) {
+  std::mt19937_64 random(TestSeed());
+  const std::vector<std::byte> bytes = RandomBytes(1500, random);
+  const std::span<const std::byte> all = bytes;
+  const uint32_t whole = Crc32c(all);
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    const uint32_t a = Crc32c(all.first(cut));
+    ASSERT_EQ(ExtendCrc32c(a, all.subspan(cut)), whole) << cut;
+    ASSERT_EQ(ConcatCrc32c(a, Crc32c(all.subspan(cut)), bytes.size() - cut), whole) << cut;
+  }
+}
+
+TEST(Crc32c, ConcatenatesLongZeros) {
+  // The state after 2^20 zero bytes, once in one step and once byte by byte.
+  const std::vector<std::byte> zeros(1 << 20);
+  const uint32_t head = Crc32c("head");
+  EXPECT_EQ(ConcatCrc32c(head, Crc32c(std::span<const std::byte>(zeros)), zeros.size()),
+            ExtendCrc32c(head, zeros));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
