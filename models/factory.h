@@ -16,13 +16,13 @@ namespace tessera {
 struct ModelOptions {
   DType compute_dtype = DType::kF32;  // or kBF16; kF64 with the reference backend
   bool with_gradients = true;         // false: forward only (evaluation, sampling)
-  uint64_t seed = 1234;               // of dropout; initial weights take theirs in ParameterSet::Initialize
-  StageLayers stage;                  // which layers; all of them by default
+  uint64_t seed = 1234;  // of dropout; initial weights take theirs in ParameterSet::Initialize
+  StageLayers stage;     // which layers; all of them by default
 };
 
-// Builds the model that `config` (resolved or not) describes and allocates its parameters, which are zero until
-// ParameterSet::Initialize, an import or a checkpoint fills them. `backend` must outlive the model.
-// InvalidArgument for a wrong config, dtype or layer range.
+// Builds the model that `config` (resolved or not) describes and allocates its parameters, which
+// are zero until ParameterSet::Initialize, an import or a checkpoint fills them. `backend` must
+// outlive the model. InvalidArgument for a wrong config, dtype or layer range.
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
                                                  const ModelOptions& options, Backend& backend);
 

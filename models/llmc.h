@@ -1,8 +1,9 @@
 #ifndef TESSERA_MODELS_LLMC_H_
 #define TESSERA_MODELS_LLMC_H_
 
-// Model files of llm.c (https://github.com/karpathy/llm.c), and of InfiniTrain, which writes the same: GPT-2 (versions 3 and 5) and
-// Llama-3. Little-endian, 1024 bytes of header, then every tensor over all layers at once.
+// Model files of llm.c (https://github.com/karpathy/llm.c), and of InfiniTrain, which writes the
+// same: GPT-2 (versions 3 and 5) and Llama-3. Little-endian, 1024 bytes of header, then every
+// tensor over all layers at once.
 
 #include <cstdint>
 #include <string>
@@ -35,18 +36,21 @@ struct LlmcFileInfo {
   LlmcFileOptions options;
 };
 
-// Reads the header and checks it against the file's length. DataLoss for bytes that cannot be such a file (with what was expected and
-// found), NotFound for no file. Allocates nothing in proportion to what the header says.
+// Reads the header and checks it against the file's length. DataLoss for bytes that cannot be such
+// a file (with what was expected and found), NotFound for no file. Allocates nothing in proportion
+// to what the header says.
 absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const std::string& path);
 
-// Fills the pieces of `parameters` (the whole model, or the shards of a rank or stage) from the file. `flat` is parameters.values(), or
-// another floating buffer laid out in the same way, such as fp32 master weights. Padding is left as it is.
-// FailedPrecondition when the file is of another model than `config` (resolved): every field that differs, with both values; nothing
-// has been written then. DataLoss as above. Memory: a few MiB.
+// Fills the pieces of `parameters` (the whole model, or the shards of a rank or stage) from the
+// file. `flat` is parameters.values(), or another floating buffer laid out in the same way, such as
+// fp32 master weights. Padding is left as it is. FailedPrecondition when the file is of another
+// model than `config` (resolved): every field that differs, with both values; nothing has been
+// written then. DataLoss as above. Memory: a few MiB.
 absl::Status ImportLlmc(const std::string& path, const ModelConfig& config,
                         const ParameterSet& parameters, const TensorView& flat);
 
-// Writes the whole model (unsharded parameters) through a temporary name. Values are rounded to options.dtype.
+// Writes the whole model (unsharded parameters) through a temporary name. Values are rounded to
+// options.dtype.
 absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, const ParameterSet& parameters,
                         const TensorView& flat);

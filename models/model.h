@@ -20,7 +20,8 @@ struct MicroBatch {
   bool training = false;  // dropout on
 };
 
-// What the forward pass keeps for the backward pass of one micro-batch. A pipeline schedule holds several at once.
+// What the forward pass keeps for the backward pass of one micro-batch. A pipeline schedule holds
+// several at once.
 class Activations {
  public:
   virtual ~Activations() = default;
@@ -29,7 +30,8 @@ class Activations {
 
 enum class ActivationUse { kTraining, kTrainingRecompute, kForwardOnly };
 
-// The layers of one pipeline stage (all of them on one process), with explicit forward and backward.
+// The layers of one pipeline stage (all of them on one process), with explicit forward and
+// backward.
 class Model {
  public:
   virtual ~Model() = default;
@@ -37,26 +39,31 @@ class Model {
   virtual ParameterSet& parameters() = 0;
   virtual const ParameterSet& parameters() const = 0;
 
-  // Buffers for micro-batches of [batch, sequence]; reusable for any number of forward/backward pairs of that shape.
+  // Buffers for micro-batches of [batch, sequence]; reusable for any number of forward/backward
+  // pairs of that shape.
   virtual std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                                       ActivationUse use) = 0;
 
-  // `input` [R,C]: activations of the previous stage, empty on the first. `output` [R,C]: this stage's, empty on the last.
-  // On the last stage, with targets: returns the SUM of the token losses (fp64 tree over rows), 0 elsewhere.
+  // `input` [R,C]: activations of the previous stage, empty on the first. `output` [R,C]: this
+  // stage's, empty on the last. On the last stage, with targets: returns the SUM of the token
+  // losses (fp64 tree over rows), 0 elsewhere.
   virtual double Forward(const MicroBatch& batch, Activations& activations, TensorView input,
                          TensorView output) = 0;
 
-  // Backward of the last Forward with these activations. loss_scale multiplies every token's loss (1 / tokens of the global
-  // batch). Adds to parameter gradients, or overwrites them when `accumulate` is false (first micro-batch). d_output empty on the last
-  // stage, d_input empty on the first.
+  // Backward of the last Forward with these activations. loss_scale multiplies every token's loss
+  // (1 / tokens of the global batch). Adds to parameter gradients, or overwrites them when
+  // `accumulate` is false (first micro-batch). d_output empty on the last stage, d_input empty on
+  // the first.
   virtual void Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
                         bool accumulate, TensorView d_output, TensorView d_input) = 0;
 
-  // Logits [B,V] (fp32, padding excluded) of the last position of each sequence, after Forward without targets. For sampling.
+  // Logits [B,V] (fp32, padding excluded) of the last position of each sequence, after Forward
+  // without targets. For sampling.
   virtual void LastLogits(const MicroBatch& batch, Activations& activations, TensorView logits) = 0;
 
-  // Floating-point operations of forward and backward for one token at this sequence length: 6 per weight that takes part in a matrix
-  // product, plus attention's lower triangle. Recomputation is not counted.
+  // Floating-point operations of forward and backward for one token at this sequence length: 6 per
+  // weight that takes part in a matrix product, plus attention's lower triangle. Recomputation is
+  // not counted.
   virtual double FlopsPerToken(int64_t sequence) const = 0;
 };
 

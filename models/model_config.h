@@ -13,9 +13,10 @@ namespace tessera {
 // Every named size, GPT-2 first, in rising order.
 std::vector<std::string_view> ModelSizeNames();
 
-// Fills in what `config` leaves out, from its named size, then from the architecture's defaults, and validates the result: a
-// resolved config has every field that its architecture uses, and only those. Resolving twice changes nothing.
-// InvalidArgument: one sentence that names the field and its value.
+// Fills in what `config` leaves out, from its named size, then from the architecture's defaults,
+// and validates the result: a resolved config has every field that its architecture uses, and only
+// those. Resolving twice changes nothing. InvalidArgument: one sentence that names the field and
+// its value.
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 
 // Rows of the token embedding in memory. Precondition (here and below): resolved.

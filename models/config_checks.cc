@@ -1,0 +1,46 @@
+#include "models/config_checks.h"
+
+namespace tessera {
+
+absl::Status CheckCommonFields(const ModelConfig& config) {
+  const struct {
+    const char* name;
+    bool present;
+    int64_t value;
+  } extents[] = {
+      {"num_layers", config.has_num_layers(), config.num_layers()},
+      {"hidden_size", config.has_hidden_size(), config.hidden_size()},
+      {"num_attention_heads", config.has_num_attention_heads(), config.num_attention_heads()},
+      {"num_query_groups", config.has_num_query_groups(), config.num_query_groups()},
+      {"ffn_hidden_size", config.has_ffn_hidden_size(), config.ffn_hidden_size()},
+      {"max_position_embeddings", config.has_max_position_embeddings(),
+       config.max_position_embeddings()},
+      {"vocab_size", config.has_vocab_size(), config.vocab_size()},
+      {"make_vocab_size_divisible_by", config.has_make_vocab_size_divisible_by(),
+       config.make_vocab_size_divisible_by()},
+  };
+  for (const auto& extent : extents) {
+    if (!extent.present) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(extent.name, " is missing: give it, or a named size"));
+    }
+    if (auto status = CheckExtent(extent.name, extent.value); !status.ok()) return status;
+  }
+  if (auto status = CheckDivides("num_attention_heads", config.num_attention_heads(), "hidden_size",
+                                 config.hidden_size());
+      !status.ok()) {
+    return status;
+  }
+  if (auto status = CheckPositive("norm_epsilon", config.norm_epsilon()); !status.ok()) {
+    return status;
+  }
+  if (auto status = CheckPositive("init_method_std", config.init_method_std()); !status.ok()) {
+    return status;
+  }
+  if (auto status = CheckProbability("hidden_dropout", config.hidden_dropout()); !status.ok()) {
+    return status;
+  }
+  return CheckProbability("attention_dropout", config.attention_dropout());
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#ifndef TESSERA_MODELS_CONFIG_CHECKS_H_
+#define TESSERA_MODELS_CONFIG_CHECKS_H_
+
+// What the two architectures' config.cc share: defaults and checks of single fields.
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "models/config.pb.h"
+
+namespace tessera {
+
+// Extents are bounded so that no product of two of them leaves 64 bits.
+inline constexpr int64_t kMaxExtent = int64_t{1} << 30;
+
+inline absl::Status CheckExtent(const char* field, int64_t value) {
+  if (value >= 1 && value <= kMaxExtent) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ": it must be between 1 and ", kMaxExtent));
+}
+
+inline absl::Status CheckDivides(const char* divisor_field, int64_t divisor, const char* field,
+                                 int64_t value) {
+  if (divisor > 0 && value % divisor == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ": ", divisor_field, " (", divisor, ") must divide it"));
+}
+
+inline absl::Status CheckPositive(const char* field, double value) {
+  if (value > 0 && value < 1e30) return absl::OkStatus();  // not NaN, not infinite
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ": it must be positive"));
+}
+
+inline absl::Status CheckProbability(const char* field, double value) {
+  if (value >= 0 && value < 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ": it must be at least 0 and below 1"));
+}
+
+inline absl::Status NotForArchitecture(const char* field, const char* architecture) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is set, but ", architecture, " has no such thing"));
+}
+
+// The fields that both have and that no default can replace.
+absl::Status CheckCommonFields(const ModelConfig& config);
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_CONFIG_CHECKS_H_

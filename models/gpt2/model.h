@@ -1,0 +1,20 @@
+#ifndef TESSERA_MODELS_GPT2_MODEL_H_
+#define TESSERA_MODELS_GPT2_MODEL_H_
+
+#include <memory>
+
+#include "models/config.pb.h"
+#include "models/layers/stage.h"
+#include "models/model.h"
+
+namespace tessera::gpt2 {
+
+// GPT-2 (Radford et al., 2019) as Hugging Face's GPT2LMHeadModel computes it. Parameters are
+// allocated, not initialised. Preconditions: config resolved, stage.last_layer set and in range.
+std::unique_ptr<Model> MakeModel(const ModelConfig& config, const StageLayers& stage,
+                                 DType compute_dtype, bool with_gradients, uint64_t dropout_seed,
+                                 Backend& backend);
+
+}  // namespace tessera::gpt2
+
+#endif  // TESSERA_MODELS_GPT2_MODEL_H_

@@ -1,0 +1,40 @@
+#ifndef TESSERA_MODELS_LAYERS_ARENA_H_
+#define TESSERA_MODELS_LAYERS_ARENA_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// Lays buffers out in one allocation whose size is known beforehand: the same code runs twice,
+// first to measure (no base), then to place.
+class Arena {
+ public:
+  explicit Arena(void* base = nullptr) : base_(static_cast<std::byte*>(base)) {}
+
+  TensorView Take(DType dtype, Shape shape) {
+    const int64_t offset = used_bytes_;
+    used_bytes_ += (ElementCount(shape) * ElementSize(dtype) + kAlignmentBytes - 1) /
+                   kAlignmentBytes * kAlignmentBytes;
+    high_water_bytes_ = std::max(high_water_bytes_, used_bytes_);
+    return base_ == nullptr ? TensorView() : TensorView(base_ + offset, dtype, std::move(shape));
+  }
+  // What was taken since the mark is dead: the next Take may use its place.
+  int64_t Mark() const { return used_bytes_; }
+  void Rewind(int64_t mark) { used_bytes_ = mark; }
+
+  int64_t high_water_bytes() const { return high_water_bytes_; }
+
+ private:
+  static constexpr int64_t kAlignmentBytes = 64;
+  std::byte* base_;
+  int64_t used_bytes_ = 0;
+  int64_t high_water_bytes_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_ARENA_H_

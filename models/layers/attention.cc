@@ -1,0 +1,52 @@
+#include "models/layers/attention.h"
+
+#include <cmath>
+
+namespace tessera {
+
+Attention::Heads Attention::Split(const Pass& pass, const TensorView& qkv) const {
+  const int64_t h = shape_.heads, k = shape_.key_value_heads;
+  const TensorView all = qkv.Reshape({pass.batch, pass.sequence, h + 2 * k, shape_.head_size});
+  return {all.Slice(2, 0, h), all.Slice(2, h, h + k), all.Slice(2, h + k, h + 2 * k)};
+}
+
+AttentionOptions Attention::Options(const Pass& pass) const {
+  AttentionOptions options;
+  options.scale = 1 / std::sqrt(static_cast<double>(shape_.head_size));
+  if (dropout_.active(pass)) {
+    options.dropout_probability = dropout_.probability();
+    options.dropout_stream = dropout_.stream(pass);
+    options.first_sample = pass.first_sample;
+  }
+  return options;
+}
+
+void Attention::Rotate(const Pass& pass, const Heads& heads, bool inverse) const {
+  if (rope_ == nullptr) return;
+  const TensorView cos = rope_->cos(pass.sequence), sin = rope_->sin(pass.sequence);
+  pass.backend.Rope(cos, sin, inverse, heads.q);
+  pass.backend.Rope(cos, sin, inverse, heads.k);
+}
+
+void Attention::Forward(const Pass& pass, const TensorView& qkv, const TensorView& out,
+                        const TensorView& log_sum_exp) const {
+  const Heads heads = Split(pass, qkv);
+  Rotate(pass, heads, /*inverse=*/false);
+  pass.backend.AttentionForward(
+      Options(pass), heads.q, heads.k, heads.v,
+      out.Reshape({pass.batch, pass.sequence, shape_.heads, shape_.head_size}), log_sum_exp);
+}
+
+void Attention::Backward(const Pass& pass, const TensorView& d_out, const TensorView& qkv,
+                         const TensorView& out, const TensorView& log_sum_exp,
+                         const TensorView& d_qkv) const {
+  const Heads heads = Split(pass, qkv);
+  const Heads gradients = Split(pass, d_qkv);
+  const Shape shape = {pass.batch, pass.sequence, shape_.heads, shape_.head_size};
+  pass.backend.AttentionBackward(Options(pass), d_out.Reshape(shape), heads.q, heads.k, heads.v,
+                                 out.Reshape(shape), log_sum_exp, gradients.q, gradients.k,
+                                 gradients.v);
+  Rotate(pass, gradients, /*inverse=*/true);
+}
+
+}  // namespace tessera

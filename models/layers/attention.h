@@ -1,0 +1,54 @@
+#ifndef TESSERA_MODELS_LAYERS_ATTENTION_H_
+#define TESSERA_MODELS_LAYERS_ATTENTION_H_
+
+// Legend: R = B*T rows, H query heads, K key/value heads, D head size.
+
+#include <memory>
+
+#include "models/layers/pass.h"
+#include "models/layers/rope.h"
+
+namespace tessera {
+
+struct AttentionShape {
+  int64_t heads = 0;            // H
+  int64_t key_value_heads = 0;  // K, divides H
+  int64_t head_size = 0;        // D
+
+  int64_t qkv_columns() const { return (heads + 2 * key_value_heads) * head_size; }
+  int64_t out_columns() const { return heads * head_size; }
+};
+
+// Causal self-attention between the two projections. qkv [R,(H+2K)D]: q, k and v side by side.
+class Attention {
+ public:
+  // `rope`: rotation of q and k, null for none.
+  Attention(const AttentionShape& shape, DropoutSite dropout, std::shared_ptr<const Rope> rope)
+      : shape_(shape), dropout_(dropout), rope_(std::move(rope)) {}
+
+  // q and k are rotated in place: Backward wants them so. out [R,HD], log_sum_exp [B,H,T].
+  void Forward(const Pass& pass, const TensorView& qkv, const TensorView& out,
+               const TensorView& log_sum_exp) const;
+  // d_qkv [R,(H+2K)D] is overwritten.
+  void Backward(const Pass& pass, const TensorView& d_out, const TensorView& qkv,
+                const TensorView& out, const TensorView& log_sum_exp,
+                const TensorView& d_qkv) const;
+
+  const AttentionShape& shape() const { return shape_; }
+
+ private:
+  struct Heads {
+    TensorView q, k, v;  // [B,T,H|K,D]
+  };
+  Heads Split(const Pass& pass, const TensorView& qkv) const;
+  AttentionOptions Options(const Pass& pass) const;
+  void Rotate(const Pass& pass, const Heads& heads, bool inverse) const;
+
+  AttentionShape shape_;
+  DropoutSite dropout_;
+  std::shared_ptr<const Rope> rope_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_ATTENTION_H_

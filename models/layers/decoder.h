@@ -1,0 +1,67 @@
+#ifndef TESSERA_MODELS_LAYERS_DECODER_H_
+#define TESSERA_MODELS_LAYERS_DECODER_H_
+
+// Legend: B batch, T sequence, R = B*T rows, C channels, V vocabulary.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "models/layers/embedding.h"
+#include "models/layers/lm_head.h"
+#include "models/layers/rope.h"
+#include "models/layers/transformer_block.h"
+#include "models/model.h"
+
+namespace tessera {
+
+// What a model family puts together. All parameters belong to `parameters`, which the family has
+// allocated.
+struct DecoderParts {
+  std::unique_ptr<ParameterSet> parameters;
+  int64_t hidden_size = 0;               // C
+  std::optional<Embedding> embedding;    // first stage
+  std::vector<TransformerBlock> blocks;  // of this stage
+  std::optional<LmHead> head;            // last stage
+  bool tied_head = false;                // embedding and head are one parameter of this stage
+  std::shared_ptr<Rope> rope;            // shared by the blocks' attention; null for none
+  int64_t matrix_weights = 0;            // weights of this stage that take part in a matrix product
+};
+
+// A decoder-only transformer, or the consecutive layers of it that one pipeline stage holds:
+// embedding, blocks, final norm and head.
+//
+// Memory of one Activations, in one allocation:
+//   inputs   each block's input and the last one's output
+//   kept     what a block's backward reads; one set a block, or one set for all when blocks are
+//   recomputed shared   what lives inside one block's forward or backward, in the same place as the
+//   head's buffers: the head's
+//            forward and backward follow each other without a block between them
+class Decoder final : public Model {
+ public:
+  Decoder(DecoderParts parts, Backend& backend);
+
+  ParameterSet& parameters() override { return *parts_.parameters; }
+  const ParameterSet& parameters() const override { return *parts_.parameters; }
+  std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
+                                              ActivationUse use) override;
+  double Forward(const MicroBatch& batch, Activations& activations, TensorView input,
+                 TensorView output) override;
+  void Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
+                bool accumulate, TensorView d_output, TensorView d_input) override;
+  void LastLogits(const MicroBatch& batch, Activations& activations, TensorView logits) override;
+  double FlopsPerToken(int64_t sequence) const override;
+
+ private:
+  struct Buffers;
+  Buffers LayOut(const Pass& pass, ActivationUse use, Arena& arena) const;
+  Pass MakePass(const MicroBatch& batch) const;
+  DType dtype() const { return parts_.parameters->values().view().dtype(); }
+
+  DecoderParts parts_;
+  Backend& backend_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_DECODER_H_

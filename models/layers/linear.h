@@ -1,0 +1,39 @@
+#ifndef TESSERA_MODELS_LAYERS_LINEAR_H_
+#define TESSERA_MODELS_LAYERS_LINEAR_H_
+
+#include "models/layers/parameter.h"
+#include "trainer/kernels/backend.h"
+
+namespace tessera {
+
+// How a weight lies in memory, which is how its family's files have it.
+enum class WeightLayout {
+  kInOut,  // [in, out]: GPT-2 (Conv1D)
+  kOutIn,  // [out, in]: Llama, embeddings used as a head
+};
+
+// y[R,out] = x[R,in] W (+ bias). Parameters belong to the model's ParameterSet.
+class Linear {
+ public:
+  Linear(Parameter& weight, Parameter* bias, WeightLayout layout)
+      : weight_(&weight), bias_(bias), layout_(layout) {}
+
+  void Forward(Backend& backend, const TensorView& x, const TensorView& y) const;
+  // d_x[R,in] = d_y W^T
+  void BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const;
+  // Gradients of weight and bias: added to, or overwritten when `accumulate` is false.
+  void BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
+                      bool accumulate) const;
+
+  int64_t in_features() const { return weight_->shape[layout_ == WeightLayout::kInOut ? 0 : 1]; }
+  int64_t out_features() const { return weight_->shape[layout_ == WeightLayout::kInOut ? 1 : 0]; }
+
+ private:
+  Parameter* weight_;
+  Parameter* bias_;
+  WeightLayout layout_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_LINEAR_H_

@@ -1,0 +1,58 @@
+#ifndef TESSERA_MODELS_LAYERS_NORM_H_
+#define TESSERA_MODELS_LAYERS_NORM_H_
+
+#include "models/layers/parameter.h"
+#include "trainer/kernels/backend.h"
+
+namespace tessera {
+
+// Normalises the rows of x [R,C]. Row statistics ([statistics(), R], fp32 or fp64) are kept instead
+// of the output, which a second Forward gives back bit for bit at the cost of one pass.
+class Norm {
+ public:
+  virtual ~Norm() = default;
+  virtual int64_t statistics() const = 0;
+  virtual void Forward(Backend& backend, const TensorView& x, const TensorView& out,
+                       const TensorView& stats) const = 0;
+  // d_x: overwritten, or added to when accumulate_dx (the residual branch). Weight gradients
+  // likewise by `accumulate`.
+  virtual void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
+                        const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
+                        bool accumulate) const = 0;
+};
+
+class LayerNorm final : public Norm {
+ public:
+  LayerNorm(Parameter& weight, Parameter& bias, double epsilon)
+      : weight_(&weight), bias_(&bias), epsilon_(epsilon) {}
+  int64_t statistics() const override { return 2; }  // mean, 1 / standard deviation
+  void Forward(Backend& backend, const TensorView& x, const TensorView& out,
+               const TensorView& stats) const override;
+  void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
+                const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
+                bool accumulate) const override;
+
+ private:
+  Parameter* weight_;
+  Parameter* bias_;
+  double epsilon_;
+};
+
+class RmsNorm final : public Norm {
+ public:
+  RmsNorm(Parameter& weight, double epsilon) : weight_(&weight), epsilon_(epsilon) {}
+  int64_t statistics() const override { return 1; }  // 1 / root mean square
+  void Forward(Backend& backend, const TensorView& x, const TensorView& out,
+               const TensorView& stats) const override;
+  void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
+                const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
+                bool accumulate) const override;
+
+ private:
+  Parameter* weight_;
+  double epsilon_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_NORM_H_

@@ -1,0 +1,40 @@
+#ifndef TESSERA_MODELS_LAYERS_ROPE_H_
+#define TESSERA_MODELS_LAYERS_ROPE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// Llama-3.1's stretch of the low frequencies to contexts longer than trained.
+struct RopeScaling {
+  bool enabled = false;
+  double factor = 8;
+  double low_frequency_factor = 1;
+  double high_frequency_factor = 4;
+  double original_max_positions = 8192;
+};
+
+// Rotary position embedding (Su et al., 2021), as Hugging Face's Llama has it: pairs (i, i + D/2).
+// The angles of all positions that have been prepared for, computed in fp64.
+class Rope {
+ public:
+  Rope(int64_t head_size, double base, const RopeScaling& scaling);
+
+  // Makes tables for sequences up to this length. Not while a pass is under way.
+  void Prepare(int64_t sequence);
+  // [T, D/2] fp32. Precondition: prepared for `sequence`.
+  TensorView cos(int64_t sequence) const { return cos_.view().Slice(0, 0, sequence); }
+  TensorView sin(int64_t sequence) const { return sin_.view().Slice(0, 0, sequence); }
+
+ private:
+  std::vector<double> frequencies_;  // [D/2], radians per position
+  Tensor cos_;
+  Tensor sin_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_ROPE_H_

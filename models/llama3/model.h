@@ -1,0 +1,21 @@
+#ifndef TESSERA_MODELS_LLAMA3_MODEL_H_
+#define TESSERA_MODELS_LLAMA3_MODEL_H_
+
+#include <memory>
+
+#include "models/config.pb.h"
+#include "models/layers/stage.h"
+#include "models/model.h"
+
+namespace tessera::llama3 {
+
+// Llama-3.1 (Grattafiori et al., 2024) as Hugging Face's LlamaForCausalLM computes it. Parameters
+// are allocated, not initialised. Preconditions: config resolved, stage.last_layer set and in
+// range.
+std::unique_ptr<Model> MakeModel(const ModelConfig& config, const StageLayers& stage,
+                                 DType compute_dtype, bool with_gradients, uint64_t dropout_seed,
+                                 Backend& backend);
+
+}  // namespace tessera::llama3
+
+#endif  // TESSERA_MODELS_LLAMA3_MODEL_H_
