@@ -1,0 +1,169 @@
+// Every field of manifest.pb x {truncated, flipped, wrong version, oversized length}.
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "checkpoint/base/byte_order.h"
+#include "checkpoint/base/crc32c.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/test_manifest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using absl::StatusCode;
+
+std::string Good() { return EncodeManifest(FullManifest()).value(); }
+
+// Makes the checksums fit what a test wrote, so that the check behind them is what answers.
+void FixChecksums(std::string& bytes) {
+  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(kManifestHeaderBytes)),
+                    bytes.data() + 24);
+  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(0, 28)), bytes.data() + 28);
+}
+
+// A frame around a payload, checksums included.
+std::string Frame(const std::string& payload) {
+  std::string bytes = Good().substr(0, kManifestHeaderBytes) + payload;
+  StoreLittleEndian<uint64_t>(payload.size(), bytes.data() + 16);
+  FixChecksums(bytes);
+  return bytes;
+}
+
+void ExpectDataLoss(const std::string& bytes, const std::string& part) {
+  const absl::Status status = DecodeManifest(bytes).status();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+  EXPECT_NE(std::string(status.message()).find(part), std::string::npos)
+      << "\"" << part << "\" is not in: " << status;
+}
+
+TEST(ManifestCorruption, TheTestsFrameIsTheCodecs) {
+  EXPECT_EQ(Frame(Good().substr(kManifestHeaderBytes)), Good());
+  EXPECT_TRUE(DecodeManifest(Good()).ok());
+}
+
+TEST(ManifestCorruption, EveryFlippedBitIsDetected) {
+  const std::string good = Good();
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string bytes = good;
+      bytes[at] ^= static_cast<char>(1 << bit);
+      const absl::Status status = DecodeManifest(bytes).status();
+      ASSERT_EQ(status.code(), StatusCode::kDataLoss) << at << " bit " << bit << ": " << status;
+      ASSERT_NE(status.message().find("offset "), status.message().npos) << status;
+    }
+  }
+}
+
+TEST(ManifestCorruption, EveryOtherByteValueIsDetected) {
+  const std::string good = Good();
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (int value = 0; value < 256; ++value) {
+      std::string bytes = good;
+      bytes[at] = static_cast<char>(value);
+      if (bytes == good) continue;
+      ASSERT_EQ(DecodeManifest(bytes).status().code(), StatusCode::kDataLoss) << at;
+    }
+  }
+}
+
+TEST(ManifestCorruption, EveryTruncationIsDetected) {
+  const std::string good = Good();
+  for (size_t size = 0; size < good.size(); ++size) {
+    const absl::Status status = DecodeManifest(good.substr(0, size)).status();
+    ASSERT_EQ(status.code(), StatusCode::kDataLoss) << size;
+    ASSERT_NE(status.message().find("offset " + std::to_string(size)), status.message().npos)
+        << status;
+  }
+}
+
+TEST(ManifestCorruption, TrailingBytes) { ExpectDataLoss(Good() + '\0', "payload: expected"); }
+
+TEST(ManifestCorruption, Magic) { ExpectDataLoss("NOTTESSERA" + Good().substr(10), "magic"); }
+
+TEST(ManifestCorruption, UnknownMajorIsUnimplementedNotDamage) {
+  for (const uint32_t major : {0u, kFormatMajor + 1, ~0u}) {
+    std::string bytes = Good();
+    StoreLittleEndian(major, bytes.data() + 8);
+    FixChecksums(bytes);
+    const absl::Status status = DecodeManifest(bytes).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnimplemented) << status;
+    EXPECT_NE(status.message().find(std::to_string(major)), status.message().npos) << status;
+  }
+}
+
+TEST(ManifestCorruption, NewerMinorIsRead) {
+  Manifest manifest = FullManifest();
+  manifest.set_format_minor(kFormatMinor + 1);
+  // A field that this version does not know: number 1000, a varint.
+  std::string bytes = Frame(manifest.SerializeAsString() + "\xC0\x3E\x01");
+  StoreLittleEndian(kFormatMinor + 1, bytes.data() + 12);
+  FixChecksums(bytes);
+  const absl::StatusOr<Manifest> decoded = DecodeManifest(bytes);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->format_minor(), kFormatMinor + 1);
+}
+
+TEST(ManifestCorruption, VersionsOfHeaderAndPayloadMustAgree) {
+  std::string bytes = Good();
+  StoreLittleEndian(kFormatMinor + 1, bytes.data() + 12);
+  FixChecksums(bytes);
+  ExpectDataLoss(bytes, "format version");
+}
+
+TEST(ManifestCorruption, OversizedLengths) {
+  for (const uint64_t length : {uint64_t{1} << 30, uint64_t{1} << 40, ~uint64_t{0}}) {
+    std::string bytes = Good();
+    StoreLittleEndian(length, bytes.data() + 16);
+    FixChecksums(bytes);
+    ExpectDataLoss(bytes, "allowed");
+  }
+  std::string bytes = Good();
+  StoreLittleEndian(uint64_t{bytes.size()}, bytes.data() + 16);
+  FixChecksums(bytes);
+  ExpectDataLoss(bytes, "payload: expected");
+}
+
+TEST(ManifestCorruption, PayloadThatIsNoMessage) {
+  ExpectDataLoss(Frame("\xFF\xFF\xFF\xFF"), "no Manifest");
+  // A field whose length exceeds the payload, by a little and by 2^63.
+  ExpectDataLoss(Frame("\x1A\x05"
+                       "ab"),
+                 "no Manifest");
+  ExpectDataLoss(Frame("\x1A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F"
+                       "ab"),
+                 "no Manifest");
+  ExpectDataLoss(Frame(""), "format version");
+}
+
+// Behind valid checksums, every cut and every flip of the payload must end in an answer, whichever:
+// no crash, no hang, and nothing accepted that breaks a rule.
+TEST(ManifestCorruption, PayloadIsNeverTrusted) {
+  const std::string payload = Good().substr(kManifestHeaderBytes);
+  int accepted = 0;
+  for (size_t size = 0; size < payload.size(); ++size) {
+    const absl::StatusOr<Manifest> decoded = DecodeManifest(Frame(payload.substr(0, size)));
+    if (decoded.ok()) EXPECT_TRUE(ValidateManifest(*decoded).ok());
+  }
+  for (size_t at = 0; at < payload.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string bytes = payload;
+      bytes[at] ^= static_cast<char>(1 << bit);
+      const absl::StatusOr<Manifest> decoded = DecodeManifest(Frame(bytes));
+      if (!decoded.ok()) continue;
+      ++accepted;
+      ASSERT_TRUE(ValidateManifest(*decoded).ok());
+    }
+  }
+  EXPECT_GT(accepted, 0) << "a digest's bits, for one, are free";
+}
+
+TEST(ManifestCorruption, RulesHoldOnDecodeToo) {
+  Manifest manifest = FullManifest();
+  manifest.mutable_tensors(0)->mutable_shards()->set_file_index(0, 9);
+  ExpectDataLoss(Frame(manifest.SerializeAsString()), "tensor wte.weight: shard 0: file_index 9");
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

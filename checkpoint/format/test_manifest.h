@@ -1,0 +1,14 @@
+#ifndef TESSERA_CHECKPOINT_FORMAT_TEST_MANIFEST_H_
+#define TESSERA_CHECKPOINT_FORMAT_TEST_MANIFEST_H_
+
+#include "checkpoint/format/manifest.pb.h"
+
+namespace tessera::ckpt {
+
+// A small valid manifest with every field of the schema set: two tensors in several shards, an
+// alias, optimizer state, two files.
+Manifest FullManifest();
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_FORMAT_TEST_MANIFEST_H_
