@@ -1,0 +1,243 @@
+#include "trainer/data/sentencepiece_tokenizer.h"
+
+#include <charconv>
+#include <cstddef>
+#include <queue>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/data/file_util.h"
+#include "trainer/data/sentencepiece_model.h"
+#include "trainer/data/utf8.h"
+
+namespace tessera {
+namespace {
+
+// U+2581, which stands for a space inside pieces.
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
+// Words remembered with their ids; the memory stays bounded whatever the text.
+constexpr size_t kMaxCachedWords = 1 << 17;
+constexpr size_t kMaxCachedWordBytes = 64;
+
+// What this reader does not do, or empty.
+std::string_view UnsupportedFeature(const SentencePieceModel& model) {
+  if (model.model_type != SentencePieceModelType::kBpe) return "a model type other than BPE";
+  if (!model.byte_fallback) return "no byte fallback";
+  if (model.normalizes_characters) return "character normalisation";
+  if (model.add_dummy_prefix) return "a dummy prefix";
+  if (model.remove_extra_whitespaces) return "removal of extra spaces";
+  if (!model.escape_whitespaces) return "unescaped spaces";
+  if (model.whitespace_as_suffix) return "spaces as suffixes";
+  for (const SentencePieceModel::Piece& piece : model.pieces) {
+    if (piece.type == SentencePieceType::kUserDefined) return "user-defined symbols";
+    if (piece.type == SentencePieceType::kUnused) return "unused pieces";
+  }
+  return {};
+}
+
+// "<0x0A>" -> 10; -1 for anything else.
+int ParseBytePiece(std::string_view text) {
+  int value = -1;
+  if (text.size() != 6 || !text.starts_with("<0x") || !text.ends_with(">")) return -1;
+  const auto [end, error] = std::from_chars(text.data() + 3, text.data() + 5, value, 16);
+  return error == std::errc() && end == text.data() + 5 ? value : -1;
+}
+
+std::string WithSpaces(std::string_view piece) {
+  std::string text;
+  while (!piece.empty()) {
+    const bool space = piece.starts_with(kSpaceMark);
+    text += space ? ' ' : piece.front();
+    piece.remove_prefix(space ? kSpaceMark.size() : 1);
+  }
+  return text;
+}
+
+bool HasSpaceAfterOther(std::string_view text) {
+  for (size_t i = 1; i < text.size(); ++i) {
+    if (text[i] == ' ' && text[i - 1] != ' ') return true;
+  }
+  return false;
+}
+
+// Neighbouring symbols that together are a piece. `length` tells whether either has changed since.
+struct Merge {
+  float score;
+  int left;
+  size_t length;
+
+  // The best score first, then the leftmost.
+  bool operator<(const Merge& other) const {
+    return score != other.score ? score < other.score : left > other.left;
+  }
+};
+
+struct Symbol {
+  std::string_view text;  // empty: merged into its left neighbour
+  int previous;
+  int next;  // -1: none
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Parse(
+    const std::string& path, std::string contents) {
+  absl::StatusOr<SentencePieceModel> model = ParseSentencePieceModel(path, contents);
+  if (!model.ok()) return model.status();
+  if (const std::string_view feature = UnsupportedFeature(*model); !feature.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": this SentencePiece model has ", std::string(feature),
+                     ", which is not supported; prepare_data makes models that are"));
+  }
+  auto tokenizer = std::make_unique<SentencePieceTokenizer>();
+  tokenizer->model_ = std::move(contents);
+  tokenizer->byte_ids_.assign(256, -1);
+  for (const SentencePieceModel::Piece& piece : model->pieces) {
+    const int32_t id = static_cast<int32_t>(tokenizer->texts_.size());
+    std::string text;
+    if (piece.type == SentencePieceType::kByte) {
+      const int byte = ParseBytePiece(piece.text);
+      if (byte < 0) {
+        return absl::DataLossError(absl::StrCat(
+            path, ": piece ", id, " expected to be a byte, found \"", piece.text, "\""));
+      }
+      text = static_cast<char>(byte);
+      tokenizer->byte_ids_[byte] = id;
+    } else if (piece.type == SentencePieceType::kNormal) {
+      text = WithSpaces(piece.text);
+      tokenizer->pieces_.insert({piece.text, {id, piece.score}});
+      tokenizer->cut_before_space_ &= !HasSpaceAfterOther(text);
+      tokenizer->cut_at_newline_ &= text.find('\n') == text.npos;
+    } else {
+      text = piece.type == SentencePieceType::kUnknown ? kReplacementCharacter : "";
+    }
+    tokenizer->texts_.push_back(std::move(text));
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    if (tokenizer->byte_ids_[byte] < 0) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": expected a piece for byte ", byte, ", found none"));
+    }
+  }
+  if (model->eos_id < 0 || model->eos_id >= tokenizer->vocab_size() ||
+      model->pieces[model->eos_id].type != SentencePieceType::kControl) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": expected an end-of-sentence control piece, found id ", model->eos_id));
+  }
+  tokenizer->end_of_text_ = static_cast<int32_t>(model->eos_id);
+  tokenizer->texts_[tokenizer->end_of_text_] = kEndOfTextMarker;
+  return tokenizer;
+}
+
+const SentencePieceTokenizer::Piece* SentencePieceTokenizer::Find(std::string_view piece) const {
+  const auto found = pieces_.find(absl::string_view(piece.data(), piece.size()));
+  return found == pieces_.end() ? nullptr : &found->second;
+}
+
+void SentencePieceTokenizer::AppendBytes(std::string_view bytes, std::vector<int32_t>& ids) const {
+  for (const char c : bytes) ids.push_back(byte_ids_[static_cast<uint8_t>(c)]);
+}
+
+// Byte-pair encoding: of all neighbours that make up a piece, the best one is merged, until none is
+// left.
+std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) const {
+  std::vector<Symbol> symbols;
+  for (size_t i = 0; i < word.size();) {
+    const size_t length = Utf8Length(word.substr(i));
+    const int index = static_cast<int>(symbols.size());
+    symbols.push_back({word.substr(i, length), index - 1, index + 1});
+    i += length;
+  }
+  if (!symbols.empty()) symbols.back().next = -1;
+
+  std::priority_queue<Merge> merges;
+  const auto consider = [&](int left) {
+    if (left < 0 || symbols[left].next < 0) return;
+    const Symbol& right = symbols[symbols[left].next];
+    const size_t length = symbols[left].text.size() + right.text.size();
+    const Piece* piece = Find({symbols[left].text.data(), length});
+    if (piece != nullptr) merges.push({piece->score, left, length});
+  };
+  for (int i = 0; i < static_cast<int>(symbols.size()); ++i) consider(i);
+  while (!merges.empty()) {
+    const Merge merge = merges.top();
+    merges.pop();
+    Symbol& left = symbols[merge.left];
+    if (left.text.empty() || left.next < 0) continue;
+    Symbol& right = symbols[left.next];
+    if (left.text.size() + right.text.size() != merge.length) continue;
+    left.text = {left.text.data(), merge.length};
+    right.text = {};
+    left.next = right.next;
+    if (left.next >= 0) symbols[left.next].previous = merge.left;
+    consider(left.previous);
+    consider(merge.left);
+  }
+
+  std::vector<int32_t> ids;
+  for (int i = symbols.empty() ? -1 : 0; i >= 0; i = symbols[i].next) {
+    if (const Piece* piece = Find(symbols[i].text); piece != nullptr) {
+      ids.push_back(piece->id);
+    } else {
+      // A space mark made here from a space must come out as one again.
+      AppendBytes(symbols[i].text == kSpaceMark ? " " : symbols[i].text, ids);
+    }
+  }
+  return ids;
+}
+
+void SentencePieceTokenizer::AppendWord(const std::string& word, std::vector<int32_t>& ids) const {
+  if (word.empty()) return;
+  const auto found = words_.find(word);
+  if (found != words_.end()) {
+    ids.insert(ids.end(), found->second.begin(), found->second.end());
+    return;
+  }
+  std::vector<int32_t> word_ids = EncodeWord(word);
+  ids.insert(ids.end(), word_ids.begin(), word_ids.end());
+  if (word.size() > kMaxCachedWordBytes) return;
+  if (words_.size() >= kMaxCachedWords) words_.clear();
+  words_.emplace(word, std::move(word_ids));
+}
+
+absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_view text) const {
+  std::vector<int32_t> ids;
+  absl::MutexLock lock(&mutex_);
+  std::string word;
+  bool after_other = false;  // the word's last character is no space
+  const auto flush = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    AppendWord(word, ids);
+    word.clear();
+    after_other = false;
+  };
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    const std::string_view character = text.substr(0, length == 0 ? 1 : length);
+    text.remove_prefix(character.size());
+    if (length == 0 || character == kSpaceMark || (character == "\n" && cut_at_newline_)) {
+      flush();
+      AppendBytes(character, ids);
+    } else if (character == " ") {
+      if (after_other && cut_before_space_) flush();
+      word += kSpaceMark;
+      after_other = false;
+    } else {
+      word += character;
+      after_other = true;
+    }
+  }
+  flush();
+  return ids;
+}
+
+std::string_view SentencePieceTokenizer::TokenText(int32_t id) const {
+  if (id < 0 || id >= vocab_size()) return {};
+  return texts_[id];
+}
+
+absl::Status SentencePieceTokenizer::Save(const std::string& path) const {
+  return WriteFileAtomically(path, model_);
+}
+
+}  // namespace tessera

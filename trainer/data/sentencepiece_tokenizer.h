@@ -1,0 +1,71 @@
+#ifndef TESSERA_TRAINER_DATA_SENTENCEPIECE_TOKENIZER_H_
+#define TESSERA_TRAINER_DATA_SENTENCEPIECE_TOKENIZER_H_
+
+// Encodes and decodes with a SentencePiece BPE model.
+//
+// The library trains the model (sentencepiece_training.h), but does not run here: it exports the
+// symbols of a protobuf of its own, older than the one that the trainer links, and no program can
+// hold both. The algorithm is small; a test compares it with the library's on a real corpus, id by
+// id.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "trainer/data/tokenizer.h"
+
+namespace tessera {
+
+// Lossless for any bytes: text is not normalised, what the vocabulary lacks becomes byte pieces,
+// and so do invalid UTF-8 and U+2581, by which the pieces themselves mean a space. (The library
+// would turn the former into U+FFFD, the latter into a space.)
+class SentencePieceTokenizer : public Tokenizer {
+ public:
+  // `path` is for messages. Reads models of type BPE with byte fallback, identity normalisation and
+  // no dummy prefix. Errors: InvalidArgument for other kinds of model; DataLoss for bytes that are
+  // no SentencePiece model.
+  static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Parse(const std::string& path,
+                                                                       std::string contents);
+
+  std::string_view kind() const override { return "sentencepiece"; }
+  int64_t vocab_size() const override { return static_cast<int64_t>(texts_.size()); }
+  int32_t end_of_text() const override { return end_of_text_; }
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
+  std::string_view TokenText(int32_t id) const override;
+  absl::Status Save(const std::string& path) const override;
+
+ private:
+  struct Piece {
+    int32_t id;
+    float score;
+  };
+
+  const Piece* Find(std::string_view piece) const;
+  void AppendBytes(std::string_view bytes, std::vector<int32_t>& ids) const;
+  // `word`: valid UTF-8 with spaces as U+2581.
+  std::vector<int32_t> EncodeWord(std::string_view word) const;
+  void AppendWord(const std::string& word, std::vector<int32_t>& ids) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::string model_;
+  std::vector<std::string> texts_;
+  absl::flat_hash_map<std::string, Piece> pieces_;
+  std::vector<int32_t> byte_ids_;
+  int32_t end_of_text_ = -1;
+  // No piece goes on past the end of a word or a line: the text may be cut there before it is
+  // encoded.
+  bool cut_before_space_ = true;
+  bool cut_at_newline_ = true;
+
+  mutable absl::Mutex mutex_;
+  mutable absl::flat_hash_map<std::string, std::vector<int32_t>> words_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_SENTENCEPIECE_TOKENIZER_H_
