@@ -322,6 +322,10 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
   if (json.empty() || json.front() != '{') {
     return Damaged(kLengthBytes, "the header does not begin with '{'");
   }
+  // The JSON library would take a NUL for the end of the text and ignore what follows.
+  if (const size_t at = json.find('\0'); at != json.npos) {
+    return Damaged(kLengthBytes + at, "a NUL byte");
+  }
   SafetensorsHeader header;
   header.data_offset = header_bytes;
   header.file_size_bytes = file_size_bytes;

@@ -1,0 +1,248 @@
+#include "checkpoint/format/digest.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/base/test_seed.h"
+#include "checkpoint/layout/flat_range.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// FORMAT.md's formula, one element at a time, with arithmetic modulo 2^64 spelled out.
+using Wide = unsigned __int128;
+constexpr Wide kModulus = Wide{1} << 64;
+
+LogicalDigest Oracle(uint64_t first_index, const std::byte* data, size_t count,
+                     size_t element_bytes) {
+  Wide lo = 0, hi = 0;
+  for (size_t i = 0; i < count; ++i) {
+    Wide bits = 0;
+    for (size_t b = 0; b < element_bytes; ++b) {
+      bits |= static_cast<Wide>(data[i * element_bytes + b]) << (8 * b);
+    }
+    Wide z =
+        ((Wide{first_index} + i) % kModulus * 0x9E3779B97F4A7C15 + 0x243F6A8885A308D3) % kModulus;
+    z ^= bits;
+    z ^= z >> 33;
+    z = z * 0xFF51AFD7ED558CCD % kModulus;
+    z ^= z >> 33;
+    z = z * 0xC4CEB9FE1A85EC53 % kModulus;
+    z ^= z >> 33;
+    lo = (lo + z) % kModulus;
+    hi = (hi + (z % (Wide{1} << 32)) * (z >> 32)) % kModulus;
+  }
+  return {static_cast<uint64_t>(lo), static_cast<uint64_t>(hi)};
+}
+
+std::vector<std::pair<std::string, internal::DigestFunction>> Implementations() {
+  std::vector<std::pair<std::string, internal::DigestFunction>> all = {
+      {"chosen", DigestRun}, {"portable", internal::DigestRunPortable}};
+  if (auto function = internal::DigestRunAvx2()) all.emplace_back("avx2", function);
+  if (auto function = internal::DigestRunAvx512()) all.emplace_back("avx512", function);
+  return all;
+}
+
+std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+TEST(Digest, EveryImplementationAgreesWithTheFormula) {
+  std::mt19937_64 random(TestSeed());
+  const std::vector<std::byte> bytes = RandomBytes(8 * 300 + 8, random);
+  const std::vector<uint64_t> firsts = {
+      0, 1, 7, 0xFFFFFFFF, uint64_t{1} << 40, ~uint64_t{0} - 20, random()};
+  for (const auto& [name, function] : Implementations()) {
+    for (const size_t element_bytes : {1, 2, 4, 8}) {
+      for (size_t count = 0; count < 300; count += count < 40 ? 1 : 37) {
+        const uint64_t first = firsts[random() % firsts.size()];
+        const std::byte* data = bytes.data() + random() % 8;  // any alignment
+        ASSERT_EQ(function(first, data, count, element_bytes),
+                  Oracle(first, data, count, element_bytes))
+            << name << " " << element_bytes << " bytes, " << count << " from " << first;
+      }
+    }
+  }
+}
+
+// On disks of users: these numbers never change.
+TEST(Digest, GoldenValues) {
+  const float values[5] = {0.0f, 1.0f, -2.5f, 3e-40f, 1e30f};
+  const LogicalDigest digest = DigestRun(3, values, 5, sizeof(float));
+  EXPECT_EQ(digest.lo, 0xE85C1F22244F1C5Eu);
+  EXPECT_EQ(digest.hi, 0x0F6CCEA33920A977u);
+  EXPECT_EQ(DigestRun(0, nullptr, 0, 4), LogicalDigest());
+}
+
+TEST(Digest, DoesNotDependOnHowATensorIsCut) {
+  std::mt19937_64 random(TestSeed());
+  for (int round = 0; round < 500; ++round) {
+    const size_t element_bytes = size_t{1} << random() % 4;
+    Shape shape(random() % 5);
+    for (int64_t& extent : shape) extent = 1 + static_cast<int64_t>(random() % 7);
+    const int64_t count = ElementCount(shape);
+    const std::vector<std::byte> tensor = RandomBytes(count * element_bytes, random);
+    const LogicalDigest expected = Oracle(0, tensor.data(), count, element_bytes);
+    const ConstBoxView whole = {tensor.data(), WholeBox(shape), {}};
+    ASSERT_EQ(DigestBox(shape, whole, element_bytes), expected);
+
+    // Flat ranges, each decomposed into boxes: views into the tensor, and copies with strides of
+    // their own.
+    LogicalDigest in_place, copied;
+    int64_t begin = 0;
+    while (begin < count) {
+      const int64_t end = std::min<int64_t>(count, begin + 1 + static_cast<int64_t>(random() % 20));
+      for (const Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
+        const std::vector<int64_t> strides = ContiguousStrides(shape);
+        int64_t at = 0;
+        for (size_t d = 0; d < shape.size(); ++d) at += box.global_offset[d] * strides[d];
+        in_place +=
+            DigestBox(shape, {tensor.data() + at * element_bytes, box, strides}, element_bytes);
+
+        std::vector<size_t> order(shape.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random);
+        std::vector<int64_t> scattered(shape.size());
+        int64_t stride = 1 + static_cast<int64_t>(random() % 2);
+        for (const size_t d : order) {
+          scattered[d] = stride;
+          stride *= box.shape[d] + static_cast<int64_t>(random() % 2);
+        }
+        std::vector<std::byte> copy(stride * element_bytes);
+        const BoxView view = {copy.data(), box, scattered};
+        CopyBox(box, whole, view, element_bytes);
+        copied += DigestBox(shape, {copy.data(), box, scattered}, element_bytes);
+      }
+      begin = end;
+    }
+    ASSERT_EQ(in_place, expected) << ShapeToString(shape);
+    ASSERT_EQ(copied, expected) << ShapeToString(shape);
+  }
+}
+
+TEST(Digest, LongScatteredRuns) {
+  std::mt19937_64 random(TestSeed());
+  constexpr int64_t kCount = 10000;
+  for (const size_t element_bytes : {1, 2, 4, 8}) {
+    const std::vector<std::byte> dense = RandomBytes(kCount * element_bytes, random);
+    std::vector<std::byte> sparse(3 * kCount * element_bytes);
+    for (int64_t i = 0; i < kCount; ++i) {
+      std::memcpy(sparse.data() + 3 * i * element_bytes, dense.data() + i * element_bytes,
+                  element_bytes);
+    }
+    EXPECT_EQ(DigestBox({kCount}, {sparse.data(), WholeBox({kCount}), {3}}, element_bytes),
+              DigestRun(0, dense.data(), kCount, element_bytes));
+  }
+}
+
+TEST(Digest, EmptyBoxesCountNothing) {
+  EXPECT_EQ(DigestBox({4, 4}, {nullptr, {{2, 0}, {0, 4}}, {}}, 4), LogicalDigest());
+}
+
+// Many small, structured changes of one tensor, all digests different in each half. A 64-bit half
+// of a good hash collides among a million with a probability of 3e-8.
+class Perturbations : public testing::TestWithParam<size_t> {
+ protected:
+  void Add(const std::vector<std::byte>& tensor) {
+    const LogicalDigest digest =
+        DigestRun(0, tensor.data(), tensor.size() / GetParam(), GetParam());
+    EXPECT_TRUE(lo_.insert(digest.lo).second) << "the lower halves of two contents agree";
+    EXPECT_TRUE(hi_.insert(digest.hi).second) << "the upper halves of two contents agree";
+  }
+  void Flip(std::vector<std::byte>& tensor, size_t bit) {
+    tensor[bit / 8] ^= static_cast<std::byte>(1 << (bit % 8));
+  }
+
+  std::set<uint64_t> lo_, hi_;
+};
+
+TEST_P(Perturbations, EveryBitAndEveryPairOfBits) {
+  for (const std::byte fill : {std::byte{0}, std::byte{0x3C}}) {
+    std::vector<std::byte> tensor(8 * GetParam(), fill);
+    Add(tensor);
+    for (size_t a = 0; a < tensor.size() * 8; ++a) {
+      Flip(tensor, a);
+      Add(tensor);
+      for (size_t b = a + 1; b < tensor.size() * 8; ++b) {
+        Flip(tensor, b);
+        Add(tensor);
+        Flip(tensor, b);
+      }
+      Flip(tensor, a);
+    }
+  }
+}
+
+TEST_P(Perturbations, EverySwapAndEveryShift) {
+  const size_t element_bytes = GetParam();
+  constexpr size_t kCount = 200;
+  std::vector<std::byte> tensor(kCount * element_bytes);
+  for (size_t i = 0; i < kCount; ++i) tensor[i * element_bytes] = static_cast<std::byte>(i + 1);
+  Add(tensor);
+  const auto element = [&](size_t i) { return tensor.begin() + i * element_bytes; };
+  for (size_t a = 0; a < kCount; ++a) {
+    for (size_t b = a + 1; b < kCount; ++b) {
+      std::swap_ranges(element(a), element(a) + element_bytes, element(b));
+      Add(tensor);
+      std::swap_ranges(element(a), element(a) + element_bytes, element(b));
+    }
+  }
+  for (size_t shift = 1; shift < kCount; ++shift) {
+    std::rotate(tensor.begin(), tensor.begin() + element_bytes, tensor.end());
+    Add(tensor);
+  }
+}
+
+TEST_P(Perturbations, EqualValuesAtOtherPlaces) {
+  // One element that is not zero, at each place of a large tensor: a row of zeros moved elsewhere
+  // must show.
+  const size_t element_bytes = GetParam();
+  std::vector<std::byte> tensor(4096 * element_bytes);
+  for (size_t i = 0; i < 4096; ++i) {
+    tensor[i * element_bytes] = std::byte{1};
+    Add(tensor);
+    tensor[i * element_bytes] = std::byte{0};
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ElementSizes, Perturbations, testing::Values(1, 2, 4, 8));
+
+// Flipping any input bit flips each output bit about half of the time.
+TEST(Digest, Avalanches) {
+  std::mt19937_64 random(TestSeed());
+  constexpr int kSamples = 4096;
+  for (int bit = 0; bit < 64; ++bit) {
+    std::vector<int> flips(64);
+    for (int i = 0; i < kSamples; ++i) {
+      const uint64_t index = random() % (uint64_t{1} << 36), bits = random();
+      const uint64_t changed = bits ^ (uint64_t{1} << bit);
+      const uint64_t difference =
+          DigestRun(index, &bits, 1, 8).lo ^ DigestRun(index, &changed, 1, 8).lo;
+      for (int out = 0; out < 64; ++out) flips[out] += (difference >> out) & 1;
+    }
+    for (int out = 0; out < 64; ++out) {
+      // Ten standard deviations of a fair coin.
+      EXPECT_NEAR(flips[out], kSamples / 2, 10 * 32)
+          << "input bit " << bit << ", output bit " << out;
+    }
+  }
+}
+
+TEST(Digest, NaNsAreBits) {
+  const uint32_t quiet = 0x7FC00000, other = 0x7FC00001;
+  EXPECT_NE(DigestRun(0, &quiet, 1, 4), DigestRun(0, &other, 1, 4));
+  EXPECT_EQ(DigestRun(0, &quiet, 1, 4), DigestRun(0, &quiet, 1, 4));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
