@@ -28,9 +28,11 @@ namespace tessera {
 // Where the elements of a dropout operand lie in the LOGICAL tensor of one sample, so that the mask does not depend on how samples and
 // channels are distributed. Element (row r, column c) of a [R, C] operand belongs to sample
 // first_sample + r / rows_per_sample and has index ((row_offset + r % rows_per_sample) * global_columns + column_offset + c).
+// The sample's stream is `stream` with stream.stream = MixCoordinates(stream.stream, sample). An element is kept where
+// RandomUniform(sample's stream, index) >= probability, and is then multiplied by 1 / (1 - probability).
 struct Dropout {
   double probability = 0;  // 0: the operation is the identity
-  RandomStream stream;     // of the step and the site; the sample is mixed into stream.stream
+  RandomStream stream;     // of the step and the site
   int64_t first_sample = 0;
   int64_t rows_per_sample = 1;
   int64_t row_offset = 0;
@@ -40,7 +42,7 @@ struct Dropout {
 
 // Causal self-attention over B sequences. q [B,T,H,D], k and v [B,T,K,D]: strided views into a fused buffer are fine
 // (last dim dense). Query head h attends with key/value head h / (H / K). Dropout of the probabilities: the element of
-// (query t, key s) of GLOBAL head h has index (h * T + t) * T + s in the sample's stream.
+// (query t, key s) of GLOBAL head h has index (h * T + t) * T + s in the sample's stream (as for Dropout, above).
 struct AttentionOptions {
   double scale = 1;  // usually 1 / sqrt(D)
   double dropout_probability = 0;

@@ -1,0 +1,45 @@
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/dropout_mask.h"
+#include "trainer/kernels/cpu/loops.h"
+#include "trainer/kernels/cpu/vector.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kPiece = 1024;
+
+}  // namespace
+
+void CpuBackend::ApplyDropout(const Dropout& dropout, TensorView x) {
+  if (dropout.probability == 0) return;
+  CHECK_GE(dropout.rows_per_sample, 1);
+  WithType(x.dtype(), [&]<typename T>(T) {
+    const Rows<T> rows = AsRows<T>(x);
+    CHECK_GE(dropout.global_columns, dropout.column_offset + rows.columns);
+    ForSegments(pool_, rows.rows, rows.columns, [&](int64_t row, int64_t begin, int64_t end, int) {
+      const DropoutMask mask(dropout.stream, dropout.first_sample + row / dropout.rows_per_sample,
+                             dropout.probability);
+      const int64_t global_row = dropout.row_offset + row % dropout.rows_per_sample;
+      const int64_t first = global_row * dropout.global_columns + dropout.column_offset;
+      float factors[kPiece];
+      for (int64_t piece = begin; piece < end; piece += kPiece) {
+        const int64_t count = std::min(kPiece, end - piece);
+        mask.Factors(static_cast<uint64_t>(first + piece), count, factors);
+        T* data = rows.row(row) + piece;
+        ForLanes(count, [&](int64_t i, auto load, auto store) {
+          // Dropped elements become zero whatever they were, NaN included.
+          const F32x16 factor = load(factors + i);
+          store(Select(factor == 0.0f, F32x16{}, load(data + i) * factor), data + i);
+        });
+      }
+    });
+  });
+}
+
+}  // namespace tessera

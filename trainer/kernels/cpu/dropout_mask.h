@@ -1,0 +1,28 @@
+#ifndef TESSERA_TRAINER_KERNELS_CPU_DROPOUT_MASK_H_
+#define TESSERA_TRAINER_KERNELS_CPU_DROPOUT_MASK_H_
+
+#include <cstdint>
+
+#include "trainer/random/philox.h"
+
+namespace tessera {
+
+// Which elements of one sample a dropout keeps, and the factor of those that it does:
+// RandomUniform(stream, index) >= probability, sixteen Philox blocks at a time.
+class DropoutMask {
+ public:
+  // `stream` before the sample is mixed in.
+  DropoutMask(const RandomStream& stream, int64_t sample, double probability);
+
+  // out[i] = 0 or 1 / (1 - probability), for the elements [first, first + count) of the sample.
+  void Factors(uint64_t first, int64_t count, float* out) const;
+
+ private:
+  uint32_t key0_, key1_, stream_low_, stream_high_;
+  uint32_t threshold_;  // on the upper 24 bits of the word
+  float factor_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_DROPOUT_MASK_H_

@@ -1,0 +1,45 @@
+// Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) turns by the angle of (t, i).
+
+#include <glog/logging.h>
+
+#include <cstdint>
+
+#include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/loops.h"
+#include "trainer/kernels/cpu/vector.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+void CpuBackend::Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) {
+  CHECK_EQ(x.rank(), 4);
+  const int64_t batch = x.dim(0), sequence = x.dim(1), heads = x.dim(2), half = x.dim(3) / 2;
+  CHECK(x.dim(3) == 2 * half && x.stride(3) == 1) << ToString(x.shape());
+  CHECK(cos.dtype() == DType::kF32 && sin.dtype() == DType::kF32);
+  const Rows<float> cosines = AsRows<float>(cos), sines = AsRows<float>(sin);
+  CHECK(cosines.columns == half && cosines.rows >= sequence);
+  CHECK(sines.columns == half && sines.rows >= sequence);
+  const float sign = inverse ? -1.0f : 1.0f;
+  WithType(x.dtype(), [&]<typename T>(T) {
+    ForRanges(pool_, batch * sequence, 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t t = row % sequence;
+        T* token = x.as<T>() + row / sequence * x.stride(0) + t * x.stride(1);
+        for (int64_t h = 0; h < heads; ++h) {
+          T* low = token + h * x.stride(2);
+          T* high = low + half;
+          ForLanes(half, [&](int64_t i, auto load, auto store) {
+            const F32x16 c = load(cosines.row(t) + i);
+            const F32x16 s = sign * load(sines.row(t) + i);
+            const F32x16 x1 = load(low + i), x2 = load(high + i);
+            store(x1 * c - x2 * s, low + i);
+            store(x2 * c + x1 * s, high + i);
+          });
+        }
+      }
+    });
+  });
+}
+
+}  // namespace tessera

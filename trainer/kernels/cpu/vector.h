@@ -1,0 +1,190 @@
+#ifndef TESSERA_TRAINER_KERNELS_CPU_VECTOR_H_
+#define TESSERA_TRAINER_KERNELS_CPU_VECTOR_H_
+
+// Sixteen lanes of fp32 for the loops of this folder, in the compiler's portable vector types: one
+// register with AVX-512, two with AVX2. The end of an array goes through the same vector code as
+// its middle (LoadPart, StorePart), so that an element's result does not depend on where in a
+// buffer it lies.
+//
+// Targets that include this compile with KERNEL_COPTS; nothing outside this folder may include it.
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "trainer/tensor/dtype.h"
+
+namespace tessera {
+
+inline constexpr int kLanes = 16;
+
+using F32x16 = float __attribute__((vector_size(64)));
+using I32x16 = int32_t __attribute__((vector_size(64)));
+using U32x16 = uint32_t __attribute__((vector_size(64)));
+using U16x16 = uint16_t __attribute__((vector_size(32)));
+using F64x8 = double __attribute__((vector_size(64)));
+
+#define TESSERA_INLINE inline __attribute__((always_inline))
+
+TESSERA_INLINE F32x16 Splat(float value) { return F32x16{} + value; }
+
+template <typename To, typename From>
+TESSERA_INLINE To BitCast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+TESSERA_INLINE F32x16 Load(const float* from) {
+  F32x16 x;
+  std::memcpy(&x, from, sizeof(x));
+  return x;
+}
+
+TESSERA_INLINE F32x16 Widen(U16x16 bits) {
+  return BitCast<F32x16>(__builtin_convertvector(bits, U32x16) << 16);
+}
+
+TESSERA_INLINE F32x16 Load(const BFloat16* from) {
+  U16x16 bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return Widen(bits);
+}
+
+TESSERA_INLINE void Store(F32x16 x, float* to) { std::memcpy(to, &x, sizeof(x)); }
+
+// As BFloat16(float): nearest even, NaN stays NaN.
+TESSERA_INLINE U16x16 Narrow(F32x16 x) {
+  const U32x16 word = BitCast<U32x16>(x);
+  const U32x16 rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+  const U32x16 quiet = (word >> 16) | 0x40;
+  const U32x16 is_nan = BitCast<U32x16>((word & 0x7fffffff) > 0x7f800000);
+  return __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), U16x16);
+}
+
+TESSERA_INLINE void Store(F32x16 x, BFloat16* to) {
+  const U16x16 bits = Narrow(x);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+
+// The first `count` lanes, 0 < count < kLanes; the others are zero.
+template <typename T>
+TESSERA_INLINE F32x16 LoadPart(const T* from, int64_t count) {
+  T lanes[kLanes] = {};
+  std::memcpy(lanes, from, count * sizeof(T));
+  return Load(lanes);
+}
+
+template <typename T>
+TESSERA_INLINE void StorePart(F32x16 x, T* to, int64_t count) {
+  T lanes[kLanes];
+  Store(x, lanes);
+  std::memcpy(to, lanes, count * sizeof(T));
+}
+
+// How a value looks after a trip through memory of type T.
+template <typename T>
+TESSERA_INLINE F32x16 RoundTo(F32x16 x) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return x;
+  } else {
+    return Widen(Narrow(x));
+  }
+}
+
+// Calls body(i, load, store) for i = 0, 16, 32, ... < count, where load(p) and store(x, p) touch
+// only the lanes that exist.
+template <typename Body>
+TESSERA_INLINE void ForLanes(int64_t count, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    body(
+        i, [](const auto* from) __attribute__((always_inline)) { return Load(from); },
+        [](F32x16 x, auto* to) __attribute__((always_inline)) { Store(x, to); });
+  }
+  if (i < count) {
+    const int64_t rest = count - i;
+    body(
+        i, [rest](const auto* from) __attribute__((always_inline)) { return LoadPart(from, rest); },
+        [rest](F32x16 x, auto* to) __attribute__((always_inline)) { StorePart(x, to, rest); });
+  }
+}
+
+TESSERA_INLINE F32x16 Select(I32x16 mask, F32x16 yes, F32x16 no) {
+  return BitCast<F32x16>((mask & BitCast<I32x16>(yes)) | (~mask & BitCast<I32x16>(no)));
+}
+
+TESSERA_INLINE F32x16 Max(F32x16 a, F32x16 b) { return Select(a > b, a, b); }
+
+// Correctly rounded.
+TESSERA_INLINE F32x16 Sqrt(F32x16 x) {
+#if defined(__AVX512F__)
+  return _mm512_sqrt_ps(x);
+#else
+  float lanes[kLanes];
+  Store(x, lanes);
+  for (float& lane : lanes) lane = std::sqrt(lane);
+  return Load(lanes);
+#endif
+}
+
+// Lanes in a fixed tree.
+TESSERA_INLINE float ReduceSum(F32x16 x) {
+  float lanes[kLanes];
+  Store(x, lanes);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+TESSERA_INLINE float ReduceMax(F32x16 x) {
+  float lanes[kLanes];
+  Store(x, lanes);
+  float max = lanes[0];
+  for (float lane : lanes) max = lane > max ? lane : max;
+  return max;
+}
+
+// e^x. Largest error 1 ulp over the normal range; below -87.3 the result is 0, above 88.73
+// infinity; NaN stays.
+TESSERA_INLINE F32x16 Exp(F32x16 x) {
+  constexpr float kLog2E = 1.44269504088896341f;
+  // ln 2 in two parts, the first with trailing zero bits: n * kLn2High is exact.
+  constexpr float kLn2High = 0.693359375f;
+  constexpr float kLn2Low = -2.12194440e-4f;
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+  constexpr float kRound = 12582912.0f;
+  const F32x16 clamped = Select(x > 89.0f, Splat(89.0f), Select(x < -88.0f, Splat(-88.0f), x));
+  const F32x16 shifted = clamped * kLog2E + kRound;
+  const F32x16 n = shifted - kRound;
+  const F32x16 r = (clamped - n * kLn2High) - n * kLn2Low;
+  // Minimax on [-ln2/2, ln2/2] (Cephes expf).
+  F32x16 p = Splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * (r * r) + r) + 1.0f;
+  // 2^n in two factors: n reaches 128, one more than an exponent can say.
+  const I32x16 exponent = BitCast<I32x16>(shifted) - std::bit_cast<int32_t>(kRound);
+  const I32x16 half = exponent >> 1;
+  const F32x16 scale0 = BitCast<F32x16>((half + 127) << 23);
+  const F32x16 scale1 = BitCast<F32x16>((exponent - half + 127) << 23);
+  const F32x16 result = (p * scale0) * scale1;
+  return Select(x < -87.33654f, F32x16{}, result);
+}
+
+// 1 / (1 + e^-x)
+TESSERA_INLINE F32x16 Sigmoid(F32x16 x) { return 1.0f / (1.0f + Exp(-x)); }
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_VECTOR_H_

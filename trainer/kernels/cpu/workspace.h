@@ -1,0 +1,43 @@
+#ifndef TESSERA_TRAINER_KERNELS_CPU_WORKSPACE_H_
+#define TESSERA_TRAINER_KERNELS_CPU_WORKSPACE_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace tessera {
+
+// Scratch memory that grows to what is asked for and is used again. Contents are undefined at the
+// start of an operation.
+class Workspace {
+ public:
+  explicit Workspace(int threads) : per_thread_(threads) {}
+
+  // Shared by the threads of one operation. To be called by the calling thread, outside of a loop.
+  template <typename T>
+  T* Shared(int64_t count) {
+    return static_cast<T*>(shared_.Get(count * static_cast<int64_t>(sizeof(T))));
+  }
+  // The thread's own. One buffer per thread: an operation asks once a block for all that it needs.
+  template <typename T>
+  T* OfThread(int thread, int64_t count) {
+    return static_cast<T*>(per_thread_[thread].Get(count * static_cast<int64_t>(sizeof(T))));
+  }
+
+ private:
+  class Buffer {
+   public:
+    void* Get(int64_t size_bytes);
+
+   private:
+    std::shared_ptr<void> memory_;
+    int64_t capacity_bytes_ = 0;
+  };
+
+  Buffer shared_;
+  std::vector<Buffer> per_thread_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_WORKSPACE_H_
