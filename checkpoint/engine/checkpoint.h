@@ -27,20 +27,34 @@ std::string StepDirectoryName(int64_t step);
 using Metadata = Manifest;
 
 struct SaveOptions {
+  // Layout of the files. A checksum chunk is the least that a partial read fetches; a multiple of 8.
   uint32_t checksum_chunk_bytes = 1 << 20;
   uint64_t max_file_bytes = uint64_t{4} << 30;  // a rank's data goes to more files beyond this
-  int io_threads = 2;
+
+  // Resources. Staging and writing happen in the same threads, so that more threads than cores keep the disk busy.
+  int io_threads = 4;
+  uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
+
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 };
 
 struct SaveReport {
-  uint64_t bytes_written = 0;
+  std::string directory;       // of the new checkpoint, inside the storage
+  uint64_t bytes_written = 0;  // data files, all ranks
   double seconds = 0;
 };
 
-// Saves a checkpoint under root/step-N. Collective over `group`. The new checkpoint exists when, and only when, its manifest is
-// committed; an older checkpoint is never touched. A half-written directory of the same step is removed first; a committed one
-// is answered with AlreadyExists.
+// Saves a checkpoint to root/step-N, where N is metadata.trainer().step(), the same on every rank; the rest of `metadata` counts on
+// rank 0. The new checkpoint exists when, and only when, its manifest is committed, and no file of a committed checkpoint
+// is ever touched. A half-written directory of the same step is removed first.
+//
+// Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options, metadata, state: every problem listed,
+// a tensor that the ranks together do not cover included), AlreadyExists (that step is committed), ResourceExhausted (checked
+// before anything is written, where the storage can tell), whatever the storage answers, DeadlineExceeded or
+// Unavailable from the group. One rank's error is everybody's, with the rank's number where there are several.
+//
+// Collective over `group`. State is read, not changed. Memory: staging_bytes per process plus the plan. Cost: each byte of the
+// state passes once through the cache (copy, digest, checksum) and goes to the disk past the page cache.
 absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const Metadata& metadata,
                                 const StateDict& state, ProcessGroup& group,
                                 const SaveOptions& options);
@@ -53,23 +67,32 @@ struct LoadOptions {
   bool weights_from_master = true;
   // Convert between floating dtypes where saved and wanted differ; refused otherwise.
   bool convert_dtype = true;
-  int io_threads = 2;
+  int io_threads = 4;
+  uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
   absl::Duration deadline = absl::Minutes(10);
 };
 
 struct LoadReport {
-  std::vector<std::string> missing;     // tensor names
-  std::vector<std::string> unexpected;  // tensor names
-  std::vector<std::string> from_master;
-  uint64_t bytes_read = 0;
+  std::vector<std::string> missing;      // names: wanted on this rank, not saved
+  std::vector<std::string> unexpected;   // names: saved, wanted by no rank
+  std::vector<std::string> from_master;  // names: weights of this rank that came from their master weights
+  uint64_t bytes_read = 0;               // by this rank
   double seconds = 0;
 };
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is there), DataLoss.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
-// Loads into the buffers of `state`. Compares everything first and reports every mismatch at once (FailedPrecondition); nothing is
-// changed unless the comparison passed. Collective over `group`.
+// Loads into the buffers of `state`, under whatever sharding they have: the saved one does not matter. Compares everything first
+// and reports every mismatch of every rank at once. Aliases are resolved on both sides.
+//
+// Errors: InvalidArgument (the state dict itself), NotFound (listing the checkpoints that are there), FailedPrecondition (mismatches:
+// missing, unexpected, role, shape, dtype, coverage), DataLoss (naming file, offset, tensor, expected and found). Up to and including a
+// missing or truncated file nothing is changed. A checksum error can come after some buffers were filled: every byte
+// is verified before it is placed, but other tensors may already be new. The state is then to be discarded or loaded again.
+//
+// Collective over `group`; every rank returns the same status. Memory: staging_bytes per process plus the plan. Cost: only checksum
+// chunks that hold wanted bytes are read.
 absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
                                 ProcessGroup& group, const LoadOptions& options);
 

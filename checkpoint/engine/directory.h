@@ -1,0 +1,31 @@
+#ifndef TESSERA_CHECKPOINT_ENGINE_DIRECTORY_H_
+#define TESSERA_CHECKPOINT_ENGINE_DIRECTORY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+inline constexpr std::string_view kTemporaryManifestFileName = "manifest.pb.tmp";
+
+// "a/b"; either part may be empty.
+std::string JoinPath(std::string_view directory, std::string_view name);
+
+// Inverse of StepDirectoryName; nullopt for anything else.
+std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
+
+// True if the directory holds a committed manifest; false also if there is no such directory.
+absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
+
+// The bytes of a committed manifest. NotFound lists what is there instead.
+absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_ENGINE_DIRECTORY_H_

@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/engine/agree.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/compare.h"
+#include "checkpoint/engine/data_reader.h"
+#include "checkpoint/engine/directory.h"
+#include "checkpoint/engine/exchange.pb.h"
+#include "checkpoint/engine/local_plan.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/load_plan.h"
+
+// A load in four agreements, so that no rank goes on while another cannot:
+//  1. rank 0 reads the manifest and hands it out;
+//  2. every rank compares it with its state; all mismatches of all ranks end the load here;
+//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load here;
+//  4. every rank reads, checks and places. Only now does memory change.
+
+namespace tessera::ckpt {
+namespace {
+
+std::string PackBits(const std::vector<bool>& bits) {
+  std::string packed((bits.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i]) packed[i / 8] = static_cast<char>(packed[i / 8] | 1 << i % 8);
+  }
+  return packed;
+}
+
+void OrBits(const std::string& packed, std::vector<bool>& bits) {
+  for (size_t i = 0; i < bits.size() && i / 8 < packed.size(); ++i) {
+    if ((packed[i / 8] >> i % 8 & 1) != 0) bits[i] = true;
+  }
+}
+
+absl::Status CheckOptions(const LoadOptions& options) {
+  if (options.io_threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
+  }
+  return absl::OkStatus();
+}
+
+// On rank 0: all ranks' comparisons -> the unexpected tensors, or one error with everything in it.
+absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& payloads,
+                                               const Manifest& manifest,
+                                               const LoadOptions& options,
+                                               const std::string& where) {
+  std::vector<std::string> lines;
+  std::set<std::string> seen;
+  std::vector<bool> used(manifest.tensors_size());
+  for (const std::string& payload : payloads) {
+    CompareReport report;
+    if (!report.ParseFromString(payload)) return absl::InternalError("a bad comparison");
+    OrBits(report.used(), used);
+    for (const std::string& line : report.mismatches()) {
+      if (seen.insert(line).second) lines.push_back(line);
+    }
+  }
+  CompareReport verdict;
+  for (const std::string& name : UnexpectedTensors(manifest, used)) {
+    if (options.allow_unexpected) {
+      verdict.add_mismatches(name);
+    } else {
+      lines.push_back(absl::StrCat("tensor ", name, ": saved, not wanted"));
+    }
+  }
+  if (!lines.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        lines.size(), lines.size() == 1 ? " mismatch" : " mismatches", " between ", where,
+        " and the state to load into:\n  ", absl::StrJoin(lines, "\n  ")));
+  }
+  return verdict.SerializeAsString();
+}
+
+std::string ReportComparison(const Comparison& comparison) {
+  CompareReport report;
+  for (const std::string& line : comparison.mismatches) report.add_mismatches(line);
+  report.set_used(PackBits(comparison.used));
+  return report.SerializeAsString();
+}
+
+// Step 1.
+absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkpoint_dir,
+                                       const StateDict& state, ProcessGroup& group,
+                                       const LoadOptions& options) {
+  absl::StatusOr<std::string> mine = std::string();
+  if (absl::Status checked = CheckOptions(options); !checked.ok()) mine = std::move(checked);
+  if (absl::Status checked = CheckStateDict(state); !checked.ok()) mine = std::move(checked);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      Agree(
+          group, mine,
+          [&](const std::vector<std::string>&) {
+            return ReadManifestBytes(storage, checkpoint_dir);
+          },
+          options.deadline));
+  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
+  if (manifest.ok()) return manifest;
+  return absl::Status(manifest.status().code(),
+                      absl::StrCat(storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)),
+                                   ": ", manifest.status().message()));
+}
+
+}  // namespace
+
+absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
+                                ProcessGroup& group, const LoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
+                           ShareManifest(storage, checkpoint_dir, state, group, options));
+
+  Comparison comparison = Compare(manifest, state, options);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string verdict_bytes,
+      Agree(
+          group, ReportComparison(comparison),
+          [&](const std::vector<std::string>& payloads) {
+            return CombineComparisons(payloads, manifest, options,
+                                      storage.Describe(checkpoint_dir));
+          },
+          options.deadline));
+  CompareReport verdict;
+  if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
+
+  absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
+  const absl::StatusOr<OpenFiles> files =
+      plan.ok() ? OpenDataFiles(storage, checkpoint_dir, manifest, *plan) : plan.status();
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, files.status(), options.deadline));
+
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(
+      group,
+      ReadDataFiles(manifest, *plan, *files, comparison.destinations,
+                    {options.verify_checksums, options.io_threads, options.staging_bytes}),
+      options.deadline));
+  LoadReport report;
+  report.missing = std::move(comparison.missing);
+  report.from_master = std::move(comparison.from_master);
+  report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());
+  report.bytes_read = plan->bytes;
+  report.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace tessera::ckpt

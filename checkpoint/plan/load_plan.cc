@@ -1,0 +1,155 @@
+#include "checkpoint/plan/load_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/box_index.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// Appends the bytes of `region` in the row-major storage of `outer` that begins at `base`. Parts of less than `gap_bytes` are
+// taken whole, holes included: whole checksum chunks are read in any case.
+class RangeCollector {
+ public:
+  RangeCollector(const Placement& placement, size_t element_bytes, uint64_t gap_bytes,
+                 std::vector<ByteRange>& out)
+      : region_(placement.region), gap_bytes_(gap_bytes), out_(out) {
+    const std::vector<int64_t> strides = ContiguousStrides(placement.saved_box.shape);
+    const size_t rank = strides.size();
+    uint64_t begin = placement.shard_begin;
+    stride_bytes_.resize(rank);
+    span_bytes_.resize(rank + 1);
+    span_bytes_[rank] = element_bytes;
+    dense_.resize(rank + 1, true);
+    for (size_t d = rank; d-- > 0;) {
+      stride_bytes_[d] = strides[d] * element_bytes;
+      begin += (region_.global_offset[d] - placement.saved_box.global_offset[d]) * stride_bytes_[d];
+      span_bytes_[d] = (region_.shape[d] - 1) * stride_bytes_[d] + span_bytes_[d + 1];
+      dense_[d] = dense_[d + 1] &&
+                  (region_.shape[d] == 1 || span_bytes_[d + 1] == stride_bytes_[d]);
+    }
+    Collect(0, begin);
+  }
+
+ private:
+  void Collect(size_t dim, uint64_t begin) {
+    if (dense_[dim] || span_bytes_[dim] <= gap_bytes_) {
+      out_.push_back({begin, begin + span_bytes_[dim]});
+      return;
+    }
+    for (int64_t i = 0; i < region_.shape[dim]; ++i) Collect(dim + 1, begin + i * stride_bytes_[dim]);
+  }
+
+  const Box& region_;
+  const uint64_t gap_bytes_;
+  std::vector<uint64_t> stride_bytes_;  // of one step along a dim, in the file
+  std::vector<uint64_t> span_bytes_;    // from the first to past the last byte, this dim and inner ones
+  std::vector<bool> dense_;             // no holes from this dim on
+  std::vector<ByteRange>& out_;
+};
+
+std::vector<ByteRange> MergeToChunks(std::vector<ByteRange> ranges, uint64_t chunk_bytes,
+                                     uint64_t file_bytes) {
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  std::vector<ByteRange> merged;
+  for (ByteRange range : ranges) {
+    range.begin -= range.begin % chunk_bytes;
+    const uint64_t tail = range.end % chunk_bytes;
+    if (tail != 0) range.end += std::min(chunk_bytes - tail, file_bytes - range.end);
+    if (!merged.empty() && range.begin <= merged.back().end) {
+      merged.back().end = std::max(merged.back().end, range.end);
+    } else {
+      merged.push_back(range);
+    }
+  }
+  return merged;
+}
+
+// The shards of one tensor, indexed by box.
+struct IndexedTensor {
+  explicit IndexedTensor(const LogicalTensor& tensor) : index(Boxes(tensor)) {}
+
+  static std::vector<Box> Boxes(const LogicalTensor& tensor) {
+    std::vector<Box> boxes;
+    const int64_t count = ShardCount(tensor);
+    boxes.reserve(count);
+    for (int64_t s = 0; s < count; ++s) boxes.push_back(ShardBox(tensor, s));
+    return boxes;
+  }
+
+  BoxIndex index;
+};
+
+class Planner {
+ public:
+  explicit Planner(const Manifest& manifest) : manifest_(manifest) {}
+
+  absl::Status Add(uint32_t wanted_index, const WantedBox& wanted) {
+    if (wanted.box.empty()) return absl::OkStatus();
+    const LogicalTensor& tensor = manifest_.tensors(wanted.saved_tensor);
+    std::unique_ptr<IndexedTensor>& indexed = tensors_[wanted.saved_tensor];
+    if (indexed == nullptr) indexed = std::make_unique<IndexedTensor>(tensor);
+    const size_t element_bytes = DTypeSize(tensor.dtype());
+    int64_t found = 0;
+    indexed->index.ForEachOverlap(wanted.box, [&](size_t shard, const Box& region) {
+      found += ElementCount(region.shape);
+      const Box& box = indexed->index.boxes()[shard];
+      const uint64_t begin = tensor.shards().file_offset(shard);
+      const uint64_t bytes = ElementCount(box.shape) * element_bytes;
+      files_[tensor.shards().file_index(shard)].push_back(
+          {wanted_index, wanted.saved_tensor, box, begin, begin + bytes, region});
+    });
+    // A sum suffices: shards that overlap would be found as well, unless gaps make up for them; a load of the whole state
+    // proves coverage before (ValidateCoverage).
+    if (found != ElementCount(wanted.box.shape)) {
+      return absl::DataLossError(absl::StrCat(
+          "tensor ", tensor.name(), ": the saved shards hold ", found, " of the ",
+          ElementCount(wanted.box.shape), " elements of box ", ToString(wanted.box)));
+    }
+    return absl::OkStatus();
+  }
+
+  LoadPlan Finish() && {
+    LoadPlan plan;
+    for (auto& [file_index, placements] : files_) {
+      const DataFile& file = manifest_.files(file_index);
+      FileReads reads;
+      reads.file_index = file_index;
+      std::vector<ByteRange> ranges;
+      for (const Placement& placement : placements) {
+        const size_t element_bytes = DTypeSize(manifest_.tensors(placement.saved_tensor).dtype());
+        RangeCollector(placement, element_bytes, file.chunk_bytes(), ranges);
+      }
+      reads.ranges = MergeToChunks(std::move(ranges), file.chunk_bytes(), file.size_bytes());
+      for (const ByteRange& range : reads.ranges) plan.bytes += range.end - range.begin;
+      std::ranges::stable_sort(placements, {}, &Placement::shard_begin);
+      reads.placements = std::move(placements);
+      plan.files.push_back(std::move(reads));
+    }
+    return plan;
+  }
+
+ private:
+  const Manifest& manifest_;
+  std::map<uint32_t, std::unique_ptr<IndexedTensor>> tensors_;
+  std::map<uint32_t, std::vector<Placement>> files_;
+};
+
+}  // namespace
+
+absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted) {
+  Planner planner(manifest);
+  for (uint32_t w = 0; w < wanted.size(); ++w) {
+    TESSERA_RETURN_IF_ERROR(planner.Add(w, wanted[w]));
+  }
+  return std::move(planner).Finish();
+}
+
+}  // namespace tessera::ckpt

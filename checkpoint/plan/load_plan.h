@@ -1,0 +1,57 @@
+#ifndef TESSERA_CHECKPOINT_PLAN_LOAD_PLAN_H_
+#define TESSERA_CHECKPOINT_PLAN_LOAD_PLAN_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt {
+
+// A box that somebody wants, of a tensor that was saved. Precondition of planning: the box lies inside the tensor.
+struct WantedBox {
+  uint32_t saved_tensor = 0;  // into Manifest.tensors; not an alias
+  Box box;
+};
+
+// The common part of a saved shard and a wanted box.
+struct Placement {
+  uint32_t wanted = 0;        // into the wanted boxes
+  uint32_t saved_tensor = 0;  // into Manifest.tensors
+  Box saved_box;              // row-major in bytes [shard_begin, shard_end) of the file
+  uint64_t shard_begin = 0;
+  uint64_t shard_end = 0;
+  Box region;
+};
+
+struct ByteRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+
+struct FileReads {
+  uint32_t file_index = 0;            // into Manifest.files
+  std::vector<ByteRange> ranges;      // ascending, disjoint, not adjacent, whole checksum chunks
+  std::vector<Placement> placements;  // ascending by shard_begin
+};
+
+struct LoadPlan {
+  std::vector<FileReads> files;  // ascending; only those with something to read
+  uint64_t bytes = 0;            // sum of all ranges
+};
+
+// What to read, and where it goes. Each byte is read once, however many boxes want it.
+//
+// Errors: DataLoss, naming tensor and box, where the saved shards do not hold every element of a wanted box exactly once.
+// Precondition: a valid manifest (ValidateManifest).
+// Cost: sub-quadratic in the number of shards of a tensor, see BoxIndex.
+absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_PLAN_LOAD_PLAN_H_

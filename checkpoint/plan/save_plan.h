@@ -1,0 +1,52 @@
+#ifndef TESSERA_CHECKPOINT_PLAN_SAVE_PLAN_H_
+#define TESSERA_CHECKPOINT_PLAN_SAVE_PLAN_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/box.h"
+#include "checkpoint/plan/plan.pb.h"
+
+namespace tessera::ckpt {
+
+struct SavePlanOptions {
+  // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along their first dim.
+  uint64_t max_file_bytes = uint64_t{4} << 30;
+  // Replicated boxes above this are cut along their first dim where that helps to balance their holders.
+  uint64_t min_split_bytes = uint64_t{1} << 20;
+  uint32_t checksum_chunk_bytes = 1 << 20;
+};
+
+struct SavePlan {
+  // Tensors with all their shards, files with path, size and chunk size. Digests and checksums follow from the writing.
+  Manifest manifest;
+  RankPlans ranks;  // who writes which box to which bytes, one entry per rank
+};
+
+// One plan for all ranks from the description of each.
+//
+// Every element of every tensor is written exactly once: identical boxes on several ranks are written by one of them, chosen so
+// that bytes are balanced, and where boxes of different ranks overlap in part only one writes the common elements. The
+// result is a pure function of the input.
+//
+// Weights and buffers go to model-*, master weights and optimizer states to optimizer-* files.
+//
+// Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one name) and all tensors whose
+// boxes leave a gap or lie outside, naming tensor, ranks and boxes.
+// Cost: O(n log n) for n shards over all ranks.
+absl::StatusOr<SavePlan> PlanSave(std::span<const LocalPlan> ranks, const SavePlanOptions& options);
+
+// Box of shard `shard` of a rank's tensor, and box of an item.
+Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
+Box ItemBox(const WriteItem& item);
+
+// The bytes before the data of a planned file; the same on the rank that plans and on the one that writes.
+absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_PLAN_SAVE_PLAN_H_
