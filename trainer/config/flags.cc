@@ -1,0 +1,362 @@
+#include "trainer/config/flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "google/protobuf/descriptor.h"
+#include "trainer/config/options.pb.h"
+
+namespace tessera {
+namespace {
+
+using ::google::protobuf::EnumDescriptor;
+using ::google::protobuf::EnumValueDescriptor;
+using ::google::protobuf::FieldDescriptor;
+using ::google::protobuf::Message;
+using ::google::protobuf::Reflection;
+
+struct Flag {
+  const FieldDescriptor* group;
+  const FieldDescriptor* field;
+};
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+bool IsGroup(const FieldDescriptor& field) {
+  return field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();
+}
+
+bool IsScalar(const FieldDescriptor& field) {
+  return field.cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE && !field.is_repeated();
+}
+
+std::vector<Flag> AllFlags(const Message& message) {
+  std::vector<Flag> flags;
+  for (int g = 0; g < message.GetDescriptor()->field_count(); ++g) {
+    const FieldDescriptor* group = message.GetDescriptor()->field(g);
+    if (!IsGroup(*group)) continue;
+    for (int f = 0; f < group->message_type()->field_count(); ++f) {
+      const FieldDescriptor* field = group->message_type()->field(f);
+      if (IsScalar(*field)) flags.push_back({group, field});
+    }
+  }
+  return flags;
+}
+
+std::string FlagName(const FieldDescriptor& field) {
+  return absl::StrCat("--", absl::StrReplaceAll(field.name(), {{"_", "-"}}));
+}
+
+// proto3 asks for a zero value that means "not given": nobody types it.
+bool IsUnspecified(const EnumValueDescriptor& value) {
+  return value.number() == 0 && absl::EndsWith(value.name(), "_UNSPECIFIED");
+}
+
+std::string EnumChoices(const EnumDescriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 0; i < type.value_count(); ++i) {
+    if (!IsUnspecified(*type.value(i))) {
+      names.push_back(absl::AsciiStrToLower(type.value(i)->name()));
+    }
+  }
+  return absl::StrJoin(names, "|");
+}
+
+// What a value of the field is called in help and in error messages.
+std::string ValueKind(const FieldDescriptor& field) {
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return "true|false";
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return "number";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return "text";
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return EnumChoices(*field.enum_type());
+    default:
+      return "integer";
+  }
+}
+
+// Edit distance in which a swap of neighbours counts once, as a typing error does.
+int TypingDistance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = static_cast<int>(i + j);
+        continue;
+      }
+      d[i][j] = std::min(
+          {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+absl::Status UnknownFlag(const std::string& argument, const std::string& name,
+                         const std::vector<Flag>& flags) {
+  std::vector<std::string> known = {"config", "help"};
+  for (const Flag& flag : flags) known.push_back(flag.field->name());
+  std::string nearest;
+  int best = std::max<int>(2, static_cast<int>(name.size()) / 3) + 1;
+  // A name of no more letters than the allowed distance resembles everything.
+  if (name.size() < 3) best = 2;
+  for (const std::string& candidate : known) {
+    const int distance = TypingDistance(name, candidate);
+    if (distance < best) {
+      best = distance;
+      nearest = candidate;
+    }
+  }
+  const std::string shown = argument.substr(0, argument.find('='));
+  if (nearest.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("unknown flag ", shown, "; see --help"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("unknown flag ", shown, "; did you mean --",
+                                                 absl::StrReplaceAll(nearest, {{"_", "-"}}), "?"));
+}
+
+template <typename T>
+std::optional<T> ParseInteger(const std::string& value) {
+  T number;
+  if (!absl::SimpleAtoi(value, &number)) return std::nullopt;
+  return number;
+}
+
+std::optional<double> ParseNumber(const std::string& value) {
+  double number;
+  if (!absl::SimpleAtod(value, &number) || !std::isfinite(number)) return std::nullopt;
+  return number;
+}
+
+std::optional<bool> ParseBool(const std::string& value) {
+  if (absl::EqualsIgnoreCase(value, "true") || value == "1") return true;
+  if (absl::EqualsIgnoreCase(value, "false") || value == "0") return false;
+  return std::nullopt;
+}
+
+const EnumValueDescriptor* ParseEnum(const EnumDescriptor& type, const std::string& value) {
+  for (int i = 0; i < type.value_count(); ++i) {
+    if (!IsUnspecified(*type.value(i)) && absl::EqualsIgnoreCase(type.value(i)->name(), value)) {
+      return type.value(i);
+    }
+  }
+  return nullptr;
+}
+
+// False where `value` is none of the field's type.
+bool SetField(const FieldDescriptor& field, const std::string& value, Message* group) {
+  const Reflection& reflection = *group->GetReflection();
+  const auto set = [&](auto parsed, auto setter) {
+    if (parsed.has_value()) (reflection.*setter)(group, &field, *parsed);
+    return parsed.has_value();
+  };
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return set(ParseInteger<int64_t>(value), &Reflection::SetInt64);
+    case FieldDescriptor::CPPTYPE_INT32:
+      return set(ParseInteger<int32_t>(value), &Reflection::SetInt32);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return set(ParseInteger<uint64_t>(value), &Reflection::SetUInt64);
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return set(ParseInteger<uint32_t>(value), &Reflection::SetUInt32);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return set(ParseNumber(value), &Reflection::SetDouble);
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return set(ParseNumber(value), &Reflection::SetFloat);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return set(ParseBool(value), &Reflection::SetBool);
+    case FieldDescriptor::CPPTYPE_STRING:
+      reflection.SetString(group, &field, value);
+      return true;
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const EnumValueDescriptor* parsed = ParseEnum(*field.enum_type(), value);
+      if (parsed != nullptr) reflection.SetEnum(group, &field, parsed);
+      return parsed != nullptr;
+    }
+    default:
+      return false;
+  }
+}
+
+std::string ShortestNumber(double value) {
+  char buffer[64];
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return std::string(buffer, result.ptr);
+}
+
+std::string HelpLine(const Flag& flag, size_t name_width) {
+  const FieldDescriptor& field = *flag.field;
+  std::string left = FlagName(field);
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_BOOL) {
+    absl::StrAppend(&left, " ",
+                    absl::AsciiStrToUpper(field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM
+                                              ? "name"
+                                              : ValueKind(field)));
+  }
+  left.resize(std::max(left.size(), name_width), ' ');
+  std::string line = absl::StrCat("  ", left, "  ", field.options().GetExtension(help));
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
+    absl::StrAppend(&line, ": ", EnumChoices(*field.enum_type()));
+  }
+  const std::string by_default = DefaultText(field);
+  if (!by_default.empty() && by_default != "false") absl::StrAppend(&line, " (", by_default, ")");
+  return line;
+}
+
+// The value of a flag that is given without "=": the next argument, unless that is a flag itself.
+// nullopt: there is none.
+std::optional<std::string> NextValue(std::span<const std::string> arguments, size_t* index,
+                                     const FieldDescriptor& field) {
+  const bool more = *index + 1 < arguments.size() && !absl::StartsWith(arguments[*index + 1], "--");
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+    if (more && ParseBool(arguments[*index + 1]).has_value()) return arguments[++*index];
+    return "true";
+  }
+  if (!more) return std::nullopt;
+  return arguments[++*index];
+}
+
+}  // namespace
+
+absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message) {
+  const std::vector<Flag> flags = AllFlags(*message);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (!absl::StartsWith(argument, "--") || argument.size() == 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("unexpected argument \"", argument, "\": flags begin with --"));
+    }
+    const size_t equals = argument.find('=');
+    const std::string name = absl::StrReplaceAll(
+        argument.substr(2, equals == std::string::npos ? equals : equals - 2), {{"-", "_"}});
+    const auto flag = std::find_if(flags.begin(), flags.end(),
+                                   [&](const Flag& f) { return f.field->name() == name; });
+    if (flag == flags.end()) return UnknownFlag(argument, name, flags);
+
+    std::optional<std::string> value;
+    if (equals != std::string::npos) {
+      value = argument.substr(equals + 1);
+    } else {
+      value = NextValue(arguments, &i, *flag->field);
+    }
+    if (!value.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(FlagName(*flag->field), " needs a value: ", ValueKind(*flag->field)));
+    }
+    Message* group = message->GetReflection()->MutableMessage(message, flag->group);
+    if (!SetField(*flag->field, *value, group)) {
+      return absl::InvalidArgumentError(absl::StrCat(FlagName(*flag->field), "=", *value,
+                                                     ": expected ", ValueKind(*flag->field)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FlagHelp(const Message& message, std::string_view group, std::string* help_text) {
+  const std::vector<Flag> flags = AllFlags(message);
+  size_t name_width = 0;
+  std::vector<std::string> groups;
+  for (const Flag& flag : flags) {
+    if (groups.empty() || groups.back() != flag.group->name()) groups.push_back(flag.group->name());
+    // Longer names than this push their own line alone.
+    name_width = std::max(name_width, std::min<size_t>(34, FlagName(*flag.field).size() + 8));
+  }
+  if (!group.empty() && std::find(groups.begin(), groups.end(), group) == groups.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--help=", View(group), ": expected one of ", absl::StrJoin(groups, ", ")));
+  }
+  for (const std::string& name : groups) {
+    if (!group.empty() && name != group) continue;
+    absl::StrAppend(help_text, name, ":\n");
+    for (const Flag& flag : flags) {
+      if (flag.group->name() == name) {
+        absl::StrAppend(help_text, HelpLine(flag, name_width), "\n");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> FlagInventory(const Message& message) {
+  std::vector<std::string> lines;
+  for (const Flag& flag : AllFlags(message)) {
+    const std::string by_default = DefaultText(*flag.field);
+    lines.push_back(absl::StrCat(flag.group->name(), " ", FlagName(*flag.field), " <",
+                                 ValueKind(*flag.field), ">",
+                                 by_default.empty() ? "" : absl::StrCat(" = ", by_default)));
+  }
+  return lines;
+}
+
+std::string FieldText(const Message& group, const FieldDescriptor& field) {
+  const Reflection& reflection = *group.GetReflection();
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(reflection.GetInt64(group, &field));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(reflection.GetInt32(group, &field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(reflection.GetUInt64(group, &field));
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(reflection.GetUInt32(group, &field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return ShortestNumber(reflection.GetDouble(group, &field));
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return ShortestNumber(reflection.GetFloat(group, &field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetBool(group, &field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection.GetString(group, &field);
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return absl::AsciiStrToLower(reflection.GetEnum(group, &field)->name());
+    default:
+      return "";
+  }
+}
+
+std::string DefaultText(const FieldDescriptor& field) {
+  if (field.options().HasExtension(default_text)) {
+    return field.options().GetExtension(default_text);
+  }
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(field.default_value_int64());
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(field.default_value_int32());
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return absl::StrCat(field.default_value_uint64());
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return absl::StrCat(field.default_value_uint32());
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return ShortestNumber(field.default_value_double());
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return ShortestNumber(field.default_value_float());
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return field.default_value_bool() ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return field.default_value_string();
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return absl::AsciiStrToLower(field.default_value_enum()->name());
+    default:
+      return "";
+  }
+}
+
+}  // namespace tessera

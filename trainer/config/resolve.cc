@@ -1,0 +1,293 @@
+// Defaults that depend on other fields, and every contradiction between fields.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "google/protobuf/descriptor.h"
+#include "models/model_config.h"
+#include "trainer/config/config.h"
+#include "trainer/config/flags.h"
+#include "trainer/config/options.pb.h"
+
+namespace tessera {
+namespace {
+
+using ::google::protobuf::FieldDescriptor;
+using ::google::protobuf::Message;
+using ::google::protobuf::Reflection;
+
+constexpr int64_t kDefaultSequence = 1024;
+constexpr int64_t kDefaultEvalInterval = 1000;
+constexpr int64_t kMaxThreads = 1024;
+
+template <typename... Parts>
+absl::Status Wrong(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+// Writes every declared default out, so that the saved config does not change with a later
+// version's defaults.
+void FillDeclaredDefaults(Message* group) {
+  const Reflection& reflection = *group->GetReflection();
+  for (int f = 0; f < group->GetDescriptor()->field_count(); ++f) {
+    const FieldDescriptor& field = *group->GetDescriptor()->field(f);
+    if (reflection.HasField(*group, &field) || field.options().HasExtension(default_text)) continue;
+    switch (field.cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT64:
+        reflection.SetInt64(group, &field, field.default_value_int64());
+        break;
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        reflection.SetDouble(group, &field, field.default_value_double());
+        break;
+      case FieldDescriptor::CPPTYPE_BOOL:
+        reflection.SetBool(group, &field, field.default_value_bool());
+        break;
+      case FieldDescriptor::CPPTYPE_STRING:
+        reflection.SetString(group, &field, field.default_value_string());
+        break;
+      case FieldDescriptor::CPPTYPE_ENUM:
+        reflection.SetEnum(group, &field, field.default_value_enum());
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void FillDependentDefaults(TrainConfig* config) {
+  TrainingConfig& training = *config->mutable_training();
+  if (!training.has_global_batch_size()) {
+    training.set_global_batch_size(training.micro_batch_size() *
+                                   config->parallel().data_parallel_size());
+  }
+  if (!training.has_seq_length()) {
+    training.set_seq_length(
+        std::min<int64_t>(kDefaultSequence, config->model().max_position_embeddings()));
+  }
+  if (!training.has_eval_interval()) {
+    training.set_eval_interval(config->data().valid_data_path().empty() ? 0 : kDefaultEvalInterval);
+  }
+  OptimizerConfig& optimizer = *config->mutable_optimizer();
+  if (!optimizer.has_lr_decay_iters()) optimizer.set_lr_decay_iters(training.train_iters());
+  if (!optimizer.has_lr_wsd_decay_iters() && optimizer.lr_decay_style() != LrDecayStyle::WSD) {
+    optimizer.set_lr_wsd_decay_iters(0);
+  }
+}
+
+// No number of any group may be negative or non-finite; what else a field demands is checked with
+// its group.
+absl::Status CheckRanges(const TrainConfig& config) {
+  const Reflection& groups = *config.GetReflection();
+  for (int g = 0; g < config.GetDescriptor()->field_count(); ++g) {
+    const FieldDescriptor* group_field = config.GetDescriptor()->field(g);
+    if (!groups.HasField(config, group_field)) continue;
+    const Message& group = groups.GetMessage(config, group_field);
+    for (int f = 0; f < group.GetDescriptor()->field_count(); ++f) {
+      const FieldDescriptor& field = *group.GetDescriptor()->field(f);
+      const Reflection& fields = *group.GetReflection();
+      if (!fields.HasField(group, &field)) continue;
+      const bool is_int = field.cpp_type() == FieldDescriptor::CPPTYPE_INT64;
+      const bool is_double = field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
+      if (is_int && fields.GetInt64(group, &field) < 0) {
+        return Wrong(field.name(), "=", FieldText(group, field), ": must not be negative");
+      }
+      if (is_double && !(fields.GetDouble(group, &field) >= 0 &&
+                         std::isfinite(fields.GetDouble(group, &field)))) {
+        return Wrong(field.name(), "=", FieldText(group, field),
+                     ": must be a finite number that is not negative");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AtLeastOne(const char* name, int64_t value) {
+  if (value >= 1) return absl::OkStatus();
+  return Wrong(name, "=", value, ": must be at least 1");
+}
+
+absl::Status CheckParallel(const ParallelConfig& parallel) {
+  constexpr char kOneProcess[] = ": this build runs one process; expected ";
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t expected;
+  } sizes[] = {
+      {"data_parallel_size", parallel.data_parallel_size(), 1},
+      {"tensor_model_parallel_size", parallel.tensor_model_parallel_size(), 1},
+      {"pipeline_model_parallel_size", parallel.pipeline_model_parallel_size(), 1},
+      {"num_virtual_stages_per_pipeline_rank", parallel.num_virtual_stages_per_pipeline_rank(), 1},
+      {"zero_stage", parallel.zero_stage(), 0},
+      {"exact_tp_shards", parallel.exact_tp_shards(), 1},
+  };
+  for (const auto& size : sizes) {
+    if (size.value != size.expected) {
+      return Wrong(size.name, "=", size.value, kOneProcess, size.expected);
+    }
+  }
+  if (parallel.sequence_parallel()) return Wrong("sequence_parallel=true", kOneProcess, "false");
+  if (parallel.numerics() != Numerics::FAST) return Wrong("numerics=exact", kOneProcess, "fast");
+  return absl::OkStatus();
+}
+
+absl::Status CheckBatches(const TrainConfig& config) {
+  const TrainingConfig& training = config.training();
+  for (const absl::Status& status : {AtLeastOne("micro_batch_size", training.micro_batch_size()),
+                                     AtLeastOne("global_batch_size", training.global_batch_size()),
+                                     AtLeastOne("seq_length", training.seq_length())}) {
+    if (!status.ok()) return status;
+  }
+  const int64_t dp = config.parallel().data_parallel_size();
+  // By division: the product of two settings may overflow.
+  if (training.global_batch_size() % training.micro_batch_size() != 0 ||
+      training.global_batch_size() / training.micro_batch_size() % dp != 0) {
+    return Wrong("global_batch_size=", training.global_batch_size(),
+                 " is not divisible by micro_batch_size=", training.micro_batch_size(),
+                 " * data_parallel_size=", dp);
+  }
+  if (training.seq_length() > config.model().max_position_embeddings()) {
+    return Wrong("seq_length=", training.seq_length(), " is more than max_position_embeddings=",
+                 config.model().max_position_embeddings());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTraining(const TrainConfig& config) {
+  const TrainingConfig& training = config.training();
+  if (!training.has_train_iters()) {
+    return Wrong("train_iters is not set: give the number of steps (0: only evaluate and sample)");
+  }
+  if (absl::Status status = CheckBatches(config); !status.ok()) return status;
+  if (training.train_iters() > 0 && config.data().train_data_path().empty()) {
+    return Wrong("train_iters=", training.train_iters(), " but train_data_path is not set");
+  }
+  if (training.eval_interval() > 0 && config.data().valid_data_path().empty()) {
+    return Wrong("eval_interval=", training.eval_interval(), " but valid_data_path is not set");
+  }
+  if (training.eval_interval() > 0 && training.eval_iters() == 0) {
+    return Wrong("eval_interval=", training.eval_interval(), " but eval_iters=0");
+  }
+  if (training.threads() > kMaxThreads) {
+    return Wrong("threads=", training.threads(), ": must be at most ", kMaxThreads);
+  }
+  return AtLeastOne("log_interval", config.output().log_interval());
+}
+
+absl::Status CheckSchedule(const OptimizerConfig& optimizer) {
+  if (optimizer.min_lr() > optimizer.lr()) {
+    return Wrong("min_lr=", optimizer.min_lr(), " is more than lr=", optimizer.lr());
+  }
+  if (absl::Status status = AtLeastOne("lr_decay_iters", optimizer.lr_decay_iters());
+      !status.ok()) {
+    return status;
+  }
+  if (optimizer.lr_warmup_iters() >= optimizer.lr_decay_iters()) {
+    return Wrong("lr_warmup_iters=", optimizer.lr_warmup_iters(),
+                 " must be less than lr_decay_iters=", optimizer.lr_decay_iters());
+  }
+  if (optimizer.lr_decay_style() != LrDecayStyle::WSD) return absl::OkStatus();
+  if (optimizer.lr_wsd_decay_iters() == 0) {
+    return Wrong("lr_decay_style=wsd but lr_wsd_decay_iters is not set");
+  }
+  if (optimizer.lr_wsd_decay_iters() > optimizer.lr_decay_iters() - optimizer.lr_warmup_iters()) {
+    return Wrong("lr_wsd_decay_iters=", optimizer.lr_wsd_decay_iters(),
+                 " is more than lr_decay_iters=", optimizer.lr_decay_iters(),
+                 " - lr_warmup_iters=", optimizer.lr_warmup_iters());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAdam(const OptimizerConfig& optimizer) {
+  if (optimizer.adam_beta1() >= 1) {
+    return Wrong("adam_beta1=", optimizer.adam_beta1(), ": must be less than 1");
+  }
+  if (optimizer.adam_beta2() >= 1) {
+    return Wrong("adam_beta2=", optimizer.adam_beta2(), ": must be less than 1");
+  }
+  if (optimizer.adam_eps() == 0) return Wrong("adam_eps=0: must be more than 0");
+  return absl::OkStatus();
+}
+
+// Settings that say how to do what is not done at all.
+absl::Status CheckIdle(const char* missing,
+                       std::initializer_list<std::pair<const char*, bool>> set) {
+  for (const auto& [name, is_set] : set) {
+    if (is_set) return Wrong(name, " is set but ", missing, " is not");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
+  if (checkpoint.async_save()) {
+    return Wrong("async_save=true: this build saves in the foreground; expected false");
+  }
+  if (checkpoint.save().empty()) {
+    const absl::Status status =
+        CheckIdle("save", {{"save_interval", checkpoint.save_interval() > 0},
+                           {"no_save_optim", checkpoint.no_save_optim()},
+                           {"no_save_rng", checkpoint.no_save_rng()},
+                           {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});
+    if (!status.ok()) return status;
+  } else if (checkpoint.save_interval() == 0) {
+    return Wrong("save=", checkpoint.save(), " but save_interval=0 (never)");
+  }
+  if (checkpoint.load().empty()) {
+    return CheckIdle("load",
+                     {{"ckpt_step", checkpoint.has_ckpt_step()},
+                      {"finetune", checkpoint.finetune()},
+                      {"no_load_optim", checkpoint.no_load_optim()},
+                      {"no_load_rng", checkpoint.no_load_rng()},
+                      {"exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSampling(const TrainConfig& config) {
+  const SamplingConfig& sampling = config.sampling();
+  if (!sampling.prompt().empty() && sampling.num_tokens_to_generate() == 0) {
+    return Wrong("prompt is set but num_tokens_to_generate=0");
+  }
+  if (sampling.top_k() > config.model().vocab_size()) {
+    return Wrong("top_k=", sampling.top_k(),
+                 " is more than vocab_size=", config.model().vocab_size());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config) {
+  // Before the model's own checks: they would report the same field in other words.
+  if (absl::Status status = CheckRanges(config); !status.ok()) return status;
+  TrainConfig resolved = config;
+  absl::StatusOr<ModelConfig> model = ResolveModelConfig(config.model());
+  if (!model.ok()) return model.status();
+  *resolved.mutable_model() = *std::move(model);
+  for (Message* group : {static_cast<Message*>(resolved.mutable_training()),
+                         static_cast<Message*>(resolved.mutable_optimizer()),
+                         static_cast<Message*>(resolved.mutable_parallel()),
+                         static_cast<Message*>(resolved.mutable_checkpoint()),
+                         static_cast<Message*>(resolved.mutable_data()),
+                         static_cast<Message*>(resolved.mutable_sampling()),
+                         static_cast<Message*>(resolved.mutable_output())}) {
+    FillDeclaredDefaults(group);
+  }
+  if (absl::Status status = CheckParallel(resolved.parallel()); !status.ok()) return status;
+  FillDependentDefaults(&resolved);
+  if (absl::Status status = CheckTraining(resolved); !status.ok()) return status;
+  // Without a step there is no schedule to contradict.
+  if (resolved.training().train_iters() > 0) {
+    if (absl::Status status = CheckSchedule(resolved.optimizer()); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckAdam(resolved.optimizer()); !status.ok()) return status;
+  if (absl::Status status = CheckCheckpoint(resolved.checkpoint()); !status.ok()) return status;
+  if (absl::Status status = CheckSampling(resolved); !status.ok()) return status;
+  return resolved;
+}
+
+}  // namespace tessera

@@ -1,0 +1,215 @@
+// Protobuf text format in and out, and the command line's own two flags.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/text_format.h"
+#include "models/model_config.h"
+#include "trainer/config/config.h"
+#include "trainer/config/flags.h"
+
+namespace tessera {
+namespace {
+
+using ::google::protobuf::FieldDescriptor;
+using ::google::protobuf::Message;
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+// Keeps the first error: those after it are mostly its consequences.
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  explicit FirstError(std::string_view source) : source_(source) {}
+  void AddError(int line, int column, const std::string& message) override {
+    if (!text_.empty()) return;
+    text_ = absl::StrCat(View(source_), ":", line + 1, ":", column + 1, ": ", message);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  const std::string_view source_;
+  std::string text_;
+};
+
+std::string Quoted(const std::string& value) {
+  if (value.find_first_of(" \t\"'") == std::string::npos) return value;
+  return absl::StrCat("\"", value, "\"");
+}
+
+bool IsDefault(const Message& group, const FieldDescriptor& field, const Message& defaults) {
+  const std::string text = FieldText(group, field);
+  return text == FieldText(defaults, field);
+}
+
+// One line of "name=value", or nothing where every value is the default.
+std::string GroupDifferences(const std::string& name, const Message& group,
+                             const Message& defaults) {
+  std::string line;
+  for (int f = 0; f < group.GetDescriptor()->field_count(); ++f) {
+    const FieldDescriptor& field = *group.GetDescriptor()->field(f);
+    if (!group.GetReflection()->HasField(group, &field) || IsDefault(group, field, defaults)) {
+      continue;
+    }
+    absl::StrAppend(&line, line.empty() ? absl::StrCat(name, ":") : "", " ", field.name(), "=",
+                    Quoted(FieldText(group, field)));
+  }
+  if (!line.empty()) line += "\n";
+  return line;
+}
+
+absl::Status ErrnoError(absl::string_view what, const std::string& path) {
+  const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(errno));
+  return errno == ENOENT ? absl::NotFoundError(text) : absl::UnknownError(text);
+}
+
+absl::Status WriteAndSync(const std::string& path, const std::string& text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return ErrnoError("cannot create", path);
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const absl::Status status = ErrnoError("cannot write", path);
+      ::close(fd);
+      return status;
+    }
+    done += static_cast<size_t>(n);
+  }
+  const bool synced = ::fsync(fd) == 0;
+  const absl::Status sync_status = synced ? absl::OkStatus() : ErrnoError("cannot sync", path);
+  if (::close(fd) != 0 && synced) return ErrnoError("cannot close", path);
+  return sync_status;
+}
+
+constexpr char kUsage[] =
+    "Trains GPT-2 and Llama-3. Every setting is a field of a config file (protobuf text format)\n"
+    "and a flag that overrides it; names are Megatron-LM's.\n"
+    "  --config FILE  the config file\n"
+    "  --help=GROUP   this text, one group of it\n";
+
+absl::StatusOr<std::string> Help(std::string_view group) {
+  std::string text = group.empty() ? kUsage : "";
+  const absl::Status status = FlagHelp(TrainConfig::default_instance(), group, &text);
+  if (!status.ok()) return status;
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source) {
+  TrainConfig config;
+  FirstError error(source);
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  if (!parser.ParseFromString(std::string(text), &config)) {
+    return absl::InvalidArgumentError(error.text());
+  }
+  return config;
+}
+
+absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path);
+  if (!file) return ErrnoError("cannot read the config file", path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  // Reading a folder opens, then fails.
+  if (file.bad() || text.fail()) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot read the config file ", path));
+  }
+  return ParseConfig(text.str(), path);
+}
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
+  CommandLine line;
+  std::string config_path;
+  std::vector<std::string> flags;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--help" || argument == "-h" || absl::StartsWith(argument, "--help=")) {
+      absl::StatusOr<std::string> help = Help(argument.size() > 7 ? argument.substr(7) : "");
+      if (!help.ok()) return help.status();
+      line.help = *std::move(help);
+      return line;
+    }
+    const bool separate = argument == "--config";
+    if (!separate && !absl::StartsWith(argument, "--config=")) {
+      flags.push_back(argument);
+      continue;
+    }
+    if (!config_path.empty()) {
+      return absl::InvalidArgumentError("--config is given twice");
+    }
+    if (separate && i + 1 < argc) config_path = argv[++i];
+    if (!separate) config_path = argument.substr(9);
+    if (config_path.empty()) return absl::InvalidArgumentError("--config needs a value: a file");
+  }
+  if (!config_path.empty()) {
+    absl::StatusOr<TrainConfig> loaded = LoadConfig(config_path);
+    if (!loaded.ok()) return loaded.status();
+    line.config = *std::move(loaded);
+  }
+  const absl::Status status = ApplyFlags(flags, &line.config);
+  if (!status.ok()) return status;
+  return line;
+}
+
+std::string ConfigText(const TrainConfig& config) {
+  std::string text;
+  google::protobuf::TextFormat::Printer printer;
+  printer.PrintToString(config, &text);
+  return text;
+}
+
+std::string ConfigDifferences(const TrainConfig& config) {
+  // A resolved model spells its size out: what matters is where it departs from it.
+  ModelConfig named;
+  named.set_size(config.model().size());
+  const absl::StatusOr<ModelConfig> size = ResolveModelConfig(named);
+  if (size.ok()) named = *size;
+  named.clear_size();
+  std::string text;
+  const Message& defaults = TrainConfig::default_instance();
+  for (int g = 0; g < config.GetDescriptor()->field_count(); ++g) {
+    const FieldDescriptor* group = config.GetDescriptor()->field(g);
+    if (!config.GetReflection()->HasField(config, group)) continue;
+    const Message& base = group->message_type() == ModelConfig::descriptor()
+                              ? named
+                              : defaults.GetReflection()->GetMessage(defaults, group);
+    text +=
+        GroupDifferences(group->name(), config.GetReflection()->GetMessage(config, group), base);
+  }
+  return text;
+}
+
+absl::Status WriteConfig(const TrainConfig& config, const std::string& run_dir) {
+  std::error_code error;
+  std::filesystem::create_directories(run_dir, error);
+  if (error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", error.message()));
+  }
+  const std::string path = absl::StrCat(run_dir, "/config.textproto");
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  const absl::Status status = WriteAndSync(temporary, ConfigText(config));
+  if (!status.ok()) return status;
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoError("cannot rename to", path);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,200 @@
+#include "trainer/metrics/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+
+namespace tessera {
+namespace {
+
+std::string Path(const std::string& name) { return testing::TempDir() + "/" + name; }
+
+std::string Read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+void WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::vector<int64_t> Steps(const std::string& path) {
+  std::vector<int64_t> steps;
+  std::istringstream lines(Read(path));
+  for (std::string line; std::getline(lines, line);) {
+    steps.push_back(nlohmann::json::parse(line)["step"].get<int64_t>());
+  }
+  return steps;
+}
+
+StepMetrics AtStep(int64_t step) {
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.loss = 1.0 / 3.0;
+  metrics.lr = 3e-4;
+  metrics.grad_norm = 0.1;
+  metrics.consumed_samples = 8 * step;
+  metrics.step_seconds = 0.5;
+  metrics.tokens_per_second = 1024;
+  metrics.peak_share = 0.75;
+  return metrics;
+}
+
+std::unique_ptr<MetricsWriter> Open(const std::string& path, std::optional<int64_t> resumed) {
+  absl::StatusOr<std::unique_ptr<MetricsWriter>> writer = MetricsWriter::Open(path, resumed);
+  EXPECT_TRUE(writer.ok()) << writer.status();
+  return *std::move(writer);
+}
+
+TEST(MetricsWriterTest, RecordsCarryEveryBit) {
+  const std::string path = Path("bits.jsonl");
+  const auto writer = Open(path, std::nullopt);
+  ASSERT_TRUE(writer->Write(AtStep(1)).ok());
+  // Before Close(): a killed process must have left it behind.
+  const nlohmann::json record = nlohmann::json::parse(Read(path));
+  EXPECT_EQ(record["kind"], "step");
+  EXPECT_EQ(record["step"], 1);
+  EXPECT_EQ(record["loss"].get<double>(), 1.0 / 3.0);
+  EXPECT_EQ(record["loss_bits"], "3fd5555555555555");
+  EXPECT_EQ(record["lr"].get<double>(), 3e-4);
+  EXPECT_EQ(record["grad_norm"].get<double>(), 0.1);
+  EXPECT_EQ(record["skipped"], false);
+  EXPECT_EQ(record["consumed_samples"], 8);
+  EXPECT_EQ(record["step_seconds"].get<double>(), 0.5);
+  EXPECT_EQ(record["tokens_per_second"].get<double>(), 1024);
+  EXPECT_EQ(record["peak_share"].get<double>(), 0.75);
+  EXPECT_TRUE(writer->Close().ok());
+  EXPECT_EQ(writer->Write(AtStep(2)).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(MetricsWriterTest, EvaluationsAreRecordsToo) {
+  const std::string path = Path("eval.jsonl");
+  const auto writer = Open(path, std::nullopt);
+  ASSERT_TRUE(
+      writer
+          ->Write(EvalMetrics{.step = 7, .loss = 2.5, .tokens = 64, .seconds = 0.25, .best = true})
+          .ok());
+  const nlohmann::json record = nlohmann::json::parse(Read(path));
+  EXPECT_EQ(record["kind"], "eval");
+  EXPECT_EQ(record["step"], 7);
+  EXPECT_EQ(record["loss_bits"], "4004000000000000");
+  EXPECT_EQ(record["tokens"], 64);
+  EXPECT_EQ(record["seconds"], 0.25);
+  EXPECT_EQ(record["best"], true);
+}
+
+TEST(MetricsWriterTest, NonFiniteNumbersAreNullButKeepTheirBits) {
+  const std::string path = Path("nan.jsonl");
+  const auto writer = Open(path, std::nullopt);
+  StepMetrics metrics = AtStep(1);
+  metrics.loss = std::numeric_limits<double>::infinity();
+  metrics.grad_norm = std::nan("");
+  metrics.skipped = true;
+  ASSERT_TRUE(writer->Write(metrics).ok());
+  const nlohmann::json record = nlohmann::json::parse(Read(path));
+  EXPECT_TRUE(record["loss"].is_null());
+  EXPECT_TRUE(record["grad_norm"].is_null());
+  EXPECT_EQ(record["loss_bits"], "7ff0000000000000");
+  EXPECT_EQ(record["skipped"], true);
+}
+
+TEST(MetricsWriterTest, ANewRunEmptiesTheFile) {
+  const std::string path = Path("new.jsonl");
+  ASSERT_TRUE(Open(path, std::nullopt)->Write(AtStep(1)).ok());
+  ASSERT_TRUE(Open(path, std::nullopt)->Write(AtStep(2)).ok());
+  EXPECT_EQ(Steps(path), std::vector<int64_t>{2});
+}
+
+TEST(MetricsWriterTest, AResumedRunHasEveryStepOnce) {
+  const std::string path = Path("resume.jsonl");
+  {
+    const auto writer = Open(path, std::nullopt);
+    for (int step = 1; step <= 5; ++step) ASSERT_TRUE(writer->Write(AtStep(step)).ok());
+    ASSERT_TRUE(writer->Write(EvalMetrics{.step = 3}).ok());
+    ASSERT_TRUE(writer->Write(EvalMetrics{.step = 5}).ok());
+  }
+  const auto writer = Open(path, 3);
+  EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 2, 3, 3}));
+  for (int step = 4; step <= 6; ++step) ASSERT_TRUE(writer->Write(AtStep(step)).ok());
+  EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 2, 3, 3, 4, 5, 6}));
+}
+
+TEST(MetricsWriterTest, KeptRecordsAreNotRewritten) {
+  const std::string path = Path("verbatim.jsonl");
+  WriteFile(path, "{ \"step\" : 1, \"mine\": [1, 2] }\n{\"step\":2}\n");
+  Open(path, 1);
+  EXPECT_EQ(Read(path), "{ \"step\" : 1, \"mine\": [1, 2] }\n");
+}
+
+TEST(MetricsWriterTest, AnIncompleteLastLineIsDropped) {
+  const std::string path = Path("torn.jsonl");
+  // Complete JSON without its newline counts as incomplete, too: the next record would be glued to
+  // it.
+  for (const std::string torn : {"{\"step\":2,\"lo", "{\"step\":2}", "{"}) {
+    WriteFile(path, "{\"step\":1}\n" + torn);
+    Open(path, 2);
+    EXPECT_EQ(Read(path), "{\"step\":1}\n") << torn;
+  }
+}
+
+TEST(MetricsWriterTest, AResumeWithoutAFileStartsOne) {
+  const std::string path = Path("absent.jsonl");
+  std::remove(path.c_str());
+  ASSERT_TRUE(Open(path, 40)->Write(AtStep(41)).ok());
+  EXPECT_EQ(Steps(path), std::vector<int64_t>{41});
+}
+
+TEST(MetricsWriterTest, ForeignLinesAreReportedAndKept) {
+  const std::string path = Path("foreign.jsonl");
+  for (const std::string line : {"hello", "[1]", "{\"loss\":1}", "{\"step\":\"1\"}", ""}) {
+    const std::string text = "{\"step\":1}\n" + line + "\n{\"step\":2}\n";
+    WriteFile(path, text);
+    const absl::Status status = MetricsWriter::Open(path, 2).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << line;
+    EXPECT_EQ(status.message(), path + ":2: not a record of a step");
+    EXPECT_EQ(Read(path), text);
+  }
+}
+
+TEST(MetricsWriterTest, AMissingFolderIsNamed) {
+  const std::string path = Path("no/such/metrics.jsonl");
+  const absl::Status status = MetricsWriter::Open(path, std::nullopt).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(status.message().find(path), absl::string_view::npos) << status;
+}
+
+TEST(RateMeterTest, TurnsSecondsIntoRates) {
+  RateMeter meter(
+      {.total_steps = 100, .tokens_per_step = 1000, .flops_per_token = 1e6, .peak_flops = 4e9});
+  StepMetrics metrics;
+  metrics.step = 10;
+  meter.Measure(0.5, &metrics);
+  EXPECT_DOUBLE_EQ(metrics.step_seconds, 0.5);
+  EXPECT_DOUBLE_EQ(metrics.tokens_per_second, 2000);
+  EXPECT_DOUBLE_EQ(metrics.peak_share, 0.5);
+  EXPECT_DOUBLE_EQ(metrics.eta_seconds, 45);
+  // One slow step moves the estimate by a tenth of its surplus.
+  metrics.step = 11;
+  meter.Measure(1.5, &metrics);
+  EXPECT_DOUBLE_EQ(metrics.eta_seconds, 0.6 * 89);
+}
+
+TEST(RateMeterTest, AnUnknownPeakGivesNoShare) {
+  RateMeter meter({.total_steps = 1, .tokens_per_step = 1, .flops_per_token = 1});
+  StepMetrics metrics;
+  meter.Measure(0, &metrics);
+  EXPECT_EQ(metrics.peak_share, 0);
+  EXPECT_EQ(metrics.tokens_per_second, 0);
+}
+
+}  // namespace
+}  // namespace tessera
