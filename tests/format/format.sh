@@ -1,0 +1,122 @@
+#!/bin/bash
+# format.sh check | fix: the form of every source file that git knows. `check` names each fault and ends with status 1;
+# `fix` mends what a program can mend, files not yet added to git included.
+set -uo pipefail
+
+readonly MAX_FILE_BYTES=1000000
+readonly FIX_COMMAND="./bazelw run //tests/format:fix"
+
+# Kept byte for byte, whatever they look like.
+is_fixture() { [[ "$1" =~ (^|/)(fixtures|golden|testdata)/ ]]; }
+is_cpp() { [[ "$1" =~ \.(cc|h|cu|cuh|proto)$ ]] && ! is_fixture "$1"; }
+is_text() { ! is_fixture "$1" && { [[ ! -s "$1" ]] || grep -qI . "$1"; }; }
+
+# Source files, one a line; git's own arguments choose which. Without a repository, as in an unpacked archive: all files.
+list_files() {
+  if git -c safe.directory='*' rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git -c safe.directory='*' -c core.quotePath=false ls-files "$@" | sort -u
+  else
+    find . -type f -not -path './bazel-*' -not -path './runs/*' -printf '%P\n' | sort
+  fi
+}
+
+faults=0
+fault() {
+  printf '%s\n' "$1"
+  faults=$((faults + 1))
+}
+
+# TESSERA_PATH_FILE_H_ in the #ifndef, the #define and after the last #endif.
+check_header_guard() {
+  local file="$1" guard
+  guard="TESSERA_$(tr '[:lower:]/.' '[:upper:]__' <<<"$file" | tr -c '[:alnum:]\n' _)_"
+  local found
+  found="$(grep -m 2 -E '^#(ifndef|define)' "$file"; tail -n 1 "$file")"
+  [[ "$found" == "#ifndef $guard"$'\n'"#define $guard"$'\n'"#endif  // $guard" ]] ||
+    fault "$file: the header guard is not $guard"
+}
+
+check_text() {
+  local file="$1" line
+  line="$(grep -nE -m 1 $'[ \t\r]+$' "$file" | cut -d: -f1)"
+  [[ -z "$line" ]] || fault "$file:$line: trailing whitespace"
+  [[ ! -s "$file" || -z "$(tail -c 1 "$file")" ]] || fault "$file: no newline at the end"
+}
+
+# Packages are private; what they offer is widened target by target. The public ones: the system libraries, and the
+# interface of the checkpoint library.
+check_visibility() {
+  local file="$1" line
+  case "$file" in
+    third_party/* | checkpoint/BUILD.bazel) return ;;
+  esac
+  if grep -q 'default_visibility' "$file" &&
+    ! grep -q 'default_visibility = \["//visibility:private"\]' "$file"; then
+    fault "$file: the default visibility of a package is private"
+  fi
+  case "$file" in
+    checkpoint/*) return ;;
+  esac
+  line="$(grep -n -m 1 '//visibility:public' "$file" | cut -d: -f1)"
+  [[ -z "$line" ]] || fault "$file:$line: //visibility:public; name the packages that need it"
+}
+
+check() {
+  local -a files cpp=()
+  local file size output
+  mapfile -t files < <(list_files)
+  for file in "${files[@]}"; do
+    [[ -f "$file" && ! -L "$file" ]] || continue  # deleted, but not yet in git
+    size="$(stat -c %s "$file")"
+    ((size <= MAX_FILE_BYTES)) || fault "$file: $size bytes; at most $MAX_FILE_BYTES belong into git"
+    ! is_cpp "$file" || cpp+=("$file")
+    ! is_text "$file" || check_text "$file"
+    case "$file" in
+      *.h | *.cuh) is_fixture "$file" || check_header_guard "$file" ;;
+      BUILD | BUILD.bazel | */BUILD | */BUILD.bazel) check_visibility "$file" ;;
+    esac
+  done
+  if ((${#files[@]} == 0)); then fault "no source files found in $PWD"; fi
+  if ((${#cpp[@]} > 0)); then
+    output="$(printf '%s\0' "${cpp[@]}" |
+      xargs -0 -n 16 -P 2 clang-format --dry-run -Werror --ferror-limit=1 2>&1)" ||
+      fault "$(grep 'error:' <<<"$output" || echo "$output")"
+  fi
+  if ((faults > 0)); then
+    echo "Formatting and trailing whitespace are mended by: $FIX_COMMAND"
+    return 1
+  fi
+  echo "${#files[@]} files, ${#cpp[@]} of them formatted by clang-format: all well"
+}
+
+fix() {
+  local -a files cpp=() text=()
+  local file
+  mapfile -t files < <(list_files --cached --others --exclude-standard)
+  for file in "${files[@]}"; do
+    [[ -f "$file" && ! -L "$file" ]] || continue
+    ! is_text "$file" || text+=("$file")
+    ! is_cpp "$file" || cpp+=("$file")
+  done
+  # Only files that need it are written, so that nothing is rebuilt for nothing.
+  for file in "${text[@]}"; do
+    ! grep -qE $'[ \t\r]+$' "$file" || sed -i -E $'s/[ \t\r]+$//' "$file"
+    [[ ! -s "$file" || -z "$(tail -c 1 "$file")" ]] || echo >>"$file"
+  done
+  ((${#cpp[@]} == 0)) || printf '%s\0' "${cpp[@]}" | xargs -0 -n 16 -P 2 clang-format -i
+}
+
+main() {
+  # The test runs outside the sandbox, where its own path leads back to the source tree; `bazel run` names the tree.
+  local root="${BUILD_WORKSPACE_DIRECTORY:-}"
+  [[ -n "$root" ]] || root="$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
+  cd "$root" || exit 1
+  [[ -e WORKSPACE ]] || { echo "$PWD is not the source tree: run this test outside the sandbox"; exit 1; }
+  command -v clang-format >/dev/null || { echo "clang-format is missing: run ./bazelw once"; exit 1; }
+  case "${1:-}" in
+    check | fix) "$1" ;;
+    *) echo "usage: format.sh check | fix"; exit 2 ;;
+  esac
+}
+
+main "$@"

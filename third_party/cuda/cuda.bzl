@@ -1,0 +1,95 @@
+"""cuda_library: C++ libraries with .cu sources, built under --config=cuda and left out of `//...` elsewhere."""
+
+load("@cuda//:defs.bzl", "CUDA_HOME")
+
+# For targets that use CUDA without a .cu of their own: target_compatible_with = CUDA_ONLY.
+CUDA_ONLY = select({
+    "//third_party/cuda:enabled": [],
+    "//conditions:default": ["//third_party/cuda:unavailable"],
+})
+
+# Machine code for A100 and H100/H200, and PTX that later devices compile for themselves.
+_ARCHITECTURES = [
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+]
+
+def _cuda_objects_impl(ctx):
+    if not CUDA_HOME:
+        fail("--config=cuda needs the CUDA toolkit: no nvcc in $CUDA_HOME/bin or /usr/local/cuda/bin")
+    contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
+    inputs = depset(
+        ctx.files.hdrs + ctx.files.srcs + ctx.files._version,
+        transitive = [context.headers for context in contexts],
+    )
+    objects = []
+    for source in ctx.files.srcs:
+        object = ctx.actions.declare_file("_nvcc/%s/%s.o" % (ctx.label.name, source.basename))
+        arguments = ctx.actions.args()
+        arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3", "-Xcompiler", "-fPIC,-Wall,-Wextra"])
+        arguments.add_all(["-Werror", "all-warnings", "-I."])
+        arguments.add_all(_ARCHITECTURES)
+        for context in contexts:
+            arguments.add_all(context.includes, before_each = "-isystem")
+            arguments.add_all(context.system_includes, before_each = "-isystem")
+            arguments.add_all(context.quote_includes, before_each = "-I")
+            arguments.add_all(context.defines, before_each = "-D")
+        arguments.add_all(ctx.attr.copts)
+        arguments.add_all(["-c", source, "-o", object])
+        ctx.actions.run(
+            executable = CUDA_HOME + "/bin/nvcc",
+            arguments = [arguments],
+            inputs = inputs,
+            outputs = [object],
+            mnemonic = "Nvcc",
+            progress_message = "Compiling %s with nvcc" % source.short_path,
+            use_default_shell_env = True,
+        )
+        objects.append(object)
+    return [DefaultInfo(files = depset(objects))]
+
+_cuda_objects = rule(
+    implementation = _cuda_objects_impl,
+    attrs = {
+        "copts": attr.string_list(),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "hdrs": attr.label_list(allow_files = True),
+        "srcs": attr.label_list(allow_files = [".cu"]),
+        "_version": attr.label(default = "@cuda//:version"),
+    },
+)
+
+def cuda_library(name, srcs, hdrs = [], deps = [], copts = [], tags = [], visibility = None, testonly = None):
+    """A cc_library whose sources nvcc compiles. Headers that C++ includes, too, go into hdrs.
+
+    Args:
+      name: of the cc_library that others depend on.
+      srcs: .cu files; .cuh and .h files that only they include.
+      hdrs: the interface, free of CUDA syntax.
+      deps: as of a cc_library. The runtime library is added.
+      copts: for nvcc.
+      tags: `cuda` is added.
+      visibility: as usual.
+      testonly: as usual.
+    """
+    _cuda_objects(
+        name = name + "_objects",
+        srcs = [source for source in srcs if source.endswith(".cu")],
+        hdrs = hdrs + [source for source in srcs if not source.endswith(".cu")],
+        copts = copts,
+        tags = tags + ["cuda"],
+        target_compatible_with = CUDA_ONLY,
+        testonly = testonly,
+        visibility = ["//visibility:private"],
+        deps = deps,
+    )
+    native.cc_library(
+        name = name,
+        srcs = [name + "_objects"],
+        hdrs = hdrs,
+        tags = tags + ["cuda"],
+        target_compatible_with = CUDA_ONLY,
+        testonly = testonly,
+        visibility = visibility,
+        deps = deps + ["//third_party/cuda:cudart"],
+    )

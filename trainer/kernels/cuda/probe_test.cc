@@ -1,0 +1,36 @@
+#include "trainer/kernels/cuda/probe.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tessera {
+namespace {
+
+TEST(ProbeTest, LibrariesLinkAndTheDeviceComputesIfThereIsOne) {
+  const CudaProbe probe = ProbeCuda();
+  EXPECT_GE(probe.nccl_version, 20000);
+  EXPECT_GE(probe.runtime_version, 11000);
+  EXPECT_EQ(probe.error, "");
+  if (probe.devices == 0) {
+    EXPECT_EQ(probe.device_name, "");
+    EXPECT_NE(ToString(probe).find("no device"), std::string::npos) << ToString(probe);
+  } else {
+    EXPECT_NE(probe.device_name, "");
+    EXPECT_NE(ToString(probe).find("kernel ran"), std::string::npos) << ToString(probe);
+  }
+}
+
+TEST(ProbeTest, LineForPeople) {
+  const CudaProbe none{.nccl_version = 22907, .runtime_version = 13010};
+  EXPECT_EQ(ToString(none), "NCCL 2.29.7, CUDA 13.1, no device");
+  CudaProbe broken = none;
+  broken.devices = 2;
+  broken.device_name = "Some GPU";
+  broken.error = "kernel: out of memory";
+  EXPECT_EQ(ToString(broken),
+            "NCCL 2.29.7, CUDA 13.1, 2 x Some GPU, broken: kernel: out of memory");
+}
+
+}  // namespace
+}  // namespace tessera
