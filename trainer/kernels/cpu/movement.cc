@@ -67,7 +67,8 @@ BFloat16 RoundToBFloat16(double value) {
   const float nearest = static_cast<float>(value);
   const uint32_t word = std::bit_cast<uint32_t>(nearest);
   if ((word & 0xffff) != 0x8000 || nearest == value) return BFloat16(nearest);
-  // One step of fp32 towards the value; of a finite non-zero number, larger bits are farther from zero.
+  // One step of fp32 towards the value; of a finite non-zero number, larger bits are farther from
+  // zero.
   const bool outward = std::abs(value) > std::abs(static_cast<double>(nearest));
   return BFloat16(std::bit_cast<float>(outward ? word + 1 : word - 1));
 }
