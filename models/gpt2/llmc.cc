@@ -1,0 +1,112 @@
+#include "models/gpt2/llmc.h"
+
+#include "absl/strings/str_cat.h"
+#include "models/gpt2/names.h"
+#include "models/model_config.h"
+
+namespace tessera::gpt2 {
+namespace {
+
+enum Field { kPositions = 2, kVocabulary, kLayers, kHeads, kChannels, kPaddedVocabulary };
+
+constexpr int32_t kUsualPadding = 128;
+
+// The padding rule that gives the file's padded size.
+int64_t VocabularyMultiple(int32_t vocabulary, int32_t padded) {
+  const int64_t usual = (int64_t{vocabulary} + kUsualPadding - 1) / kUsualPadding * kUsualPadding;
+  return usual == padded ? kUsualPadding : padded;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcReader& reader, int64_t element_bytes) {
+  const LlmcHeader& header = reader.header();
+  for (int field = kPositions; field <= kPaddedVocabulary; ++field) {
+    if (header[field] < 1) {
+      return reader.Corrupt(absl::StrCat("header field ", field, " is ", header[field]));
+    }
+  }
+  if (header[kPaddedVocabulary] < header[kVocabulary]) {
+    return reader.Corrupt(absl::StrCat("padded vocabulary ", header[kPaddedVocabulary],
+                                       " is below the vocabulary ", header[kVocabulary]));
+  }
+  const __int128 c = header[kChannels], layers = header[kLayers];
+  const __int128 elements = (header[kPaddedVocabulary] + __int128{header[kPositions]}) * c +
+                            layers * (12 * c * c + 13 * c) + 2 * c;
+  if (auto status = reader.CheckLength(elements, element_bytes); !status.ok()) return status;
+
+  ModelConfig config;
+  config.set_architecture(ModelConfig::GPT2);
+  config.set_max_position_embeddings(header[kPositions]);
+  config.set_vocab_size(header[kVocabulary]);
+  config.set_num_layers(header[kLayers]);
+  config.set_num_attention_heads(header[kHeads]);
+  config.set_hidden_size(header[kChannels]);
+  config.set_make_vocab_size_divisible_by(
+      VocabularyMultiple(header[kVocabulary], header[kPaddedVocabulary]));
+  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
+  if (!resolved.ok()) return reader.Corrupt(std::string(resolved.status().message()));
+  return resolved;
+}
+
+absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t version) {
+  if (config.ffn_hidden_size() != 4 * config.hidden_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(),
+                                                   ": a llm.c file has 4 * ", "hidden_size (",
+                                                   4 * config.hidden_size(), ")"));
+  }
+  LlmcHeader header = {};
+  header[0] = kLlmcMagic;
+  header[1] = version;
+  header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());
+  header[kVocabulary] = static_cast<int32_t>(config.vocab_size());
+  header[kLayers] = static_cast<int32_t>(config.num_layers());
+  header[kHeads] = static_cast<int32_t>(config.num_attention_heads());
+  header[kChannels] = static_cast<int32_t>(config.hidden_size());
+  header[kPaddedVocabulary] = static_cast<int32_t>(PaddedVocabSize(config));
+  return header;
+}
+
+std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config, int64_t padded_vocab_size) {
+  const int64_t c = config.hidden_size(), p = config.max_position_embeddings();
+  std::vector<LlmcTensor> tensors;
+  const auto table = [&](const char* name, int64_t rows, int64_t real_rows) {
+    tensors.push_back({.name = name, .rows = rows, .columns = c, .real_rows = real_rows});
+  };
+  const auto weight = [&](const char* name, int64_t out, int64_t in) {
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      tensors.push_back({.name = LayerName(layer, name),
+                         .rows = out,
+                         .columns = in,
+                         .real_rows = out,
+                         .transposed = true});
+    }
+  };
+  const auto vector = [&](std::string name, int64_t size) {
+    tensors.push_back({.name = std::move(name), .rows = 1, .columns = size, .real_rows = 1});
+  };
+  const auto vectors = [&](const char* name, int64_t size) {
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      vector(LayerName(layer, name), size);
+    }
+  };
+  table(kTokenEmbedding, padded_vocab_size, config.vocab_size());
+  table(kPositionEmbedding, p, p);
+  vectors(kNorm1Weight, c);
+  vectors(kNorm1Bias, c);
+  weight(kQkvWeight, 3 * c, c);
+  vectors(kQkvBias, 3 * c);
+  weight(kProjectionWeight, c, c);
+  vectors(kProjectionBias, c);
+  vectors(kNorm2Weight, c);
+  vectors(kNorm2Bias, c);
+  weight(kUpWeight, 4 * c, c);
+  vectors(kUpBias, 4 * c);
+  weight(kDownWeight, c, 4 * c);
+  vectors(kDownBias, c);
+  vector(kFinalNormWeight, c);
+  vector(kFinalNormBias, c);
+  return tensors;
+}
+
+}  // namespace tessera::gpt2

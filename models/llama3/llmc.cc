@@ -1,0 +1,199 @@
+#include "models/llama3/llmc.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "models/llama3/config.h"
+#include "models/llama3/names.h"
+#include "models/model_config.h"
+
+namespace tessera::llama3 {
+namespace {
+
+enum Field {
+  kPositions = 2,
+  kVocabulary,
+  kLayers,
+  kHeads,
+  kKeyValueHeads,
+  kChannels,
+  kFfnMultiplier,
+  kFfnMultipleOf,
+  kNormEpsilon,
+  kRotaryBase,
+  kScaledRope,
+  kMaxBatch,
+  kVersionMajor,
+  kVersionMinor
+};
+
+constexpr double kMultipliers[] = {1.3, 1.0, 1.5};  // of Llama's published sizes
+constexpr double kEpsilon = 1e-5;                   // of all of them
+
+// An fp32 in the file stands for the decimal number that was meant: the shortest that rounds to it.
+double FromFloatBits(int32_t bits) {
+  double value = 0;
+  const auto text = absl::StrCat(absl::SixDigits(std::bit_cast<float>(bits)));
+  if (absl::SimpleAtod(text, &value) && static_cast<float>(value) == std::bit_cast<float>(bits)) {
+    return value;
+  }
+  return std::bit_cast<float>(bits);
+}
+
+int32_t ToField(double value, LlmcRealEncoding encoding) {
+  return encoding == LlmcRealEncoding::kFloatBits
+             ? std::bit_cast<int32_t>(static_cast<float>(value))
+             : static_cast<int32_t>(value);
+}
+
+__int128 ElementCount(const LlmcHeader& header, int64_t ffn_hidden_size) {
+  const __int128 c = header[kChannels];
+  const __int128 kv = c / header[kHeads] * header[kKeyValueHeads];
+  return 2 * c * header[kVocabulary] + c +
+         header[kLayers] * (2 * c + c * (c + 2 * kv) + c * c + 3 * c * ffn_hidden_size);
+}
+
+absl::Status ReadReals(const LlmcReader& reader, int64_t element_bytes, LlmcRealEncoding encoding,
+                       ModelConfig& config) {
+  const LlmcHeader& header = reader.header();
+  if (encoding == LlmcRealEncoding::kFloatBits) {
+    config.set_ffn_multiplier(FromFloatBits(header[kFfnMultiplier]));
+    config.set_norm_epsilon(FromFloatBits(header[kNormEpsilon]));
+    config.set_rotary_base(FromFloatBits(header[kRotaryBase]));
+    return absl::OkStatus();
+  }
+  if (header[kNormEpsilon] != 0) {
+    return reader.Corrupt(absl::StrCat("header field 10 is ", header[kNormEpsilon],
+                                       ": neither the bits of a norm epsilon nor 0"));
+  }
+  config.set_norm_epsilon(kEpsilon);
+  config.set_rotary_base(header[kRotaryBase]);
+  config.set_ffn_multiplier(header[kFfnMultiplier]);
+  for (const double multiplier : kMultipliers) {
+    if (static_cast<int32_t>(multiplier) != header[kFfnMultiplier]) continue;
+    config.set_ffn_multiplier(multiplier);
+    const int64_t ffn = FfnHiddenSize(header[kChannels], multiplier, header[kFfnMultipleOf]);
+    if (reader.CheckLength(ElementCount(header, ffn), element_bytes).ok()) break;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const LlmcReader& reader, DType dtype) {
+  const LlmcHeader& header = reader.header();
+  for (const int field :
+       {kPositions, kVocabulary, kLayers, kHeads, kKeyValueHeads, kChannels, kFfnMultipleOf}) {
+    if (header[field] < 1) {
+      return reader.Corrupt(absl::StrCat("header field ", field, " is ", header[field]));
+    }
+  }
+  if (header[kScaledRope] != 0 && header[kScaledRope] != 1) {
+    return reader.Corrupt(
+        absl::StrCat("header field 12 is ", header[kScaledRope], ": scaled rope is 0 or 1"));
+  }
+  LlmcFileInfo info;
+  info.options.dtype = dtype;
+  // No multiplier is near 2^20, and the bits of every fp32 from 1e-30 on are above it.
+  info.options.real_encoding = header[kFfnMultiplier] > (1 << 20) ? LlmcRealEncoding::kFloatBits
+                                                                  : LlmcRealEncoding::kTruncated;
+  info.options.max_batch = header[kMaxBatch];
+  info.options.version_major = header[kVersionMajor];
+  info.options.version_minor = header[kVersionMinor];
+
+  ModelConfig config;
+  config.set_architecture(ModelConfig::LLAMA3);
+  config.set_max_position_embeddings(header[kPositions]);
+  config.set_vocab_size(header[kVocabulary]);
+  config.set_num_layers(header[kLayers]);
+  config.set_num_attention_heads(header[kHeads]);
+  config.set_num_query_groups(header[kKeyValueHeads]);
+  config.set_hidden_size(header[kChannels]);
+  config.set_ffn_multiple_of(header[kFfnMultipleOf]);
+  config.set_use_rope_scaling(header[kScaledRope] == 1);
+  config.set_untie_embeddings_and_output_weights(true);
+  const int64_t element_bytes = ElementSize(dtype);
+  auto status = ReadReals(reader, element_bytes, info.options.real_encoding, config);
+  if (!status.ok()) return status;
+  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
+  if (!resolved.ok()) return reader.Corrupt(std::string(resolved.status().message()));
+  status = reader.CheckLength(ElementCount(header, resolved->ffn_hidden_size()), element_bytes);
+  if (!status.ok()) return status;
+  info.config = *std::move(resolved);
+  return info;
+}
+
+absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t version,
+                                          const LlmcFileOptions& options) {
+  const int64_t by_rule =
+      FfnHiddenSize(config.hidden_size(), config.ffn_multiplier(), config.ffn_multiple_of());
+  if (by_rule != config.ffn_hidden_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ffn_hidden_size is ", config.ffn_hidden_size(), ", but ffn_multiplier (",
+                     config.ffn_multiplier(), ") and ffn_multiple_of (", config.ffn_multiple_of(),
+                     ") give ", by_rule, ": a llm.c file stores only these two"));
+  }
+  const bool cut = options.real_encoding == LlmcRealEncoding::kTruncated;
+  if (cut && std::max(config.rotary_base(), config.ffn_multiplier()) > INT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat("rotary_base is ", config.rotary_base(),
+                                                   " and ffn_multiplier ", config.ffn_multiplier(),
+                                                   ": as integers they must fit into 32 bits"));
+  }
+  LlmcHeader header = {};
+  header[0] = kLlmcMagic;
+  header[1] = version;
+  header[kPositions] = static_cast<int32_t>(config.max_position_embeddings());
+  header[kVocabulary] = static_cast<int32_t>(config.vocab_size());
+  header[kLayers] = static_cast<int32_t>(config.num_layers());
+  header[kHeads] = static_cast<int32_t>(config.num_attention_heads());
+  header[kKeyValueHeads] = static_cast<int32_t>(config.num_query_groups());
+  header[kChannels] = static_cast<int32_t>(config.hidden_size());
+  header[kFfnMultiplier] = ToField(config.ffn_multiplier(), options.real_encoding);
+  header[kFfnMultipleOf] = static_cast<int32_t>(config.ffn_multiple_of());
+  header[kNormEpsilon] = ToField(config.norm_epsilon(), options.real_encoding);
+  header[kRotaryBase] = ToField(config.rotary_base(), options.real_encoding);
+  header[kScaledRope] = config.use_rope_scaling() ? 1 : 0;
+  header[kMaxBatch] = options.max_batch;
+  header[kVersionMajor] = options.version_major;
+  header[kVersionMinor] = options.version_minor;
+  return header;
+}
+
+std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t head_size = c / config.num_attention_heads();
+  const int64_t kv = head_size * config.num_query_groups();
+  std::vector<LlmcTensor> tensors;
+  const auto matrix = [&](std::string name, int64_t rows, int64_t columns, int64_t head_rows = 0) {
+    tensors.push_back({.name = std::move(name),
+                       .rows = rows,
+                       .columns = columns,
+                       .real_rows = rows,
+                       .interleaved_head_size = head_rows});
+  };
+  const auto layers = [&](const char* name, int64_t rows, int64_t columns) {
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+      matrix(LayerName(layer, name), rows, columns);
+    }
+  };
+  matrix(kTokenEmbedding, config.vocab_size(), c);
+  layers(kNorm1, 1, c);
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    matrix(LayerName(layer, kQuery), c, c, head_size);
+    matrix(LayerName(layer, kKey), kv, c, head_size);
+    matrix(LayerName(layer, kValue), kv, c);
+  }
+  layers(kOut, c, c);
+  layers(kNorm2, 1, c);
+  layers(kUp, f, c);
+  layers(kGate, f, c);
+  layers(kDown, c, f);
+  matrix(kFinalNorm, 1, c);
+  matrix(kHead, config.vocab_size(), c);
+  return tensors;
+}
+
+}  // namespace tessera::llama3

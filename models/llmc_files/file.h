@@ -1,0 +1,68 @@
+#ifndef TESSERA_MODELS_LLMC_FILES_FILE_H_
+#define TESSERA_MODELS_LLMC_FILES_FILE_H_
+
+// Bytes of llm.c model files: a header of 256 little-endian int32, then values of one type.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+using LlmcHeader = std::array<int32_t, 256>;
+inline constexpr int64_t kLlmcHeaderBytes = 1024;
+
+class LlmcReader {
+ public:
+  // Opens the file and reads its header. NotFound, DataLoss (shorter than a header), Unavailable
+  // (the system would not read).
+  static absl::StatusOr<LlmcReader> Open(const std::string& path);
+  LlmcReader(LlmcReader&& other) noexcept;
+  LlmcReader& operator=(LlmcReader&&) = delete;
+  ~LlmcReader();
+
+  const std::string& path() const { return path_; }
+  const LlmcHeader& header() const { return header_; }
+  int64_t size_bytes() const { return size_bytes_; }
+  // Fills `out` from this offset. DataLoss where the file ends before.
+  absl::Status ReadAt(int64_t offset, std::span<std::byte> out) const;
+
+  // DataLoss that names the file.
+  absl::Status Corrupt(const std::string& what) const;
+  // OK when the file has exactly header + elements * element size.
+  absl::Status CheckLength(__int128 elements, int64_t element_bytes) const;
+
+ private:
+  LlmcReader() = default;
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t size_bytes_ = 0;
+  LlmcHeader header_ = {};
+};
+
+// Writes under a temporary name beside `path`; Close() syncs and renames. Without it nothing stays.
+class LlmcWriter {
+ public:
+  static absl::StatusOr<LlmcWriter> Create(const std::string& path, const LlmcHeader& header);
+  LlmcWriter(LlmcWriter&& other) noexcept;
+  LlmcWriter& operator=(LlmcWriter&&) = delete;
+  ~LlmcWriter();
+
+  absl::Status Append(std::span<const std::byte> bytes);
+  absl::Status Close();
+
+ private:
+  LlmcWriter() = default;
+  std::string path_;
+  std::string temporary_path_;
+  int descriptor_ = -1;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LLMC_FILES_FILE_H_
