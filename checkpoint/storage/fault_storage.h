@@ -18,7 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "checkpoint/storage/mutex.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
@@ -127,7 +127,7 @@ class FaultInjectingStorage final : public Storage {
   };
 
   Storage& base_;
-  mutable absl::Mutex mutex_;
+  mutable internal::Mutex mutex_;
   std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
   std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);

@@ -9,10 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {

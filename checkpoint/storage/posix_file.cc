@@ -26,7 +26,7 @@ PosixWritableFile::PosixWritableFile(std::string name, ScopedFd buffered, Scoped
       reserved_bytes_(reserved_bytes) {}
 
 absl::Status PosixWritableFile::WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) {
-  absl::ReaderMutexLock lock(&mutex_);
+  ReaderMutexLock lock(&mutex_);
   if (closed_) return ClosedStatus("WriteAt", name_);
   if (data.empty()) return absl::OkStatus();
   if (const int error = file_.WriteAt(offset_bytes, data); error != 0) {
@@ -54,7 +54,7 @@ absl::Status PosixWritableFile::CutReservation() {
 
 absl::Status PosixWritableFile::Sync() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (closed_) return ClosedStatus("Sync", name_);
     if (!sync_status_.ok()) return sync_status_;
     if (absl::Status status = CutReservation(); !status.ok()) return status;
@@ -68,13 +68,13 @@ absl::Status PosixWritableFile::Sync() {
       break;
     }
   }
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (error != 0) sync_status_ = ErrnoStatus(error, "Sync", name_);
   return sync_status_;
 }
 
 absl::Status PosixWritableFile::Close() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (closed_) return ClosedStatus("Close", name_);
   closed_ = true;
   const absl::Status status = CutReservation();

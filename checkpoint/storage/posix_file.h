@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "checkpoint/storage/mutex.h"
 #include "checkpoint/storage/posix_io.h"
 #include "checkpoint/storage/storage.h"
 
@@ -33,7 +33,7 @@ class PosixWritableFile final : public WritableFile {
 
   const std::string name_;
   // Shared by writes, exclusive for what changes the length behind their back.
-  absl::Mutex mutex_;
+  Mutex mutex_;
   DualFile file_;
   uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

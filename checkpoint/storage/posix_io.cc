@@ -69,17 +69,15 @@ int ScopedFd::Close() {
 
 BouncePool::Lease::~Lease() {
   if (pool_ == nullptr) return;
-  absl::MutexLock lock(&pool_->mutex_);
+  MutexLock lock(&pool_->mutex_);
   pool_->idle_.push_back(std::move(buffer_));
+  pool_->returned_.NotifyOne();
 }
 
 absl::StatusOr<BouncePool::Lease> BouncePool::Acquire() {
   {
-    absl::MutexLock lock(&mutex_);
-    const auto available = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return !idle_.empty() || unallocated_ > 0;
-    };
-    mutex_.Await(absl::Condition(&available));
+    MutexLock lock(&mutex_);
+    while (idle_.empty() && unallocated_ == 0) returned_.Wait(&mutex_);
     if (!idle_.empty()) {
       Lease lease(this, std::move(idle_.back()));
       idle_.pop_back();
@@ -89,8 +87,9 @@ absl::StatusOr<BouncePool::Lease> BouncePool::Acquire() {
   }
   absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(buffer_bytes_);
   if (!buffer.ok()) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     ++unallocated_;
+    returned_.NotifyOne();
     return buffer.status();
   }
   return Lease(this, *std::move(buffer));

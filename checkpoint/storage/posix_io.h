@@ -17,8 +17,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/mutex.h"
 
 namespace tessera::ckpt::internal {
 
@@ -74,7 +74,8 @@ class BouncePool {
 
  private:
   const size_t buffer_bytes_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar returned_;
   std::vector<AlignedBuffer> idle_ ABSL_GUARDED_BY(mutex_);
   int unallocated_ ABSL_GUARDED_BY(mutex_);
 };

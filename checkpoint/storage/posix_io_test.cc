@@ -180,7 +180,7 @@ TEST(BouncePoolTest, NeverLendsMoreThanItsBound) {
   std::atomic<int> lent = 0, most = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 6; ++t) {
-    threads.emplace_back([&] {
+    threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
         absl::StatusOr<BouncePool::Lease> lease = pool.Acquire();
         ASSERT_TRUE(lease.ok()) << lease.status();

@@ -59,9 +59,10 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, const std::s
 
 // Compared by hand: gtest would print megabytes.
 void ExpectSameBytes(std::string_view found, std::string_view expected, const std::string& what) {
+  if (found == expected) return;
   ASSERT_EQ(found.size(), expected.size()) << what;
-  const auto [f, e] = std::mismatch(found.begin(), found.end(), expected.begin());
-  EXPECT_TRUE(f == found.end()) << what << ": first difference at " << (f - found.begin());
+  const auto f = std::mismatch(found.begin(), found.end(), expected.begin()).first;
+  FAIL() << what << ": first difference at " << (f - found.begin());
 }
 
 TEST_P(StorageConformance, WrittenBytesComeBack) {
@@ -449,7 +450,7 @@ TEST_P(StorageConformance, RandomWritesAgreeWithAString) {
   std::mt19937_64 random(seed);
   const auto below = [&random](uint64_t n) { return random() % n; };
   AlignedBuffer aligned = *AlignedBuffer::Allocate(400'000);
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < 4; ++round) {
     std::string expected;
     auto file = storage_->Create("file", below(2) * below(1'000'000));
     ASSERT_TRUE(file.ok()) << file.status();
