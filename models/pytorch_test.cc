@@ -1,0 +1,137 @@
+// Loss, logits and gradients against Hugging Face's models, through llm.c's model files.
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "models/factory.h"
+#include "models/llmc.h"
+#include "models/model.h"
+#include "models/model_config.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/reference/reference_backend.h"
+#include "trainer/kernels/testing/compare.h"
+
+namespace tessera {
+namespace {
+
+std::string Path(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  EXPECT_TRUE(in.good()) << path;
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// llm.c's debug state, up to the loss.
+struct State {
+  Tensor ids, targets;  // [B,T]
+  Tensor logits;        // [B,T,V]
+  double loss = 0;      // mean over targets
+  int64_t tokens = 0;   // with a target
+};
+
+State ReadState(const std::string& path, int64_t vocab_size) {
+  const std::string bytes = ReadFile(path);
+  std::vector<int32_t> header(256);
+  std::memcpy(header.data(), bytes.data(), 1024);
+  EXPECT_EQ(header[0], 20240327);
+  const int64_t batch = header[2], sequence = header[3];
+  State state;
+  state.ids = Tensor(DType::kI32, {batch, sequence});
+  state.targets = Tensor(DType::kI32, {batch, sequence});
+  state.logits = Tensor(DType::kF32, {batch, sequence, vocab_size});
+  const char* next = bytes.data() + 1024;
+  for (const TensorView& view : {state.ids.view(), state.targets.view(), state.logits.view()}) {
+    std::memcpy(view.data(), next, view.bytes());
+    next += view.bytes();
+  }
+  float loss;
+  std::memcpy(&loss, next, sizeof(loss));
+  EXPECT_EQ(next + sizeof(loss), bytes.data() + bytes.size());
+  state.loss = loss;
+  for (int64_t i = 0; i < batch * sequence; ++i) {
+    state.tokens += state.targets.view().as<int32_t>()[i] >= 0;
+  }
+  return state;
+}
+
+struct Case {
+  std::string name;
+  bool reference;
+};
+
+class PyTorchTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
+  const auto& [name, reference] = GetParam();
+  const auto backend = reference ? MakeReferenceBackend() : MakeCpuBackend(2);
+  const auto info = ReadLlmcInfo(Path(name + ".model.bin"));
+  ASSERT_TRUE(info.ok()) << info.status();
+  ModelConfig config;
+  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      ReadFile(Path(name + ".config.textproto")), &config));
+  ModelConfig merged = info->config;
+  merged.MergeFrom(config);
+  const auto resolved = ResolveModelConfig(merged);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+
+  ModelOptions options;
+  options.compute_dtype = reference ? DType::kF64 : DType::kF32;
+  auto model = MakeModel(*resolved, options, *backend);
+  ASSERT_TRUE(model.ok()) << model.status();
+  ParameterSet& parameters = (*model)->parameters();
+  const auto status =
+      ImportLlmc(Path(name + ".model.bin"), *resolved, parameters, parameters.values());
+  ASSERT_TRUE(status.ok()) << status;
+
+  const State state = ReadState(Path(name + ".state.bin"), resolved->vocab_size());
+  MicroBatch batch;
+  batch.ids = state.ids;
+  batch.targets = state.targets;
+  batch.training = true;
+  const int64_t sequence = state.ids.view().dim(1);
+  const auto activations =
+      (*model)->NewActivations(state.ids.view().dim(0), sequence, ActivationUse::kTraining);
+  const double loss = (*model)->Forward(batch, *activations, {}, {});
+  EXPECT_NEAR(loss / state.tokens, state.loss, 1e-5);
+
+  Tensor last(DType::kF32, {batch.ids.dim(0), resolved->vocab_size()});
+  (*model)->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {});
+  const auto forward =
+      (*model)->NewActivations(batch.ids.dim(0), sequence, ActivationUse::kForwardOnly);
+  MicroBatch no_targets = batch;
+  no_targets.targets = {};
+  (*model)->Forward(no_targets, *forward, {}, {});
+  (*model)->LastLogits(no_targets, *forward, last);
+  const TensorView expected_last = state.logits.view().Slice(1, sequence - 1, sequence);
+  testing::ExpectClose(last.view().Reshape(expected_last.shape()), expected_last,
+                       {.of_maximum = 1e-5}, "logits");
+
+  Tensor expected(DType::kF32, {parameters.flat_elements()});
+  const auto gradients = ImportLlmc(Path(name + ".gradients.bin"), *resolved, parameters, expected);
+  ASSERT_TRUE(gradients.ok()) << gradients;
+  for (const Parameter* parameter : parameters.parameters()) {
+    const int64_t begin = parameter->flat_offset;
+    testing::ExpectClose(parameter->grad.Reshape({parameter->grad.elements()}),
+                         expected.view().Slice(0, begin, begin + parameter->grad.elements()),
+                         {.absolute = 1e-7, .of_maximum = 1e-5}, parameter->pieces[0].name);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PyTorchTest,
+                         ::testing::Values(Case{"gpt2", true}, Case{"gpt2", false},
+                                           Case{"llama3_tied", true}, Case{"llama3_tied", false},
+                                           Case{"llama3_untied", true},
+                                           Case{"llama3_untied", false}),
+                         [](const auto& info) {
+                           return info.param.name + (info.param.reference ? "_F64" : "_F32");
+                         });
+
+}  // namespace
+}  // namespace tessera
