@@ -198,7 +198,8 @@ bool SetField(const FieldDescriptor& field, const std::string& value, Message* g
 std::string ShortestNumber(double value) {
   char buffer[64];
   const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  return std::string(buffer, result.ptr);
+  // "3e-4" as people write it, not "3e-04".
+  return absl::StrReplaceAll(std::string(buffer, result.ptr), {{"e-0", "e-"}, {"e+0", "e"}});
 }
 
 std::string HelpLine(const Flag& flag, size_t name_width) {

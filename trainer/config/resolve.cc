@@ -252,6 +252,10 @@ absl::Status CheckSampling(const TrainConfig& config) {
   if (!sampling.prompt().empty() && sampling.num_tokens_to_generate() == 0) {
     return Wrong("prompt is set but num_tokens_to_generate=0");
   }
+  if (sampling.num_tokens_to_generate() > 0 && config.data().tokenizer_model().empty()) {
+    return Wrong("num_tokens_to_generate=", sampling.num_tokens_to_generate(),
+                 " but tokenizer_model is not set: without it no text can be printed");
+  }
   if (sampling.top_k() > config.model().vocab_size()) {
     return Wrong("top_k=", sampling.top_k(),
                  " is more than vocab_size=", config.model().vocab_size());

@@ -132,7 +132,7 @@ absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
 
 absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
   return WriteLine(absl::StrFormat(
-      "{\"kind\":\"eval\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"tokens\":%d,"
+      "{\"kind\":\"eval\",\"step\":%d,\"eval_loss\":%s,\"eval_loss_bits\":\"%s\",\"tokens\":%d,"
       "\"seconds\":%s,\"best\":%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
       JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));

@@ -54,11 +54,11 @@ class RateMeter {
   double mean_seconds_ = 0;
 };
 
-// metrics.jsonl: one JSON object a line, {"kind":"step",...} or {"kind":"eval",...}. Numbers have
-// 17 significant digits; "loss_bits" holds the fp64 loss as 16 hexadecimal digits, so that two runs
-// are compared bit for bit with a text tool. A number that JSON cannot express (NaN, infinity) is
-// null. Every line is handed to the operating system before the call returns: a killed process
-// loses none.
+// metrics.jsonl: one JSON object a line, {"kind":"step","step":N,"loss":...} or
+// {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17 significant digits; "loss_bits" (and
+// "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that two runs are compared bit
+// for bit with a text tool. A number that JSON cannot express (NaN, infinity) is null. Every line
+// is handed to the operating system before the call returns: a killed process loses none.
 class MetricsWriter {
  public:
   // `resumed_step` absent: a new run, an existing file is emptied. Present: records of later steps

@@ -86,7 +86,9 @@ TEST(MetricsWriterTest, EvaluationsAreRecordsToo) {
   const nlohmann::json record = nlohmann::json::parse(Read(path));
   EXPECT_EQ(record["kind"], "eval");
   EXPECT_EQ(record["step"], 7);
-  EXPECT_EQ(record["loss_bits"], "4004000000000000");
+  EXPECT_EQ(record["eval_loss"], 2.5);
+  EXPECT_EQ(record["eval_loss_bits"], "4004000000000000");
+  EXPECT_FALSE(record.contains("loss")) << "a curve of the training loss must not pick it up";
   EXPECT_EQ(record["tokens"], 64);
   EXPECT_EQ(record["seconds"], 0.25);
   EXPECT_EQ(record["best"], true);

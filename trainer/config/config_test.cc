@@ -1,0 +1,298 @@
+#include "trainer/config/config.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/util/message_differencer.h"
+
+namespace tessera {
+namespace {
+
+using ::google::protobuf::util::MessageDifferencer;
+
+std::string WriteFile(const std::string& name, const std::string& text) {
+  const std::string path = testing::TempDir() + "/" + name;
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+absl::StatusOr<CommandLine> Parse(std::vector<std::string> arguments) {
+  std::vector<const char*> argv = {"train"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  return ParseCommandLine(static_cast<int>(argv.size()), argv.data());
+}
+
+// A run that is complete and free of contradictions, plus `more`.
+absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = {"--size=gpt2-tiny", "--train-iters=100",
+                                        "--train-data-path=train_*.bin"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  absl::StatusOr<CommandLine> line = Parse(arguments);
+  if (!line.ok()) return line.status();
+  return ResolveConfig(line->config);
+}
+
+TrainConfig Resolved(const std::vector<std::string>& more) {
+  absl::StatusOr<TrainConfig> config = Resolve(more);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : TrainConfig();
+}
+
+TEST(ParseConfigTest, Groups) {
+  const absl::StatusOr<TrainConfig> config = ParseConfig(
+      "# a comment\nmodel { size: \"gpt2-tiny\" num_layers: 3 }\n"
+      "optimizer { lr: 1e-3 lr_decay_style: WSD }\ntraining { bf16: true }\n",
+      "x.textproto");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->model().num_layers(), 3);
+  EXPECT_EQ(config->optimizer().lr(), 1e-3);
+  EXPECT_EQ(config->optimizer().lr_decay_style(), LrDecayStyle::WSD);
+  EXPECT_TRUE(config->training().bf16());
+}
+
+TEST(ParseConfigTest, ErrorsHaveFileLineAndColumn) {
+  const auto error = [](std::string_view text) {
+    return std::string(ParseConfig(text, "dir/x.textproto").status().message());
+  };
+  EXPECT_EQ(error("training {\n  micro_batch: 3\n}"),
+            "dir/x.textproto:2:14: Message type \"tessera.TrainingConfig\" has no field named "
+            "\"micro_batch\".");
+  EXPECT_EQ(error("training {\n  train_iters: ten }").substr(0, 21), "dir/x.textproto:2:16:");
+  EXPECT_EQ(error("optimizer { lr_decay_style: SOME }").substr(0, 21), "dir/x.textproto:1:34:");
+  EXPECT_EQ(error("training { seed: 1 seed: 2 }").substr(0, 16), "dir/x.textproto:");
+  EXPECT_EQ(error("training {").substr(0, 16), "dir/x.textproto:");
+}
+
+TEST(LoadConfigTest, AMissingFileIsNamed) {
+  const absl::Status status = LoadConfig("/no/such/x.textproto").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(status.message(),
+            "cannot read the config file /no/such/x.textproto: No such file or directory");
+  EXPECT_FALSE(LoadConfig(testing::TempDir()).ok()) << "a folder";
+}
+
+TEST(ParseCommandLineTest, FlagsOverrideTheFileWhereverTheyStand) {
+  const std::string path =
+      WriteFile("base.textproto", "training { train_iters: 10 micro_batch_size: 4 }");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--config", path, "--train-iters=20"},
+        {"--train-iters=20", "--config=" + path}}) {
+    const absl::StatusOr<CommandLine> line = Parse(arguments);
+    ASSERT_TRUE(line.ok()) << line.status();
+    EXPECT_EQ(line->config.training().train_iters(), 20);
+    EXPECT_EQ(line->config.training().micro_batch_size(), 4);
+    EXPECT_EQ(line->help, "");
+  }
+}
+
+TEST(ParseCommandLineTest, ConfigWantsOneFile) {
+  EXPECT_EQ(Parse({"--config"}).status().message(), "--config needs a value: a file");
+  EXPECT_EQ(Parse({"--config="}).status().message(), "--config needs a value: a file");
+  EXPECT_EQ(Parse({"--config=a", "--config=b"}).status().message(), "--config is given twice");
+}
+
+TEST(ParseCommandLineTest, Help) {
+  for (const std::string flag : {"--help", "-h"}) {
+    const absl::StatusOr<CommandLine> line = Parse({"--lr=abc", flag});
+    ASSERT_TRUE(line.ok()) << "help is given even where other flags are wrong";
+    for (const char* text : {"--config FILE", "model:\n", "output:\n", "--num-layers INTEGER"}) {
+      EXPECT_NE(line->help.find(text), std::string::npos) << text;
+    }
+  }
+  EXPECT_EQ(Parse({"--help=data"})->help.substr(0, 6), "data:\n");
+  EXPECT_FALSE(Parse({"--help=nothing"}).ok());
+}
+
+TEST(ResolveConfigTest, FillsInDefaultsThatDependOnOthers) {
+  const TrainConfig config = Resolved({"--micro-batch-size=4"});
+  EXPECT_EQ(config.training().global_batch_size(), 4);
+  EXPECT_EQ(config.training().seq_length(), config.model().max_position_embeddings());
+  EXPECT_EQ(config.training().eval_interval(), 0);
+  EXPECT_EQ(config.optimizer().lr_decay_iters(), 100);
+  EXPECT_EQ(Resolved({"--valid-data-path=v.bin"}).training().eval_interval(), 1000);
+  EXPECT_EQ(Resolved({"--size=llama3-8b"}).training().seq_length(), 1024);
+  EXPECT_FALSE(config.checkpoint().has_ckpt_step()) << "the newest";
+}
+
+TEST(ResolveConfigTest, WritesEveryDeclaredDefaultOut) {
+  const TrainConfig config = Resolved({});
+  EXPECT_TRUE(config.training().has_seed());
+  EXPECT_TRUE(config.optimizer().has_lr_decay_style());
+  EXPECT_TRUE(config.checkpoint().has_load());
+  EXPECT_TRUE(config.parallel().has_numerics());
+  EXPECT_TRUE(config.sampling().has_temperature());
+}
+
+TEST(ResolveConfigTest, IsIdempotent) {
+  for (const std::vector<std::string>& more : {std::vector<std::string>{},
+                                               {"--valid-data-path=v.bin"},
+                                               {"--lr-decay-style=wsd", "--lr-wsd-decay-iters=10"},
+                                               {"--size=llama3-tiny"},
+                                               {"--load=d", "--ckpt-step=3"}}) {
+    const TrainConfig once = Resolved(more);
+    const absl::StatusOr<TrainConfig> twice = ResolveConfig(once);
+    ASSERT_TRUE(twice.ok()) << twice.status();
+    EXPECT_TRUE(MessageDifferencer::Equals(once, *twice));
+  }
+}
+
+TEST(ConfigTextTest, ReadsBackToTheSameConfig) {
+  const TrainConfig config =
+      Resolved({"--lr=0.1", "--min-lr=0.033333333333333333", "--adam-eps=1e-15", "--bf16",
+                "--lr-decay-style=cosine", "--save=a \"b\"\n", "--save-interval=7"});
+  const absl::StatusOr<TrainConfig> back = ParseConfig(ConfigText(config), "text");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(MessageDifferencer::Equals(config, *back));
+  EXPECT_EQ(back->optimizer().min_lr(), 0.033333333333333333);
+}
+
+TEST(WriteConfigTest, MakesTheFolderAndReplacesTheFile) {
+  const std::string run_dir = testing::TempDir() + "/runs/a/b";
+  ASSERT_TRUE(WriteConfig(Resolved({"--seed=1"}), run_dir).ok());
+  const TrainConfig config = Resolved({"--seed=2"});
+  ASSERT_TRUE(WriteConfig(config, run_dir).ok());
+  const absl::StatusOr<TrainConfig> back = LoadConfig(run_dir + "/config.textproto");
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(MessageDifferencer::Equals(config, *back));
+}
+
+TEST(WriteConfigTest, AFileInTheWayIsNamed) {
+  const std::string path = WriteFile("in_the_way", "x");
+  const absl::Status status = WriteConfig(Resolved({}), path + "/run");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message().substr(0, 8), "run_dir=") << status;
+}
+
+TEST(ConfigDifferencesTest, ShowsWhatDepartsFromTheDefaults) {
+  EXPECT_EQ(ConfigDifferences(Resolved({"--num-layers=3", "--lr=1e-3", "--prompt=Once upon",
+                                        "--num-tokens-to-generate=8", "--tokenizer-model=t",
+                                        "--micro-batch-size=1", "--bf16"})),
+            "model: size=gpt2-tiny num_layers=3\n"
+            "training: global_batch_size=1 seq_length=64 train_iters=100 bf16=true\n"
+            "optimizer: lr=0.001 lr_decay_iters=100\n"
+            "data: train_data_path=train_*.bin tokenizer_model=t\n"
+            "sampling: prompt=\"Once upon\" num_tokens_to_generate=8\n");
+}
+
+struct Contradiction {
+  std::vector<std::string> flags;
+  std::string message;
+};
+
+class ContradictionTest : public testing::TestWithParam<Contradiction> {};
+
+TEST_P(ContradictionTest, IsAnsweredByOneLineThatNamesIt) {
+  const absl::Status status = Resolve(GetParam().flags).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), GetParam().message);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Batches, ContradictionTest,
+    testing::ValuesIn(std::vector<Contradiction>{
+        {{"--micro-batch-size=0"}, "micro_batch_size=0: must be at least 1"},
+        {{"--global-batch-size=0"}, "global_batch_size=0: must be at least 1"},
+        {{"--seq-length=0"}, "seq_length=0: must be at least 1"},
+        {{"--micro-batch-size=4", "--global-batch-size=6"},
+         "global_batch_size=6 is not divisible by micro_batch_size=4 * data_parallel_size=1"},
+        {{"--seq-length=65"}, "seq_length=65 is more than max_position_embeddings=64"},
+        {{"--train-iters=-1"}, "train_iters=-1: must not be negative"},
+        {{"--seed=-1"}, "seed=-1: must not be negative"},
+        {{"--threads=1025"}, "threads=1025: must be at most 1024"},
+        {{"--log-interval=0"}, "log_interval=0: must be at least 1"},
+        {{"--train-data-path="}, "train_iters=100 but train_data_path is not set"},
+        {{"--eval-interval=5"}, "eval_interval=5 but valid_data_path is not set"},
+        {{"--eval-interval=5", "--valid-data-path=v", "--eval-iters=0"},
+         "eval_interval=5 but eval_iters=0"},
+    }));
+
+INSTANTIATE_TEST_SUITE_P(
+    Optimizer, ContradictionTest,
+    testing::ValuesIn(std::vector<Contradiction>{
+        {{"--lr=-1"}, "lr=-1: must be a finite number that is not negative"},
+        {{"--lr=1e-4", "--min-lr=1e-3"}, "min_lr=0.001 is more than lr=0.0001"},
+        {{"--lr-warmup-iters=100"}, "lr_warmup_iters=100 must be less than lr_decay_iters=100"},
+        {{"--lr-decay-iters=0"}, "lr_decay_iters=0: must be at least 1"},
+        {{"--lr-decay-style=wsd"}, "lr_decay_style=wsd but lr_wsd_decay_iters is not set"},
+        {{"--lr-decay-style=wsd", "--lr-wsd-decay-iters=91", "--lr-warmup-iters=10"},
+         "lr_wsd_decay_iters=91 is more than lr_decay_iters=100 - lr_warmup_iters=10"},
+        {{"--adam-beta1=1"}, "adam_beta1=1: must be less than 1"},
+        {{"--adam-beta2=1.5"}, "adam_beta2=1.5: must be less than 1"},
+        {{"--adam-eps=0"}, "adam_eps=0: must be more than 0"},
+        {{"--weight-decay=-0.1"},
+         "weight_decay=-0.1: must be a finite number that is not negative"},
+        {{"--clip-grad=-1"}, "clip_grad=-1: must be a finite number that is not negative"},
+    }));
+
+INSTANTIATE_TEST_SUITE_P(
+    Parallel, ContradictionTest,
+    testing::ValuesIn(std::vector<Contradiction>{
+        {{"--data-parallel-size=2"},
+         "data_parallel_size=2: this build runs one process; expected 1"},
+        {{"--tensor-model-parallel-size=2"},
+         "tensor_model_parallel_size=2: this build runs one process; expected 1"},
+        {{"--pipeline-model-parallel-size=0"},
+         "pipeline_model_parallel_size=0: this build runs one process; expected 1"},
+        {{"--num-virtual-stages-per-pipeline-rank=2"},
+         "num_virtual_stages_per_pipeline_rank=2: this build runs one process; expected 1"},
+        {{"--zero-stage=2"}, "zero_stage=2: this build runs one process; expected 0"},
+        {{"--sequence-parallel"},
+         "sequence_parallel=true: this build runs one process; expected false"},
+        {{"--numerics=exact"}, "numerics=exact: this build runs one process; expected fast"},
+        {{"--exact-tp-shards=2"}, "exact_tp_shards=2: this build runs one process; expected 1"},
+    }));
+
+INSTANTIATE_TEST_SUITE_P(
+    Checkpoint, ContradictionTest,
+    testing::ValuesIn(std::vector<Contradiction>{
+        {{"--save-interval=5"}, "save_interval is set but save is not"},
+        {{"--no-save-optim"}, "no_save_optim is set but save is not"},
+        {{"--no-save-rng"}, "no_save_rng is set but save is not"},
+        {{"--max-checkpoint-keep=2"}, "max_checkpoint_keep is set but save is not"},
+        {{"--save=d"}, "save=d but save_interval=0 (never)"},
+        {{"--save=d", "--save-interval=-5"}, "save_interval=-5: must not be negative"},
+        {{"--ckpt-step=5"}, "ckpt_step is set but load is not"},
+        {{"--finetune"}, "finetune is set but load is not"},
+        {{"--no-load-optim"}, "no_load_optim is set but load is not"},
+        {{"--no-load-rng"}, "no_load_rng is set but load is not"},
+        {{"--exit-on-missing-checkpoint"}, "exit_on_missing_checkpoint is set but load is not"},
+        {{"--save=d", "--save-interval=5", "--async-save"},
+         "async_save=true: this build saves in the foreground; expected false"},
+    }));
+
+INSTANTIATE_TEST_SUITE_P(
+    Sampling, ContradictionTest,
+    testing::ValuesIn(std::vector<Contradiction>{
+        {{"--prompt=Hello"}, "prompt is set but num_tokens_to_generate=0"},
+        {{"--num-tokens-to-generate=8"},
+         "num_tokens_to_generate=8 but tokenizer_model is not set: without it no text can be "
+         "printed"},
+        {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
+        {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
+    }));
+
+TEST(ResolveConfigTest, ModelContradictionsNameTheirFields) {
+  const absl::Status status = Resolve({"--num-attention-heads=5"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* text : {"num_attention_heads", "5", "hidden_size", "64"}) {
+    EXPECT_NE(status.message().find(text), absl::string_view::npos) << status;
+  }
+  EXPECT_FALSE(Resolve({"--size=gpt2-huge"}).ok());
+  EXPECT_FALSE(Resolve({"--hidden-dropout=1.5"}).ok());
+}
+
+TEST(ResolveConfigTest, StepsMustBeGivenButMayBeNone) {
+  EXPECT_EQ(ResolveConfig(Parse({"--size=gpt2-tiny"})->config).status().message(),
+            "train_iters is not set: give the number of steps (0: only evaluate and sample)");
+  const absl::StatusOr<TrainConfig> config =
+      ResolveConfig(Parse({"--size=gpt2-tiny", "--train-iters=0"})->config);
+  EXPECT_TRUE(config.ok()) << config.status();
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,187 @@
+#include "trainer/config/flags.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/text_format.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+namespace {
+
+absl::Status Apply(const std::vector<std::string>& arguments, TrainConfig* config) {
+  return ApplyFlags(arguments, config);
+}
+
+TrainConfig Parsed(const std::vector<std::string>& arguments) {
+  TrainConfig config;
+  const absl::Status status = Apply(arguments, &config);
+  EXPECT_TRUE(status.ok()) << status;
+  return config;
+}
+
+// "" where the arguments are accepted.
+std::string Error(const std::vector<std::string>& arguments) {
+  TrainConfig config;
+  return std::string(Apply(arguments, &config).message());
+}
+
+TEST(ApplyFlagsTest, EverySpelling) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--num-layers", "12"},
+                                                    {"--num_layers", "12"},
+                                                    {"--num-layers=12"},
+                                                    {"--num_layers=12"},
+                                                    {"--num-layers=3", "--num_layers", "12"}}) {
+    EXPECT_EQ(Parsed(arguments).model().num_layers(), 12);
+  }
+}
+
+TEST(ApplyFlagsTest, EveryTypeReachesItsGroup) {
+  const TrainConfig config = Parsed({"--lr=3e-4", "--lr-decay-style", "Cosine", "--save",
+                                     "/tmp/a=b", "--bf16", "--train-iters=7", "--prompt=--x",
+                                     "--architecture=llama3", "--numerics=EXACT", "--seed", "1"});
+  EXPECT_EQ(config.optimizer().lr(), 3e-4);
+  EXPECT_EQ(config.optimizer().lr_decay_style(), LrDecayStyle::COSINE);
+  EXPECT_EQ(config.checkpoint().save(), "/tmp/a=b");
+  EXPECT_TRUE(config.training().bf16());
+  EXPECT_EQ(config.training().train_iters(), 7);
+  EXPECT_EQ(config.sampling().prompt(), "--x");
+  EXPECT_EQ(config.model().architecture(), ModelConfig::LLAMA3);
+  EXPECT_EQ(config.parallel().numerics(), Numerics::EXACT);
+  EXPECT_EQ(config.training().seed(), 1);
+  EXPECT_FALSE(config.training().has_micro_batch_size()) << "presence: nobody set it";
+}
+
+TEST(ApplyFlagsTest, BooleansBareOrWithAValue) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--no-save-optim"},
+                                                    {"--no_save_optim=true"},
+                                                    {"--no-save-optim", "true"},
+                                                    {"--no-save-optim=1"},
+                                                    {"--no-save-optim", "--bf16"}}) {
+    EXPECT_TRUE(Parsed(arguments).checkpoint().no_save_optim());
+  }
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--no-save-optim=false"},
+        {"--no-save-optim", "false"},
+        {"--no-save-optim", "--no-save-optim=0"}}) {
+    const TrainConfig config = Parsed(arguments);
+    EXPECT_TRUE(config.checkpoint().has_no_save_optim());
+    EXPECT_FALSE(config.checkpoint().no_save_optim());
+  }
+}
+
+TEST(ApplyFlagsTest, FlagsGoOverWhatIsThere) {
+  TrainConfig config;
+  config.mutable_training()->set_train_iters(5);
+  config.mutable_training()->set_bf16(true);
+  config.mutable_optimizer()->set_lr(1);
+  ASSERT_TRUE(Apply({"--train-iters=6", "--bf16=false"}, &config).ok());
+  EXPECT_EQ(config.training().train_iters(), 6);
+  EXPECT_FALSE(config.training().bf16());
+  EXPECT_EQ(config.optimizer().lr(), 1);
+}
+
+TEST(ApplyFlagsTest, AnUnknownFlagGetsTheNearestName) {
+  EXPECT_EQ(Error({"--num-layer=3"}), "unknown flag --num-layer; did you mean --num-layers?");
+  EXPECT_EQ(Error({"--micro-batchsize", "3"}),
+            "unknown flag --micro-batchsize; did you mean --micro-batch-size?");
+  EXPECT_EQ(Error({"--rl=3"}), "unknown flag --rl; did you mean --lr?");
+  EXPECT_EQ(Error({"--confg=x"}), "unknown flag --confg; did you mean --config?");
+  EXPECT_EQ(Error({"--hlep"}), "unknown flag --hlep; did you mean --help?");
+  EXPECT_EQ(Error({"--frobnicate-the-gradients"}),
+            "unknown flag --frobnicate-the-gradients; see --help");
+  EXPECT_EQ(Error({"--="}), "unknown flag --; see --help");
+}
+
+TEST(ApplyFlagsTest, AWrongValueIsNamedWithItsFlag) {
+  EXPECT_EQ(Error({"--lr=abc"}), "--lr=abc: expected number");
+  EXPECT_EQ(Error({"--lr", "nan"}), "--lr=nan: expected number");
+  EXPECT_EQ(Error({"--lr=1e999"}), "--lr=1e999: expected number");
+  EXPECT_EQ(Error({"--lr="}), "--lr=: expected number");
+  EXPECT_EQ(Error({"--num_layers=1.5"}), "--num-layers=1.5: expected integer");
+  EXPECT_EQ(Error({"--num-layers=99999999999999999999"}),
+            "--num-layers=99999999999999999999: expected integer");
+  EXPECT_EQ(Error({"--bf16=maybe"}), "--bf16=maybe: expected true|false");
+  EXPECT_EQ(Error({"--lr-decay-style=cosin"}),
+            "--lr-decay-style=cosin: expected constant|linear|cosine|wsd");
+  // The zero value of proto3 is nothing to ask for.
+  EXPECT_EQ(Error({"--architecture=ARCHITECTURE_UNSPECIFIED"}),
+            "--architecture=ARCHITECTURE_UNSPECIFIED: expected gpt2|llama3");
+}
+
+TEST(ApplyFlagsTest, AMissingValueIsNoticed) {
+  EXPECT_EQ(Error({"--lr"}), "--lr needs a value: number");
+  EXPECT_EQ(Error({"--lr", "--bf16"}), "--lr needs a value: number");
+  EXPECT_EQ(Error({"--save", "--bf16"}), "--save needs a value: text");
+}
+
+TEST(ApplyFlagsTest, OtherArgumentsAreRefused) {
+  for (const std::string argument : {"lr=3", "-lr", "--", ""}) {
+    EXPECT_EQ(Error({argument}), "unexpected argument \"" + argument + "\": flags begin with --");
+  }
+  EXPECT_EQ(Error({"--bf16", "yes"}), "unexpected argument \"yes\": flags begin with --");
+}
+
+// A flag is a field's name alone: two groups may not share one.
+TEST(SchemaTest, NamesAreUniqueAndEveryFlagIsExplained) {
+  std::set<std::string> seen = {"config", "help"};
+  const auto* type = TrainConfig::descriptor();
+  for (int g = 0; g < type->field_count(); ++g) {
+    const auto* group = type->field(g)->message_type();
+    ASSERT_NE(group, nullptr) << type->field(g)->name() << " is no group";
+    for (int f = 0; f < group->field_count(); ++f) {
+      EXPECT_TRUE(seen.insert(group->field(f)->name()).second) << group->field(f)->full_name();
+    }
+  }
+  std::string help;
+  ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "", &help).ok());
+  for (const absl::string_view line : absl::StrSplit(help, '\n')) {
+    // Name, two spaces, text.
+    EXPECT_TRUE(line.empty() || line[0] != ' ' || line.find("  ", 4) != absl::string_view::npos)
+        << line;
+  }
+}
+
+TEST(FlagHelpTest, OneGroup) {
+  std::string help;
+  ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "output", &help).ok());
+  EXPECT_EQ(help.substr(0, 8), "output:\n");
+  EXPECT_NE(help.find("  --log-interval INTEGER"), std::string::npos) << help;
+  EXPECT_NE(help.find("steps between progress lines and metrics (1)\n"), std::string::npos) << help;
+  EXPECT_EQ(help.find("--lr"), std::string::npos);
+  const absl::Status status = FlagHelp(TrainConfig::default_instance(), "outputs", &help);
+  EXPECT_EQ(status.message(),
+            "--help=outputs: expected one of model, training, optimizer, parallel, checkpoint, "
+            "data, sampling, output");
+}
+
+// The command line is a promise to users: a change of it must be a change of this file, too.
+TEST(FrozenCommandLineTest, FlagsAndDefaultsAreThoseOfTheGoldenFile) {
+  std::ifstream file("trainer/config/testdata/flags.golden");
+  ASSERT_TRUE(file) << "testdata is missing";
+  std::ostringstream golden;
+  golden << file.rdbuf();
+  const std::string actual =
+      absl::StrJoin(FlagInventory(TrainConfig::default_instance()), "\n") + "\n";
+  EXPECT_EQ(actual, golden.str()) << "the command line changed; it is now:\n" << actual;
+}
+
+TEST(FieldTextTest, ReadsBackToTheSameBits) {
+  OptimizerConfig config;
+  for (const double value : {1e-8, 3e-4, 0.1, 1.0 / 3.0, 123456789.0, 0.0}) {
+    config.set_lr(value);
+    const std::string text = FieldText(config, *config.GetDescriptor()->FindFieldByName("lr"));
+    EXPECT_EQ(Parsed({"--lr=" + text}).optimizer().lr(), value) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
