@@ -11,86 +11,118 @@ namespace {
 // Splits the tensor recursively until each region lies in exactly one box. A region that no box
 // fills entirely has a box boundary inside it; splitting at the median of those boundaries halves
 // them, so that the depth is logarithmic.
+//
+// The current region is changed in place and the boxes that share an element with it lie on one
+// stack, so that a node costs no allocation.
 class Partition {
  public:
-  explicit Partition(std::span<const Box> boxes) : boxes_(boxes) {}
-
-  // `touching`: the boxes that share at least one element with `region`, ascending.
-  std::optional<CoverageProblem> Check(const Box& region, const std::vector<size_t>& touching) {
-    if (touching.empty())
-      return CoverageProblem{CoverageProblem::Kind::kGap, 0, 0, region.global_offset};
-    for (const size_t i : touching) {
-      if (!Contains(boxes_[i], region)) continue;
-      if (touching.size() == 1) return std::nullopt;
-      const size_t other = touching[0] == i ? touching[1] : touching[0];
-      return CoverageProblem{CoverageProblem::Kind::kOverlap, std::min(i, other),
-                             std::max(i, other), Intersect(boxes_[other], region)->global_offset};
+  Partition(const Shape& global_shape, std::span<const Box> boxes) : rank_(global_shape.size()) {
+    for (const int64_t extent : global_shape) region_.push_back({0, extent});
+    bounds_.reserve(boxes.size() * rank_);
+    stack_.reserve(2 * boxes.size());
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      for (size_t d = 0; d < rank_; ++d) {
+        const int64_t begin = boxes[i].global_offset[d];
+        bounds_.push_back({begin, begin + boxes[i].shape[d]});
+      }
+      if (!boxes[i].empty()) stack_.push_back(i);
     }
-    const auto [dim, at] = ChooseSplit(region, touching);
-    Box low = region, high = region;
-    low.shape[dim] = at - region.global_offset[dim];
-    high.shape[dim] -= low.shape[dim];
-    high.global_offset[dim] = at;
-    if (auto problem = Check(low, Touching(low, touching))) return problem;
-    return Check(high, Touching(high, touching));
   }
 
+  std::optional<CoverageProblem> Check() { return Check(0); }
+
  private:
-  // The dim with most boundaries inside the region, and their median.
-  std::pair<int, int64_t> ChooseSplit(const Box& region, const std::vector<size_t>& touching) {
-    int best_dim = 0;
-    std::vector<int64_t> best, boundaries;
-    for (size_t d = 0; d < region.shape.size(); ++d) {
-      const int64_t begin = region.global_offset[d], end = begin + region.shape[d];
-      boundaries.clear();
-      for (const size_t i : touching) {
-        const int64_t low = boxes_[i].global_offset[d], high = low + boxes_[i].shape[d];
-        if (low > begin) boundaries.push_back(low);  // low < end, because the box touches
-        if (high < end) boundaries.push_back(high);
+  struct Interval {
+    int64_t begin;
+    int64_t end;
+  };
+
+  const Interval* BoundsOf(size_t box) const { return bounds_.data() + box * rank_; }
+
+  // The boxes from stack_[first] on, ascending, are those that touch the region. Leaves them there.
+  std::optional<CoverageProblem> Check(size_t first) {
+    const size_t last = stack_.size();
+    if (first == last) return CoverageProblem{CoverageProblem::Kind::kGap, 0, 0, Corner(nullptr)};
+    for (size_t at = first; at < last; ++at) {
+      if (!FillsRegion(stack_[at])) continue;
+      if (last - first == 1) return std::nullopt;
+      const size_t other = stack_[at == first ? first + 1 : first];
+      return CoverageProblem{CoverageProblem::Kind::kOverlap, std::min(stack_[at], other),
+                             std::max(stack_[at], other), Corner(BoundsOf(other))};
+    }
+    const auto [dim, at] = ChooseSplit(first);
+    const Interval whole = region_[dim];
+    for (const Interval half : {Interval{whole.begin, at}, Interval{at, whole.end}}) {
+      region_[dim] = half;
+      for (size_t i = first; i < last; ++i) {
+        const Interval& box = BoundsOf(stack_[i])[dim];
+        if (box.begin < half.end && half.begin < box.end) stack_.push_back(stack_[i]);
       }
-      if (boundaries.size() > best.size()) {
-        best_dim = static_cast<int>(d);
-        best.swap(boundaries);
+      auto problem = Check(last);
+      stack_.resize(last);
+      if (problem) return problem;
+    }
+    region_[dim] = whole;
+    return std::nullopt;
+  }
+
+  bool FillsRegion(size_t box) const {
+    const Interval* bounds = BoundsOf(box);
+    for (size_t d = 0; d < rank_; ++d) {
+      if (bounds[d].begin > region_[d].begin || bounds[d].end < region_[d].end) return false;
+    }
+    return true;
+  }
+
+  // The first element of the region, or of its common part with a box.
+  std::vector<int64_t> Corner(const Interval* box) const {
+    std::vector<int64_t> index;
+    for (size_t d = 0; d < rank_; ++d) {
+      index.push_back(box == nullptr ? region_[d].begin : std::max(region_[d].begin, box[d].begin));
+    }
+    return index;
+  }
+
+  // The dim with most boundaries inside the region, and their median.
+  std::pair<size_t, int64_t> ChooseSplit(size_t first) {
+    size_t best_dim = 0;
+    best_.clear();
+    for (size_t d = 0; d < rank_; ++d) {
+      boundaries_.clear();
+      for (size_t i = first; i < stack_.size(); ++i) {
+        // Both within the region's ends on the far side, because the box touches it.
+        const Interval& box = BoundsOf(stack_[i])[d];
+        if (box.begin > region_[d].begin) boundaries_.push_back(box.begin);
+        if (box.end < region_[d].end) boundaries_.push_back(box.end);
+      }
+      if (boundaries_.size() > best_.size()) {
+        best_dim = d;
+        best_.swap(boundaries_);
       }
     }
-    const auto median = best.begin() + best.size() / 2;
-    std::nth_element(best.begin(), median, best.end());
+    const auto median = best_.begin() + best_.size() / 2;
+    std::nth_element(best_.begin(), median, best_.end());
     return {best_dim, *median};
   }
 
-  std::vector<size_t> Touching(const Box& region, const std::vector<size_t>& candidates) {
-    std::vector<size_t> touching;
-    for (const size_t i : candidates) {
-      bool touches = true;
-      for (size_t d = 0; d < region.shape.size() && touches; ++d) {
-        touches = boxes_[i].global_offset[d] < region.global_offset[d] + region.shape[d] &&
-                  region.global_offset[d] < boxes_[i].global_offset[d] + boxes_[i].shape[d];
-      }
-      if (touches) touching.push_back(i);
-    }
-    return touching;
-  }
-
-  std::span<const Box> boxes_;
+  const size_t rank_;
+  std::vector<Interval> region_;  // rank_ of them
+  std::vector<Interval> bounds_;  // rank_ for each box
+  std::vector<size_t> stack_;
+  std::vector<int64_t> best_, boundaries_;
 };
-
-std::string IndexToString(const std::vector<int64_t>& index) { return ShapeToString(index); }
 
 }  // namespace
 
 std::optional<CoverageProblem> FindCoverageProblem(const Shape& global_shape,
                                                    std::span<const Box> boxes) {
-  std::vector<size_t> touching;
-  touching.reserve(boxes.size());
   for (size_t i = 0; i < boxes.size(); ++i) {
     if (!CheckBoxInside(global_shape, boxes[i]).ok()) {
       return CoverageProblem{CoverageProblem::Kind::kOutside, i, i, {}};
     }
-    if (!boxes[i].empty()) touching.push_back(i);
   }
-  const Box whole = WholeBox(global_shape);
-  if (whole.empty()) return std::nullopt;
-  return Partition(boxes).Check(whole, touching);
+  if (ElementCount(global_shape) == 0) return std::nullopt;
+  return Partition(global_shape, boxes).Check();
 }
 
 std::string ToString(const CoverageProblem& problem, std::span<const Box> boxes) {
@@ -99,12 +131,12 @@ std::string ToString(const CoverageProblem& problem, std::span<const Box> boxes)
     case CoverageProblem::Kind::kOutside:
       return "shard " + shard(problem.first) + " is not inside the tensor";
     case CoverageProblem::Kind::kOverlap:
-      return "element " + IndexToString(problem.index) + " is in shards " + shard(problem.first) +
+      return "element " + ShapeToString(problem.index) + " is in shards " + shard(problem.first) +
              " and " + shard(problem.second);
     case CoverageProblem::Kind::kGap:
       break;
   }
-  return "element " + IndexToString(problem.index) + " is in no shard";
+  return "element " + ShapeToString(problem.index) + " is in no shard";
 }
 
 }  // namespace tessera::ckpt

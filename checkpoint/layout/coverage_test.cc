@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <map>
 #include <random>
 
@@ -85,7 +85,7 @@ std::vector<Box> RandomPartition(const Shape& shape, int pieces, std::mt19937_64
 
 TEST(Coverage, AgreesWithTheOracleOnDamagedPartitions) {
   std::mt19937_64 random(TestSeed());
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     Shape shape(random() % 5);
     for (int64_t& extent : shape) extent = 1 + static_cast<int64_t>(random() % 6);
     std::vector<Box> boxes = RandomPartition(shape, 1 + random() % 12, random);
@@ -169,11 +169,10 @@ TEST(Coverage, ManyShards) {
   for (auto& [name, test_case] : cases) {
     auto& [shape, boxes] = test_case;
     std::shuffle(boxes.begin(), boxes.end(), random);
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock();
     EXPECT_FALSE(FindCoverageProblem(shape, boxes)) << name;
-    std::printf("%s: %zu boxes, %.0f ms\n", name.c_str(), boxes.size(),
-                std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
-                    .count());
+    std::printf("%s: %zu boxes, %.0f ms of CPU\n", name.c_str(), boxes.size(),
+                1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
     boxes.pop_back();
     EXPECT_EQ(FindCoverageProblem(shape, boxes)->kind, Kind::kGap) << name;
   }
