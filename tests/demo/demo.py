@@ -1,0 +1,160 @@
+"""The main job, end to end: real text -> tokens -> training -> SIGKILL -> resume -> proof -> sampled text.
+
+Trains a small GPT-2 twice on the text of a system package. The first run is left alone; the second is killed between two
+checkpoints and resumed. Every loss and the final checkpoints must agree to the last bit.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+STEPS = 200
+SAVE_INTERVAL = 50
+KILL_AFTER = 130  # between the checkpoints of steps 100 and 150
+
+
+def say(text):
+    print(f"\n\033[1m== {text}\033[0m" if sys.stdout.isatty() else f"\n== {text}", flush=True)
+
+
+def fail(text):
+    sys.exit(f"demo: FAILED: {text}")
+
+
+def run(*command):
+    """Runs a step of the demo; its output is the user's to see."""
+    if subprocess.run(command, check=False).returncode != 0:
+        fail(" ".join(command))
+
+
+def metrics(run_dir):
+    """Training records of a run by step. A killed run may leave half a line at the end."""
+    records = {}
+    try:
+        with open(os.path.join(run_dir, "metrics.jsonl"), encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    break
+                record = json.loads(line)
+                if "loss_bits" in record:
+                    records[record["step"]] = record
+    except FileNotFoundError:
+        pass
+    return records
+
+
+class Demo:
+    def __init__(self, tools):
+        self.tools = tools
+        workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY", os.getcwd())
+        self.root = os.environ.get("TESSERA_DEMO_DIR", os.path.join(workspace, "runs", "demo"))
+        self.data = os.path.join(self.root, "data")
+
+    def run_dir(self, name):
+        return os.path.join(self.root, name)
+
+    def checkpoints(self, name):
+        return os.path.join(self.run_dir(name), "checkpoints")
+
+    def prepare_data(self):
+        say("Tokenize the text of Debian's perl-doc")
+        run(self.tools.prepare_data, f"--output_dir={self.data}", "--tokenizer=sentencepiece",
+            "--vocab_size=2048")
+        with open(os.path.join(self.data, "meta.json"), encoding="utf-8") as file:
+            self.meta = json.load(file)
+
+    def train_command(self, name, *extra):
+        return [
+            self.tools.train, f"--config={self.tools.config}",
+            f"--train-data-path={self.data}/train_*.bin",
+            f"--valid-data-path={self.data}/val_*.bin",
+            f"--tokenizer-model={self.data}/tokenizer.model",
+            f"--train-iters={STEPS}", f"--save-interval={SAVE_INTERVAL}",
+            f"--run-dir={self.run_dir(name)}", f"--save={self.checkpoints(name)}", *extra
+        ]
+
+    def train_undisturbed(self):
+        say(f"Train {STEPS} steps, undisturbed")
+        run(*self.train_command("undisturbed"))
+
+    def train_and_kill(self):
+        say(f"Train again, and kill the process (SIGKILL) after step {KILL_AFTER}")
+        process = subprocess.Popen(self.train_command("killed"))
+        while process.poll() is None:
+            if max(metrics(self.run_dir("killed")), default=0) >= KILL_AFTER:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        if process.wait() != -signal.SIGKILL:
+            fail(f"training ended before it could be killed, exit code {process.returncode}")
+        print(f"\nkilled after step {max(metrics(self.run_dir('killed')))}")
+        run(self.tools.ckpt, "ls", self.checkpoints("killed"))
+
+    def resume(self):
+        say("Resume from the newest checkpoint")
+        run(*self.train_command("killed", f"--load={self.checkpoints('killed')}"))
+
+    def compare(self):
+        say("Losses side by side")
+        one, other = metrics(self.run_dir("undisturbed")), metrics(self.run_dir("killed"))
+        if sorted(one) != list(range(1, STEPS + 1)) or sorted(other) != sorted(one):
+            fail("a run did not record every step exactly once")
+        print(f"{'step':>6} {'undisturbed':>24} {'killed and resumed':>24}")
+        for step in sorted(one):
+            same = one[step]["loss_bits"] == other[step]["loss_bits"]
+            if step % 10 == 0 or not same:
+                print(f"{step:>6} {one[step]['loss']:>24.17g} {other[step]['loss']:>24.17g}"
+                      f"{'' if same else '   DIFFERENT'}")
+        different = [step for step in one if one[step]["loss_bits"] != other[step]["loss_bits"]]
+        if different:
+            fail(f"losses differ at steps {different}")
+        print(f"all {len(one)} losses are equal to the last bit")
+        return one
+
+    def compare_with_unigram(self, losses):
+        unigram = self.meta["unigram_cross_entropy_nats"]
+        last = sum(losses[step]["loss"] for step in range(STEPS - 9, STEPS + 1)) / 10
+        print(f"loss of the last 10 steps {last:.3f}; a unigram model of this text has {unigram:.3f}")
+        if last > unigram - 1:
+            fail("the model has not learned more than word frequencies")
+
+    def prove(self):
+        say("Verify the last checkpoint, and compare both runs' by digest")
+        last = [os.path.join(self.checkpoints(name), f"step-{STEPS:08d}")
+                for name in ("undisturbed", "killed")]
+        run(self.tools.ckpt, "verify", "--digests", last[1])
+        run(self.tools.ckpt, "diff", *last)
+
+    def sample(self):
+        say("Text from the trained model")
+        run(*self.train_command("sample", f"--load={self.checkpoints('killed')}",
+                                "--prompt=The function returns", "--num-tokens-to-generate=100",
+                                "--temperature=0.8", "--top-k=50", "--save="))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for tool in ("train", "prepare_data", "ckpt", "config"):
+        parser.add_argument(f"--{tool}", required=True)
+    demo = Demo(parser.parse_args())
+    start = time.monotonic()
+    shutil.rmtree(demo.root, ignore_errors=True)
+    os.makedirs(demo.root)
+    demo.prepare_data()
+    demo.train_undisturbed()
+    demo.train_and_kill()
+    demo.resume()
+    losses = demo.compare()
+    demo.compare_with_unigram(losses)
+    demo.prove()
+    demo.sample()
+    say(f"Done in {time.monotonic() - start:.0f} s. Everything is in {demo.root}")
+
+
+if __name__ == "__main__":
+    main()

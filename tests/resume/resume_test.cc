@@ -1,0 +1,350 @@
+// A run that is resumed goes on as if nothing had happened: every later loss, every weight and every moment to the last bit.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "trainer/app/session.h"
+#include "trainer/app/train_loop.h"
+#include "trainer/config/config.h"
+#include "trainer/data/token_file.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/metrics/progress.h"
+#include "trainer/random/philox.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSteps = 100;
+constexpr int64_t kVocabulary = 211;  // no multiple of the padding
+constexpr int64_t kTokens = 4200;     // 131 samples of 32: 400 samples are three epochs and a bit
+
+struct Kind {
+  std::string name;
+  std::string config;
+};
+
+std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+
+// Warmup ends at 50 and decay at 100: the checkpoints of 40 and 60 lie inside each.
+constexpr char kCommon[] = R"pb(
+  training { micro_batch_size: 2 global_batch_size: 4 seq_length: 32 train_iters: 100 eval_interval: 25 eval_iters: 2 threads: 2 }
+  optimizer { lr: 3e-3 min_lr: 1e-4 lr_decay_style: COSINE lr_warmup_iters: 50 weight_decay: 0.1 clip_grad: 0.5 }
+  checkpoint { save_interval: 20 }
+)pb";
+
+// A language with something to learn: the next token is a function of the last one, three times in four.
+std::vector<int32_t> MakeTokens() {
+  const RandomStream stream{.seed = 7, .use = RandomUse::kDataOrder, .stream = 1};
+  std::vector<int32_t> tokens{1};
+  for (int64_t i = 1; i < kTokens; ++i) {
+    const uint32_t word = RandomWord(stream, static_cast<uint64_t>(i));
+    tokens.push_back(word % 4 != 0 ? (tokens.back() * 31 + 17) % kVocabulary
+                                   : static_cast<int32_t>((word >> 8) % kVocabulary));
+  }
+  return tokens;
+}
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// The records of a run: step -> line without its timings.
+std::map<int64_t, std::string> Losses(const fs::path& run_dir, const std::string& kind) {
+  std::map<int64_t, std::string> losses;
+  std::ifstream file(run_dir / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json record = nlohmann::json::parse(line);
+    if (record["kind"] != kind) continue;
+    const bool is_new =
+        losses.emplace(record["step"], absl::StrCat(record["loss_bits"].get<std::string>(), " ",
+                                                    record.value("grad_norm", 0.0), " ",
+                                                    record.value("lr", 0.0)))
+            .second;
+    EXPECT_TRUE(is_new) << "step recorded twice: " << line;
+  }
+  return losses;
+}
+
+class ResumeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    std::string name = absl::StrCat(test->test_suite_name(), ".", test->name());
+    for (char& c : name) c = c == '/' ? '_' : c;
+    root_ = fs::path(::testing::TempDir()) / name;
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+    auto writer = TokenFileWriter::Create((root_ / "tokens.bin").string(), TokenFormat::kGpt2);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE((*writer)->Append(MakeTokens()).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  TrainConfig Config(const std::string& kind, const std::string& run) const {
+    const absl::StatusOr<TrainConfig> config =
+        ParseConfig(absl::StrCat(kCommon, kind), "resume_test");
+    EXPECT_TRUE(config.ok()) << config.status();
+    TrainConfig result = *config;
+    result.mutable_model()->set_vocab_size(kVocabulary);
+    result.mutable_data()->set_train_data_path((root_ / "tokens.bin").string());
+    result.mutable_data()->set_valid_data_path((root_ / "tokens.bin").string());
+    result.mutable_output()->set_run_dir(RunDir(run).string());
+    result.mutable_checkpoint()->set_save(Checkpoints(run).string());
+    return result;
+  }
+
+  fs::path RunDir(const std::string& run) const { return root_ / run; }
+  fs::path Checkpoints(const std::string& run) const { return root_ / run / "checkpoints"; }
+  fs::path StepDir(const std::string& run, int64_t step) const {
+    return Checkpoints(run) / absl::StrFormat("step-%08d", step);
+  }
+
+  // Trains as the command does. Returns the notes about where the state came from.
+  absl::StatusOr<std::string> Train(const TrainConfig& unresolved) {
+    const absl::StatusOr<TrainConfig> config = ResolveConfig(unresolved);
+    if (!config.ok()) return config.status();
+    std::string notes;
+    const absl::StatusOr<std::unique_ptr<Session>> session =
+        BuildSession(*config, [&](const std::string& note) { notes += note + "\n"; });
+    if (!session.ok()) return session.status();
+    if ((*session)->optimizer == nullptr) return notes + "nothing left to train";
+    fs::create_directories(config->output().run_dir());
+    auto metrics = MetricsWriter::Open(
+        config->output().run_dir() + "/metrics.jsonl",
+        (*session)->resumed ? std::optional((*session)->progress.step) : std::nullopt);
+    if (!metrics.ok()) return metrics.status();
+    std::FILE* null = std::fopen("/dev/null", "w");
+    ProgressLine line({.total_steps = kSteps, .out = null, .detect_terminal = false});
+    TrainLoop loop(**session, line, metrics->get());
+    const absl::Status status = loop.Run();
+    std::fclose(null);
+    if (!status.ok()) return status;
+    if (const absl::Status closed = (*metrics)->Close(); !closed.ok()) return closed;
+    return notes;
+  }
+
+  // A folder of checkpoints that holds a copy of the run's first ones only, up to `step`: what a machine that died then left.
+  void LeaveAt(const std::string& from, int64_t step, const std::string& to) const {
+    fs::create_directories(Checkpoints(to));
+    for (int64_t saved = 20; saved <= step; saved += 20) {
+      fs::copy(StepDir(from, saved), StepDir(to, saved), fs::copy_options::recursive);
+    }
+    fs::copy_file(RunDir(from) / "metrics.jsonl", RunDir(to) / "metrics.jsonl");
+  }
+
+  // Both checkpoints of `step` hold the same bytes in every data file.
+  void ExpectSameTensors(const std::string& one, const std::string& other, int64_t step) const {
+    int files = 0;
+    for (const fs::directory_entry& entry : fs::directory_iterator(StepDir(one, step))) {
+      if (entry.path().extension() != ".safetensors") continue;
+      ++files;
+      EXPECT_TRUE(ReadFile(entry.path()) == ReadFile(StepDir(other, step) / entry.path().filename()))
+          << entry.path().filename() << " of step " << step << " differs";
+    }
+    EXPECT_EQ(files, 2);
+  }
+
+  fs::path root_;
+};
+
+class EveryKindTest : public ResumeTest, public ::testing::WithParamInterface<Kind> {};
+
+TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
+  const TrainConfig config = Config(GetParam().config, "full");
+  ASSERT_TRUE(Train(config).ok()) << Train(config).status();
+  const std::map<int64_t, std::string> losses = Losses(RunDir("full"), "step");
+  const std::map<int64_t, std::string> evaluations = Losses(RunDir("full"), "eval");
+  ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
+  ASSERT_EQ(evaluations.size(), 4u);
+
+  for (const int64_t step : {40, 60}) {
+    const std::string run = absl::StrCat("resumed-", step);
+    LeaveAt("full", step, run);
+    TrainConfig resumed = Config(GetParam().config, run);
+    resumed.mutable_checkpoint()->set_load(Checkpoints(run).string());
+    const absl::StatusOr<std::string> notes = Train(resumed);
+    ASSERT_TRUE(notes.ok()) << notes.status();
+    EXPECT_THAT(*notes, HasSubstr(absl::StrCat("(step ", step, ")")));
+    EXPECT_EQ(Losses(RunDir(run), "step"), losses);
+    EXPECT_EQ(Losses(RunDir(run), "eval"), evaluations);
+    for (int64_t saved = step + 20; saved <= kSteps; saved += 20) {
+      ExpectSameTensors("full", run, saved);
+    }
+  }
+}
+
+constexpr char kGpt2[] = "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 } ";
+constexpr char kLlama[] = "model { size: \"llama3-tiny\" } ";
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, EveryKindTest,
+    ::testing::Values(
+        Kind{"gpt2_fp32", kGpt2}, Kind{"gpt2_bf16", absl::StrCat(kGpt2, "training { bf16: true }")},
+        Kind{"gpt2_bf16_recompute",
+             absl::StrCat(kGpt2, "training { bf16: true recompute_activations: true }")},
+        Kind{"llama3_fp32", kLlama},
+        Kind{"llama3_bf16", absl::StrCat(kLlama, "training { bf16: true }")},
+        Kind{"llama3_tied_wsd",
+             "model { size: \"llama3-tiny\" untie_embeddings_and_output_weights: false } "
+             "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 45 }"}),
+    [](const auto& info) { return info.param.name; });
+
+class FlagsTest : public ResumeTest {
+ protected:
+  void SetUp() override {
+    ResumeTest::SetUp();
+    TrainConfig config = Config(kGpt2, "base");
+    config.mutable_training()->set_train_iters(40);
+    ASSERT_TRUE(Train(config).ok());
+  }
+  // Goes on from the base run's checkpoints in a folder of its own.
+  TrainConfig From(const std::string& run, const std::string& kind = kGpt2) const {
+    TrainConfig config = Config(kind, run);
+    config.mutable_training()->set_train_iters(60);
+    config.mutable_checkpoint()->set_load(Checkpoints("base").string());
+    return config;
+  }
+};
+
+TEST_F(FlagsTest, CkptStepChoosesAndNamesWhatIsThere) {
+  TrainConfig config = From("chosen");
+  config.mutable_checkpoint()->set_ckpt_step(20);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("(step 20)"));
+  ExpectSameTensors("base", "chosen", 40);
+
+  config.mutable_checkpoint()->set_ckpt_step(30);
+  const absl::Status missing = Train(config).status();
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("steps 20, 40"));
+}
+
+TEST_F(FlagsTest, FinetuneTakesWeightsAloneAndStartsAtStepZero) {
+  TrainConfig config = From("finetuned");
+  config.mutable_checkpoint()->set_finetune(true);
+  config.mutable_training()->set_train_iters(20);
+  ASSERT_TRUE(Train(config).ok());
+  const std::map<int64_t, std::string> losses = Losses(RunDir("finetuned"), "step");
+  ASSERT_EQ(losses.size(), 20u);
+  EXPECT_EQ(losses.begin()->first, 1);
+  EXPECT_NE(losses.begin()->second, Losses(RunDir("base"), "step").begin()->second);
+}
+
+TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
+  TrainConfig fresh = From("fresh-optimizer");
+  fresh.mutable_checkpoint()->set_no_load_optim(true);
+  ASSERT_TRUE(Train(fresh).ok()) << Train(fresh).status();
+
+  TrainConfig weights_only = Config(kGpt2, "weights-only");
+  weights_only.mutable_training()->set_train_iters(20);
+  weights_only.mutable_checkpoint()->set_no_save_optim(true);
+  ASSERT_TRUE(Train(weights_only).ok());
+  EXPECT_FALSE(fs::exists(StepDir("weights-only", 20) / "optimizer-00001-of-00001.safetensors"));
+
+  TrainConfig resumed = From("from-weights-only");
+  resumed.mutable_checkpoint()->set_load(Checkpoints("weights-only").string());
+  const absl::Status refused = Train(resumed).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--no-load-optim"));
+  resumed.mutable_checkpoint()->set_no_load_optim(true);
+  EXPECT_TRUE(Train(resumed).ok());
+}
+
+TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
+  const absl::StatusOr<std::string> to_bf16 =
+      Train(From("to-bf16", absl::StrCat(kGpt2, "training { bf16: true }")));
+  ASSERT_TRUE(to_bf16.ok()) << to_bf16.status();
+  EXPECT_THAT(*to_bf16, HasSubstr("master weights come from the saved weights"));
+
+  TrainConfig back = Config(kGpt2, "to-fp32");
+  back.mutable_training()->set_train_iters(80);
+  back.mutable_checkpoint()->set_load(Checkpoints("to-bf16").string());
+  const absl::StatusOr<std::string> to_fp32 = Train(back);
+  ASSERT_TRUE(to_fp32.ok()) << to_fp32.status();
+  EXPECT_THAT(*to_fp32, HasSubstr("fp32 weights come from the master weights"));
+}
+
+TEST_F(FlagsTest, KeepsTheNewestCheckpoints) {
+  TrainConfig config = Config(kGpt2, "kept");
+  config.mutable_checkpoint()->set_save_interval(10);
+  config.mutable_checkpoint()->set_max_checkpoint_keep(2);
+  config.mutable_training()->set_train_iters(50);
+  ASSERT_TRUE(Train(config).ok());
+  EXPECT_FALSE(fs::exists(StepDir("kept", 30)));
+  EXPECT_TRUE(fs::exists(StepDir("kept", 40)));
+  EXPECT_TRUE(fs::exists(StepDir("kept", 50)));
+}
+
+TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {
+  TrainConfig config = From("afresh");
+  config.mutable_checkpoint()->set_load((root_ / "nowhere").string());
+  config.mutable_training()->set_train_iters(2);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("starting afresh"));
+  config.mutable_checkpoint()->set_exit_on_missing_checkpoint(true);
+  EXPECT_TRUE(absl::IsNotFound(Train(config).status()));
+}
+
+TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
+  TrainConfig config = From("base");
+  config.mutable_checkpoint()->set_ckpt_step(20);
+  const absl::Status refused = Train(config).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("later steps (40)"));
+}
+
+TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
+  const absl::Status refused =
+      Train(From("other-model",
+                 "model { size: \"gpt2-tiny\" num_attention_heads: 1 norm_epsilon: 1e-6 }"))
+          .status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("num_attention_heads"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("norm_epsilon"));
+}
+
+TEST_F(FlagsTest, OtherDataIsRefused) {
+  auto writer = TokenFileWriter::Create((root_ / "other.bin").string(), TokenFormat::kGpt2);
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE((*writer)->Append(std::vector<int32_t>(kTokens, 5)).ok());
+  ASSERT_TRUE((*writer)->Close().ok());
+  TrainConfig config = From("other-data");
+  config.mutable_data()->set_train_data_path((root_ / "other.bin").string());
+  const absl::Status refused = Train(config).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("fingerprint"));
+}
+
+TEST_F(FlagsTest, SameSeedSameBits) {
+  TrainConfig again = Config(kGpt2, "again");
+  again.mutable_training()->set_train_iters(40);
+  again.mutable_training()->set_threads(3);
+  ASSERT_TRUE(Train(again).ok());
+  EXPECT_EQ(Losses(RunDir("again"), "step"), Losses(RunDir("base"), "step"));
+  ExpectSameTensors("base", "again", 40);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,213 @@
+// The train command as its user meets it: wrong input, signals, sudden death.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+struct Result {
+  int exit_code = 0;  // 128 + signal for a death by signal
+  std::string out;
+  std::string err;
+};
+
+// A command under way, its output going to files.
+class Process {
+ public:
+  Process(const std::vector<std::string>& command, const fs::path& scratch)
+      : out_(scratch / "stdout"), err_(scratch / "stderr") {
+    pid_ = fork();
+    if (pid_ != 0) return;
+    dup2(open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDOUT_FILENO);
+    dup2(open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDERR_FILENO);
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+
+  void Kill(int signal) const { kill(pid_, signal); }
+
+  Result Wait() const {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+            .out = ReadFile(out_),
+            .err = ReadFile(err_)};
+  }
+
+ private:
+  fs::path out_;
+  fs::path err_;
+  pid_t pid_ = -1;
+};
+
+class TrainCommandTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) /
+            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+    std::mt19937 random(3);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 20000; ++i) tokens.push_back(static_cast<int32_t>(random() % 100));
+    auto writer = TokenFileWriter::Create((root_ / "tokens.bin").string(), TokenFormat::kGpt2);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TRUE((*writer)->Append(tokens).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  // `train` with settings for a small run of `steps` steps, then `extra`.
+  std::vector<std::string> Command(int steps, const std::vector<std::string>& extra) const {
+    const char* source_dir = std::getenv("TEST_SRCDIR");
+    std::vector<std::string> command = {
+        std::string(source_dir) + "/tessera/trainer/app/train",
+        "--size=gpt2-tiny",
+        "--vocab-size=100",
+        "--seq-length=32",
+        "--micro-batch-size=2",
+        "--lr=1e-3",
+        "--threads=1",
+        "--train-iters=" + std::to_string(steps),
+        "--train-data-path=" + (root_ / "tokens.bin").string()};
+    command.insert(command.end(), extra.begin(), extra.end());
+    return command;
+  }
+  Result Run(int steps, const std::vector<std::string>& extra) const {
+    return Process(Command(steps, extra), root_).Wait();
+  }
+  std::vector<std::string> Folders(const std::string& run) const {
+    return {"--run-dir=" + (root_ / run).string(), "--save=" + Checkpoints(run).string(),
+            "--save-interval=1"};
+  }
+  fs::path Checkpoints(const std::string& run) const { return root_ / run / "checkpoints"; }
+
+  std::map<int64_t, std::string> Losses(const std::string& run) const {
+    std::map<int64_t, std::string> losses;
+    std::ifstream file(root_ / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const nlohmann::json record = nlohmann::json::parse(line);
+      EXPECT_TRUE(losses.emplace(record["step"], record["loss_bits"]).second) << line;
+    }
+    return losses;
+  }
+
+  // Exit code 2 for what the user got wrong, 1 for what went wrong; one line either way.
+  void ExpectRefused(const std::vector<std::string>& extra, int exit_code,
+                     const std::string& message) const {
+    const Result result = Run(3, extra);
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+
+  fs::path root_;
+};
+
+TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
+  ExpectRefused({"--learning-rate=1"}, 2, "--learning-rate");
+  ExpectRefused({"--lr=abc"}, 2, "--lr");
+  ExpectRefused({"--config=/nowhere/x.textproto"}, 1, "/nowhere/x.textproto");
+  ExpectRefused({"--global-batch-size=3"}, 2, "global_batch_size");
+  ExpectRefused({"--num-attention-heads=3"}, 2, "num_attention_heads");
+  ExpectRefused({"--train-data-path=/nowhere/*.bin"}, 1, "/nowhere/*.bin");
+  ExpectRefused({"--vocab-size=50"}, 1, "tokens.bin");
+  ExpectRefused({"--llmc-filepath=/nowhere/model.bin"}, 1, "/nowhere/model.bin");
+  ExpectRefused({"--load=/nowhere", "--exit-on-missing-checkpoint"}, 1, "/nowhere");
+  ExpectRefused({"--save=" + (root_ / "tokens.bin" / "x").string()}, 1, "tokens.bin");
+  ExpectRefused({"--run-dir=" + (root_ / "tokens.bin" / "x").string()}, 1, "tokens.bin");
+}
+
+TEST_F(TrainCommandTest, TruncatedTokensAreReported) {
+  fs::resize_file(root_ / "tokens.bin", 5000);
+  ExpectRefused({}, 1, "tokens.bin");
+}
+
+TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
+  ASSERT_EQ(Run(2, Folders("run")).exit_code, 0);
+  const fs::path file = Checkpoints("run") / "step-00000002" / "model-00001-of-00001.safetensors";
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(static_cast<int64_t>(fs::file_size(file)) - 1000);
+  stream.put('\x5a');
+  stream.close();
+  std::vector<std::string> resume = Folders("run");
+  resume.push_back("--load=" + Checkpoints("run").string());
+  ExpectRefused(resume, 1, "model-00001-of-00001.safetensors");
+}
+
+TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string run = "run" + std::to_string(signal);
+    const Process process(Command(1000000, Folders(run)), root_);
+    while (!fs::exists(Checkpoints(run) / "step-00000003" / "manifest.pb")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    process.Kill(signal);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("stopped by signal"));
+    EXPECT_GE(Losses(run).size(), 3u);
+  }
+}
+
+// Killed at random moments, saving at every step: the run arrives where an undisturbed one does, bit for bit.
+TEST_F(TrainCommandTest, SurvivesSuddenDeathAtAnyMoment) {
+  constexpr int kSteps = 40;
+  constexpr int kDeaths = 8;
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  ASSERT_EQ(Run(kSteps, Folders("undisturbed")).exit_code, 0);
+  std::vector<std::string> resume = Folders("killed");
+  resume.push_back("--load=" + Checkpoints("killed").string());
+  for (int death = 0; death < kDeaths; ++death) {
+    const Process process(Command(kSteps, resume), root_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 700));
+    process.Kill(SIGKILL);
+    process.Wait();
+  }
+  const Result last = Run(kSteps, resume);
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_EQ(Losses("killed"), Losses("undisturbed"));
+  for (const char* file :
+       {"model-00001-of-00001.safetensors", "optimizer-00001-of-00001.safetensors"}) {
+    EXPECT_TRUE(ReadFile(Checkpoints("killed") / "step-00000040" / file) ==
+                ReadFile(Checkpoints("undisturbed") / "step-00000040" / file))
+        << file;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

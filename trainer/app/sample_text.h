@@ -1,0 +1,30 @@
+#ifndef TESSERA_TRAINER_APP_SAMPLE_TEXT_H_
+#define TESSERA_TRAINER_APP_SAMPLE_TEXT_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "models/model.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/data/tokenizer.h"
+#include "trainer/random/philox.h"
+
+namespace tessera {
+
+// Chooses the next token from logits[V]: softmax(logits / temperature) over the top_k most likely (0: all), by a uniform number in [0, 1).
+// Temperature 0 takes the most likely; among equals the lowest id.
+int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t top_k,
+                    float uniform);
+
+// Continues config.prompt() by num_tokens_to_generate tokens and hands each token's text to `emit` as it comes; ends early at end of text.
+// The model sees the last `max_context` tokens. Deterministic in `stream`. Errors: those of the tokenizer.
+absl::Status SampleText(Model& model, const Tokenizer& tokenizer, const SamplingConfig& config,
+                        int64_t max_context, const RandomStream& stream,
+                        const std::function<void(std::string_view)>& emit);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_SAMPLE_TEXT_H_

@@ -1,0 +1,45 @@
+#include "trainer/app/sample_text.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+TEST(ChooseTokenTest, TemperatureZeroTakesTheMostLikelyAndTheLowestOfEquals) {
+  EXPECT_EQ(ChooseToken(std::vector<float>{0, 3, 1, 3}, 0, 0, 0.99f), 1);
+}
+
+TEST(ChooseTokenTest, TopOneTakesTheMostLikelyAtAnyTemperature) {
+  EXPECT_EQ(ChooseToken(std::vector<float>{-5, -7, -4}, 100, 1, 0.99f), 2);
+}
+
+// The frequencies of an even sweep over [0, 1) are the probabilities.
+TEST(ChooseTokenTest, FollowsTheSoftmax) {
+  const std::vector<float> logits{0.0f, 0.6931472f, 1.3862944f, -1e9f};  // 1 : 2 : 4 : 0
+  constexpr int kSweep = 7000;
+  std::vector<int> counts(4);
+  for (int i = 0; i < kSweep; ++i) {
+    ++counts[ChooseToken(logits, 1, 0, (static_cast<float>(i) + 0.5f) / kSweep)];
+  }
+  EXPECT_NEAR(counts[0], kSweep / 7, 2);
+  EXPECT_NEAR(counts[1], kSweep * 2 / 7, 2);
+  EXPECT_NEAR(counts[2], kSweep * 4 / 7, 2);
+  EXPECT_EQ(counts[3], 0);
+}
+
+TEST(ChooseTokenTest, TopKLeavesOutTheRest) {
+  const std::vector<float> logits{0.0f, 0.6931472f, 1.3862944f};
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_NE(ChooseToken(logits, 1, 2, (static_cast<float>(i) + 0.5f) / 100), 0);
+  }
+}
+
+TEST(ChooseTokenTest, LowTemperatureSharpens) {
+  const std::vector<float> logits{1.0f, 2.0f};
+  EXPECT_EQ(ChooseToken(logits, 0.01, 0, 0.0001f), 1);
+}
+
+}  // namespace
+}  // namespace tessera

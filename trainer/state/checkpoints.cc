@@ -1,0 +1,201 @@
+#include "trainer/state/checkpoints.h"
+
+#include <functional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "trainer/state/state_dict.h"
+
+namespace tessera {
+namespace {
+
+absl::StatusOr<std::string> ChooseDirectory(ckpt::Storage& storage, const CheckpointConfig& config,
+                                            const std::vector<ckpt::CheckpointInfo>& saved) {
+  if (!config.has_ckpt_step()) return saved.back().directory;
+  std::vector<int64_t> steps;
+  for (const ckpt::CheckpointInfo& info : saved) {
+    if (info.step == config.ckpt_step()) return info.directory;
+    steps.push_back(info.step);
+  }
+  return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": no such checkpoint in ",
+                                          storage.Describe(""), "; there are steps ",
+                                          absl::StrJoin(steps, ", ")));
+}
+
+bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
+    if (tensor.role() == role) return true;
+  }
+  return false;
+}
+
+bool BelongsToOptimizer(ckpt::Role role) {
+  return role == ckpt::OPTIMIZER_STATE || role == ckpt::MASTER_WEIGHT;
+}
+
+// Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns the weights passed over.
+std::unordered_set<std::string> TakeWeightsFromMaster(const ckpt::Manifest& manifest,
+                                                      ckpt::StateDict& wanted) {
+  std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
+  std::unordered_set<std::string> passed_over;
+  for (ckpt::ShardedTensor& tensor : wanted.tensors) {
+    if (tensor.role != ckpt::WEIGHT || tensor.dtype != ckpt::F32 || !tensor.alias_of.empty()) {
+      continue;
+    }
+    const auto weight = saved.find(tensor.name);
+    const std::string master = StateName(tensor.name, kMaster);
+    if (weight == saved.end() || weight->second->dtype() == ckpt::F32 || !saved.contains(master)) {
+      continue;
+    }
+    passed_over.insert(tensor.name);
+    tensor.name = master;
+    tensor.role = ckpt::MASTER_WEIGHT;
+  }
+  return passed_over;
+}
+
+// Asks for weights in the place of master weights: "x.master" becomes "x".
+ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
+  ckpt::StateDict masters;
+  for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
+    if (tensor.role != ckpt::MASTER_WEIGHT) continue;
+    tensor.name.resize(tensor.name.size() - kMaster.size() - 1);
+    tensor.role = ckpt::WEIGHT;
+    masters.tensors.push_back(std::move(tensor));
+  }
+  return masters;
+}
+
+void RemoveMasters(ckpt::StateDict& state) {
+  std::erase_if(state.tensors, [](const ckpt::ShardedTensor& tensor) {
+    return tensor.role == ckpt::MASTER_WEIGHT;
+  });
+}
+
+void Append(ckpt::StateDict from, ckpt::StateDict& to) {
+  for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
+}
+
+// Saved tensors that nobody asked for, except those that are left out on purpose.
+absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wanted,
+                             const std::function<bool(const ckpt::LogicalTensor&)>& left_out) {
+  std::unordered_set<std::string> names;
+  for (const ckpt::ShardedTensor& tensor : wanted.tensors) names.insert(tensor.name);
+  std::vector<std::string> unexpected;
+  for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
+    if (!names.contains(tensor.name()) && !left_out(tensor)) unexpected.push_back(tensor.name());
+  }
+  if (unexpected.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ",
+                   absl::StrJoin(unexpected, ", ")));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config) {
+  if (config.load().empty()) return std::nullopt;
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(config.load());
+  if (absl::IsNotFound(storage.status()) && !config.exit_on_missing_checkpoint() &&
+      !config.has_ckpt_step()) {
+    return std::nullopt;
+  }
+  TESSERA_RETURN_IF_ERROR(storage.status());
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
+                           ckpt::List(**storage, ""));
+  if (saved.empty()) {
+    if (!config.exit_on_missing_checkpoint() && !config.has_ckpt_step()) return std::nullopt;
+    return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
+  }
+  SavedRun run{.storage = *std::move(storage)};
+  TESSERA_ASSIGN_OR_RETURN(run.directory, ChooseDirectory(*run.storage, config, saved));
+  TESSERA_ASSIGN_OR_RETURN(run.manifest, ckpt::ReadManifest(*run.storage, run.directory));
+  return run;
+}
+
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet& parameters,
+                                      AdamW* optimizer) {
+  ckpt::SingleProcessGroup group;
+  LoadNotes notes;
+  if (optimizer != nullptr && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        saved.Describe(),
+        " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
+  }
+  ckpt::StateDict wanted = WeightState(parameters);
+  const std::unordered_set<std::string> passed_over =
+      TakeWeightsFromMaster(saved.manifest, wanted);
+  if (!passed_over.empty()) notes.sentences.push_back("fp32 weights come from the master weights");
+
+  const bool masters_from_weights = optimizer != nullptr && optimizer->has_master() &&
+                                    !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
+  if (optimizer != nullptr) Append(OptimizerTensors(parameters, *optimizer), wanted);
+  if (masters_from_weights) RemoveMasters(wanted);
+  const bool no_masters = optimizer == nullptr || !optimizer->has_master();
+  TESSERA_RETURN_IF_ERROR(
+      CheckUnexpected(saved, wanted, [&](const ckpt::LogicalTensor& tensor) {
+        return passed_over.contains(tensor.name()) ||
+               (no_masters && tensor.role() == ckpt::MASTER_WEIGHT) ||
+               (optimizer == nullptr && BelongsToOptimizer(tensor.role()));
+      }));
+
+  ckpt::LoadOptions options;
+  options.allow_unexpected = true;  // checked above, with what is left out on purpose
+  TESSERA_ASSIGN_OR_RETURN(
+      notes.report, ckpt::Load(*saved.storage, saved.directory, wanted, group, options));
+  if (masters_from_weights) {
+    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(parameters, *optimizer));
+    TESSERA_ASSIGN_OR_RETURN(
+        const ckpt::LoadReport report,
+        ckpt::Load(*saved.storage, saved.directory, masters, group, options));
+    notes.report.bytes_read += report.bytes_read;
+    notes.report.seconds += report.seconds;
+    notes.sentences.push_back("master weights come from the saved weights");
+  }
+  return notes;
+}
+
+absl::Status CheckSaveFolder(const CheckpointConfig& config, int64_t step) {
+  if (config.save().empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
+                           ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
+                           ckpt::List(*storage, ""));
+  std::vector<int64_t> later;
+  for (const ckpt::CheckpointInfo& info : saved) {
+    if (info.step > step) later.push_back(info.step);
+  }
+  if (later.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "save: ", config.save(), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
+      ") than this run starts from (", step,
+      "); resume with --load=", config.save(), ", or save to another folder"));
+}
+
+absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
+                                         const ParameterSet& parameters, const AdamW& optimizer) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ckpt::Storage> storage,
+      ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
+  ckpt::SingleProcessGroup group;
+  ckpt::Manifest metadata = run;
+  ckpt::StateDict state = WeightState(parameters);
+  if (!config.checkpoint().no_save_optim()) {
+    Append(OptimizerTensors(parameters, optimizer), state);
+    *metadata.mutable_optimizer() = OptimizerNames(parameters, optimizer, config.optimizer());
+  }
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport report,
+                           ckpt::Save(*storage, "", metadata, state, group, {}));
+  const int keep = static_cast<int>(config.checkpoint().max_checkpoint_keep());
+  if (keep > 0) TESSERA_RETURN_IF_ERROR(ckpt::Prune(*storage, "", keep));
+  return report;
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#ifndef TESSERA_TRAINER_STATE_CHECKPOINTS_H_
+#define TESSERA_TRAINER_STATE_CHECKPOINTS_H_
+
+// The trainer's side of saving and loading: flags in, calls of the checkpoint library out.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
+#include "models/layers/parameter.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/state/run_state.h"
+
+namespace tessera {
+
+// A committed checkpoint, chosen and its manifest read; no tensor has been touched.
+struct SavedRun {
+  std::unique_ptr<ckpt::Storage> storage;
+  std::string directory;  // inside the storage
+  ckpt::Manifest manifest;
+
+  std::string Describe() const { return storage->Describe(directory); }
+};
+
+// The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where `load` is empty, or holds no checkpoint and
+// exit_on_missing_checkpoint is off. NotFound otherwise, listing what is there; DataLoss for a damaged manifest.
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config);
+
+// What LoadTensors did besides loading as it was saved, one sentence each, for the log.
+struct LoadNotes {
+  std::vector<std::string> sentences;
+  ckpt::LoadReport report;
+};
+
+// Loads weights and, where `optimizer` is given, master weights and moments. Differences of precision are bridged: fp32 weights come from
+// saved master weights; master weights that were not saved come from the saved weights. Everything is compared first
+// (FailedPrecondition listing every mismatch); after DataLoss in the middle of reading, buffers are partly overwritten.
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet& parameters,
+                                      AdamW* optimizer);
+
+// Whether a run that goes on from `step` may save to config.save: FailedPrecondition when checkpoints of later steps are there, of
+// another run or of a future that this run abandons. They would mix with ours, and a committed checkpoint is never replaced.
+absl::Status CheckSaveFolder(const CheckpointConfig& config, int64_t step);
+
+// Saves step-N under config.checkpoint().save, with the optimizer unless no_save_optim, and prunes beyond max_checkpoint_keep.
+absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
+                                         const ParameterSet& parameters, const AdamW& optimizer);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_CHECKPOINTS_H_

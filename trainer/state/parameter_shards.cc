@@ -1,0 +1,52 @@
+#include "trainer/state/parameter_shards.h"
+
+#include <optional>
+#include <utility>
+
+#include "checkpoint/layout/box.h"
+#include "checkpoint/layout/flat_range.h"
+
+namespace tessera {
+namespace {
+
+// Moves a box from the coordinates of the local buffer to those of the piece's logical tensor.
+ckpt::Box ToLogical(const ckpt::Box& local, const ParameterPiece& piece) {
+  ckpt::Box logical = local;
+  for (size_t dim = 0; dim < logical.global_offset.size(); ++dim) {
+    logical.global_offset[dim] += piece.global_offset[dim] - piece.local_offset[dim];
+  }
+  return logical;
+}
+
+int64_t FlatIndex(const std::vector<int64_t>& offset, const std::vector<int64_t>& strides) {
+  int64_t index = 0;
+  for (size_t dim = 0; dim < offset.size(); ++dim) index += offset[dim] * strides[dim];
+  return index;
+}
+
+}  // namespace
+
+std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t begin, int64_t end,
+                                         void* origin, int64_t element_size_bytes) {
+  const std::vector<int64_t> strides = ckpt::ContiguousStrides(parameter.shape);
+  const std::vector<ckpt::Box> boxes =
+      ckpt::FlatRangeToBoxes(ckpt::WholeBox(parameter.shape), begin, end);
+  std::vector<LogicalShards> result;
+  for (const ParameterPiece& piece : parameter.pieces) {
+    LogicalShards logical{.piece = &piece, .shards = {}};
+    const ckpt::Box piece_box{piece.local_offset, piece.shape};
+    for (const ckpt::Box& box : boxes) {
+      const std::optional<ckpt::Box> common = ckpt::Intersect(box, piece_box);
+      if (!common.has_value()) continue;
+      logical.shards.push_back({.box = ToLogical(*common, piece),
+                                .data = static_cast<char*>(origin) +
+                                        FlatIndex(common->global_offset, strides) *
+                                            element_size_bytes,
+                                .strides = strides});
+    }
+    result.push_back(std::move(logical));
+  }
+  return result;
+}
+
+}  // namespace tessera

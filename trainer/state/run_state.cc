@@ -1,0 +1,148 @@
+#include "trainer/state/run_state.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/text_format.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kPhilox[] = "philox4x32-10";
+constexpr char kUpdates[] = "optimizer_updates";
+
+// Settings that do not change what the weights mean: a run may resume with others.
+bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
+  for (const char* free : {"size", "make_vocab_size_divisible_by", "init_method_std",
+                           "hidden_dropout", "attention_dropout", "ffn_multiplier",
+                           "ffn_multiple_of"}) {
+    if (field.name() == free) return false;
+  }
+  return true;
+}
+
+std::string FieldText(const ModelConfig& config, const google::protobuf::FieldDescriptor& field) {
+  if (!config.GetReflection()->HasField(config, &field)) return "(unset)";
+  std::string text;
+  google::protobuf::TextFormat::PrintFieldValueToString(config, &field, -1, &text);
+  return text;
+}
+
+}  // namespace
+
+ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
+                           const Progress& progress, const DataIdentity& data) {
+  ckpt::Manifest manifest;
+  ckpt::Topology& topology = *manifest.mutable_topology();
+  topology.set_data_parallel(config.parallel().data_parallel_size());
+  topology.set_tensor_parallel(config.parallel().tensor_model_parallel_size());
+  topology.set_pipeline_parallel(config.parallel().pipeline_model_parallel_size());
+  topology.set_virtual_pipeline(config.parallel().num_virtual_stages_per_pipeline_rank());
+  topology.set_zero_stage(config.parallel().zero_stage());
+  topology.set_rank_order("tp-dp-pp");
+
+  ckpt::TrainerState& state = *manifest.mutable_trainer();
+  state.set_step(progress.step);
+  state.set_best_loss(progress.best_loss);
+  state.set_last_loss(progress.last_loss);
+  (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
+  ckpt::DataState& position = *state.mutable_data();
+  position.set_consumed_samples(progress.consumed_samples);
+  if (data.samples_per_epoch > 0) {
+    position.set_epoch(progress.consumed_samples / data.samples_per_epoch);
+  }
+  position.set_fingerprint(data.fingerprint);
+  position.set_sequence_length(data.sequence_length);
+  position.set_shuffle_seed(progress.seed);
+  position.set_samples_per_epoch(data.samples_per_epoch);
+  ckpt::ScheduleState& schedule = *state.mutable_schedule();
+  schedule.set_name(LrDecayStyle::Value_Name(config.optimizer().lr_decay_style()));
+  schedule.set_learning_rate(progress.last_learning_rate);
+  schedule.set_warmup_steps(config.optimizer().lr_warmup_iters());
+  schedule.set_decay_steps(config.optimizer().lr_decay_iters());
+  if (!config.checkpoint().no_save_rng()) {
+    state.mutable_rng()->set_algorithm(kPhilox);
+    state.mutable_rng()->set_seed(progress.seed);
+  }
+
+  manifest.mutable_model()->set_architecture(ModelConfig::Architecture_Name(model.architecture()));
+  google::protobuf::TextFormat::PrintToString(model, manifest.mutable_model()->mutable_text());
+  return manifest;
+}
+
+absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
+  const ckpt::TrainerState& state = manifest.trainer();
+  Progress progress;
+  progress.step = state.step();
+  progress.updates = state.step();
+  progress.consumed_samples = state.data().consumed_samples();
+  progress.last_loss = state.last_loss();
+  progress.last_learning_rate = state.schedule().learning_rate();
+  progress.best_loss = state.best_loss();
+  progress.seed = state.rng().seed();
+  const auto updates = state.extra().find(kUpdates);
+  if (updates != state.extra().end() &&
+      !absl::SimpleAtoi(updates->second, &progress.updates)) {
+    return absl::DataLossError(
+        absl::StrCat("manifest: trainer.extra.", kUpdates, " is no number: ", updates->second));
+  }
+  if (progress.step < 0 || progress.consumed_samples < 0 || progress.updates < 0 ||
+      progress.updates > progress.step || std::isnan(progress.best_loss)) {
+    return absl::DataLossError(
+        absl::StrCat("manifest: impossible trainer state: step ", progress.step,
+                     ", updates ", progress.updates, ", consumed_samples ",
+                     progress.consumed_samples, ", best_loss ", progress.best_loss));
+  }
+  if (state.has_rng() && state.rng().algorithm() != kPhilox) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the checkpoint's random numbers are of \"", state.rng().algorithm(),
+                     "\", ours of \"", kPhilox, "\"; --no-load-rng starts with fresh ones"));
+  }
+  return progress;
+}
+
+absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model) {
+  ModelConfig saved;
+  if (!google::protobuf::TextFormat::ParseFromString(manifest.model().text(), &saved) ||
+      !saved.has_num_layers()) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> differences;
+  const google::protobuf::Descriptor& descriptor = *ModelConfig::descriptor();
+  for (int i = 0; i < descriptor.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *descriptor.field(i);
+    if (!ChangesTheFunction(field)) continue;
+    const std::string before = FieldText(saved, field), now = FieldText(model, field);
+    if (before == now) continue;
+    differences.push_back(absl::StrCat(field.name(), ": saved ", before, ", wanted ", now));
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the checkpoint is of another model: ", absl::StrJoin(differences, "; ")));
+}
+
+absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data) {
+  const ckpt::DataState& saved = manifest.trainer().data();
+  std::vector<std::string> differences;
+  if (saved.fingerprint() != data.fingerprint) {
+    differences.push_back(absl::StrCat("token files: saved fingerprint ",
+                                       absl::Hex(saved.fingerprint()), ", found ",
+                                       absl::Hex(data.fingerprint)));
+  }
+  if (saved.sequence_length() != data.sequence_length) {
+    differences.push_back(absl::StrCat("seq_length: saved ", saved.sequence_length(),
+                                       ", wanted ", data.sequence_length));
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the checkpoint's data position (", saved.consumed_samples(),
+      " samples) does not fit the data: ", absl::StrJoin(differences, "; "),
+      "; --finetune takes the weights alone and starts at step 0"));
+}
+
+}  // namespace tessera
