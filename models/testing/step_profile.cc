@@ -1,0 +1,235 @@
+// Where the time of a training step goes: forward and backward of a named model, by operation.
+//
+//   bazel run //models/testing:step_profile -- gpt2-124m 4 64 float32 [threads]
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "models/testing/test_model.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Passes every call on and adds up its time by operation and shape.
+class ProfilingBackend final : public Backend {
+ public:
+  explicit ProfilingBackend(Backend& backend) : backend_(backend) {}
+
+  struct Total {
+    double seconds = 0;
+    int64_t calls = 0;
+    double flops = 0;
+  };
+  // Of all calls since the last Take().
+  std::map<std::string, Total> Take() { return std::exchange(totals_, {}); }
+
+  Device device() const override { return backend_.device(); }
+  void Fill(TensorView x, double value) override {
+    Timed("Fill", [&] { backend_.Fill(x, value); });
+  }
+  void Copy(TensorView from, TensorView to) override {
+    Timed("Copy", [&] { backend_.Copy(from, to); });
+  }
+  void Add(TensorView a, TensorView b, TensorView out) override {
+    Timed("Add", [&] { backend_.Add(a, b, out); });
+  }
+  void Scale(TensorView x, double factor) override {
+    Timed("Scale", [&] { backend_.Scale(x, factor); });
+  }
+  void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override {
+    const int64_t m = a.dim(0), k = a.dim(1), n = b.dim(1);
+    const std::string name = "MatMul " + std::to_string(m) + " x " + std::to_string(k) + " x " +
+                             std::to_string(n) + (a.stride(1) == 1 ? " A" : " A'") +
+                             (b.stride(1) == 1 ? "B" : "B'");
+    Timed(name, [&] { backend_.MatMul(a, b, c, accumulate, bias); });
+    totals_[name].flops += 2.0 * m * k * n;
+  }
+  void SumRows(TensorView x, TensorView out, bool accumulate) override {
+    Timed("SumRows", [&] { backend_.SumRows(x, out, accumulate); });
+  }
+  void EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
+                        TensorView out) override {
+    Timed("Embedding", [&] { backend_.EmbeddingForward(table, ids, first_id, out); });
+  }
+  void EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
+                         TensorView d_table) override {
+    Timed("Embedding'", [&] { backend_.EmbeddingBackward(d_out, ids, first_id, d_table); });
+  }
+  void AddPositions(TensorView table, int64_t sequence, TensorView x) override {
+    Timed("Embedding", [&] { backend_.AddPositions(table, sequence, x); });
+  }
+  void AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
+                            bool accumulate) override {
+    Timed("Embedding'", [&] { backend_.AddPositionsBackward(d_x, sequence, d_table, accumulate); });
+  }
+  void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
+                        TensorView out, TensorView mean, TensorView rstd) override {
+    Timed("Norm", [&] { backend_.LayerNormForward(x, weight, bias, epsilon, out, mean, rstd); });
+  }
+  void LayerNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView mean,
+                         TensorView rstd, TensorView d_x, bool accumulate_dx, TensorView d_weight,
+                         TensorView d_bias, bool accumulate) override {
+    Timed("Norm'", [&] {
+      backend_.LayerNormBackward(d_out, x, weight, mean, rstd, d_x, accumulate_dx, d_weight, d_bias,
+                                 accumulate);
+    });
+  }
+  void RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
+                      TensorView rstd) override {
+    Timed("Norm", [&] { backend_.RmsNormForward(x, weight, epsilon, out, rstd); });
+  }
+  void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
+                       TensorView d_x, bool accumulate_dx, TensorView d_weight,
+                       bool accumulate) override {
+    Timed("Norm'", [&] {
+      backend_.RmsNormBackward(d_out, x, weight, rstd, d_x, accumulate_dx, d_weight, accumulate);
+    });
+  }
+  void GeluForward(TensorView x, TensorView out) override {
+    Timed("Activation", [&] { backend_.GeluForward(x, out); });
+  }
+  void GeluBackward(TensorView d_out, TensorView x, TensorView d_x) override {
+    Timed("Activation'", [&] { backend_.GeluBackward(d_out, x, d_x); });
+  }
+  void SwiGluForward(TensorView gate_up, TensorView out) override {
+    Timed("Activation", [&] { backend_.SwiGluForward(gate_up, out); });
+  }
+  void SwiGluBackward(TensorView d_out, TensorView gate_up, TensorView d_gate_up) override {
+    Timed("Activation'", [&] { backend_.SwiGluBackward(d_out, gate_up, d_gate_up); });
+  }
+  void ApplyDropout(const Dropout& dropout, TensorView x) override {
+    Timed("Dropout", [&] { backend_.ApplyDropout(dropout, x); });
+  }
+  void Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) override {
+    Timed("Rope", [&] { backend_.Rope(cos, sin, inverse, x); });
+  }
+  void AttentionForward(const AttentionOptions& options, TensorView q, TensorView k, TensorView v,
+                        TensorView out, TensorView log_sum_exp) override {
+    Timed("Attention", [&] { backend_.AttentionForward(options, q, k, v, out, log_sum_exp); });
+  }
+  void AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
+                         TensorView k, TensorView v, TensorView out, TensorView log_sum_exp,
+                         TensorView d_q, TensorView d_k, TensorView d_v) override {
+    Timed("Attention'", [&] {
+      backend_.AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
+    });
+  }
+  void CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets, int64_t first_id,
+                         TensorView stats) override {
+    Timed("CrossEntropy",
+          [&] { backend_.CrossEntropyStats(logits, valid, targets, first_id, stats); });
+  }
+  void CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
+                        TensorView losses) override {
+    Timed("CrossEntropy", [&] { backend_.CrossEntropyLoss(stats, targets, combined, losses); });
+  }
+  void CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
+                            int64_t first_id, double grad_scale, TensorView logits) override {
+    Timed("CrossEntropy'", [&] {
+      backend_.CrossEntropyBackward(combined, targets, valid, first_id, grad_scale, logits);
+    });
+  }
+  double SumOfSquares(TensorView x) override { return backend_.SumOfSquares(x); }
+  double Sum(TensorView x) override { return backend_.Sum(x); }
+  void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
+             TensorView v, TensorView param) override {
+    backend_.AdamW(options, grad, master, m, v, param);
+  }
+
+ private:
+  template <typename Work>
+  void Timed(const std::string& name, const Work& work) {
+    const auto start = Clock::now();
+    work();
+    backend_.Synchronize();
+    Total& total = totals_[name];
+    total.seconds += SecondsSince(start);
+    ++total.calls;
+  }
+
+  Backend& backend_;
+  std::map<std::string, Total> totals_;
+};
+
+void Print(const std::string& name, const ProfilingBackend::Total& total, double step_seconds) {
+  std::printf("%9.2f ms %5.1f %% %5lld calls  %-34s", 1e3 * total.seconds,
+              100 * total.seconds / step_seconds, static_cast<long long>(total.calls),
+              name.c_str());
+  if (total.flops > 0) std::printf(" %7.1f GFLOP/s", total.flops / total.seconds / 1e9);
+  std::printf("\n");
+}
+
+int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int threads) {
+  constexpr int kSteps = 5;
+  const auto cpu = MakeCpuBackend(threads);
+  ProfilingBackend backend(*cpu);
+  ModelConfig config;
+  config.set_size(size);
+  ModelOptions options;
+  options.compute_dtype = bf16 ? DType::kBF16 : DType::kF32;
+  const auto model = testing::MakeTestModel(config, options, backend);
+  const auto start = Clock::now();
+  model->parameters().Initialize(1);
+  std::printf("initialised in %.2f s\n", SecondsSince(start));
+  const testing::TestBatch data = testing::MakeTestBatch(batch, sequence, 256, 1);
+  const auto activations = model->NewActivations(batch, sequence, ActivationUse::kTraining);
+  std::printf("activations %.1f MB\n", static_cast<double>(activations->bytes()) / 1e6);
+
+  // The least of several steps, operation by operation: other work on the machine only adds.
+  std::map<std::string, ProfilingBackend::Total> least;
+  double least_step = 1e9;
+  for (int step = 0; step <= kSteps; ++step) {
+    const auto begin = Clock::now();
+    model->Forward(data.batch, *activations, {}, {});
+    model->Backward(data.batch, *activations, 1e-3, /*accumulate=*/false, {}, {});
+    const double seconds = SecondsSince(begin);
+    const auto totals = backend.Take();
+    if (step == 0) continue;  // first touch of memory, first shapes
+    least_step = std::min(least_step, seconds);
+    for (const auto& [name, total] : totals) {
+      const auto [it, first] = least.emplace(name, total);
+      if (!first && total.seconds < it->second.seconds) it->second = total;
+    }
+  }
+  std::vector<std::pair<double, std::string>> order;
+  double sum = 0;
+  for (const auto& [name, total] : least) {
+    order.emplace_back(-total.seconds, name);
+    sum += total.seconds;
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [seconds, name] : order) Print(name, least[name], sum);
+  const double flops = model->FlopsPerToken(sequence) * static_cast<double>(batch * sequence);
+  std::printf("step: %.1f ms the least, %.1f ms the sum of the operations' least, %.1f GFLOP/s\n",
+              1e3 * least_step, 1e3 * sum, flops / least_step / 1e9);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  if (argc < 5) {
+    std::fprintf(stderr, "usage: %s SIZE BATCH SEQUENCE float32|bfloat16 [THREADS]\n", argv[0]);
+    return 2;
+  }
+  const int threads =
+      argc > 5 ? std::atoi(argv[5]) : static_cast<int>(std::thread::hardware_concurrency());
+  return tessera::Run(argv[1], std::atoll(argv[2]), std::atoll(argv[3]),
+                      std::string(argv[4]) == "bfloat16", threads);
+}
