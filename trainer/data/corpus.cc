@@ -1,0 +1,207 @@
+#include "trainer/data/corpus.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/random/philox.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kChunkBytes = 1 << 20;
+constexpr int64_t kBinaryProbeBytes = 4096;
+constexpr int64_t kLineSearchBytes = 64 << 10;
+
+absl::Status DirectoryError(const std::string& path, const std::error_code& error) {
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the directory ", path));
+}
+
+absl::StatusOr<bool> LooksBinary(const std::string& path) {
+  const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
+  if (!file.ok()) return file.status();
+  std::vector<uint8_t> bytes(kBinaryProbeBytes);
+  const absl::StatusOr<int64_t> read = file->ReadAt(0, bytes);
+  if (!read.ok()) return read.status();
+  return std::find(bytes.begin(), bytes.begin() + *read, 0) != bytes.begin() + *read;
+}
+
+absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
+  std::error_code error;
+  fs::recursive_directory_iterator it(directory, error);
+  for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    if (it->path().filename().string().starts_with(".")) {
+      it.disable_recursion_pending();
+      continue;
+    }
+    std::error_code not_there;  // a dangling link is no regular file
+    if (!it->is_regular_file(not_there)) continue;
+    const absl::StatusOr<bool> binary = LooksBinary(it->path().string());
+    if (!binary.ok()) return binary.status();
+    if (*binary) {
+      ++list.skipped_binary_files;
+    } else {
+      list.paths.push_back(it->path().string());
+    }
+  }
+  return error ? DirectoryError(directory, error) : absl::OkStatus();
+}
+
+// The same file by two names (links, overlapping patterns) is one document.
+absl::Status RemoveDuplicates(std::vector<std::string>& paths) {
+  std::sort(paths.begin(), paths.end(), NaturalLess);
+  std::set<std::pair<uint64_t, uint64_t>> seen;
+  std::vector<std::string> unique;
+  for (std::string& path : paths) {
+    struct stat info;
+    if (stat(path.c_str(), &info) != 0) {
+      return absl::ErrnoToStatus(errno, absl::StrCat("cannot examine ", path));
+    }
+    if (seen.insert({info.st_dev, info.st_ino}).second) unique.push_back(std::move(path));
+  }
+  paths = std::move(unique);
+  return absl::OkStatus();
+}
+
+bool ChosenForValidation(const Document& document, double fraction) {
+  const uint64_t word = MixCoordinates(document.hash, HashName("validation"));
+  return static_cast<double>(word >> 11) * 0x1p-53 < fraction;
+}
+
+std::span<uint8_t> Bytes(std::string& text) {
+  return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
+}
+
+// Where to cut a document so that about `fraction` of it follows: after the line that is cut
+// through, when it ends soon.
+absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
+  const int64_t wanted = static_cast<int64_t>(document.size_bytes * (1 - fraction));
+  const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(document.path);
+  if (!file.ok()) return file.status();
+  std::string text(kLineSearchBytes, '\0');
+  const absl::StatusOr<int64_t> read = file->ReadAt(wanted, Bytes(text));
+  if (!read.ok()) return read.status();
+  text.resize(*read);
+  const size_t line_end = text.find('\n');
+  return line_end == text.npos ? wanted : wanted + static_cast<int64_t>(line_end) + 1;
+}
+
+// Bytes of the chunk that may be handed on when more of the document follows.
+size_t ChunkEnd(std::string_view chunk) {
+  const size_t line_end = chunk.rfind('\n');
+  if (line_end != chunk.npos) return line_end + 1;
+  size_t end = chunk.size();
+  for (int back = 0; back < 3 && end > 1 && (chunk[end - 1] & 0xC0) == 0x80; ++back) --end;
+  // Now at a lead byte, or past a whole character: the lead byte goes with what follows it.
+  return (chunk[end - 1] & 0xC0) == 0xC0 && end > 1 ? end - 1 : chunk.size();
+}
+
+}  // namespace
+
+absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs) {
+  DocumentList list;
+  for (const std::string& input : inputs) {
+    absl::StatusOr<std::vector<std::string>> matches = Glob(input);
+    if (!matches.ok()) return matches.status();
+    const size_t before = list.paths.size();
+    for (std::string& match : *matches) {
+      std::error_code error;
+      if (!fs::is_directory(match, error)) {
+        list.paths.push_back(std::move(match));
+      } else if (absl::Status status = AddDirectory(match, list); !status.ok()) {
+        return status;
+      }
+    }
+    if (list.paths.size() == before) {
+      return absl::NotFoundError(absl::StrCat("no text file under \"", input, "\""));
+    }
+  }
+  if (absl::Status status = RemoveDuplicates(list.paths); !status.ok()) return status;
+  return list;
+}
+
+absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::string>& paths,
+                                                    const BytesDone& done) {
+  std::vector<Document> documents;
+  std::vector<uint8_t> buffer(kChunkBytes);
+  for (const std::string& path : paths) {
+    const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
+    if (!file.ok()) return file.status();
+    Document document{path};
+    ContentHash hash;
+    while (true) {
+      const absl::StatusOr<int64_t> read = file->ReadAt(document.size_bytes, buffer);
+      if (!read.ok()) return read.status();
+      hash.Add(std::span(buffer).first(*read));
+      document.size_bytes += *read;
+      done(*read);
+      if (*read < kChunkBytes) break;
+    }
+    document.hash = hash.Finish();
+    if (document.size_bytes > 0) documents.push_back(std::move(document));
+  }
+  return documents;
+}
+
+absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
+                                        double validation_fraction) {
+  CorpusSplit split;
+  split.kind = validation_fraction == 0 ? "none" : "documents";
+  int64_t total_bytes = 0;
+  int64_t validation_bytes = 0;
+  for (const Document& document : documents) {
+    const bool chosen = ChosenForValidation(document, validation_fraction);
+    (chosen ? split.validation : split.train).push_back({&document, 0, document.size_bytes});
+    total_bytes += document.size_bytes;
+    if (chosen) validation_bytes += document.size_bytes;
+  }
+  const double share = validation_fraction * total_bytes;
+  const bool fair = validation_bytes >= share / 4 && validation_bytes <= share * 4 &&
+                    validation_bytes < total_bytes;
+  if (fair || validation_fraction == 0) return split;
+
+  split = {};
+  split.kind = "tails";
+  for (const Document& document : documents) {
+    const absl::StatusOr<int64_t> cut = TailBegin(document, validation_fraction);
+    if (!cut.ok()) return cut.status();
+    if (*cut > 0) split.train.push_back({&document, 0, *cut});
+    if (*cut < document.size_bytes)
+      split.validation.push_back({&document, *cut, document.size_bytes});
+  }
+  return split;
+}
+
+absl::Status ForEachChunk(const DocumentPart& part,
+                          const std::function<absl::Status(std::string_view chunk)>& visit) {
+  const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(part.document->path);
+  if (!file.ok()) return file.status();
+  std::string chunk;
+  for (int64_t at = part.begin_bytes; at < part.end_bytes;) {
+    chunk.resize(std::min(kChunkBytes, part.end_bytes - at));
+    const absl::StatusOr<int64_t> read = file->ReadAt(at, Bytes(chunk));
+    if (!read.ok()) return read.status();
+    if (*read < static_cast<int64_t>(chunk.size())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(part.document->path, " changed while it was read: expected ",
+                       part.document->size_bytes, " bytes, found ", at + *read));
+    }
+    const bool last = at + *read == part.end_bytes;
+    const std::string_view ready =
+        std::string_view(chunk).substr(0, last ? *read : ChunkEnd(chunk));
+    if (absl::Status status = visit(ready); !status.ok()) return status;
+    at += ready.size();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

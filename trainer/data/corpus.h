@@ -1,0 +1,72 @@
+#ifndef TESSERA_TRAINER_DATA_CORPUS_H_
+#define TESSERA_TRAINER_DATA_CORPUS_H_
+
+// Text files as documents: finding them, telling them apart, splitting them, reading them piece by
+// piece.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/data/file_util.h"
+
+namespace tessera {
+
+struct Document {
+  std::string path;
+  int64_t size_bytes = 0;
+  uint64_t hash = 0;  // of its contents
+};
+
+// Bytes [begin_bytes, end_bytes) of a document.
+struct DocumentPart {
+  const Document* document = nullptr;
+  int64_t begin_bytes = 0;
+  int64_t end_bytes = 0;
+
+  int64_t size_bytes() const { return end_bytes - begin_bytes; }
+};
+
+struct DocumentList {
+  std::vector<std::string> paths;
+  int64_t skipped_binary_files = 0;
+};
+
+// Called with the bytes that have been worked on since the last call.
+using BytesDone = std::function<void(int64_t bytes)>;
+
+// The files that `inputs` (files, directories, shell patterns) name: directories recursively,
+// without hidden entries and without files that hold a zero byte in their first 4 KiB. Each file
+// once, in the natural order of its path. Errors: NotFound naming the input that matches nothing;
+// those of the file system.
+absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);
+
+// Reads every file once for its size and hash. Empty ones are left out.
+absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::string>& paths,
+                                                    const BytesDone& done);
+
+struct CorpusSplit {
+  std::vector<DocumentPart> train;
+  std::vector<DocumentPart> validation;
+  // "documents": whole documents, chosen by the hash of their contents, so that neither their names
+  // nor their neighbours matter and copies of one document stay together. "tails": where that would
+  // give validation less than a quarter or more than four times its share (few documents), the end
+  // of every document, cut after a line. "none": fraction 0.
+  std::string kind;
+};
+
+// Precondition: 0 <= validation_fraction < 1. `documents` must outlive the split.
+absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
+                                        double validation_fraction);
+
+// Reads a part in chunks of about a MiB that end after a line where there is one, else between two
+// characters. Memory: one chunk.
+absl::Status ForEachChunk(const DocumentPart& part,
+                          const std::function<absl::Status(std::string_view chunk)>& visit);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_CORPUS_H_

@@ -1,0 +1,55 @@
+#ifndef TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_
+#define TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_
+
+// dataset.json: what prepare_data says of the files that it wrote.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+inline constexpr std::string_view kDatasetFileName = "dataset.json";
+
+// Counts of one side of the split.
+struct SplitSummary {
+  int64_t documents = 0;
+  int64_t text_bytes = 0;
+  int64_t tokens = 0;
+};
+
+struct DatasetSummary {
+  // Hash of the options and the documents' contents, in hexadecimal; empty while files are being
+  // exchanged.
+  std::string request;
+  std::string tokenizer;
+  int64_t vocab_size = 0;
+  int64_t end_of_text = 0;
+  std::string format;
+  std::string split;
+  SplitSummary train;
+  SplitSummary validation;
+  // Nats per token that a unigram model costs on the validation tokens (on the training tokens
+  // where there are none): what a model reaches that knows how frequent each token is and nothing
+  // else. The frequencies are those of the training tokens, each count plus one, since a token
+  // never seen would cost infinitely much.
+  double unigram_nats_per_token = 0;
+
+  struct File {
+    std::string name;
+    int64_t size_bytes = 0;
+  };
+  std::vector<File> files;
+};
+
+// Errors: NotFound; DataLoss naming the file and field.
+absl::StatusOr<DatasetSummary> ReadDatasetSummary(const std::string& directory);
+absl::Status WriteDatasetSummary(const DatasetSummary& summary, const std::string& directory);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_

@@ -1,0 +1,17 @@
+#ifndef TESSERA_TRAINER_DATA_DEFAULT_CORPUS_H_
+#define TESSERA_TRAINER_DATA_DEFAULT_CORPUS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// A shell pattern for the default training text: the manual of Perl, some 9 MB of English in *.pod
+// files, from Debian's package perl-doc. NotFound, naming the package to install, when it is not
+// there. `root`: where the Perl versions lie, for tests.
+absl::StatusOr<std::string> DefaultCorpusPattern(const std::string& root = "/usr/share/perl");
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_DEFAULT_CORPUS_H_

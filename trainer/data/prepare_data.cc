@@ -1,0 +1,299 @@
+#include "trainer/data/prepare_data.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/data/byte_tokenizer.h"
+#include "trainer/data/corpus.h"
+#include "trainer/data/default_corpus.h"
+#include "trainer/data/llmc_tokenizer.h"
+#include "trainer/data/token_shards.h"
+#include "trainer/data/tokenizer.h"
+#include "trainer/data/train_tokenizer.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kDefaultSentencePieceVocabulary = 4096;
+// Enters the request hash: raised whenever the same texts and options come to give other files.
+constexpr uint64_t kProgramVersion = 1;
+
+absl::Status CheckOptions(const PrepareDataOptions& options) {
+  const auto invalid = [](absl::string_view option, const auto& value, absl::string_view expected) {
+    return absl::InvalidArgumentError(absl::StrCat(option, " is ", value, ": expected ", expected));
+  };
+  if (options.output_dir.empty()) return invalid("output_dir", "empty", "a folder");
+  if (options.tokenizer != "byte" && options.tokenizer != "sentencepiece") {
+    return invalid("tokenizer", options.tokenizer, "byte or sentencepiece");
+  }
+  const int64_t largest = MaxVocabularySize(options.format);
+  if (options.tokenizer == "byte") {
+    if (options.vocab_size != 0 && options.vocab_size != ByteTokenizer::kVocabSize) {
+      return invalid("vocab_size", options.vocab_size, "257, which the byte tokenizer has");
+    }
+  } else if (options.vocab_size != 0 &&
+             (options.vocab_size < kMinSentencePieceVocabulary || options.vocab_size > largest)) {
+    return invalid(
+        "vocab_size", options.vocab_size,
+        absl::StrCat("from ", kMinSentencePieceVocabulary, " to ", largest, ", what format ",
+                     std::string(TokenFormatName(options.format)), " holds"));
+  }
+  if (!(options.validation_fraction >= 0 && options.validation_fraction < 1)) {
+    return invalid("validation_fraction", options.validation_fraction, "0 or more, below 1");
+  }
+  if (options.shard_tokens < 1 || options.shard_tokens >= int64_t{1} << 31) {
+    return invalid("shard_tokens", options.shard_tokens, "from 1 to 2^31 - 1");
+  }
+  if (options.tokenizer_sample_bytes < 1) {
+    return invalid("tokenizer_sample_bytes", options.tokenizer_sample_bytes, "1 or more");
+  }
+  return absl::OkStatus();
+}
+
+std::string RequestHash(const PrepareDataOptions& options, const std::vector<Document>& documents) {
+  ContentHash hash;
+  const std::string settings = absl::StrCat(kProgramVersion, " ", options.tokenizer, " ",
+                                            options.vocab_size, " ", options.tokenizer_sample_bytes,
+                                            " ", std::string(TokenFormatName(options.format)), " ",
+                                            options.validation_fraction, " ", options.shard_tokens);
+  hash.Add(std::span(reinterpret_cast<const uint8_t*>(settings.data()), settings.size()));
+  for (const Document& document : documents) hash.Add(document.hash);
+  return absl::StrCat(absl::Hex(hash.Finish(), absl::kZeroPad16));
+}
+
+std::string Join(const std::string& directory, std::string_view name) {
+  return absl::StrCat(directory, "/", std::string(name));
+}
+
+bool AllFilesThere(const DatasetSummary& summary, const std::string& directory) {
+  return std::all_of(summary.files.begin(), summary.files.end(), [&](const auto& file) {
+    std::error_code error;
+    return fs::file_size(Join(directory, file.name), error) == file.size_bytes && !error;
+  });
+}
+
+// Token files that dataset.json does not list would be read along with ours.
+absl::Status CheckForeignFiles(const std::string& directory, const DatasetSummary& old) {
+  std::set<std::string> ours;
+  for (const DatasetSummary::File& file : old.files) ours.insert(file.name);
+  for (const std::string pattern : {"train_*.bin", "val_*.bin"}) {
+    const absl::StatusOr<std::vector<std::string>> paths = Glob(Join(directory, pattern));
+    if (!paths.ok()) continue;
+    for (const std::string& path : *paths) {
+      if (ours.contains(fs::path(path).filename().string())) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          path, " was not written by prepare_data: give an output folder without token files"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A folder beside the final files that is gone, with all in it, when this object is.
+class StagingFolder {
+ public:
+  static absl::StatusOr<std::unique_ptr<StagingFolder>> Create(const std::string& output_dir) {
+    std::error_code error;
+    fs::create_directories(output_dir, error);
+    if (error) {
+      return absl::ErrnoToStatus(error.value(),
+                                 absl::StrCat("cannot create the output folder ", output_dir));
+    }
+    std::string path = Join(output_dir, ".staging-XXXXXX");
+    if (mkdtemp(path.data()) == nullptr) {
+      return absl::ErrnoToStatus(errno,
+                                 absl::StrCat("cannot write to the output folder ", output_dir));
+    }
+    return std::unique_ptr<StagingFolder>(new StagingFolder(path));
+  }
+  ~StagingFolder() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  StagingFolder(const StagingFolder&) = delete;
+  StagingFolder& operator=(const StagingFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit StagingFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+absl::Status EncodeParts(const std::vector<DocumentPart>& parts, const Tokenizer& tokenizer,
+                         const BytesDone& done, TokenShardWriter& writer, SplitSummary& summary) {
+  for (const DocumentPart& part : parts) {
+    const int32_t end_of_text = tokenizer.end_of_text();
+    if (absl::Status status = writer.Append({&end_of_text, 1}); !status.ok()) return status;
+    absl::Status status = ForEachChunk(part, [&](std::string_view chunk) -> absl::Status {
+      const absl::StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(chunk);
+      if (!ids.ok()) return ids.status();
+      done(chunk.size());
+      return writer.Append(*ids);
+    });
+    if (!status.ok()) return status;
+    ++summary.documents;
+    summary.text_bytes += part.size_bytes();
+  }
+  summary.tokens = writer.tokens();
+  return writer.Close();
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const PrepareDataOptions& options,
+                                                         const std::vector<DocumentPart>& train,
+                                                         const BytesDone& done) {
+  if (options.tokenizer == "byte") return std::make_unique<ByteTokenizer>();
+  const int64_t vocab_size =
+      options.vocab_size == 0 ? kDefaultSentencePieceVocabulary : options.vocab_size;
+  return TrainTokenizer(train, vocab_size, options.tokenizer_sample_bytes, done);
+}
+
+// Writes every file but dataset.json into `directory`, and fills in the summary.
+absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& split,
+                        const Tokenizer& tokenizer, const std::string& directory,
+                        const BytesDone& done, DatasetSummary& summary) {
+  summary.tokenizer = tokenizer.kind();
+  summary.vocab_size = tokenizer.vocab_size();
+  summary.end_of_text = tokenizer.end_of_text();
+  summary.format = TokenFormatName(options.format);
+  summary.split = split.kind;
+
+  TokenShardWriter train(directory, "train", options.format, options.shard_tokens,
+                         tokenizer.vocab_size());
+  absl::Status status = EncodeParts(split.train, tokenizer, done, train, summary.train);
+  if (!status.ok()) return status;
+  TokenShardWriter validation(directory, "val", options.format, options.shard_tokens,
+                              tokenizer.vocab_size());
+  status = EncodeParts(split.validation, tokenizer, done, validation, summary.validation);
+  if (!status.ok()) return status;
+  summary.unigram_nats_per_token = UnigramNatsPerToken(
+      train.counts(), validation.tokens() > 0 ? validation.counts() : train.counts());
+
+  std::vector<std::string> names = train.file_names();
+  names.insert(names.end(), validation.file_names().begin(), validation.file_names().end());
+  names.push_back("tokenizer.bin");
+  status = SaveLlmcTokenizer(tokenizer, Join(directory, names.back()));
+  if (!status.ok()) return status;
+  if (tokenizer.kind() == "sentencepiece") {
+    names.push_back("tokenizer.model");
+    status = tokenizer.Save(Join(directory, names.back()));
+    if (!status.ok()) return status;
+  }
+  for (const std::string& name : names) {
+    std::error_code error;
+    const int64_t size_bytes = fs::file_size(Join(directory, name), error);
+    if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot examine ", name));
+    summary.files.push_back({name, size_bytes});
+  }
+  return absl::OkStatus();
+}
+
+// Exchanges the old files for the new:
+//  1. dataset.json lists both sets and matches no request, so that a run that dies here is
+//  recognised and its files are known;
+//  2. old files that have no successor go, new ones are renamed into place;
+//  3. dataset.json describes the new set.
+absl::Status ExchangeFiles(const std::string& staging, const std::string& directory,
+                           const DatasetSummary& old, const DatasetSummary& summary) {
+  std::set<std::string> fresh;
+  for (const DatasetSummary::File& file : summary.files) fresh.insert(file.name);
+  std::vector<std::string> stale;
+  DatasetSummary both = summary;
+  both.request.clear();
+  for (const DatasetSummary::File& file : old.files) {
+    if (fresh.contains(file.name)) continue;
+    stale.push_back(file.name);
+    both.files.push_back(file);
+  }
+  if (absl::Status status = WriteDatasetSummary(both, directory); !status.ok()) return status;
+
+  std::error_code error;
+  for (const std::string& name : stale) {
+    fs::remove(Join(directory, name), error);
+    if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", name));
+  }
+  for (const std::string& name : fresh) {
+    fs::rename(Join(staging, name), Join(directory, name), error);
+    if (error) {
+      return absl::ErrnoToStatus(error.value(),
+                                 absl::StrCat("cannot write ", Join(directory, name)));
+    }
+  }
+  return WriteDatasetSummary(summary, directory);
+}
+
+// Turns "so many bytes more" into "so many of so many".
+BytesDone Phase(const PrepareProgress& progress, std::string_view name, int64_t total_bytes) {
+  return [&progress, name, total_bytes, done_bytes = int64_t{0}](int64_t bytes) mutable {
+    done_bytes += bytes;
+    progress(name, done_bytes, total_bytes);
+  };
+}
+
+}  // namespace
+
+absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
+                                              const PrepareProgress& progress) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  std::vector<std::string> inputs = options.inputs;
+  if (inputs.empty()) {
+    const absl::StatusOr<std::string> pattern = DefaultCorpusPattern();
+    if (!pattern.ok()) return pattern.status();
+    inputs.push_back(*pattern);
+  }
+  const absl::StatusOr<DocumentList> list = FindDocuments(inputs);
+  if (!list.ok()) return list.status();
+  const auto documents = ScanDocuments(list->paths, Phase(progress, "reading", 0));
+  if (!documents.ok()) return documents.status();
+  if (documents->empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the input has no text: ", list->paths.size(), " files, all empty"));
+  }
+
+  PrepareDataResult result;
+  result.skipped_binary_files = list->skipped_binary_files;
+  result.summary.request = RequestHash(options, *documents);
+  absl::StatusOr<DatasetSummary> old = ReadDatasetSummary(options.output_dir);
+  if (old.ok() && old->request == result.summary.request &&
+      AllFilesThere(*old, options.output_dir)) {
+    result.summary = *std::move(old);
+    result.up_to_date = true;
+    return result;
+  }
+  if (!old.ok())
+    old = DatasetSummary();  // none, or none that can be read: no file is known to be ours
+  if (absl::Status status = CheckForeignFiles(options.output_dir, *old); !status.ok())
+    return status;
+  const auto staging = StagingFolder::Create(options.output_dir);
+  if (!staging.ok()) return staging.status();
+
+  const absl::StatusOr<CorpusSplit> split = SplitCorpus(*documents, options.validation_fraction);
+  if (!split.ok()) return split.status();
+  int64_t train_bytes = 0, total_bytes = 0;
+  for (const DocumentPart& part : split->train) train_bytes += part.size_bytes();
+  for (const Document& document : *documents) total_bytes += document.size_bytes;
+  if (train_bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("validation_fraction is ", options.validation_fraction,
+                     ": it leaves none of the ", total_bytes, " bytes of text for training"));
+  }
+  const auto tokenizer =
+      MakeTokenizer(options, split->train, Phase(progress, "training the tokenizer", train_bytes));
+  if (!tokenizer.ok()) return tokenizer.status();
+  absl::Status status = WriteFiles(options, *split, **tokenizer, (*staging)->path(),
+                                   Phase(progress, "encoding", total_bytes), result.summary);
+  if (!status.ok()) return status;
+  status = ExchangeFiles((*staging)->path(), options.output_dir, *old, result.summary);
+  if (!status.ok()) return status;
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+#ifndef TESSERA_TRAINER_DATA_PREPARE_DATA_H_
+#define TESSERA_TRAINER_DATA_PREPARE_DATA_H_
+
+// Text files -> token files, a tokenizer and a description. What lies in the output folder
+// afterwards:
+//
+//   train_000.bin ...  token files (token_file.h); an end-of-text token stands before each document
+//   val_000.bin ...    the same for the documents held back; absent when the fraction is 0
+//   tokenizer.bin      what each id decodes to, as llm.c reads it; for byte tokens it is the whole
+//   tokenizer tokenizer.model    the SentencePiece model, where there is one dataset.json what the
+//   above are made of; written last, so that a folder with it is complete
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/data/dataset_summary.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+
+struct PrepareDataOptions {
+  // Files, directories, shell patterns. Empty: the default corpus (default_corpus.h).
+  std::vector<std::string> inputs;
+  std::string output_dir;
+
+  // "byte" or "sentencepiece".
+  std::string tokenizer = "sentencepiece";
+  // Ids, special ones included. 0: 257 for bytes, 4096 for SentencePiece.
+  int64_t vocab_size = 0;
+  // At most this much training text, spread over all of it, trains the SentencePiece vocabulary.
+  int64_t tokenizer_sample_bytes = 4 << 20;
+
+  TokenFormat format = TokenFormat::kGpt2;
+  double validation_fraction = 0.05;
+  // Tokens of every shard but the last.
+  int64_t shard_tokens = 100'000'000;
+};
+
+struct PrepareDataResult {
+  DatasetSummary summary;
+  // True when the folder already held exactly this and nothing was written.
+  bool up_to_date = false;
+  int64_t skipped_binary_files = 0;
+};
+
+// `phase` goes on until done_bytes reaches total_bytes (0: not known).
+using PrepareProgress =
+    std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;
+
+// Reads the text twice (once for its hash), in pieces; memory does not grow with the corpus. Files
+// are written aside and renamed when all are complete; a run that dies leaves the old files, or no
+// valid dataset.json. Deterministic: the same texts in the same order and the same options give the
+// same bytes. Errors: InvalidArgument naming the option; NotFound naming the input;
+// FailedPrecondition when the folder holds token files that are not this program's, which the
+// trainer would read along with ours; those of the file system.
+absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
+                                              const PrepareProgress& progress);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_PREPARE_DATA_H_

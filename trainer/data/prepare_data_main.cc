@@ -1,0 +1,108 @@
+// Turns text files into token files for training: see prepare_data.h.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "trainer/data/prepare_data.h"
+
+ABSL_FLAG(std::vector<std::string>, input, {},
+          "Text files, folders (searched recursively) or shell patterns, separated by commas. "
+          "Default: the English manual of Perl, Debian's package perl-doc");
+ABSL_FLAG(std::string, output_dir, "",
+          "Folder for the token files, the tokenizer and dataset.json");
+ABSL_FLAG(std::string, tokenizer, "sentencepiece",
+          "byte: one id a byte; sentencepiece: a BPE vocabulary trained on the text");
+ABSL_FLAG(int64_t, vocab_size, 0, "Number of token ids; 0: 257 for bytes, 4096 for sentencepiece");
+ABSL_FLAG(int64_t, tokenizer_sample_bytes, tessera::PrepareDataOptions().tokenizer_sample_bytes,
+          "Bytes of text to train the vocabulary on, spread over all of it");
+ABSL_FLAG(std::string, format, "gpt2", "Token files: gpt2 (uint16) or llama3 (uint32)");
+ABSL_FLAG(double, validation_fraction, tessera::PrepareDataOptions().validation_fraction,
+          "Share of the text to hold back from training");
+ABSL_FLAG(int64_t, shard_tokens, tessera::PrepareDataOptions().shard_tokens, "Tokens of one file");
+
+namespace {
+
+// One line that is rewritten on a terminal; elsewhere a line a phase.
+class ProgressLine {
+ public:
+  void Update(std::string_view phase, int64_t done_bytes, int64_t total_bytes) {
+    const int64_t step = terminal_ ? 1 << 20 : int64_t{1} << 62;
+    if (phase == phase_ && done_bytes / step == done_steps_) return;
+    const bool new_phase = phase != phase_;
+    if (new_phase && terminal_ && !phase_.empty()) std::fputc('\n', stderr);
+    phase_ = phase;
+    done_steps_ = done_bytes / step;
+    std::string line = std::string(phase);
+    if (terminal_) absl::StrAppend(&line, ": ", done_bytes >> 20);
+    if (terminal_ && total_bytes > 0) absl::StrAppend(&line, " of ", total_bytes >> 20);
+    if (terminal_) absl::StrAppend(&line, " MiB");
+    std::fprintf(stderr, terminal_ ? "\r%s" : "%s\n", line.c_str());
+  }
+  ~ProgressLine() {
+    if (terminal_ && !phase_.empty()) std::fputc('\n', stderr);
+  }
+
+ private:
+  const bool terminal_ = isatty(STDERR_FILENO) != 0;
+  std::string phase_;
+  int64_t done_steps_ = 0;
+};
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "prepare_data: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+void PrintResult(const tessera::PrepareDataResult& result, const std::string& output_dir) {
+  const tessera::DatasetSummary& summary = result.summary;
+  std::printf(
+      "%s: %s, %ld ids (%s); train %ld tokens, validation %ld tokens from %ld documents (%s)\n",
+      output_dir.c_str(), summary.tokenizer.c_str(), summary.vocab_size, summary.format.c_str(),
+      summary.train.tokens, summary.validation.tokens, summary.validation.documents,
+      summary.split.c_str());
+  std::printf("a unigram model costs %.4f nats per token\n", summary.unigram_nats_per_token);
+  if (result.skipped_binary_files > 0) {
+    std::printf("skipped %ld files that are not text\n", result.skipped_binary_files);
+  }
+  if (result.up_to_date) std::printf("already up to date: nothing written\n");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("Turns text files into token files for training.");
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    return Fail(absl::InvalidArgumentError(absl::StrCat("unexpected argument ", rest[1])));
+  }
+  const auto format = tessera::TokenFormatFromName(absl::GetFlag(FLAGS_format));
+  if (!format.ok()) return Fail(format.status());
+  tessera::PrepareDataOptions options;
+  options.inputs = absl::GetFlag(FLAGS_input);
+  options.output_dir = absl::GetFlag(FLAGS_output_dir);
+  options.tokenizer = absl::GetFlag(FLAGS_tokenizer);
+  options.vocab_size = absl::GetFlag(FLAGS_vocab_size);
+  options.tokenizer_sample_bytes = absl::GetFlag(FLAGS_tokenizer_sample_bytes);
+  options.format = *format;
+  options.validation_fraction = absl::GetFlag(FLAGS_validation_fraction);
+  options.shard_tokens = absl::GetFlag(FLAGS_shard_tokens);
+
+  absl::StatusOr<tessera::PrepareDataResult> result;
+  {
+    ProgressLine line;
+    result =
+        tessera::PrepareData(options, [&line](std::string_view phase, int64_t done, int64_t total) {
+          line.Update(phase, done, total);
+        });
+  }
+  if (!result.ok()) return Fail(result.status());
+  PrintResult(*result, options.output_dir);
+  return 0;
+}
