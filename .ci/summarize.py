@@ -53,8 +53,9 @@ def read_run(events):
             if results.get(label) != "FAILED TO BUILD":
                 results[label] = "FAILED TO BUILD" if status == "NO_STATUS" else status
         elif aborted is not None:
-            if aborted.get("reason") not in HARMLESS:
-                name = label or " ".join(identity.get("pattern", [])) or kind
+            # configuredLabel and unconfiguredLabel name causes; the targets that they stop have events of their own.
+            if kind in ("targetCompleted", "pattern") and aborted.get("reason") not in HARMLESS:
+                name = label or " ".join(identity.get("pattern", []))
                 results[name] = "FAILED TO BUILD"
         elif kind == "targetCompleted" and not event.get("completed", {}).get("success"):
             results[label] = "FAILED TO BUILD"
