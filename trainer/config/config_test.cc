@@ -100,7 +100,7 @@ TEST(ParseCommandLineTest, Help) {
   for (const std::string flag : {"--help", "-h"}) {
     const absl::StatusOr<CommandLine> line = Parse({"--lr=abc", flag});
     ASSERT_TRUE(line.ok()) << "help is given even where other flags are wrong";
-    for (const char* text : {"--config FILE", "model:\n", "output:\n", "--num-layers INTEGER"}) {
+    for (const char* text : {"--config FILE", "model:\n", "output:\n", "--num-layers N"}) {
       EXPECT_NE(line->help.find(text), std::string::npos) << text;
     }
   }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "google/protobuf/descriptor.h"
 #include "trainer/config/options.pb.h"
@@ -25,6 +26,9 @@ using ::google::protobuf::EnumValueDescriptor;
 using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
 using ::google::protobuf::Reflection;
+
+constexpr size_t kHelpColumns = 100;
+constexpr size_t kHelpIndent = 36;
 
 struct Flag {
   const FieldDescriptor* group;
@@ -202,22 +206,46 @@ std::string ShortestNumber(double value) {
   return absl::StrReplaceAll(std::string(buffer, result.ptr), {{"e-0", "e-"}, {"e+0", "e"}});
 }
 
-std::string HelpLine(const Flag& flag, size_t name_width) {
-  const FieldDescriptor& field = *flag.field;
-  std::string left = FlagName(field);
-  if (field.cpp_type() != FieldDescriptor::CPPTYPE_BOOL) {
-    absl::StrAppend(&left, " ",
-                    absl::AsciiStrToUpper(field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM
-                                              ? "name"
-                                              : ValueKind(field)));
+// What stands for the value in help.
+std::string Placeholder(const FieldDescriptor& field) {
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return "";
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return " X";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return " TEXT";
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return " NAME";
+    default:
+      return " N";
   }
-  left.resize(std::max(left.size(), name_width), ' ');
-  std::string line = absl::StrCat("  ", left, "  ", field.options().GetExtension(help));
+}
+
+// Appends `text` to `lines`, going on below its own beginning where a line would be too long.
+void AppendWrapped(std::string_view text, size_t indent, std::string* lines) {
+  size_t column = lines->size();
+  for (const absl::string_view word : absl::StrSplit(View(text), ' ')) {
+    if (column + 1 + word.size() > kHelpColumns) {
+      absl::StrAppend(lines, "\n", std::string(indent, ' '));
+      column = indent;
+    }
+    absl::StrAppend(lines, " ", word);
+    column += 1 + word.size();
+  }
+}
+
+std::string HelpLine(const FieldDescriptor& field) {
+  std::string line = absl::StrCat("  ", FlagName(field), Placeholder(field), " ");
+  line.resize(std::max(line.size(), kHelpIndent), ' ');
+  std::string text = field.options().GetExtension(help);
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
-    absl::StrAppend(&line, ": ", EnumChoices(*field.enum_type()));
+    absl::StrAppend(&text, ": ", EnumChoices(*field.enum_type()));
   }
   const std::string by_default = DefaultText(field);
-  if (!by_default.empty() && by_default != "false") absl::StrAppend(&line, " (", by_default, ")");
+  if (!by_default.empty() && by_default != "false") absl::StrAppend(&text, " [", by_default, "]");
+  AppendWrapped(text, kHelpIndent, &line);
   return line;
 }
 
@@ -272,12 +300,9 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
 
 absl::Status FlagHelp(const Message& message, std::string_view group, std::string* help_text) {
   const std::vector<Flag> flags = AllFlags(message);
-  size_t name_width = 0;
   std::vector<std::string> groups;
   for (const Flag& flag : flags) {
     if (groups.empty() || groups.back() != flag.group->name()) groups.push_back(flag.group->name());
-    // Longer names than this push their own line alone.
-    name_width = std::max(name_width, std::min<size_t>(34, FlagName(*flag.field).size() + 8));
   }
   if (!group.empty() && std::find(groups.begin(), groups.end(), group) == groups.end()) {
     return absl::InvalidArgumentError(
@@ -288,7 +313,7 @@ absl::Status FlagHelp(const Message& message, std::string_view group, std::strin
     absl::StrAppend(help_text, name, ":\n");
     for (const Flag& flag : flags) {
       if (flag.group->name() == name) {
-        absl::StrAppend(help_text, HelpLine(flag, name_width), "\n");
+        absl::StrAppend(help_text, HelpLine(*flag.field), "\n");
       }
     }
   }

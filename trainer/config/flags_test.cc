@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "google/protobuf/descriptor.h"
@@ -144,9 +145,10 @@ TEST(SchemaTest, NamesAreUniqueAndEveryFlagIsExplained) {
   std::string help;
   ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "", &help).ok());
   for (const absl::string_view line : absl::StrSplit(help, '\n')) {
-    // Name, two spaces, text.
-    EXPECT_TRUE(line.empty() || line[0] != ' ' || line.find("  ", 4) != absl::string_view::npos)
-        << line;
+    EXPECT_LE(line.size(), 100u) << line;
+    if (absl::StartsWith(line, "  --")) {
+      EXPECT_NE(line.find("  ", 4), absl::string_view::npos) << "no text: " << line;
+    }
   }
 }
 
@@ -154,8 +156,8 @@ TEST(FlagHelpTest, OneGroup) {
   std::string help;
   ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "output", &help).ok());
   EXPECT_EQ(help.substr(0, 8), "output:\n");
-  EXPECT_NE(help.find("  --log-interval INTEGER"), std::string::npos) << help;
-  EXPECT_NE(help.find("steps between progress lines and metrics (1)\n"), std::string::npos) << help;
+  EXPECT_NE(help.find("  --log-interval N"), std::string::npos) << help;
+  EXPECT_NE(help.find("steps between progress lines and metrics [1]\n"), std::string::npos) << help;
   EXPECT_EQ(help.find("--lr"), std::string::npos);
   const absl::Status status = FlagHelp(TrainConfig::default_instance(), "outputs", &help);
   EXPECT_EQ(status.message(),

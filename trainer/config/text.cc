@@ -98,9 +98,10 @@ absl::Status WriteAndSync(const std::string& path, const std::string& text) {
 
 constexpr char kUsage[] =
     "Trains GPT-2 and Llama-3. Every setting is a field of a config file (protobuf text format)\n"
-    "and a flag that overrides it; names are Megatron-LM's.\n"
-    "  --config FILE  the config file\n"
-    "  --help=GROUP   this text, one group of it\n";
+    "and a flag that overrides it: --num-layers 12, --num_layers=12, --bf16, --bf16=false.\n"
+    "Names are Megatron-LM's. [] holds the default.\n"
+    "  --config FILE    the config file\n"
+    "  --help=GROUP     one group of this text\n";
 
 absl::StatusOr<std::string> Help(std::string_view group) {
   std::string text = group.empty() ? kUsage : "";
