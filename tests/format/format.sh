@@ -8,7 +8,7 @@ readonly FIX_COMMAND="./bazelw run //tests/format:fix"
 
 # Kept byte for byte, whatever they look like.
 is_fixture() { [[ "$1" =~ (^|/)(fixtures|golden|testdata)/ ]]; }
-is_cpp() { [[ "$1" =~ \.(cc|h|cu|cuh|proto)$ ]] && ! is_fixture "$1"; }
+is_cpp() { [[ "$1" =~ \.(cc|h|cu|cuh|proto)$ ]]; }
 is_text() { ! is_fixture "$1" && { [[ ! -s "$1" ]] || grep -qI . "$1"; }; }
 
 # Source files, one a line; git's own arguments choose which. Without a repository, as in an unpacked archive: all files.
@@ -72,7 +72,7 @@ check() {
     ! is_cpp "$file" || cpp+=("$file")
     ! is_text "$file" || check_text "$file"
     case "$file" in
-      *.h | *.cuh) is_fixture "$file" || check_header_guard "$file" ;;
+      *.h | *.cuh) check_header_guard "$file" ;;
       BUILD | BUILD.bazel | */BUILD | */BUILD.bazel) check_visibility "$file" ;;
     esac
   done
