@@ -1,0 +1,65 @@
+#include "models/layers/lm_head.h"
+
+#include <memory>
+
+#include "gtest/gtest.h"
+#include "models/layers/declare.h"
+#include "trainer/kernels/reference/reference_backend.h"
+#include "trainer/kernels/testing/compare.h"
+#include "trainer/kernels/testing/random_tensors.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kChannels = 6, kVocabulary = 11, kPadded = 16;
+
+struct Result {
+  double loss = 0;
+  Tensor d;
+  Tensor grads;
+};
+
+// Forward and backward with logits of at most so many rows at once.
+Result RunHead(int64_t logits_rows, const TensorView& x, const TensorView& targets) {
+  const auto backend = MakeReferenceBackend();
+  ParameterSet set;
+  Parameter& norm = set.Add(WholeParameter("norm", {kChannels}, kInitOnes));
+  Parameter& weight =
+      set.Add(WholeParameter("head", {kVocabulary, kChannels}, InitNormal(0.5), kPadded));
+  set.Allocate(DType::kF64, {}, true);
+  set.Initialize(1);
+  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), weight, kVocabulary);
+  const Pass pass = {.backend = *backend, .batch = 2, .sequence = 5};
+  const int64_t max_bytes = logits_rows * kPadded * ElementSize(DType::kF64);
+  Arena measure;
+  head.LayOut(measure, pass, DType::kF64, true, max_bytes);
+  Tensor memory(DType::kF64, {measure.high_water_bytes() / 8});
+  Arena place(memory.view().data());
+  const LmHead::Buffers buffers = head.LayOut(place, pass, DType::kF64, true, max_bytes);
+  EXPECT_EQ(buffers.logits.dim(0), std::min<int64_t>(logits_rows, 10));
+
+  Result result;
+  result.d = Tensor(DType::kF64, {10, kChannels});
+  result.loss = head.Forward(pass, x, targets, buffers);
+  head.Backward(pass, x, targets, buffers, 0.5, /*accumulate=*/false, result.d);
+  head.Forward(pass, x, targets, buffers);
+  head.Backward(pass, x, targets, buffers, 0.5, /*accumulate=*/true, result.d);
+  result.grads = testing::Cloned(set.grads());
+  return result;
+}
+
+TEST(LmHeadTest, ChunksOfAnyHeightGiveTheSameLossAndGradients) {
+  testing::RandomTensors random(1);
+  const Tensor x = random.Normal(DType::kF64, {10, kChannels});
+  const Tensor targets = random.Ids({10}, -1, kVocabulary);
+  const Result whole = RunHead(100, x, targets);
+  for (const int64_t rows : {1, 3, 4, 9, 10}) {
+    const Result chunked = RunHead(rows, x, targets);
+    EXPECT_NEAR(chunked.loss, whole.loss, 1e-12);
+    testing::ExpectClose(chunked.d, whole.d, {.of_maximum = 1e-12});
+    testing::ExpectClose(chunked.grads, whole.grads, {.of_maximum = 1e-12});
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,152 @@
+#include "models/model_config.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+#include "models/model.h"
+#include "models/testing/test_model.h"
+#include "trainer/kernels/reference/reference_backend.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+ModelConfig Named(const std::string& size) {
+  ModelConfig config;
+  config.set_size(size);
+  return config;
+}
+
+// The counts that Hugging Face's models report.
+TEST(ModelConfigTest, NamedSizesHaveTheirPublishedParameterCounts) {
+  const struct {
+    std::string size;
+    int64_t parameters;
+    int64_t ffn_hidden_size;
+  } sizes[] = {{"gpt2-124m", 124439808, 3072},  {"gpt2-350m", 354823168, 4096},
+               {"gpt2-774m", 774030080, 5120},  {"gpt2-1558m", 1557611200, 6400},
+               {"llama3-1b", 1235814400, 8192}, {"llama3-3b", 3212749824, 8192},
+               {"llama3-8b", 8030261248, 14336}};
+  for (const auto& expected : sizes) {
+    const auto config = ResolveModelConfig(Named(expected.size));
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(ParameterCount(*config), expected.parameters) << expected.size;
+    EXPECT_EQ(config->ffn_hidden_size(), expected.ffn_hidden_size) << expected.size;
+  }
+}
+
+TEST(ModelConfigTest, CountsWhatModelsHave) {
+  const auto backend = MakeReferenceBackend();
+  for (const std::string size : {"gpt2-tiny", "llama3-tiny"}) {
+    for (const bool untied : {false, true}) {
+      if (untied && size == "gpt2-tiny") continue;
+      ModelConfig config = Named(size);
+      config.set_vocab_size(250);
+      config.set_untie_embeddings_and_output_weights(untied);
+      const auto model = testing::MakeTestModel(config, {.compute_dtype = DType::kF32}, *backend);
+      const auto resolved = ResolveModelConfig(config);
+      ASSERT_TRUE(resolved.ok());
+      EXPECT_EQ(PaddedVocabSize(*resolved), 256);
+      EXPECT_EQ(model->parameters().logical_elements(), ParameterCount(*resolved));
+    }
+  }
+}
+
+TEST(ModelConfigTest, EveryNamedSizeResolvesAndResolvingTwiceChangesNothing) {
+  EXPECT_EQ(ModelSizeNames().size(), 9u);
+  for (const std::string_view size : ModelSizeNames()) {
+    const auto once = ResolveModelConfig(Named(std::string(size)));
+    ASSERT_TRUE(once.ok()) << once.status();
+    const auto twice = ResolveModelConfig(*once);
+    ASSERT_TRUE(twice.ok()) << twice.status();
+    EXPECT_TRUE(MessageDifferencer::Equals(*once, *twice)) << size;
+  }
+}
+
+TEST(ModelConfigTest, FieldsOverrideTheNamedSize) {
+  ModelConfig config = Named("gpt2-124m");
+  config.set_num_layers(3);
+  config.set_hidden_dropout(0.1);
+  const auto resolved = ResolveModelConfig(config);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->num_layers(), 3);
+  EXPECT_EQ(resolved->hidden_size(), 768);
+  EXPECT_EQ(resolved->hidden_dropout(), 0.1);
+}
+
+// 6 per weight of a matrix product: 12 C^2 a layer and the head; attention: 6 C (T + 1) a layer.
+TEST(ModelConfigTest, FlopsPerToken) {
+  const auto backend = MakeReferenceBackend();
+  ModelConfig config = Named("gpt2-tiny");
+  const auto gpt2 = testing::MakeTestModel(config, {.compute_dtype = DType::kF32}, *backend);
+  EXPECT_EQ(gpt2->FlopsPerToken(31), 6.0 * (2 * 12 * 64 * 64 + 256 * 64) + 2 * 6.0 * 64 * 32);
+  const auto llama =
+      testing::MakeTestModel(Named("llama3-tiny"), {.compute_dtype = DType::kF32}, *backend);
+  const double weights = 2 * (64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 192) + 256 * 64;
+  EXPECT_EQ(llama->FlopsPerToken(31), 6.0 * weights + 2 * 6.0 * 64 * 32);
+}
+
+struct WrongField {
+  std::string size;
+  std::function<void(ModelConfig&)> change;
+  std::string message;
+};
+
+TEST(ModelConfigTest, AWrongFieldIsNamedWithItsValue) {
+  const std::vector<WrongField> wrong = {
+      {"gpt3", [](ModelConfig&) {}, "size is \"gpt3\": it must be one of gpt2-tiny, "},
+      {"", [](ModelConfig&) {}, "architecture is missing"},
+      {"", [](ModelConfig& c) { c.set_architecture(ModelConfig::GPT2); }, "num_layers is missing"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_architecture(ModelConfig::LLAMA3); },
+       "architecture is LLAMA3, but size \"gpt2-tiny\" is GPT2"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_num_layers(0); }, "num_layers is 0"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_hidden_size(int64_t{1} << 62); }, "is 46116860"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_num_attention_heads(5); },
+       "hidden_size is 64: num_attention_heads (5) must divide it"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_num_query_groups(2); }, "num_query_groups is 2"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_untie_embeddings_and_output_weights(true); },
+       "untie_embeddings_and_output_weights is true"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_rotary_base(1e4); }, "rotary_base is set"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_hidden_dropout(1); }, "hidden_dropout is 1"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_attention_dropout(-0.5); },
+       "attention_dropout is -0.5"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_norm_epsilon(0); }, "norm_epsilon is 0"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_init_method_std(-1); }, "init_method_std is -1"},
+      {"gpt2-tiny", [](ModelConfig& c) { c.set_vocab_size(-4); }, "vocab_size is -4"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_num_query_groups(3); },
+       "num_attention_heads is 4: num_query_groups (3) must divide it"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_ffn_multiplier(-2); }, "ffn_multiplier is -2"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_ffn_multiple_of(0); }, "ffn_multiple_of is 0"},
+      {"llama3-tiny",
+       [](ModelConfig& c) { c.set_num_attention_heads(64), c.set_num_query_groups(2); },
+       "hidden_size / num_attention_heads is 1"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_rope_scaling_high_freq_factor(0.5); },
+       "rope_scaling_high_freq_factor is 0.5: it must exceed"},
+      {"llama3-tiny", [](ModelConfig& c) { c.set_rotary_base(-1); }, "rotary_base is -1"},
+  };
+  for (const WrongField& field : wrong) {
+    ModelConfig config = Named(field.size);
+    field.change(config);
+    const auto resolved = ResolveModelConfig(config);
+    EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument) << field.message;
+    const std::string message(resolved.status().message());
+    EXPECT_NE(message.find(field.message), std::string::npos)
+        << message << "\nexpected: " << field.message;
+  }
+}
+
+TEST(ModelConfigTest, AWrongLayerRangeIsNamed) {
+  const auto backend = MakeReferenceBackend();
+  ModelOptions options;
+  options.stage.first_layer = 1;
+  options.stage.last_layer = 3;
+  const auto model = MakeModel(Named("gpt2-tiny"), options, *backend);
+  EXPECT_EQ(model.status().message(), "layers [1, 3) of a stage: num_layers is 2");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,178 @@
+// The CPU backend's models against the fp64 reference; equalities that hold bit for bit.
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "models/model.h"
+#include "models/testing/test_model.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/reference/reference_backend.h"
+#include "trainer/kernels/testing/compare.h"
+
+namespace tessera {
+namespace {
+
+using testing::ExpectBitwiseEqual;
+using testing::ExpectClose;
+using testing::ForwardBackward;
+using testing::MakeTestBatch;
+using testing::MakeTestModel;
+using testing::RandomizeWeights;
+using testing::TestBatch;
+
+constexpr int64_t kBatch = 3, kSequence = 17;
+
+ModelConfig Tiny(const std::string& size, bool dropout) {
+  ModelConfig config;
+  config.set_size(size);
+  config.set_vocab_size(251);
+  if (dropout) {
+    config.set_hidden_dropout(0.1);
+    config.set_attention_dropout(0.1);
+  }
+  return config;
+}
+
+std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype, Backend& backend,
+                            const StageLayers& stage = {}) {
+  ModelOptions options;
+  options.compute_dtype = dtype;
+  options.stage = stage;
+  return MakeTestModel(config, options, backend);
+}
+
+struct Case {
+  std::string size;
+  DType dtype;
+};
+
+class NumericsTest : public ::testing::TestWithParam<Case> {
+ protected:
+  ModelConfig config_ = Tiny(GetParam().size, /*dropout=*/true);
+  TestBatch batch_ = MakeTestBatch(kBatch, kSequence, 251, 7);
+};
+
+double L2(const TensorView& x, Backend& backend) { return std::sqrt(backend.SumOfSquares(x)); }
+
+// The reference has the CPU model's own (rounded) weights, so that only the arithmetic differs.
+TEST_P(NumericsTest, AgreesWithTheReference) {
+  const bool bf16 = GetParam().dtype == DType::kBF16;
+  const auto cpu = MakeCpuBackend(2);
+  const auto reference = MakeReferenceBackend();
+  const auto model = Make(config_, GetParam().dtype, *cpu);
+  model->parameters().Initialize(3);
+  const auto oracle = Make(config_, DType::kF64, *reference);
+  reference->Copy(model->parameters().values(), oracle->parameters().values());
+
+  const double loss =
+      ForwardBackward(*model, batch_.batch, ActivationUse::kTraining, 1.0 / 50, false);
+  const double expected =
+      ForwardBackward(*oracle, batch_.batch, ActivationUse::kTraining, 1.0 / 50, false);
+  EXPECT_NEAR(loss / expected, 1, bf16 ? 1e-3 : 1e-6);
+  for (size_t i = 0; i < model->parameters().parameters().size(); ++i) {
+    const Parameter& actual = *model->parameters().parameters()[i];
+    const Parameter& wanted = *oracle->parameters().parameters()[i];
+    const std::string& name = actual.pieces[0].name;
+    ExpectClose(actual.grad, wanted.grad, {.absolute = 1e-7, .of_maximum = bf16 ? 6e-2 : 1e-4},
+                name);
+    Tensor difference(DType::kF64, wanted.shape);
+    reference->Copy(actual.grad, difference);
+    reference->Scale(difference, -1);
+    reference->Add(difference, wanted.grad, difference);
+    EXPECT_LE(L2(difference, *reference), (bf16 ? 2e-2 : 1e-5) * L2(wanted.grad, *reference) + 1e-7)
+        << name;
+  }
+}
+
+TEST_P(NumericsTest, RecomputationThreadsAndRepetitionChangeNoBit) {
+  const auto one = MakeCpuBackend(1);
+  const auto two = MakeCpuBackend(2);
+  const auto model = Make(config_, GetParam().dtype, *two);
+  model->parameters().Initialize(3);
+  const auto other = Make(config_, GetParam().dtype, *one);
+  other->parameters().Initialize(3);
+  ExpectBitwiseEqual(other->parameters().values(), model->parameters().values(), "weights");
+
+  const auto run = [&](Model& m, ActivationUse use) {
+    ForwardBackward(m, batch_.batch, use, 0.02, /*accumulate=*/false);
+    return ForwardBackward(m, batch_.batch, use, 0.02, /*accumulate=*/true);
+  };
+  const double loss = run(*model, ActivationUse::kTraining);
+  EXPECT_EQ(run(*other, ActivationUse::kTrainingRecompute), loss);
+  ExpectBitwiseEqual(other->parameters().grads(), model->parameters().grads(), "gradients");
+}
+
+// What a pipeline does: the stages together are the model.
+TEST_P(NumericsTest, TwoStagesAreTheModel) {
+  const auto backend = MakeCpuBackend(2);
+  const auto whole = Make(config_, GetParam().dtype, *backend);
+  const auto first =
+      Make(config_, GetParam().dtype, *backend, {.last_layer = 1, .has_head = false});
+  const auto last =
+      Make(config_, GetParam().dtype, *backend, {.first_layer = 1, .has_embedding = false});
+  for (Model* model : {whole.get(), first.get(), last.get()}) model->parameters().Initialize(3);
+
+  const double loss = ForwardBackward(*whole, batch_.batch, ActivationUse::kTraining, 0.02, false);
+  const Shape shape = {kBatch * kSequence, 64};
+  Tensor hidden(GetParam().dtype, shape), d_hidden(GetParam().dtype, shape);
+  const auto first_kept = first->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
+  const auto last_kept = last->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
+  first->Forward(batch_.batch, *first_kept, {}, hidden);
+  EXPECT_EQ(last->Forward(batch_.batch, *last_kept, hidden, {}), loss);
+  last->Backward(batch_.batch, *last_kept, 0.02, false, {}, d_hidden);
+  first->Backward(batch_.batch, *first_kept, 0.02, false, d_hidden, {});
+
+  for (const Model* stage : {first.get(), last.get()}) {
+    for (const Parameter* parameter : stage->parameters().parameters()) {
+      // A tied embedding has one part of its gradient on each stage.
+      if (!parameter->tied_name.empty()) continue;
+      for (const Parameter* wanted : whole->parameters().parameters()) {
+        if (wanted->pieces[0].name != parameter->pieces[0].name) continue;
+        ExpectBitwiseEqual(parameter->grad, wanted->grad, wanted->pieces[0].name);
+      }
+    }
+  }
+  const TensorView sum = whole->parameters().parameters()[0]->grad;
+  Tensor parts(DType::kF32, sum.shape());
+  backend->Add(first->parameters().parameters()[0]->grad, last->parameters().parameters()[0]->grad,
+               parts);
+  ExpectClose(parts, sum, {.of_maximum = 1e-6}, "tied embedding");
+}
+
+// Evaluation gives the same loss as training without dropout, in less memory; recomputation needs
+// less than keeping.
+TEST_P(NumericsTest, ActivationsOfEveryUse) {
+  const auto backend = MakeCpuBackend(2);
+  const auto model = Make(config_, GetParam().dtype, *backend);
+  model->parameters().Initialize(3);
+  batch_.batch.training = false;
+  const auto training = model->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
+  const auto recompute =
+      model->NewActivations(kBatch, kSequence, ActivationUse::kTrainingRecompute);
+  const auto forward = model->NewActivations(kBatch, kSequence, ActivationUse::kForwardOnly);
+  EXPECT_LT(recompute->bytes(), training->bytes());
+  EXPECT_LT(forward->bytes(), recompute->bytes());
+  const double loss = model->Forward(batch_.batch, *training, {}, {});
+  EXPECT_EQ(model->Forward(batch_.batch, *forward, {}, {}), loss);
+  EXPECT_EQ(model->Forward(batch_.batch, *recompute, {}, {}), loss);
+  // A fresh model knows nothing: about the entropy of a uniform guess.
+  EXPECT_NEAR(loss / (kBatch * kSequence - 1), std::log(251.0), 0.1);
+}
+
+std::vector<Case> Cases() {
+  return {{"gpt2-tiny", DType::kF32},
+          {"gpt2-tiny", DType::kBF16},
+          {"llama3-tiny", DType::kF32},
+          {"llama3-tiny", DType::kBF16}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, NumericsTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  return info.param.size.substr(0, info.param.size.find('-')) +
+         (info.param.dtype == DType::kBF16 ? "_BF16" : "_F32");
+});
+
+}  // namespace
+}  // namespace tessera
