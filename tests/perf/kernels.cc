@@ -1,0 +1,212 @@
+// The rates of the operations of a GPT-2 124M step, as shares of what this machine can do
+// (gemm_peak.h), measured in the same run. Prints lines `figure <name> <value> <unit>`.
+//
+//   kernel.<op>.<dtype>.<shape>.peak_ratio        matrix products and attention: of the best oneDNN
+//   rate kernel.<op>.<dtype>.<shape>.bandwidth_ratio   the rest: bytes that the operation must
+//   move, of the memory's rate
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tests/perf/gemm_peak.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/random/philox.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+// GPT-2 124M. C channels, F hidden, V padded vocabulary, H heads, D head size.
+constexpr int64_t kChannels = 768, kHidden = 3072, kVocabulary = 50304, kHeads = 12, kHeadSize = 64;
+constexpr DType kF32 = DType::kF32;
+
+double MedianSeconds(const std::function<void()>& work) {
+  using Clock = std::chrono::steady_clock;
+  work();
+  std::vector<double> seconds;
+  const Clock::time_point begin = Clock::now();
+  while (seconds.size() < 5 ||
+         (seconds.size() < 51 && Clock::now() - begin < std::chrono::milliseconds(150))) {
+    const Clock::time_point start = Clock::now();
+    work();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+class KernelBenchmark {
+ public:
+  KernelBenchmark(Backend& backend, DType dtype, double gemm_peak, double bandwidth)
+      : backend_(backend),
+        dtype_(dtype),
+        name_(dtype == kF32 ? "fp32" : "bf16"),
+        gemm_peak_(gemm_peak),
+        bandwidth_(bandwidth) {}
+
+  void Run() {
+    for (int64_t rows : {256, 1024}) {
+      Products(rows);
+      RowOperations(rows);
+    }
+    Attention(4, 64);
+    Attention(1, 1024);
+    Optimizer();
+  }
+
+ private:
+  Tensor Make(DType dtype, Shape shape) {
+    Tensor x(dtype, std::move(shape));
+    backend_.Fill(x, 0.01);
+    return x;
+  }
+
+  void Print(const std::string& operation, const std::string& shape, const char* kind,
+             double value) {
+    std::printf("figure kernel.%s.%s.%s.%s %.3f ratio\n", operation.c_str(), name_.c_str(),
+                shape.c_str(), kind, value);
+    std::fflush(stdout);
+  }
+  void PrintPeak(const std::string& operation, const std::string& shape, double operations,
+                 const std::function<void()>& work) {
+    Print(operation, shape, "peak_ratio", operations / MedianSeconds(work) / gemm_peak_);
+  }
+  void PrintBandwidth(const std::string& operation, const std::string& shape, double bytes,
+                      const std::function<void()>& work) {
+    Print(operation, shape, "bandwidth_ratio", bytes / MedianSeconds(work) / bandwidth_);
+  }
+
+  // y[R,O] = x[R,I] W[O,I]^T and its two gradients.
+  void Products(int64_t rows) {
+    const std::pair<int64_t, int64_t> layers[] = {{kChannels, 3 * kChannels},
+                                                  {kChannels, kChannels},
+                                                  {kChannels, kHidden},
+                                                  {kHidden, kChannels},
+                                                  {kChannels, kVocabulary}};
+    for (const auto& [in, out] : layers) {
+      const std::string shape =
+          std::to_string(rows) + "x" + std::to_string(in) + "x" + std::to_string(out);
+      const double operations = 2.0 * static_cast<double>(rows * in * out);
+      const Tensor x = Make(dtype_, {rows, in}), w = Make(dtype_, {out, in});
+      const Tensor y = Make(dtype_, {rows, out}), bias = Make(dtype_, {out});
+      const Tensor d_w = Make(kF32, {out, in});
+      const bool head = out == kVocabulary;
+      PrintPeak("linear_forward", shape, operations, [&] {
+        backend_.MatMul(x, w.view().Transpose(0, 1), y, false, head ? TensorView() : bias.view());
+      });
+      PrintPeak("linear_dx", shape, operations, [&] { backend_.MatMul(y, w, x, false); });
+      PrintPeak("linear_dw", shape, operations,
+                [&] { backend_.MatMul(y.view().Transpose(0, 1), x, d_w, true); });
+      if (head) Loss(rows, y);
+    }
+  }
+
+  void Loss(int64_t rows, const Tensor& logits) {
+    const Tensor targets(DType::kI32, {rows}), stats(kF32, {rows, 3});
+    const std::string shape = std::to_string(rows) + "x" + std::to_string(kVocabulary);
+    const double bytes = static_cast<double>(logits.view().bytes());
+    PrintBandwidth("cross_entropy_stats", shape, bytes,
+                   [&] { backend_.CrossEntropyStats(logits, 50257, targets, 0, stats); });
+    backend_.Fill(stats, 1);
+    PrintBandwidth("cross_entropy_backward", shape, 2 * bytes,
+                   [&] { backend_.CrossEntropyBackward(stats, targets, 50257, 0, 1e-3, logits); });
+  }
+
+  void RowOperations(int64_t rows) {
+    const Tensor x = Make(dtype_, {rows, kChannels}), y = Make(dtype_, {rows, kChannels});
+    const Tensor weight = Make(dtype_, {kChannels}), bias = Make(dtype_, {kChannels});
+    const Tensor mean = Make(kF32, {rows}), rstd = Make(kF32, {rows});
+    const Tensor d_weight = Make(kF32, {kChannels}), d_bias = Make(kF32, {kChannels});
+    const Tensor wide = Make(dtype_, {rows, kHidden}), d_wide = Make(dtype_, {rows, kHidden});
+    const Tensor d_wide_bias = Make(kF32, {kHidden});
+    const std::string narrow_shape = std::to_string(rows) + "x" + std::to_string(kChannels);
+    const std::string wide_shape = std::to_string(rows) + "x" + std::to_string(kHidden);
+    const double narrow_bytes = static_cast<double>(x.view().bytes());
+    const double wide_bytes = static_cast<double>(wide.view().bytes());
+    PrintBandwidth("layer_norm_forward", narrow_shape, 2 * narrow_bytes,
+                   [&] { backend_.LayerNormForward(x, weight, bias, 1e-5, y, mean, rstd); });
+    PrintBandwidth("layer_norm_backward", narrow_shape, 4 * narrow_bytes, [&] {
+      backend_.LayerNormBackward(y, x, weight, mean, rstd, y, true, d_weight, d_bias, true);
+    });
+    PrintBandwidth("gelu_forward", wide_shape, 2 * wide_bytes,
+                   [&] { backend_.GeluForward(wide, d_wide); });
+    PrintBandwidth("gelu_backward", wide_shape, 3 * wide_bytes,
+                   [&] { backend_.GeluBackward(d_wide, wide, d_wide); });
+    PrintBandwidth("sum_rows", wide_shape, wide_bytes,
+                   [&] { backend_.SumRows(wide, d_wide_bias, true); });
+    const Dropout dropout = {.probability = 0.1, .global_columns = kHidden};
+    PrintBandwidth("dropout", wide_shape, 2 * wide_bytes,
+                   [&] { backend_.ApplyDropout(dropout, wide); });
+  }
+
+  void Attention(int64_t batch, int64_t sequence) {
+    const Tensor qkv = Make(dtype_, {batch, sequence, 3 * kHeads, kHeadSize});
+    const Tensor d_qkv = Make(dtype_, {batch, sequence, 3 * kHeads, kHeadSize});
+    const Tensor out = Make(dtype_, {batch, sequence, kHeads, kHeadSize});
+    const Tensor row_sums = Make(kF32, {batch, kHeads, sequence});
+    const auto part = [&](const Tensor& fused, int64_t i) {
+      return fused.view().Slice(2, i * kHeads, (i + 1) * kHeads);
+    };
+    const AttentionOptions options = {.scale = 0.125};
+    const std::string shape = std::to_string(batch) + "x" + std::to_string(sequence);
+    // Two products over the lower triangle forward, five backward.
+    const double triangle = static_cast<double>(batch * sequence * sequence * kChannels);
+    PrintPeak("attention_forward", shape, 2 * triangle, [&] {
+      backend_.AttentionForward(options, part(qkv, 0), part(qkv, 1), part(qkv, 2), out, row_sums);
+    });
+    PrintPeak("attention_backward", shape, 5 * triangle, [&] {
+      backend_.AttentionBackward(options, out, part(qkv, 0), part(qkv, 1), part(qkv, 2), out,
+                                 row_sums, part(d_qkv, 0), part(d_qkv, 1), part(d_qkv, 2));
+    });
+  }
+
+  void Optimizer() {
+    const int64_t count = kVocabulary * kChannels;
+    const Tensor grad = Make(kF32, {count}), master = Make(kF32, {count}), m = Make(kF32, {count});
+    const Tensor v = Make(kF32, {count}), param = Make(dtype_, {count});
+    const bool rounded = dtype_ != kF32;
+    const std::string shape = std::to_string(count);
+    const AdamWOptions options = {.learning_rate = 1e-4, .weight_decay = 0.1};
+    const double elements = static_cast<double>(count);
+    PrintBandwidth("adamw", shape, elements * (7 * 4 + (rounded ? 2 : 0)), [&] {
+      backend_.AdamW(options, grad, rounded ? master.view() : TensorView(), m, v, param);
+    });
+    PrintBandwidth("sum_of_squares", shape, elements * 4, [&] { backend_.SumOfSquares(grad); });
+  }
+
+  Backend& backend_;
+  DType dtype_;
+  std::string name_;
+  double gemm_peak_;
+  double bandwidth_;
+};
+
+int Main() {
+  const int threads = AllProcessors();
+  const double bandwidth = BestMemoryRate(threads);
+  std::printf("figure machine.memory %.1f GB/s\n", bandwidth * 1e-9);
+  const std::unique_ptr<Backend> backend = MakeCpuBackend(threads);
+  for (DType dtype : {kF32, DType::kBF16}) {
+    const double peak = BestGemmRate(dtype, threads);
+    std::printf("figure machine.gemm_peak.%s %.1f GFLOP/s\n", dtype == kF32 ? "fp32" : "bf16",
+                peak * 1e-9);
+    if (peak == 0) continue;
+    KernelBenchmark(*backend, dtype, peak, bandwidth).Run();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main() { return tessera::Main(); }
