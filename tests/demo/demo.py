@@ -68,23 +68,26 @@ class Demo:
         with open(os.path.join(self.data, "meta.json"), encoding="utf-8") as file:
             self.meta = json.load(file)
 
-    def train_command(self, name, *extra):
+    def train_command(self, *extra):
         return [
             self.tools.train, f"--config={self.tools.config}",
             f"--train-data-path={self.data}/train_*.bin",
             f"--valid-data-path={self.data}/val_*.bin",
             f"--tokenizer-model={self.data}/tokenizer.model",
-            f"--train-iters={STEPS}", f"--save-interval={SAVE_INTERVAL}",
-            f"--run-dir={self.run_dir(name)}", f"--save={self.checkpoints(name)}", *extra
+            f"--train-iters={STEPS}", *extra
         ]
+
+    def saving(self, name):
+        return (f"--run-dir={self.run_dir(name)}", f"--save={self.checkpoints(name)}",
+                f"--save-interval={SAVE_INTERVAL}")
 
     def train_undisturbed(self):
         say(f"Train {STEPS} steps, undisturbed")
-        run(*self.train_command("undisturbed"))
+        run(*self.train_command(*self.saving("undisturbed")))
 
     def train_and_kill(self):
         say(f"Train again, and kill the process (SIGKILL) after step {KILL_AFTER}")
-        process = subprocess.Popen(self.train_command("killed"))
+        process = subprocess.Popen(self.train_command(*self.saving("killed")))
         while process.poll() is None:
             if max(metrics(self.run_dir("killed")), default=0) >= KILL_AFTER:
                 process.send_signal(signal.SIGKILL)
@@ -97,7 +100,7 @@ class Demo:
 
     def resume(self):
         say("Resume from the newest checkpoint")
-        run(*self.train_command("killed", f"--load={self.checkpoints('killed')}"))
+        run(*self.train_command(*self.saving("killed"), f"--load={self.checkpoints('killed')}"))
 
     def compare(self):
         say("Losses side by side")
@@ -132,9 +135,9 @@ class Demo:
 
     def sample(self):
         say("Text from the trained model")
-        run(*self.train_command("sample", f"--load={self.checkpoints('killed')}",
-                                "--prompt=The function returns", "--num-tokens-to-generate=100",
-                                "--temperature=0.8", "--top-k=50", "--save="))
+        run(*self.train_command(f"--load={self.checkpoints('killed')}",
+                                "--prompt=The function returns",
+                                "--num-tokens-to-generate=100"))
 
 
 def main():

@@ -38,7 +38,7 @@ constexpr int64_t kTokens = 4200;     // 131 samples of 32: 400 samples are thre
 
 struct Kind {
   std::string name;
-  std::string config;
+  std::vector<std::string> config;  // fragments in text format
 };
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
@@ -46,9 +46,13 @@ std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << ki
 // Warmup ends at 50 and decay at 100: the checkpoints of 40 and 60 lie inside each.
 constexpr char kCommon[] = R"pb(
   training { micro_batch_size: 2 global_batch_size: 4 seq_length: 32 train_iters: 100 eval_interval: 25 eval_iters: 2 threads: 2 }
-  optimizer { lr: 3e-3 min_lr: 1e-4 lr_decay_style: COSINE lr_warmup_iters: 50 weight_decay: 0.1 clip_grad: 0.5 }
+  optimizer { lr: 3e-3 min_lr: 1e-4 lr_decay_style: COSINE lr_warmup_iters: 50 lr_decay_iters: 100 weight_decay: 0.1 clip_grad: 0.5 }
   checkpoint { save_interval: 20 }
 )pb";
+
+constexpr char kGpt2[] =
+    "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 }";
+constexpr char kLlama[] = "model { size: \"llama3-tiny\" }";
 
 // A language with something to learn: the next token is a function of the last one, three times in four.
 std::vector<int32_t> MakeTokens() {
@@ -73,12 +77,13 @@ std::map<int64_t, std::string> Losses(const fs::path& run_dir, const std::string
   std::ifstream file(run_dir / "metrics.jsonl");
   for (std::string line; std::getline(file, line);) {
     const nlohmann::json record = nlohmann::json::parse(line);
-    if (record["kind"] != kind) continue;
-    const bool is_new =
-        losses.emplace(record["step"], absl::StrCat(record["loss_bits"].get<std::string>(), " ",
-                                                    record.value("grad_norm", 0.0), " ",
-                                                    record.value("lr", 0.0)))
-            .second;
+    if (record["kind"].get<std::string>() != kind) continue;
+    const std::string values =
+        kind == "eval" ? record["eval_loss_bits"].get<std::string>()
+                       : absl::StrCat(record["loss_bits"].get<std::string>(), " ",
+                                      record["grad_norm"].get<double>(), " ",
+                                      record["lr"].get<double>());
+    const bool is_new = losses.emplace(record["step"].get<int64_t>(), values).second;
     EXPECT_TRUE(is_new) << "step recorded twice: " << line;
   }
   return losses;
@@ -100,11 +105,14 @@ class ResumeTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(root_); }
 
-  TrainConfig Config(const std::string& kind, const std::string& run) const {
-    const absl::StatusOr<TrainConfig> config =
-        ParseConfig(absl::StrCat(kCommon, kind), "resume_test");
-    EXPECT_TRUE(config.ok()) << config.status();
-    TrainConfig result = *config;
+  TrainConfig Config(std::vector<std::string> fragments, const std::string& run) const {
+    TrainConfig result;
+    fragments.insert(fragments.begin(), kCommon);
+    for (const std::string& text : fragments) {
+      const absl::StatusOr<TrainConfig> part = ParseConfig(text, "resume_test");
+      EXPECT_TRUE(part.ok()) << part.status();
+      if (part.ok()) result.MergeFrom(*part);
+    }
     result.mutable_model()->set_vocab_size(kVocabulary);
     result.mutable_data()->set_train_data_path((root_ / "tokens.bin").string());
     result.mutable_data()->set_valid_data_path((root_ / "tokens.bin").string());
@@ -171,7 +179,8 @@ class EveryKindTest : public ResumeTest, public ::testing::WithParamInterface<Ki
 
 TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
   const TrainConfig config = Config(GetParam().config, "full");
-  ASSERT_TRUE(Train(config).ok()) << Train(config).status();
+  const absl::Status trained = Train(config).status();
+  ASSERT_TRUE(trained.ok()) << trained;
   const std::map<int64_t, std::string> losses = Losses(RunDir("full"), "step");
   const std::map<int64_t, std::string> evaluations = Losses(RunDir("full"), "eval");
   ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
@@ -193,32 +202,31 @@ TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
   }
 }
 
-constexpr char kGpt2[] = "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 } ";
-constexpr char kLlama[] = "model { size: \"llama3-tiny\" } ";
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, EveryKindTest,
     ::testing::Values(
-        Kind{"gpt2_fp32", kGpt2}, Kind{"gpt2_bf16", absl::StrCat(kGpt2, "training { bf16: true }")},
+        Kind{"gpt2_fp32", {kGpt2}}, Kind{"gpt2_bf16", {kGpt2, "training { bf16: true }"}},
         Kind{"gpt2_bf16_recompute",
-             absl::StrCat(kGpt2, "training { bf16: true recompute_activations: true }")},
-        Kind{"llama3_fp32", kLlama},
-        Kind{"llama3_bf16", absl::StrCat(kLlama, "training { bf16: true }")},
+             {kGpt2, "training { bf16: true recompute_activations: true }"}},
+        Kind{"llama3_fp32", {kLlama}},
+        Kind{"llama3_bf16", {kLlama, "training { bf16: true }"}},
         Kind{"llama3_tied_wsd",
-             "model { size: \"llama3-tiny\" untie_embeddings_and_output_weights: false } "
-             "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 45 }"}),
+             {"model { size: \"llama3-tiny\" untie_embeddings_and_output_weights: false }",
+              "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 45 }"}}),
     [](const auto& info) { return info.param.name; });
 
 class FlagsTest : public ResumeTest {
  protected:
   void SetUp() override {
     ResumeTest::SetUp();
-    TrainConfig config = Config(kGpt2, "base");
+    TrainConfig config = Config({kGpt2}, "base");
     config.mutable_training()->set_train_iters(40);
-    ASSERT_TRUE(Train(config).ok());
+    const absl::Status trained = Train(config).status();
+    ASSERT_TRUE(trained.ok()) << trained;
   }
   // Goes on from the base run's checkpoints in a folder of its own.
-  TrainConfig From(const std::string& run, const std::string& kind = kGpt2) const {
+  TrainConfig From(const std::string& run, const std::vector<std::string>& kind = {kGpt2}) const {
     TrainConfig config = Config(kind, run);
     config.mutable_training()->set_train_iters(60);
     config.mutable_checkpoint()->set_load(Checkpoints("base").string());
@@ -256,7 +264,7 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
   fresh.mutable_checkpoint()->set_no_load_optim(true);
   ASSERT_TRUE(Train(fresh).ok()) << Train(fresh).status();
 
-  TrainConfig weights_only = Config(kGpt2, "weights-only");
+  TrainConfig weights_only = Config({kGpt2}, "weights-only");
   weights_only.mutable_training()->set_train_iters(20);
   weights_only.mutable_checkpoint()->set_no_save_optim(true);
   ASSERT_TRUE(Train(weights_only).ok());
@@ -273,11 +281,11 @@ TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
 
 TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
   const absl::StatusOr<std::string> to_bf16 =
-      Train(From("to-bf16", absl::StrCat(kGpt2, "training { bf16: true }")));
+      Train(From("to-bf16", {kGpt2, "training { bf16: true }"}));
   ASSERT_TRUE(to_bf16.ok()) << to_bf16.status();
   EXPECT_THAT(*to_bf16, HasSubstr("master weights come from the saved weights"));
 
-  TrainConfig back = Config(kGpt2, "to-fp32");
+  TrainConfig back = Config({kGpt2}, "to-fp32");
   back.mutable_training()->set_train_iters(80);
   back.mutable_checkpoint()->set_load(Checkpoints("to-bf16").string());
   const absl::StatusOr<std::string> to_fp32 = Train(back);
@@ -286,7 +294,7 @@ TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
 }
 
 TEST_F(FlagsTest, KeepsTheNewestCheckpoints) {
-  TrainConfig config = Config(kGpt2, "kept");
+  TrainConfig config = Config({kGpt2}, "kept");
   config.mutable_checkpoint()->set_save_interval(10);
   config.mutable_checkpoint()->set_max_checkpoint_keep(2);
   config.mutable_training()->set_train_iters(50);
@@ -318,7 +326,7 @@ TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
 TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
   const absl::Status refused =
       Train(From("other-model",
-                 "model { size: \"gpt2-tiny\" num_attention_heads: 1 norm_epsilon: 1e-6 }"))
+                 {"model { size: \"gpt2-tiny\" num_attention_heads: 1 norm_epsilon: 1e-6 }"}))
           .status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("num_attention_heads"));
@@ -338,7 +346,7 @@ TEST_F(FlagsTest, OtherDataIsRefused) {
 }
 
 TEST_F(FlagsTest, SameSeedSameBits) {
-  TrainConfig again = Config(kGpt2, "again");
+  TrainConfig again = Config({kGpt2}, "again");
   again.mutable_training()->set_train_iters(40);
   again.mutable_training()->set_threads(3);
   ASSERT_TRUE(Train(again).ok());

@@ -146,8 +146,10 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--vocab-size=50"}, 1, "tokens.bin");
   ExpectRefused({"--llmc-filepath=/nowhere/model.bin"}, 1, "/nowhere/model.bin");
   ExpectRefused({"--load=/nowhere", "--exit-on-missing-checkpoint"}, 1, "/nowhere");
-  ExpectRefused({"--save=" + (root_ / "tokens.bin" / "x").string()}, 1, "tokens.bin");
-  ExpectRefused({"--run-dir=" + (root_ / "tokens.bin" / "x").string()}, 1, "tokens.bin");
+  ExpectRefused({"--save=" + (root_ / "run").string()}, 2, "save_interval");
+  const std::string no_folder = (root_ / "tokens.bin" / "x").string();
+  ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
+  ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
 }
 
 TEST_F(TrainCommandTest, TruncatedTokensAreReported) {
