@@ -13,7 +13,7 @@ namespace tessera {
 // The permutation is a Feistel network over the smallest even number of bits that holds the
 // samples, its round functions Philox keyed by (seed, epoch, round); values beyond the samples walk
 // on along their cycle (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
-// Memory O(1); under four walks expected, some 0.3 us each.
+// Memory O(1); under four walks expected, half a microsecond each.
 class SampleOrder {
  public:
   // Precondition: num_samples >= 1.

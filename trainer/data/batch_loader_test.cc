@@ -1,0 +1,172 @@
+#include "trainer/data/batch_loader.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trainer/data/test_files.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocab = 60000;
+
+// Shards of the given sizes; tokens count up through all of them, so that a token tells where it
+// stood.
+void WriteShards(const TestFolder& folder, const std::vector<int64_t>& sizes,
+                 TokenFormat format = TokenFormat::kGpt2) {
+  int32_t next = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    auto writer = TokenFileWriter::Create(folder.File("s" + std::to_string(i) + ".bin"), format);
+    ASSERT_TRUE(writer.ok());
+    std::vector<int32_t> tokens(sizes[i]);
+    for (int32_t& token : tokens) token = next++;
+    ASSERT_TRUE((*writer)->Append(tokens).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+}
+
+std::unique_ptr<TokenDataset> OpenAll(const TestFolder& folder, int64_t length) {
+  auto dataset = TokenDataset::Open(folder.File("s*.bin"), length, kVocab);
+  EXPECT_TRUE(dataset.ok()) << dataset.status();
+  return *std::move(dataset);
+}
+
+TEST(TokenDatasetTest, CutsSamplesAsDocumented) {
+  const TestFolder folder;
+  // T = 4: 9 tokens are two samples, 8 only one; then an empty shard, one without a sample, one of
+  // exactly one sample.
+  WriteShards(folder, {9, 8, 0, 4, 5});
+  const auto dataset = OpenAll(folder, 4);
+  EXPECT_EQ(dataset->num_samples(), 4);
+  EXPECT_EQ(dataset->num_tokens(), 26);
+  EXPECT_EQ(dataset->num_shards(), 5);
+  const std::vector<int32_t> starts = {0, 4, 9, 21};
+  for (int64_t sample = 0; sample < 4; ++sample) {
+    std::vector<int32_t> ids(4), targets(4);
+    ASSERT_TRUE(dataset->ReadSample(sample, ids, targets).ok());
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(ids[i], starts[sample] + i);
+      EXPECT_EQ(targets[i], starts[sample] + i + 1);
+    }
+  }
+  std::vector<int32_t> ids(4), targets(4);
+  EXPECT_TRUE(absl::IsOutOfRange(dataset->ReadSample(4, ids, targets)));
+  EXPECT_TRUE(absl::IsOutOfRange(dataset->ReadSample(-1, ids, targets)));
+  ids.resize(3);
+  EXPECT_TRUE(absl::IsInvalidArgument(dataset->ReadSample(0, ids, targets)));
+}
+
+TEST(TokenDatasetTest, SampleLengthOne) {
+  const TestFolder folder;
+  WriteShards(folder, {0, 3, 1});
+  const auto dataset = OpenAll(folder, 1);
+  ASSERT_EQ(dataset->num_samples(), 2);
+  std::vector<int32_t> id(1), target(1);
+  ASSERT_TRUE(dataset->ReadSample(1, id, target).ok());
+  EXPECT_EQ(id[0], 1);
+  EXPECT_EQ(target[0], 2);
+}
+
+TEST(TokenDatasetTest, OpenErrors) {
+  const TestFolder folder;
+  const auto open = [&](const char* pattern, int64_t length, int64_t vocab) {
+    return TokenDataset::Open(folder.File(pattern), length, vocab).status();
+  };
+  EXPECT_TRUE(absl::IsNotFound(open("none*.bin", 4, kVocab)));
+  WriteShards(folder, {9, 4});
+  EXPECT_TRUE(absl::IsInvalidArgument(open("s*.bin", 0, kVocab)));
+  EXPECT_TRUE(absl::IsInvalidArgument(open("s*.bin", 9, kVocab)));
+  EXPECT_TRUE(absl::IsInvalidArgument(open("s*.bin", 4, 65537)));
+  EXPECT_TRUE(absl::IsInvalidArgument(open("s*.bin", 4, 0)));
+  auto other = TokenFileWriter::Create(folder.File("s7.bin"), TokenFormat::kLlama3);
+  ASSERT_TRUE((*other)->Close().ok());
+  const absl::Status mixed = open("s*.bin", 4, kVocab);
+  EXPECT_TRUE(absl::IsInvalidArgument(mixed));
+  EXPECT_NE(MessageOf(mixed).find("s7.bin is llama3"), std::string::npos) << mixed;
+  folder.Write("s7.bin", "garbage");
+  EXPECT_TRUE(absl::IsDataLoss(open("s*.bin", 4, kVocab)));
+}
+
+TEST(TokenDatasetTest, FingerprintDependsOnContentsAndTheirOrderAlone) {
+  const TestFolder a, b, c;
+  WriteShards(a, {50, 60});
+  WriteShards(b, {50, 60});
+  std::filesystem::rename(b.File("s0.bin"), b.File("s00.bin"));
+  EXPECT_EQ(OpenAll(a, 4)->fingerprint(), OpenAll(b, 8)->fingerprint());
+  WriteShards(c, {50, 60});
+  std::filesystem::rename(c.File("s0.bin"), c.File("s5.bin"));
+  EXPECT_NE(OpenAll(a, 4)->fingerprint(), OpenAll(c, 4)->fingerprint());
+}
+
+// However steps are cut into ranks and micro-batches, the sequence of token ids is one and the
+// same, and every sample occurs once in every epoch.
+TEST(BatchLoaderTest, EveryTopologyReadsTheSameSequenceEachSampleOncePerEpoch) {
+  constexpr int64_t kLength = 3;
+  for (const std::vector<int64_t>& sizes :
+       std::vector<std::vector<int64_t>>{{4}, {31}, {40, 0, 77}, {5, 200, 9}}) {
+    const TestFolder folder;
+    WriteShards(folder, sizes);
+    const auto dataset = OpenAll(folder, kLength);
+    const int64_t n = dataset->num_samples();
+    const BatchLoader loader(dataset.get(), 42);
+    const int64_t total = 3 * n;
+    std::vector<int32_t> expected(total * kLength), ignored(total * kLength);
+    ASSERT_TRUE(loader.FillBatch(0, 0, total, expected, ignored).ok());
+    for (int64_t epoch = 0; epoch < 3; ++epoch) {
+      std::map<int32_t, int> seen;
+      for (int64_t i = 0; i < n; ++i) ++seen[expected[(epoch * n + i) * kLength]];
+      EXPECT_EQ(seen.size(), n);
+    }
+    for (const int64_t dp : {1, 2, 3, 4}) {
+      for (const int64_t micro : {1, 2, 5}) {
+        for (const int64_t accumulation : {1, 3}) {
+          const int64_t global = dp * micro * accumulation;
+          for (int64_t consumed = 0; consumed + global <= total; consumed += global) {
+            for (int64_t piece = 0; piece < dp * accumulation; ++piece) {
+              std::vector<int32_t> ids(micro * kLength), targets(micro * kLength);
+              ASSERT_TRUE(loader.FillBatch(consumed, piece * micro, micro, ids, targets).ok());
+              const int64_t at = (consumed + piece * micro) * kLength;
+              for (size_t i = 0; i < ids.size(); ++i) {
+                ASSERT_EQ(ids[i], expected[at + i]);
+                ASSERT_EQ(targets[i], ids[i] + 1);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BatchLoaderTest, EvaluationReadsTheFirstSamplesInOrder) {
+  const TestFolder folder;
+  WriteShards(folder, {9, 9});
+  const auto dataset = OpenAll(folder, 4);
+  const BatchLoader loader(dataset.get(), 42);
+  std::vector<int32_t> ids(12), targets(12);
+  ASSERT_TRUE(loader.FillEvaluationBatch(1, 3, ids, targets).ok());
+  EXPECT_EQ(ids, (std::vector<int32_t>{4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16}));
+  EXPECT_EQ(targets, (std::vector<int32_t>{5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17}));
+  EXPECT_TRUE(absl::IsOutOfRange(loader.FillEvaluationBatch(2, 3, ids, targets)));
+  EXPECT_TRUE(absl::IsInvalidArgument(loader.FillEvaluationBatch(0, 2, ids, targets)));
+  EXPECT_TRUE(absl::IsInvalidArgument(loader.FillBatch(0, -1, 3, ids, targets)));
+}
+
+TEST(BatchLoaderTest, BadTokensAreReportedWhenRead) {
+  const TestFolder folder;
+  WriteShards(folder, {100});
+  const auto dataset = TokenDataset::Open(folder.File("s*.bin"), 4, 50);
+  ASSERT_TRUE(dataset.ok());
+  const BatchLoader loader(dataset->get(), 1);
+  std::vector<int32_t> ids(96), targets(96);
+  const absl::Status status = loader.FillBatch(0, 0, 24, ids, targets);
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_NE(MessageOf(status).find("s0.bin at offset"), std::string::npos) << status;
+}
+
+}  // namespace
+}  // namespace tessera

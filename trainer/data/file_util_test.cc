@@ -1,0 +1,122 @@
+#include "trainer/data/file_util.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "trainer/data/test_files.h"
+
+namespace tessera {
+namespace {
+
+std::span<const uint8_t> AsBytes(std::string_view text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+TEST(NaturalLessTest, OrdersNumbersByValue) {
+  const std::vector<std::string> ordered = {"",
+                                            "a",
+                                            "a1",
+                                            "a2",
+                                            "a02b",
+                                            "a10",
+                                            "a10b",
+                                            "a10b3",
+                                            "a10b020",
+                                            "a11",
+                                            "aa",
+                                            "b",
+                                            "b99999999999999999999999",
+                                            "b100000000000000000000000"};
+  for (size_t i = 0; i < ordered.size(); ++i) {
+    for (size_t j = 0; j < ordered.size(); ++j) {
+      EXPECT_EQ(NaturalLess(ordered[i], ordered[j]), i < j) << ordered[i] << " " << ordered[j];
+    }
+  }
+  EXPECT_NE(NaturalLess("x01", "x1"), NaturalLess("x1", "x01"));
+}
+
+TEST(GlobTest, NaturalOrderAndNotFoundNamesThePattern) {
+  const TestFolder folder;
+  for (const char* name : {"s10.bin", "s9.bin", "s1.bin", "other"}) folder.Write(name, "");
+  const auto paths = Glob(folder.File("s*.bin"));
+  ASSERT_TRUE(paths.ok());
+  EXPECT_EQ(*paths, (std::vector<std::string>{folder.File("s1.bin"), folder.File("s9.bin"),
+                                              folder.File("s10.bin")}));
+  const auto none = Glob(folder.File("t*.bin"));
+  EXPECT_TRUE(absl::IsNotFound(none.status()));
+  EXPECT_NE(MessageOf(none.status()).find(folder.File("t*.bin")), std::string::npos);
+}
+
+TEST(AtomicFileTest, AppearsOnCommitOnlyAndLeavesNothingOtherwise) {
+  const TestFolder folder;
+  const std::string path = folder.Write("file", "old");
+  {
+    auto file = AtomicFile::Create(path);
+    ASSERT_TRUE(file.ok());
+    ASSERT_TRUE((*file)->Append(AsBytes("new")).ok());
+    EXPECT_EQ(Slurp(path), "old");
+  }
+  EXPECT_EQ(Slurp(path), "old");
+  EXPECT_EQ(Glob(folder.File("*"))->size(), 1);
+
+  auto file = AtomicFile::Create(path);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->Append(AsBytes("new contents")).ok());
+  ASSERT_TRUE((*file)->WriteAt(0, AsBytes("N")).ok());
+  ASSERT_TRUE((*file)->Commit().ok());
+  EXPECT_EQ(Slurp(path), "New contents");
+  EXPECT_EQ(Glob(folder.File("*"))->size(), 1);
+}
+
+TEST(AtomicFileTest, ErrorsNameThePath) {
+  const auto file = AtomicFile::Create("/nonexistent/folder/file");
+  EXPECT_TRUE(absl::IsNotFound(file.status()));
+  EXPECT_NE(MessageOf(file.status()).find("/nonexistent/folder/file"), std::string::npos);
+}
+
+TEST(ReadFileTest, BoundsAndKinds) {
+  const TestFolder folder;
+  const std::string path = folder.Write("file", "12345");
+  EXPECT_EQ(*ReadFile(path, 5), "12345");
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(path, 4).status()));
+  EXPECT_TRUE(absl::IsNotFound(ReadFile(folder.File("none"), 5).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder.path(), 5).status()));
+  // A pipe without a writer must not block.
+  ASSERT_EQ(mkfifo(folder.File("pipe").c_str(), 0600), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder.File("pipe"), 5).status()));
+}
+
+TEST(ContentHashTest, DoesNotDependOnHowBytesAreCut) {
+  const std::string text = "The quick brown fox jumps over the lazy dog; 0123456789.";
+  ContentHash whole;
+  whole.Add(AsBytes(text));
+  const uint64_t expected = whole.Finish();
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
+    ContentHash parts;
+    parts.Add(AsBytes(std::string_view(text).substr(0, cut)));
+    parts.Add(AsBytes(std::string_view(text).substr(cut)));
+    EXPECT_EQ(parts.Finish(), expected) << cut;
+  }
+}
+
+TEST(ContentHashTest, EveryBitAndTheLengthCount) {
+  const std::string text = "0123456789ab";
+  ContentHash base;
+  base.Add(AsBytes(text));
+  const uint64_t expected = base.Finish();
+  for (size_t bit = 0; bit < 8 * text.size(); ++bit) {
+    std::string flipped = text;
+    flipped[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    ContentHash hash;
+    hash.Add(AsBytes(flipped));
+    EXPECT_NE(hash.Finish(), expected) << bit;
+  }
+  ContentHash longer;
+  longer.Add(AsBytes(text + std::string(1, '\0')));
+  EXPECT_NE(longer.Finish(), expected);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,156 @@
+#include "trainer/data/token_file.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "trainer/data/test_files.h"
+
+namespace tessera {
+namespace {
+
+void WriteTokens(const std::string& path, TokenFormat format, const std::vector<int32_t>& tokens) {
+  auto writer = TokenFileWriter::Create(path, format);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Append(tokens).ok());
+  ASSERT_TRUE((*writer)->Close().ok());
+}
+
+// Header of three words and a body.
+std::string Contents(int32_t magic, int32_t version, int32_t count, std::string_view body) {
+  return Int32Header({magic, version, count}) + std::string(body);
+}
+
+void ExpectDataLoss(const std::string& path, const std::vector<std::string>& parts) {
+  const auto file = TokenFile::Open(path);
+  ASSERT_TRUE(absl::IsDataLoss(file.status())) << file.status();
+  EXPECT_NE(MessageOf(file.status()).find(path), std::string::npos) << file.status();
+  for (const std::string& part : parts) {
+    EXPECT_NE(MessageOf(file.status()).find(part), std::string::npos) << file.status();
+  }
+}
+
+TEST(TokenFileTest, LiteralBytes) {
+  const TestFolder folder;
+  WriteTokens(folder.File("gpt2"), TokenFormat::kGpt2, {1, 0x1234, 65535});
+  EXPECT_EQ(Slurp(folder.File("gpt2")),
+            Contents(20240520, 1, 3, std::string_view("\x01\0\x34\x12\xFF\xFF", 6)));
+  WriteTokens(folder.File("llama3"), TokenFormat::kLlama3, {1, 128255});
+  EXPECT_EQ(Slurp(folder.File("llama3")),
+            Contents(20240801, 7, 2, std::string_view("\x01\0\0\0\xFF\xF4\x01\0", 8)));
+}
+
+TEST(TokenFileTest, RoundTripOfAnyRange) {
+  const TestFolder folder;
+  for (const TokenFormat format : {TokenFormat::kGpt2, TokenFormat::kLlama3}) {
+    std::vector<int32_t> tokens;
+    for (int32_t i = 0; i < 100; ++i) tokens.push_back(i * 523 % 50000);
+    WriteTokens(folder.File("f"), format, tokens);
+    const auto file = TokenFile::Open(folder.File("f"));
+    ASSERT_TRUE(file.ok());
+    EXPECT_EQ((*file)->format(), format);
+    EXPECT_EQ((*file)->count(), 100);
+    for (int64_t first = 0; first <= 100; first += 7) {
+      for (int64_t n = 0; first + n <= 100; n += 5) {
+        std::vector<int32_t> read(n, -1);
+        ASSERT_TRUE((*file)->Read(first, 50000, read).ok());
+        EXPECT_EQ(read, std::vector<int32_t>(tokens.begin() + first, tokens.begin() + first + n));
+      }
+    }
+    std::vector<int32_t> two(2);
+    EXPECT_TRUE(absl::IsOutOfRange((*file)->Read(99, 50000, two)));
+    EXPECT_TRUE(absl::IsOutOfRange((*file)->Read(-1, 50000, two)));
+    EXPECT_TRUE(absl::IsOutOfRange((*file)->Read(INT64_MAX, 50000, two)));
+  }
+}
+
+TEST(TokenFileTest, EveryHeaderFieldIsChecked) {
+  const TestFolder folder;
+  const std::string body("\1\0\2\0", 4);
+  ExpectDataLoss(folder.Write("magic", Contents(20240521, 1, 2, body)),
+                 {"offset 0", "20240520", "20240521"});
+  ExpectDataLoss(folder.Write("version", Contents(20240520, 2, 2, body)),
+                 {"offset 4", "expected 1", "found 2"});
+  ExpectDataLoss(folder.Write("version7", Contents(20240801, 1, 1, body)),
+                 {"offset 4", "expected 7", "found 1"});
+  ExpectDataLoss(folder.Write("negative", Contents(20240520, 1, -1, body)),
+                 {"offset 8", "found -1"});
+  ExpectDataLoss(folder.Write("few", Contents(20240520, 1, 1, body)),
+                 {"offset 1026", "after the last token", "1028"});
+  ExpectDataLoss(folder.Write("many", Contents(20240520, 1, 3, body)),
+                 {"offset 1028", "truncated", "1030"});
+  ExpectDataLoss(folder.Write("huge", Contents(20240801, 7, INT32_MAX, body)),
+                 {"truncated", "8589935612"});
+  ExpectDataLoss(folder.Write("empty", ""), {"offset 0", "truncated"});
+  ExpectDataLoss(folder.Write("text", std::string(2000, 'x')), {"offset 0", "magic"});
+}
+
+TEST(TokenFileTest, EveryTruncationIsReported) {
+  const TestFolder folder;
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 3, 4});
+  const std::string whole = Slurp(folder.File("f"));
+  for (size_t size = 0; size < whole.size(); ++size) {
+    ExpectDataLoss(folder.Write("cut", whole.substr(0, size)), {"truncated"});
+  }
+}
+
+TEST(TokenFileTest, IdsBeyondTheVocabularyNameTheirPlace) {
+  const TestFolder folder;
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, {10, 11, 99, 12});
+  const auto file = TokenFile::Open(folder.File("f"));
+  ASSERT_TRUE(file.ok());
+  std::vector<int32_t> read(4);
+  EXPECT_TRUE((*file)->Read(0, 100, read).ok());
+  const absl::Status status = (*file)->Read(1, 99, std::span(read).first(3));
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_EQ(MessageOf(status), folder.File("f") +
+                                   " at offset 1028: token 2 expected below the "
+                                   "vocabulary size 99, found 99");
+}
+
+TEST(TokenFileTest, ShrinkingWhileOpenIsAnError) {
+  const TestFolder folder;
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, std::vector<int32_t>(5000, 7));
+  const auto file = TokenFile::Open(folder.File("f"));
+  ASSERT_TRUE(file.ok());
+  std::filesystem::resize_file(folder.File("f"), 3000);
+  std::vector<int32_t> read(5000);
+  EXPECT_TRUE(absl::IsDataLoss((*file)->Read(0, 100, read)));
+}
+
+TEST(TokenFileTest, WriterRefusesWhatTheFormatCannotHold) {
+  const TestFolder folder;
+  auto writer = TokenFileWriter::Create(folder.File("f"), TokenFormat::kGpt2);
+  ASSERT_TRUE(writer.ok());
+  const std::vector<int32_t> large = {1, 65536}, negative = {-1};
+  EXPECT_TRUE(absl::IsInvalidArgument((*writer)->Append(large)));
+  EXPECT_TRUE(absl::IsInvalidArgument((*writer)->Append(negative)));
+  writer->reset();
+  EXPECT_TRUE(absl::IsNotFound(TokenFile::Open(folder.File("f")).status()));
+}
+
+TEST(TokenFileTest, FingerprintSeesContentNotName) {
+  const TestFolder folder;
+  std::vector<int32_t> tokens(10000, 3);
+  const auto fingerprint = [&](const std::string& name, TokenFormat format) {
+    WriteTokens(folder.File(name), format, tokens);
+    return *(*TokenFile::Open(folder.File(name)))->Fingerprint();
+  };
+  const uint64_t base = fingerprint("a", TokenFormat::kGpt2);
+  EXPECT_EQ(fingerprint("b", TokenFormat::kGpt2), base);
+  EXPECT_NE(fingerprint("b", TokenFormat::kLlama3), base);
+  tokens[9999] = 4;
+  EXPECT_NE(fingerprint("b", TokenFormat::kGpt2), base);
+  tokens[9999] = 3;
+  tokens.push_back(3);
+  EXPECT_NE(fingerprint("b", TokenFormat::kGpt2), base);
+}
+
+TEST(TokenFileTest, FormatNames) {
+  EXPECT_EQ(*TokenFormatFromName("gpt2"), TokenFormat::kGpt2);
+  EXPECT_EQ(*TokenFormatFromName("llama3"), TokenFormat::kLlama3);
+  EXPECT_TRUE(absl::IsInvalidArgument(TokenFormatFromName("gpt3").status()));
+}
+
+}  // namespace
+}  // namespace tessera
