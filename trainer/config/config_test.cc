@@ -179,6 +179,16 @@ TEST(ConfigDifferencesTest, ShowsWhatDepartsFromTheDefaults) {
             "sampling: prompt=\"Once upon\" num_tokens_to_generate=8\n");
 }
 
+TEST(ConfigDifferencesTest, AModelWithoutANameIsItsExtents) {
+  const std::string text = ConfigDifferences(
+      Resolved({"--size=", "--architecture=gpt2", "--num-layers=3", "--hidden-size=8",
+                "--num-attention-heads=2", "--max-position-embeddings=16", "--vocab-size=32",
+                "--hidden-dropout=0.1"}));
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            "model: architecture=gpt2 num_layers=3 hidden_size=8 num_attention_heads=2 "
+            "max_position_embeddings=16 vocab_size=32 hidden_dropout=0.1");
+}
+
 struct Contradiction {
   std::vector<std::string> flags;
   std::string message;

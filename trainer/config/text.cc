@@ -50,25 +50,41 @@ std::string Quoted(const std::string& value) {
   return absl::StrCat("\"", value, "\"");
 }
 
-bool IsDefault(const Message& group, const FieldDescriptor& field, const Message& defaults) {
-  const std::string text = FieldText(group, field);
-  return text == FieldText(defaults, field);
-}
-
 // One line of "name=value", or nothing where every value is the default.
 std::string GroupDifferences(const std::string& name, const Message& group,
                              const Message& defaults) {
   std::string line;
   for (int f = 0; f < group.GetDescriptor()->field_count(); ++f) {
     const FieldDescriptor& field = *group.GetDescriptor()->field(f);
-    if (!group.GetReflection()->HasField(group, &field) || IsDefault(group, field, defaults)) {
-      continue;
-    }
+    if (!group.GetReflection()->HasField(group, &field)) continue;
+    if (FieldText(group, field) == FieldText(defaults, field)) continue;
     absl::StrAppend(&line, line.empty() ? absl::StrCat(name, ":") : "", " ", field.name(), "=",
                     Quoted(FieldText(group, field)));
   }
   if (!line.empty()) line += "\n";
   return line;
+}
+
+// What the model's own choices (its size, or its extents where it has no name) leave to defaults;
+// the choices themselves are left out, so that they are always shown.
+ModelConfig UsualModel(const ModelConfig& model) {
+  ModelConfig choices;
+  if (model.size().empty()) {
+    choices.set_architecture(model.architecture());
+    choices.set_num_layers(model.num_layers());
+    choices.set_hidden_size(model.hidden_size());
+    choices.set_num_attention_heads(model.num_attention_heads());
+    choices.set_max_position_embeddings(model.max_position_embeddings());
+    choices.set_vocab_size(model.vocab_size());
+  } else {
+    choices.set_size(model.size());
+  }
+  absl::StatusOr<ModelConfig> usual = ResolveModelConfig(choices);
+  if (!usual.ok()) return ModelConfig();
+  std::vector<const FieldDescriptor*> chosen;
+  choices.GetReflection()->ListFields(choices, &chosen);
+  for (const FieldDescriptor* field : chosen) usual->GetReflection()->ClearField(&*usual, field);
+  return *std::move(usual);
 }
 
 absl::Status ErrnoError(absl::string_view what, const std::string& path) {
@@ -178,19 +194,14 @@ std::string ConfigText(const TrainConfig& config) {
 }
 
 std::string ConfigDifferences(const TrainConfig& config) {
-  // A resolved model spells its size out: what matters is where it departs from it.
-  ModelConfig named;
-  named.set_size(config.model().size());
-  const absl::StatusOr<ModelConfig> size = ResolveModelConfig(named);
-  if (size.ok()) named = *size;
-  named.clear_size();
+  const ModelConfig usual_model = UsualModel(config.model());
   std::string text;
   const Message& defaults = TrainConfig::default_instance();
   for (int g = 0; g < config.GetDescriptor()->field_count(); ++g) {
     const FieldDescriptor* group = config.GetDescriptor()->field(g);
     if (!config.GetReflection()->HasField(config, group)) continue;
     const Message& base = group->message_type() == ModelConfig::descriptor()
-                              ? named
+                              ? usual_model
                               : defaults.GetReflection()->GetMessage(defaults, group);
     text +=
         GroupDifferences(group->name(), config.GetReflection()->GetMessage(config, group), base);
