@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/reference/reference_backend.h"
 
 namespace tessera {
@@ -37,10 +38,18 @@ void Set(const TensorView& view, int64_t i, float value) {
   }
 }
 
+struct Setup {
+  const char* name;
+  bool cpu;  // else the reference
+  DType dtype;
+};
+
 // Two parameters with a gap between them: [0, 5) with weight decay, [8, 11) without.
 struct Fixture {
-  explicit Fixture(DType dtype)
-      : backend(MakeReferenceBackend()), values(dtype, {11}), grads(DType::kF32, {11}) {
+  explicit Fixture(const Setup& setup)
+      : backend(setup.cpu ? MakeCpuBackend(2) : MakeReferenceBackend()),
+        values(setup.dtype, {11}),
+        grads(DType::kF32, {11}) {
     for (int i = 0; i < 11; ++i) Set(values, i, 0.25f * static_cast<float>(i) - 1.0f);
     SetGrads(0);
   }
@@ -70,7 +79,7 @@ struct Naive {
   }
 };
 
-class AdamWTest : public testing::TestWithParam<DType> {};
+class AdamWTest : public testing::TestWithParam<Setup> {};
 
 TEST_P(AdamWTest, FollowsTheFormulasInDouble) {
   Fixture fixture(GetParam());
@@ -87,7 +96,7 @@ TEST_P(AdamWTest, FollowsTheFormulasInDouble) {
     }
   }
   EXPECT_EQ(optimizer->updates(), 20);
-  const bool bf16 = GetParam() == DType::kBF16;
+  const bool bf16 = GetParam().dtype == DType::kBF16;
   for (int p = 0; p < 2; ++p) {
     const AdamW::ParameterState state = optimizer->State(p);
     EXPECT_EQ(state.begin, 0);
@@ -204,9 +213,13 @@ TEST_P(AdamWTest, ResetStartsAfresh) {
   for (int i = 0; i < 11; ++i) EXPECT_EQ(Get(fixture.values, i), Get(fresh.values, i)) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, AdamWTest, testing::Values(DType::kF32, DType::kBF16),
-                         [](const testing::TestParamInfo<DType>& info) {
-                           return std::string(DTypeName(info.param));
+INSTANTIATE_TEST_SUITE_P(Setups, AdamWTest,
+                         testing::Values(Setup{"ReferenceF32", false, DType::kF32},
+                                         Setup{"ReferenceBF16", false, DType::kBF16},
+                                         Setup{"CpuF32", true, DType::kF32},
+                                         Setup{"CpuBF16", true, DType::kBF16}),
+                         [](const testing::TestParamInfo<Setup>& info) {
+                           return std::string(info.param.name);
                          });
 
 // One scalar by hand: with zero moments the first update is lr * sign(grad), plus the decay.
