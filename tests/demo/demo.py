@@ -65,8 +65,8 @@ class Demo:
         say("Tokenize the text of Debian's perl-doc")
         run(self.tools.prepare_data, f"--output_dir={self.data}", "--tokenizer=sentencepiece",
             "--vocab_size=2048")
-        with open(os.path.join(self.data, "meta.json"), encoding="utf-8") as file:
-            self.meta = json.load(file)
+        with open(os.path.join(self.data, "dataset.json"), encoding="utf-8") as file:
+            self.dataset = json.load(file)
 
     def train_command(self, *extra):
         return [
@@ -120,7 +120,7 @@ class Demo:
         return one
 
     def compare_with_unigram(self, losses):
-        unigram = self.meta["unigram_cross_entropy_nats"]
+        unigram = self.dataset["unigram_nats_per_token"]
         last = sum(losses[step]["loss"] for step in range(STEPS - 9, STEPS + 1)) / 10
         print(f"loss of the last 10 steps {last:.3f}; a unigram model of this text has {unigram:.3f}")
         if last > unigram - 1:
