@@ -1,0 +1,327 @@
+#include "trainer/data/prepare_data.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "trainer/data/corpus.h"
+#include "trainer/data/dataset_summary.h"
+#include "trainer/data/default_corpus.h"
+#include "trainer/data/file_util.h"
+#include "trainer/data/test_files.h"
+#include "trainer/data/token_file.h"
+#include "trainer/data/token_shards.h"
+#include "trainer/data/tokenizer.h"
+
+namespace tessera {
+namespace {
+
+void IgnoreProgress(std::string_view, int64_t, int64_t) {}
+
+absl::StatusOr<PrepareDataResult> Prepare(const PrepareDataOptions& options) {
+  return PrepareData(options, IgnoreProgress);
+}
+
+std::vector<int32_t> AllTokens(const std::string& pattern) {
+  std::vector<int32_t> tokens;
+  const std::vector<std::string> paths = *Glob(pattern);
+  for (const std::string& path : paths) {
+    const auto file = TokenFile::Open(path);
+    EXPECT_TRUE(file.ok()) << file.status();
+    std::vector<int32_t> shard((*file)->count());
+    EXPECT_TRUE((*file)->Read(0, 1 << 16, shard).ok());
+    tokens.insert(tokens.end(), shard.begin(), shard.end());
+  }
+  return tokens;
+}
+
+std::map<std::string, std::string> Snapshot(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files[entry.path().filename().string()] = Slurp(entry.path().string());
+  }
+  return files;
+}
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& part) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_NE(MessageOf(status).find(part), std::string::npos) << status;
+  EXPECT_EQ(MessageOf(status).find('\n'), std::string::npos) << status;
+}
+
+class PrepareDataTest : public ::testing::Test {
+ protected:
+  // Fifty small documents in two folders, one of them hidden, and a binary file.
+  PrepareDataTest() {
+    for (int i = 0; i < 50; ++i) {
+      std::string text;
+      for (int line = 0; line <= i % 7; ++line) {
+        text += "document " + std::to_string(i) + " line " + std::to_string(line) + "\n";
+      }
+      in_.Write((i % 2 ? "a/doc" : "b/deeper/doc") + std::to_string(i) + ".txt", text);
+    }
+    in_.Write(".hidden/doc.txt", "hidden");
+    in_.Write("a/image.png", std::string("\x89PNG\0\0", 6));
+    options_.inputs = {in_.path()};
+    options_.output_dir = out_.File("data");
+    options_.tokenizer = "byte";
+    options_.validation_fraction = 0.2;
+    options_.shard_tokens = 700;
+  }
+
+  TestFolder in_, out_;
+  PrepareDataOptions options_;
+};
+
+TEST_F(PrepareDataTest, TokensAreTheDocumentsEachOnce) {
+  const auto result = Prepare(options_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->up_to_date);
+  EXPECT_EQ(result->skipped_binary_files, 1);
+  const DatasetSummary& summary = result->summary;
+  EXPECT_EQ(summary.split, "documents");
+  EXPECT_EQ(summary.train.documents + summary.validation.documents, 50);
+  EXPECT_GT(summary.validation.documents, 1);
+
+  const auto tokenizer = LoadTokenizer(options_.output_dir + "/tokenizer.bin");
+  ASSERT_TRUE(tokenizer.ok());
+  std::map<std::string, int> expected, found;
+  const DocumentList list = *FindDocuments(options_.inputs);
+  for (const std::string& path : list.paths) ++expected[Slurp(path)];
+  int64_t tokens_seen = 0;
+  for (const char* prefix : {"train", "val"}) {
+    const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/" + prefix + "_*.bin");
+    tokens_seen += tokens.size();
+    ASSERT_EQ(tokens.at(0), 256);
+    std::string document;
+    for (size_t i = 1; i <= tokens.size(); ++i) {
+      if (i < tokens.size() && tokens[i] != 256) {
+        document += (*tokenizer)->TokenText(tokens[i]);
+        continue;
+      }
+      ++found[document];
+      document.clear();
+    }
+  }
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(tokens_seen, summary.train.tokens + summary.validation.tokens);
+  const auto first = TokenFile::Open(options_.output_dir + "/train_000.bin");
+  EXPECT_EQ((*first)->count(), 700);
+}
+
+TEST_F(PrepareDataTest, SameInputsAreNotPreparedTwiceAndGiveTheSameBytes) {
+  ASSERT_TRUE(Prepare(options_).ok());
+  const auto files = Snapshot(options_.output_dir);
+  const auto again = Prepare(options_);
+  ASSERT_TRUE(again.ok());
+  EXPECT_TRUE(again->up_to_date);
+  EXPECT_EQ(again->summary.files.size() + 1, files.size());
+
+  std::filesystem::remove(options_.output_dir + "/train_000.bin");
+  EXPECT_FALSE(Prepare(options_)->up_to_date);
+  EXPECT_EQ(Snapshot(options_.output_dir), files);
+
+  // A text with one byte changed is other input.
+  in_.Write("a/doc1.txt", "document 1 line 0\ndocument 1 line X\n");
+  EXPECT_FALSE(Prepare(options_)->up_to_date);
+  EXPECT_NE(Snapshot(options_.output_dir), files);
+}
+
+TEST_F(PrepareDataTest, OldShardsGoAndForeignOnesAreLeftAlone) {
+  ASSERT_TRUE(Prepare(options_).ok());
+  EXPECT_TRUE(std::filesystem::exists(options_.output_dir + "/train_001.bin"));
+  options_.shard_tokens = 1000000;
+  ASSERT_TRUE(Prepare(options_).ok());
+  EXPECT_FALSE(std::filesystem::exists(options_.output_dir + "/train_001.bin"));
+  out_.Write("data/train_005.bin", "mine");
+  options_.shard_tokens = 500;
+  ExpectError(Prepare(options_).status(), absl::StatusCode::kFailedPrecondition, "train_005.bin");
+  EXPECT_EQ(Slurp(options_.output_dir + "/train_005.bin"), "mine");
+}
+
+// A run that died while files were exchanged is found out by the next one.
+TEST_F(PrepareDataTest, RecoversFromAnInterruptedExchange) {
+  ASSERT_TRUE(Prepare(options_).ok());
+  const auto files = Snapshot(options_.output_dir);
+  DatasetSummary summary = *ReadDatasetSummary(options_.output_dir);
+  summary.request.clear();
+  summary.files.push_back({"train_099.bin", 4});
+  out_.Write("data/train_099.bin", "left");
+  ASSERT_TRUE(WriteDatasetSummary(summary, options_.output_dir).ok());
+  const auto result = Prepare(options_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->up_to_date);
+  EXPECT_EQ(Snapshot(options_.output_dir), files);
+}
+
+TEST_F(PrepareDataTest, FewDocumentsAreSplitAtTheirTails) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += "line " + std::to_string(i) + "\n";
+  options_.inputs = {in_.Write("one.txt", text)};
+  options_.validation_fraction = 0.1;
+  const auto result = Prepare(options_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->summary.split, "tails");
+  EXPECT_EQ(result->summary.train.text_bytes + result->summary.validation.text_bytes, text.size());
+  EXPECT_NEAR(result->summary.validation.text_bytes, 0.1 * text.size(), 20);
+  const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/val_*.bin");
+  EXPECT_EQ(std::string(tokens.begin() + 1, tokens.begin() + 6), "line ");
+  EXPECT_EQ(tokens.back(), '\n');
+}
+
+TEST_F(PrepareDataTest, WithoutValidation) {
+  options_.validation_fraction = 0;
+  const auto result = Prepare(options_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->summary.split, "none");
+  EXPECT_FALSE(Glob(options_.output_dir + "/val_*.bin").ok());
+  EXPECT_GT(result->summary.unigram_nats_per_token, 1);
+}
+
+TEST_F(PrepareDataTest, SentencePieceOnRealText) {
+  options_.inputs = {*DefaultCorpusPattern()};
+  options_.inputs[0].replace(options_.inputs[0].find("*.pod"), 5, "perlre*.pod");
+  options_.tokenizer = "sentencepiece";
+  options_.vocab_size = 1000;
+  options_.format = TokenFormat::kLlama3;
+  options_.tokenizer_sample_bytes = 200000;
+  const auto result = Prepare(options_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const DatasetSummary& summary = result->summary;
+  EXPECT_EQ(summary.vocab_size, 1000);
+  EXPECT_LT(summary.train.tokens, summary.train.text_bytes / 2);
+  EXPECT_GT(summary.unigram_nats_per_token, 4);
+  EXPECT_LT(summary.unigram_nats_per_token, std::log(1000));
+  const auto tokenizer = LoadTokenizer(options_.output_dir + "/tokenizer.model");
+  const auto table = LoadTokenizer(options_.output_dir + "/tokenizer.bin");
+  ASSERT_TRUE(tokenizer.ok() && table.ok());
+  const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/train_*.bin");
+  const std::string text = *(*tokenizer)->Decode(tokens);
+  EXPECT_EQ(text, *(*table)->Decode(tokens));
+  EXPECT_EQ(text.size(),
+            summary.train.text_bytes + summary.train.documents * kEndOfTextMarker.size());
+}
+
+TEST_F(PrepareDataTest, OptionErrorsNameTheOption) {
+  const auto expect = [this](const auto& change, const char* part) {
+    PrepareDataOptions options = options_;
+    change(options);
+    ExpectError(Prepare(options).status(), absl::StatusCode::kInvalidArgument, part);
+    EXPECT_FALSE(std::filesystem::exists(options_.output_dir + "/train_000.bin"));
+  };
+  expect([](auto& o) { o.output_dir = ""; }, "output_dir");
+  expect([](auto& o) { o.tokenizer = "word"; }, "tokenizer is word");
+  expect([](auto& o) { o.vocab_size = 300; }, "vocab_size is 300");
+  expect([](auto& o) { o.validation_fraction = 1; }, "validation_fraction is 1");
+  expect([](auto& o) { o.validation_fraction = -0.1; }, "validation_fraction is -0.1");
+  expect([](auto& o) { o.validation_fraction = NAN; }, "validation_fraction is nan");
+  expect([](auto& o) { o.shard_tokens = 0; }, "shard_tokens is 0");
+  expect([](auto& o) { o.tokenizer_sample_bytes = 0; }, "tokenizer_sample_bytes is 0");
+  const auto sentencepiece = [](int64_t vocab_size) {
+    return [vocab_size](auto& o) {
+      o.tokenizer = "sentencepiece";
+      o.vocab_size = vocab_size;
+    };
+  };
+  expect(sentencepiece(100), "vocab_size is 100");
+  expect(sentencepiece(65537), "vocab_size is 65537");
+  expect(sentencepiece(60000), "vocab_size is 60000: the text supports");
+}
+
+TEST_F(PrepareDataTest, InputAndOutputErrorsNameThePath) {
+  options_.inputs = {in_.path(), in_.File("none*.txt")};
+  ExpectError(Prepare(options_).status(), absl::StatusCode::kNotFound, "none*.txt");
+  std::filesystem::create_directory(in_.File("empty"));
+  options_.inputs = {in_.File("empty")};
+  ExpectError(Prepare(options_).status(), absl::StatusCode::kNotFound, in_.File("empty"));
+  options_.inputs = {in_.Write("nothing.txt", "")};
+  ExpectError(Prepare(options_).status(), absl::StatusCode::kInvalidArgument, "no text");
+  options_.inputs = {in_.path()};
+  options_.output_dir = in_.Write("file", "x") + "/below";
+  const absl::Status status = Prepare(options_).status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(MessageOf(status).find(options_.output_dir), std::string::npos) << status;
+}
+
+TEST(FindDocumentsTest, OneFileByTwoNamesIsOneDocument) {
+  const TestFolder folder;
+  folder.Write("real/x.txt", "text");
+  std::filesystem::create_directory_symlink(folder.File("real"), folder.File("link"));
+  const auto list = FindDocuments({folder.File("*/x.txt"), folder.File("real/x.txt")});
+  ASSERT_TRUE(list.ok());
+  EXPECT_EQ(list->paths.size(), 1);
+}
+
+TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
+  const TestFolder folder;
+  std::string lines, characters;
+  for (int i = 0; lines.size() < 2500000; ++i) lines += "line " + std::to_string(i) + "\n";
+  while (characters.size() < 2500000) characters += "\xE2\x82\xAC";
+  for (const std::string& text :
+       {lines, characters, std::string(3 << 20, '\x80'), std::string("x")}) {
+    const Document document{folder.Write("f", text), static_cast<int64_t>(text.size()), 0};
+    std::vector<std::string> chunks;
+    const DocumentPart part{&document, 0, document.size_bytes};
+    ASSERT_TRUE(ForEachChunk(part, [&](std::string_view chunk) {
+                  chunks.emplace_back(chunk);
+                  return absl::OkStatus();
+                }).ok());
+    std::string joined;
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      joined += chunks[i];
+      if (text == lines) EXPECT_EQ(chunks[i].back(), '\n');
+      if (text == characters) EXPECT_EQ(chunks[i].size() % 3, 0);
+    }
+    EXPECT_TRUE(joined == text);
+  }
+}
+
+TEST(DefaultCorpusTest, MissingPackageIsNamed) {
+  const TestFolder folder;
+  ExpectError(DefaultCorpusPattern(folder.path()).status(), absl::StatusCode::kNotFound,
+              "apt-get install perl-doc");
+}
+
+TEST(UnigramTest, MatchesTheFormula) {
+  const std::vector<int64_t> model = {3, 0, 5}, counts = {1, 1, 2};
+  EXPECT_NEAR(UnigramNatsPerToken(model, counts),
+              -(std::log(4.0 / 11) + std::log(1.0 / 11) + 2 * std::log(6.0 / 11)) / 4, 1e-12);
+}
+
+TEST(DatasetSummaryTest, RoundTripAndEveryMissingFieldIsNamed) {
+  const TestFolder folder;
+  DatasetSummary summary;
+  summary.request = "abc";
+  summary.train = {3, 4, 5};
+  summary.unigram_nats_per_token = 1.25;
+  summary.files = {{"train_000.bin", 7}};
+  ASSERT_TRUE(WriteDatasetSummary(summary, folder.path()).ok());
+  const auto read = ReadDatasetSummary(folder.path());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->train.tokens, 5);
+  EXPECT_EQ(read->unigram_nats_per_token, 1.25);
+  EXPECT_EQ(read->files.at(0).name, "train_000.bin");
+
+  const std::string text = Slurp(folder.File(kDatasetFileName));
+  for (const std::string field : {"format_version", "request", "vocab_size", "train", "text_bytes",
+                                  "unigram_nats_per_token", "files", "size_bytes"}) {
+    std::string damaged = text;
+    damaged.replace(damaged.find("\"" + field + "\"") + 1, 1, "?");
+    folder.Write(kDatasetFileName, damaged);
+    ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, field);
+  }
+  std::string outside = text;
+  outside.replace(outside.find("train_000.bin"), 5, "../..");
+  folder.Write(kDatasetFileName, outside);
+  ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, "slash");
+  folder.Write(kDatasetFileName, text.substr(0, text.size() / 2));
+  ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, "JSON");
+}
+
+}  // namespace
+}  // namespace tessera

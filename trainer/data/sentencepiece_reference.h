@@ -1,0 +1,15 @@
+#ifndef TESSERA_TRAINER_DATA_SENTENCEPIECE_REFERENCE_H_
+#define TESSERA_TRAINER_DATA_SENTENCEPIECE_REFERENCE_H_
+
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// What the SentencePiece library makes of a text with a model: for tests to compare with. No Abseil
+// here: the library's header clashes with it.
+std::vector<int> ReferenceEncode(const std::string& model, const std::string& text);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_SENTENCEPIECE_REFERENCE_H_

@@ -1,0 +1,252 @@
+#include "trainer/data/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "trainer/data/byte_tokenizer.h"
+#include "trainer/data/default_corpus.h"
+#include "trainer/data/file_util.h"
+#include "trainer/data/llmc_tokenizer.h"
+#include "trainer/data/sentencepiece_model.h"
+#include "trainer/data/sentencepiece_reference.h"
+#include "trainer/data/sentencepiece_tokenizer.h"
+#include "trainer/data/sentencepiece_training.h"
+#include "trainer/data/test_files.h"
+#include "trainer/random/philox.h"
+
+namespace tessera {
+namespace {
+
+std::string EveryByteTwice() {
+  std::string text;
+  for (int i = 0; i < 512; ++i) text.push_back(static_cast<char>(i * 37));
+  return text;
+}
+
+std::string RandomBytes(uint64_t stream, size_t size) {
+  std::string text(size, '\0');
+  for (size_t i = 0; i < size; ++i) {
+    text[i] = static_cast<char>(RandomWord({1, RandomUse::kSampling, stream}, i));
+  }
+  return text;
+}
+
+void ExpectRoundTrip(const Tokenizer& tokenizer, const std::string& text) {
+  const auto ids = tokenizer.Encode(text);
+  ASSERT_TRUE(ids.ok());
+  for (const int32_t id : *ids) ASSERT_NE(id, tokenizer.end_of_text());
+  const auto decoded = tokenizer.Decode(*ids);
+  ASSERT_TRUE(decoded.ok());
+  ASSERT_EQ(*decoded, text);
+}
+
+// Some hundred kilobytes of the default corpus.
+std::string RealText() {
+  std::string text;
+  const std::vector<std::string> paths = *Glob(*DefaultCorpusPattern());
+  for (const std::string& path : paths) {
+    text += *ReadFile(path, 16 << 20);
+    if (text.size() > 600000) break;
+  }
+  return text;
+}
+
+// One model for all tests: training takes most of a second.
+const std::string& Model() {
+  static const std::string* model = [] {
+    std::vector<std::string> lines;
+    const std::string text = RealText();
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = std::min(text.find('\n', begin), text.size());
+      if (end > begin) lines.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    auto* trained = new std::string;
+    std::string error;
+    EXPECT_TRUE(TrainSentencePieceModel(lines, 1500, trained, &error)) << error;
+    std::string again;
+    EXPECT_TRUE(TrainSentencePieceModel(lines, 1500, &again, &error)) << error;
+    EXPECT_EQ(again, *trained) << "training is not deterministic";
+    return trained;
+  }();
+  return *model;
+}
+
+const std::vector<std::string>& HardTexts() {
+  static const auto* texts = new std::vector<std::string>{
+      "",
+      " ",
+      "   leading, trailing   ",
+      "\n\n\n",
+      "a\n b\n  c\r\n\td\t\te",
+      "several   spaces    between     words",
+      "caf\xC3\xA9 na\xC3\xAFve \xE2\x82\xAC 100 \xF0\x9F\x98\x80\xF0\x9F\x98\x80 "
+      "\xE4\xB8\xAD\xE6\x96\x87",
+      "<|endoftext|> <unk> <0x41> </s>",
+      std::string("zero\0byte", 9),
+      std::string(5000, ' '),
+      std::string(5000, 'x'),
+  };
+  return *texts;
+}
+
+TEST(ByteTokenizerTest, LosslessForAnyBytes) {
+  const ByteTokenizer tokenizer;
+  EXPECT_EQ(tokenizer.vocab_size(), 257);
+  ExpectRoundTrip(tokenizer, EveryByteTwice());
+  for (const std::string& text : HardTexts()) ExpectRoundTrip(tokenizer, text);
+  EXPECT_EQ(*tokenizer.Decode(std::vector<int32_t>{72, 105, 256}), "Hi<|endoftext|>");
+  EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.Decode(std::vector<int32_t>{1, 257}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tokenizer.Decode(std::vector<int32_t>{-1}).status()));
+}
+
+TEST(ByteTokenizerTest, SavedFileLoadsAsWhatItIs) {
+  const TestFolder folder;
+  ASSERT_TRUE(ByteTokenizer().Save(folder.File("t")).ok());
+  const auto loaded = LoadTokenizer(folder.File("t"));
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->kind(), "byte");
+  ExpectRoundTrip(**loaded, EveryByteTwice());
+}
+
+TEST(LlmcTokenizerTest, BothVersionsDecode) {
+  const TestFolder folder;
+  const std::string body = "\x02Hi\x06 there\x0d<|endoftext|>";
+  folder.Write("v1", Int32Header({20240328, 1, 3}) + body);
+  folder.Write("v2", Int32Header({20240328, 2, 3, 2}) + body);
+  for (const char* name : {"v1", "v2"}) {
+    const auto tokenizer = LoadTokenizer(folder.File(name));
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    EXPECT_EQ((*tokenizer)->kind(), "llm.c");
+    EXPECT_EQ((*tokenizer)->vocab_size(), 3);
+    EXPECT_EQ((*tokenizer)->end_of_text(), 2);
+    EXPECT_EQ(*(*tokenizer)->Decode(std::vector<int32_t>{0, 1, 2}), "Hi there<|endoftext|>");
+    EXPECT_EQ((*tokenizer)->Encode("Hi").status().code(), absl::StatusCode::kUnimplemented);
+    ASSERT_TRUE((*tokenizer)->Save(folder.File("saved")).ok());
+    EXPECT_EQ(Slurp(folder.File("saved")), Slurp(folder.File("v2")));
+  }
+}
+
+TEST(LlmcTokenizerTest, EveryFieldIsChecked) {
+  const std::string body = "\x02Hi\x01!";
+  const auto expect = [&](std::vector<int32_t> header, const std::string& tail, const char* part) {
+    const auto parsed = LlmcTokenizer::Parse("FILE", Int32Header(header) + tail);
+    EXPECT_TRUE(absl::IsDataLoss(parsed.status())) << part;
+    EXPECT_NE(MessageOf(parsed.status()).find(part), std::string::npos) << parsed.status();
+  };
+  ASSERT_TRUE(LlmcTokenizer::Parse("FILE", Int32Header({20240328, 2, 2, 1}) + body).ok());
+  expect({20240329, 2, 2, 1}, body, "FILE at offset 0");
+  expect({20240328, 3, 2, 1}, body, "FILE at offset 4");
+  expect({20240328, 0, 2, 1}, body, "FILE at offset 4");
+  for (const int32_t count : {0, -1, 6, INT32_MAX})
+    expect({20240328, 2, count, 1}, body, "FILE at offset 8");
+  for (const int32_t id : {-1, 2, INT32_MAX})
+    expect({20240328, 2, 2, id}, body, "FILE at offset 12");
+  expect({20240328, 2, 3, 1}, body, "FILE at offset 1029");
+  expect({20240328, 2, 2, 1}, body + "x", "FILE at offset 1029");
+  expect({20240328, 2, 2, 1}, "\x02Hi\xFF!", "FILE at offset 1027");
+  const std::string whole = Int32Header({20240328, 2, 2, 1}) + body;
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_TRUE(absl::IsDataLoss(LlmcTokenizer::Parse("FILE", whole.substr(0, size)).status()))
+        << size;
+  }
+}
+
+TEST(SentencePieceTokenizerTest, LosslessForAnyBytes) {
+  const auto tokenizer = SentencePieceTokenizer::Parse("model", Model());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->vocab_size(), 1500);
+  EXPECT_EQ((*tokenizer)->end_of_text(), 1);
+  ExpectRoundTrip(**tokenizer, RealText());
+  for (const std::string& text : HardTexts()) ExpectRoundTrip(**tokenizer, text);
+  ExpectRoundTrip(**tokenizer, EveryByteTwice());
+  ExpectRoundTrip(**tokenizer, "a \xE2\x96\x81 mark that pieces use for spaces\xE2\x96\x81");
+  for (uint64_t stream = 0; stream < 200; ++stream) {
+    ExpectRoundTrip(**tokenizer, RandomBytes(stream, stream));
+  }
+}
+
+TEST(SentencePieceTokenizerTest, EncodesAsTheLibraryDoes) {
+  const auto tokenizer = SentencePieceTokenizer::Parse("model", Model());
+  ASSERT_TRUE(tokenizer.ok());
+  const auto compare = [&](const std::string& text) {
+    const std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+    const std::vector<int> reference = ReferenceEncode(Model(), text);
+    ASSERT_EQ(ids.size(), reference.size());
+    for (size_t i = 0; i < ids.size(); ++i) ASSERT_EQ(ids[i], reference[i]) << "token " << i;
+  };
+  compare(RealText());
+  for (const std::string& text : HardTexts()) compare(text);
+  // Words without meaning, so that merges meet in unusual ways.
+  const std::string letters = "etaoinshr    \nABC.,=$";
+  for (uint64_t stream = 0; stream < 100; ++stream) {
+    std::string text = RandomBytes(stream, 300);
+    for (char& c : text) c = letters[static_cast<uint8_t>(c) % letters.size()];
+    compare(text);
+  }
+}
+
+TEST(SentencePieceTokenizerTest, SaveAndLoad) {
+  const TestFolder folder;
+  ASSERT_TRUE((*SentencePieceTokenizer::Parse("model", Model()))->Save(folder.File("m")).ok());
+  const auto loaded = LoadTokenizer(folder.File("m"));
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ((*loaded)->kind(), "sentencepiece");
+  ExpectRoundTrip(**loaded, "the same as before");
+  // The llm.c form of it decodes to the same text.
+  ASSERT_TRUE(SaveLlmcTokenizer(**loaded, folder.File("t")).ok());
+  const auto table = LoadTokenizer(folder.File("t"));
+  ASSERT_TRUE(table.ok()) << table.status();
+  std::vector<int32_t> ids = *(*loaded)->Encode(RealText());
+  ids.push_back((*loaded)->end_of_text());
+  EXPECT_EQ(*(*table)->Decode(ids), *(*loaded)->Decode(ids));
+  EXPECT_EQ((*table)->end_of_text(), (*loaded)->end_of_text());
+}
+
+TEST(SentencePieceTokenizerTest, DamagedModelsGiveErrorsNotCrashes) {
+  const TestFolder folder;
+  for (const char* text : {"", "not a model", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"}) {
+    folder.Write("m", text);
+    EXPECT_TRUE(absl::IsDataLoss(LoadTokenizer(folder.File("m")).status()));
+  }
+  // Most truncations cut a field; all leave the byte pieces or the settings incomplete.
+  for (size_t size = 0; size < Model().size(); size += 61) {
+    const auto parsed = SentencePieceTokenizer::Parse("model", Model().substr(0, size));
+    EXPECT_FALSE(parsed.ok()) << size;
+  }
+  for (size_t at = 0; at < Model().size(); at += 101) {
+    std::string damaged = Model();
+    damaged[at] ^= 0x55;
+    const auto parsed = SentencePieceTokenizer::Parse("model", damaged);
+    if (parsed.ok()) EXPECT_TRUE((*parsed)->Encode("some text").ok());
+  }
+}
+
+// Settings of a model that would make encoding lossy or different are refused, by name.
+TEST(SentencePieceTokenizerTest, UnsupportedModelsAreNamed) {
+  // Appended fields override earlier ones: trainer_spec (2) or normalizer_spec (3) with one field.
+  const auto expect = [](std::string_view suffix, const char* part) {
+    const auto parsed = SentencePieceTokenizer::Parse("model", Model() + std::string(suffix));
+    EXPECT_TRUE(absl::IsInvalidArgument(parsed.status())) << part;
+    EXPECT_NE(MessageOf(parsed.status()).find(part), std::string::npos) << parsed.status();
+  };
+  expect("\x12\x02\x18\x01", "other than BPE");
+  expect(std::string_view("\x12\x03\x98\x02\x00", 5), "byte fallback");
+  expect("\x12\x03\xC0\x01\x01", "suffixes");
+  expect("\x1A\x03\x12\x01x", "normalisation");
+  expect("\x1A\x02\x18\x01", "dummy prefix");
+  expect("\x1A\x02\x20\x01", "extra spaces");
+  expect(std::string_view("\x1A\x02\x28\x00", 4), "unescaped");
+  expect("\x0A\x06\x0A\x02zz\x18\x04", "user-defined");
+  expect("\x0A\x06\x0A\x02zz\x18\x05", "unused");
+  expect(std::string_view("\x12\x03\xD0\x02\x00", 5), "end-of-sentence");
+}
+
+TEST(LoadTokenizerTest, MissingFile) {
+  EXPECT_TRUE(absl::IsNotFound(LoadTokenizer("/nonexistent/tokenizer").status()));
+}
+
+}  // namespace
+}  // namespace tessera
