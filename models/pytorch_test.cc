@@ -4,9 +4,12 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "models/factory.h"
@@ -61,6 +64,17 @@ State ReadState(const std::string& path, int64_t vocab_size) {
   return state;
 }
 
+// What the file's header says and what it leaves out.
+absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
+  auto info = ReadLlmcInfo(Path(name + ".model.bin"));
+  if (!info.ok()) return info.status();
+  ModelConfig rest;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+      ReadFile(Path(name + ".config.textproto")), &rest));
+  info->config.MergeFrom(rest);
+  return ResolveModelConfig(info->config);
+}
+
 struct Case {
   std::string name;
   bool reference;
@@ -71,14 +85,7 @@ class PyTorchTest : public ::testing::TestWithParam<Case> {};
 TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   const auto& [name, reference] = GetParam();
   const auto backend = reference ? MakeReferenceBackend() : MakeCpuBackend(2);
-  const auto info = ReadLlmcInfo(Path(name + ".model.bin"));
-  ASSERT_TRUE(info.ok()) << info.status();
-  ModelConfig config;
-  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
-      ReadFile(Path(name + ".config.textproto")), &config));
-  ModelConfig merged = info->config;
-  merged.MergeFrom(config);
-  const auto resolved = ResolveModelConfig(merged);
+  const absl::StatusOr<ModelConfig> resolved = ReadConfig(name);
   ASSERT_TRUE(resolved.ok()) << resolved.status();
 
   ModelOptions options;
@@ -122,6 +129,30 @@ TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
                          expected.view().Slice(0, begin, begin + parameter->grad.elements()),
                          {.absolute = 1e-7, .of_maximum = 1e-5}, parameter->pieces[0].name);
   }
+}
+
+// A data file with these tensors opens in transformers.
+TEST_P(PyTorchTest, NamesAndShapesAreTheStateDicts) {
+  const std::string& name = GetParam().name;
+  const auto backend = MakeReferenceBackend();
+  const absl::StatusOr<ModelConfig> config = ReadConfig(name);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto model = MakeModel(*config, {.with_gradients = false}, *backend);
+  ASSERT_TRUE(model.ok()) << model.status();
+  std::set<std::string> lines;
+  const auto add = [&](const std::string& tensor, const Shape& shape) {
+    lines.insert(tensor + " " + ToString(shape));
+  };
+  for (const Parameter* parameter : (*model)->parameters().parameters()) {
+    for (const ParameterPiece& piece : parameter->pieces) add(piece.name, piece.global_shape);
+    if (!parameter->tied_name.empty()) {
+      add(parameter->tied_name, parameter->pieces[0].global_shape);
+    }
+  }
+  std::set<std::string> expected;
+  std::istringstream in(ReadFile(Path(name + ".tensors.txt")));
+  for (std::string line; std::getline(in, line);) expected.insert(line);
+  EXPECT_EQ(lines, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, PyTorchTest,

@@ -32,11 +32,10 @@ struct DecoderParts {
 // embedding, blocks, final norm and head.
 //
 // Memory of one Activations, in one allocation:
-//   inputs   each block's input and the last one's output
-//   kept     what a block's backward reads; one set a block, or one set for all when blocks are
-//   recomputed shared   what lives inside one block's forward or backward, in the same place as the
-//   head's buffers: the head's
-//            forward and backward follow each other without a block between them
+//   inputs  each block's input and the last one's output
+//   kept    what a block's backward reads: a set a block, or one for all where they are recomputed
+//   shared  what lives inside one block's forward or backward; in the same place, the head's
+//           buffers: its forward and its backward have no block between them
 class Decoder final : public Model {
  public:
   Decoder(DecoderParts parts, Backend& backend);
