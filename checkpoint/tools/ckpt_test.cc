@@ -1,0 +1,209 @@
+// The ckpt command on real directories.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/tools/commands.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CkptTest : public testing::Test {
+ protected:
+  CkptTest() : root_(testing::TempDir() + "/ckpt_XXXXXX") {
+    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+    storage_ = *OpenPosixStorage(root_);
+  }
+  ~CkptTest() override { std::filesystem::remove_all(root_); }
+
+  // A checkpoint with "w" cut into so many shards; `w` values can be changed before.
+  void MustSave(const std::string& folder, int64_t step, int shards) {
+    ShardedTensor w;
+    w.name = "w";
+    w.role = WEIGHT;
+    w.dtype = F32;
+    w.global_shape = {4, 3};
+    for (int s = 0; s < shards; ++s) {
+      const int64_t begin = 4 * s / shards, rows = 4 * (s + 1) / shards - begin;
+      w.shards.push_back({{{begin, 0}, {rows, 3}}, w_ + begin * 3, {}});
+    }
+    ShardedTensor n;
+    n.name = "steps";
+    n.role = BUFFER;
+    n.dtype = I64;
+    n.shards = {{WholeBox({}), &n_, {}}};
+    ShardedTensor tied;
+    tied.name = "head";
+    tied.role = WEIGHT;
+    tied.dtype = F32;
+    tied.global_shape = {4, 3};
+    tied.alias_of = "w";
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(step);
+    metadata.mutable_trainer()->set_best_loss(std::numeric_limits<double>::infinity());
+    metadata.mutable_trainer()->set_last_loss(3.25);
+    metadata.mutable_topology()->set_data_parallel(shards);
+    metadata.mutable_optimizer()->set_algorithm("adamw");
+    (*metadata.mutable_optimizer()->add_groups()->mutable_options())["weight_decay"] = 0.1;
+    OptimizerParameter& parameter = *metadata.mutable_optimizer()->add_parameters();
+    parameter.set_parameter("w");
+    SingleProcessGroup group;
+    const auto report =
+        Save(*storage_, folder, metadata, {{w, n, tied}}, group, {});
+    ASSERT_TRUE(report.ok()) << report.status();
+  }
+
+  int Run(const std::vector<std::string>& arguments, bool watched = false) {
+    std::ostringstream out, err, progress;
+    const int code = RunCkpt(arguments, {out, err, watched ? &progress : nullptr});
+    out_ = out.str();
+    err_ = err.str();
+    progress_ = progress.str();
+    return code;
+  }
+
+  nlohmann::json Json() { return nlohmann::json::parse(out_, nullptr, false); }
+
+  void FlipByte(const std::string& path, int64_t offset) {
+    std::fstream file(root_ + "/" + path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(offset);
+    const char byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(offset);
+    file.put(byte);
+  }
+
+  std::string root_;
+  std::unique_ptr<Storage> storage_;
+  float w_[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  int64_t n_ = 17;
+  std::string out_, err_, progress_;
+};
+
+TEST_F(CkptTest, Usage) {
+  EXPECT_EQ(Run({"--help"}), kExitOk);
+  EXPECT_THAT(out_, AllOf(HasSubstr("ckpt verify"), HasSubstr("Exit codes: 0")));
+  EXPECT_EQ(Run({}), kExitUsage);
+  EXPECT_EQ(Run({"burn", root_}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("burn"));
+  EXPECT_EQ(Run({"ls"}), kExitUsage);
+  EXPECT_EQ(Run({"diff", root_}), kExitUsage);
+  EXPECT_EQ(Run({"ls", root_, "--digests"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("--digests"));
+  EXPECT_EQ(Run({"verify", root_, "--threads=0"}), kExitUsage);
+  EXPECT_EQ(Run({"verify", root_, "--threads=2x"}), kExitUsage);
+  EXPECT_EQ(Run({"inspect", root_}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("neither a checkpoint"));
+  EXPECT_EQ(Run({"inspect", root_ + "/nothing"}), kExitUsage);
+}
+
+TEST_F(CkptTest, Ls) {
+  EXPECT_EQ(Run({"ls", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("no checkpoints"));
+  MustSave("", 999999, 1);
+  MustSave("", 1000000, 2);
+  EXPECT_EQ(Run({"ls", root_}), kExitOk);
+  EXPECT_LT(out_.find("step-00999999"), out_.find("step-01000000"));
+  EXPECT_EQ(Run({"ls", root_, "--json"}), kExitOk);
+  ASSERT_EQ(Json().size(), 2);
+  EXPECT_EQ(Json()[1]["step"], 1000000);
+  EXPECT_EQ(Json()[1]["tensors"], 3);
+  FlipByte("step-00999999/manifest.pb", 40);
+  EXPECT_EQ(Run({"ls", root_, "--json"}), kExitDifferent);
+  EXPECT_TRUE(Json()[0].contains("error"));
+  EXPECT_FALSE(Json()[1].contains("error"));
+}
+
+TEST_F(CkptTest, Inspect) {
+  MustSave("", 3, 1);
+  MustSave("", 4, 2);
+  for (const std::string& path : {root_, root_ + "/step-00000004"}) {
+    EXPECT_EQ(Run({"inspect", path}), kExitOk);
+    EXPECT_THAT(out_, AllOf(HasSubstr("step        4"), HasSubstr("best inf"),
+                            HasSubstr("weight_decay=0.1"), HasSubstr("= w"), HasSubstr("[4,3]"),
+                            HasSubstr("model-00001-of-00001.safetensors")));
+  }
+  EXPECT_EQ(Run({"inspect", root_, "--json"}), kExitOk);
+  const nlohmann::json json = Json();
+  EXPECT_EQ(json["step"], 4);
+  EXPECT_EQ(json["best_loss"], "Infinity");
+  EXPECT_EQ(json["tensors"][0]["name"], "w");
+  EXPECT_EQ(json["tensors"][0]["shape"], (std::vector<int>{4, 3}));
+  EXPECT_EQ(json["tensors"][0]["shards"], 2);
+  EXPECT_EQ(json["tensors"][2]["alias_of"], "w");
+}
+
+TEST_F(CkptTest, Verify) {
+  MustSave("", 3, 1);
+  EXPECT_EQ(Run({"verify", root_, "--digests"}, /*watched=*/true), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("good"));
+  EXPECT_THAT(progress_, AllOf(HasSubstr("100%"), HasSubstr("###")));
+  FlipByte("step-00000003/model-00001-of-00001.safetensors", 4096 + 8 + 5);  // "steps" comes first
+  EXPECT_EQ(Run({"verify", root_}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("model-00001-of-00001.safetensors at offset 4109: tensor w"),
+                          HasSubstr("DAMAGED")));
+  EXPECT_EQ(progress_, "");
+  EXPECT_EQ(Run({"verify", root_, "--json"}), kExitDifferent);
+  EXPECT_EQ(Json()["good"], false);
+  EXPECT_EQ(Json()["damage"][0]["offset"], 4109);
+  EXPECT_EQ(Json()["damage"][0]["tensor"], "w");
+}
+
+TEST_F(CkptTest, DiffOfEqualStateUnderOtherShardings) {
+  MustSave("a", 3, 1);
+  MustSave("b", 3, 3);
+  for (const char* flag : {"--threads=1", "--data"}) {
+    EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", flag}), kExitOk) << out_ << err_;
+    EXPECT_THAT(out_, AllOf(HasSubstr("3 tensors equal, 0 tensor differences"),
+                            HasSubstr("note      topology")));
+  }
+}
+
+TEST_F(CkptTest, DiffFindsValuesAndMetadata) {
+  MustSave("a", 3, 1);
+  w_[7] += 0.5f;
+  w_[2] = std::numeric_limits<float>::quiet_NaN();
+  n_ = 18;
+  MustSave("b", 4, 2);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("tensor    w: contents differ"), HasSubstr("trainer.step: 3 -> 4"),
+                          HasSubstr("1 tensors equal, 2 tensor differences")));
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", "--data", "--json"}), kExitDifferent);
+  const nlohmann::json json = Json();
+  ASSERT_EQ(json["tensors"].size(), 2);
+  for (const auto& entry : json["tensors"]) {
+    if (entry["tensor"] == "w") {
+      EXPECT_EQ(entry["different_elements"], 2);
+      EXPECT_EQ(entry["max_abs"], "inf");
+    } else {
+      EXPECT_EQ(entry["tensor"], "steps");
+      EXPECT_EQ(entry["different_elements"], 1);
+    }
+  }
+  w_[2] = 3;
+  n_ = 17;
+  MustSave("c", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c", "--data"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("w: 1 elements differ, by at most 0.5"),
+                          HasSubstr("0 metadata differences")));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,42 @@
+#ifndef TESSERA_CHECKPOINT_TOOLS_COMMANDS_H_
+#define TESSERA_CHECKPOINT_TOOLS_COMMANDS_H_
+
+// The `ckpt` command, apart from its main(), so that tests can run it.
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace tessera::ckpt {
+
+// Exit codes.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitDifferent = 1;  // damage or a difference was found
+inline constexpr int kExitUsage = 2;      // wrong usage, nothing there, or it cannot be read
+
+struct CommandOptions {
+  bool json = false;
+  bool digests = false;  // verify
+  bool data = false;     // diff
+  int threads = 4;
+  std::vector<std::string> paths;
+};
+
+// Where a command writes. `progress` is null where nobody watches.
+struct CommandOutput {
+  std::ostream& out;
+  std::ostream& err;
+  std::ostream* progress;
+};
+
+int RunLs(const CommandOptions& options, const CommandOutput& output);
+int RunInspect(const CommandOptions& options, const CommandOutput& output);
+int RunVerify(const CommandOptions& options, const CommandOutput& output);
+int RunDiff(const CommandOptions& options, const CommandOutput& output);
+
+// `arguments` without the program's name.
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_TOOLS_COMMANDS_H_

@@ -1,0 +1,29 @@
+#ifndef TESSERA_CHECKPOINT_TOOLS_COMPARE_DATA_H_
+#define TESSERA_CHECKPOINT_TOOLS_COMPARE_DATA_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/tools/target.h"
+
+namespace tessera::ckpt {
+
+// How far the values of one tensor are apart in two checkpoints.
+struct DataDifference {
+  int64_t different_elements = 0;  // by value where floating, else by bits; NaN equals NaN
+  double max_abs = 0;              // floating only; +infinity where only one side is a NaN
+};
+
+// Compares tensors that both checkpoints hold under one name with one shape and comparable dtypes (equal, or both floating). In
+// bounded memory: tensors pass through in slabs of rows.
+absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
+    const Target& a, const Manifest& manifest_a, const Target& b, const Manifest& manifest_b,
+    const std::vector<std::string>& names, int threads);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_TOOLS_COMPARE_DATA_H_

@@ -1,0 +1,166 @@
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/compare_data.h"
+#include "checkpoint/tools/summary.h"
+#include "checkpoint/tools/target.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+namespace {
+
+struct TensorDifference {
+  std::string tensor;
+  std::string message;
+};
+
+struct Differences {
+  std::vector<std::string> notes;     // that do not count: how and by whom it was saved
+  std::vector<std::string> metadata;  // one line a field
+  std::vector<TensorDifference> tensors;
+  std::vector<std::string> common;  // names of tensors that both sides hold themselves
+  int64_t equal = 0;
+};
+
+std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
+                                         const google::protobuf::Message& b) {
+  google::protobuf::util::MessageDifferencer differencer;
+  std::string report;
+  differencer.ReportDifferencesToString(&report);
+  differencer.Compare(a, b);
+  return absl::StrSplit(report, '\n', absl::SkipEmpty());
+}
+
+void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
+  Manifest state_a, state_b;
+  for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
+    *to->mutable_trainer() = from->trainer();
+    *to->mutable_model() = from->model();
+    *to->mutable_optimizer() = from->optimizer();
+  }
+  differences.metadata = CompareMessages(state_a, state_b);
+  if (TopologyText(a.topology()) != TopologyText(b.topology())) {
+    differences.notes.push_back(
+        absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())));
+  }
+}
+
+std::string Describe(const LogicalTensor& tensor) {
+  std::string text = absl::StrCat(Role_Name(tensor.role()), " ", DType_Name(tensor.dtype()), " ",
+                                  ShapeToString(GlobalShape(tensor)));
+  if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
+  return text;
+}
+
+void CompareTensors(const Manifest& a, const Manifest& b, bool by_digest,
+                    Differences& differences) {
+  std::map<std::string, const LogicalTensor*> index_b;
+  for (const LogicalTensor& tensor : b.tensors()) index_b[tensor.name()] = &tensor;
+  for (const LogicalTensor& in_a : a.tensors()) {
+    const auto at = index_b.find(in_a.name());
+    if (at == index_b.end()) {
+      differences.tensors.push_back({in_a.name(), "only in the first"});
+      continue;
+    }
+    const LogicalTensor& in_b = *at->second;
+    index_b.erase(at);
+    const bool both_hold = in_a.alias_of().empty() && in_b.alias_of().empty();
+    if (both_hold) differences.common.push_back(in_a.name());
+    if (Describe(in_a) != Describe(in_b)) {
+      differences.tensors.push_back(
+          {in_a.name(), absl::StrCat(Describe(in_a), " | ", Describe(in_b))});
+    } else if (by_digest && both_hold && DigestText(in_a.digest()) != DigestText(in_b.digest())) {
+      differences.tensors.push_back({in_a.name(), "contents differ"});
+    } else if (by_digest || !both_hold) {
+      ++differences.equal;
+    }
+  }
+  for (const auto& [name, tensor] : index_b) {
+    differences.tensors.push_back({name, "only in the second"});
+  }
+}
+
+void AddDataDifferences(const std::map<std::string, DataDifference>& data,
+                        Differences& differences) {
+  for (const auto& [name, difference] : data) {
+    if (difference.different_elements == 0) {
+      ++differences.equal;
+      continue;
+    }
+    differences.tensors.push_back(
+        {name, absl::StrCat(difference.different_elements, " elements differ, by at most ",
+                            NumberText(difference.max_abs))});
+  }
+}
+
+void PrintText(const Differences& differences, std::ostream& out) {
+  for (const std::string& line : differences.notes) out << "note      " << line << "\n";
+  for (const std::string& line : differences.metadata) out << "metadata  " << line << "\n";
+  for (const TensorDifference& difference : differences.tensors) {
+    out << "tensor    " << difference.tensor << ": " << difference.message << "\n";
+  }
+  out << differences.equal << " tensors equal, " << differences.tensors.size()
+      << " tensor differences, " << differences.metadata.size() << " metadata differences\n";
+}
+
+nlohmann::ordered_json ToJson(const Differences& differences,
+                              const std::map<std::string, DataDifference>& data) {
+  nlohmann::ordered_json json = {{"equal_tensors", differences.equal},
+                                 {"notes", differences.notes},
+                                 {"metadata", differences.metadata},
+                                 {"tensors", nlohmann::ordered_json::array()}};
+  for (const TensorDifference& difference : differences.tensors) {
+    nlohmann::ordered_json entry = {{"tensor", difference.tensor}, {"message", difference.message}};
+    if (const auto at = data.find(difference.tensor); at != data.end()) {
+      entry["different_elements"] = at->second.different_elements;
+      entry["max_abs"] = NumberText(at->second.max_abs);
+    }
+    json["tensors"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+}  // namespace
+
+int RunDiff(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    output.err << "ckpt diff: " << status.message() << "\n";
+    return absl::IsDataLoss(status) ? kExitDifferent : kExitUsage;
+  };
+  const auto target_a = OpenTarget(options.paths[0]);
+  if (!target_a.ok()) return fail(target_a.status());
+  const auto target_b = OpenTarget(options.paths[1]);
+  if (!target_b.ok()) return fail(target_b.status());
+  const auto a = ReadManifest(*target_a->storage, target_a->directory);
+  if (!a.ok()) return fail(a.status());
+  const auto b = ReadManifest(*target_b->storage, target_b->directory);
+  if (!b.ok()) return fail(b.status());
+
+  Differences differences;
+  CompareMetadata(*a, *b, differences);
+  CompareTensors(*a, *b, !options.data, differences);
+  std::map<std::string, DataDifference> data;
+  if (options.data) {
+    auto compared =
+        CompareData(*target_a, *a, *target_b, *b, differences.common, options.threads);
+    if (!compared.ok()) return fail(compared.status());
+    data = *std::move(compared);
+    AddDataDifferences(data, differences);
+  }
+  if (options.json) {
+    output.out << ToJson(differences, data).dump(2) << "\n";
+  } else {
+    PrintText(differences, output.out);
+  }
+  return differences.metadata.empty() && differences.tensors.empty() ? kExitOk : kExitDifferent;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/base/units.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/summary.h"
+#include "checkpoint/tools/table.h"
+#include "checkpoint/tools/target.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::string> SortedKeys(const auto& map) {
+  std::vector<std::string> keys;
+  for (const auto& entry : map) keys.push_back(entry.first);
+  std::ranges::sort(keys);
+  return keys;
+}
+
+std::string OptionsText(const ParameterGroup& group) {
+  std::vector<std::string> parts;
+  for (const std::string& key : SortedKeys(group.options())) {
+    parts.push_back(absl::StrCat(key, "=", NumberText(group.options().at(key))));
+  }
+  return absl::StrJoin(parts, " ");
+}
+
+std::vector<int64_t> ParametersPerGroup(const OptimizerState& optimizer) {
+  std::vector<int64_t> counts(optimizer.groups_size());
+  for (const OptimizerParameter& parameter : optimizer.parameters()) {
+    if (parameter.group() < counts.size()) ++counts[parameter.group()];
+  }
+  return counts;
+}
+
+void PrintState(const Manifest& manifest, std::ostream& out) {
+  const TrainerState& trainer = manifest.trainer();
+  const DataState& data = trainer.data();
+  out << "step        " << trainer.step() << "\n";
+  out << "format      " << manifest.format_major() << "." << manifest.format_minor()
+      << ", written by " << manifest.producer().program() << " " << manifest.producer().version()
+      << " at " << TimeText(manifest.producer().created_unix_ms()) << "\n";
+  out << "topology    " << TopologyText(manifest.topology()) << "\n";
+  out << "losses      last " << NumberText(trainer.last_loss()) << ", best "
+      << NumberText(trainer.best_loss()) << "\n";
+  out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
+      << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
+      << " samples per epoch\n";
+  out << "schedule    " << trainer.schedule().name() << ", learning rate "
+      << NumberText(trainer.schedule().learning_rate()) << "\n";
+  out << "random      " << trainer.rng().algorithm() << ", seed " << trainer.rng().seed() << "\n";
+  for (const std::string& key : SortedKeys(trainer.extra())) {
+    out << "extra       " << key << " (" << trainer.extra().at(key).size() << " bytes)\n";
+  }
+  if (!manifest.model().architecture().empty()) {
+    out << "model       " << manifest.model().architecture() << "\n";
+  }
+  const OptimizerState& optimizer = manifest.optimizer();
+  if (optimizer.parameters_size() == 0) return;
+  out << "optimizer   " << optimizer.algorithm() << ", " << optimizer.parameters_size()
+      << " parameters\n";
+  const std::vector<int64_t> counts = ParametersPerGroup(optimizer);
+  for (int g = 0; g < optimizer.groups_size(); ++g) {
+    out << "  group " << g << "   " << counts[g] << " parameters, "
+        << OptionsText(optimizer.groups(g)) << "\n";
+  }
+}
+
+void PrintText(const Target& target, const Manifest& manifest, std::ostream& out) {
+  out << "checkpoint  " << target.Describe() << "\n";
+  PrintState(manifest, out);
+  Table tensors({{"name"},
+                 {"role"},
+                 {"dtype"},
+                 {"shape"},
+                 {"shards", Table::Align::kRight},
+                 {"bytes", Table::Align::kRight}});
+  std::map<std::string, uint64_t> bytes_of_role;
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    const bool alias = !tensor.alias_of().empty();
+    const uint64_t bytes = alias ? 0 : TensorBytes(tensor);
+    bytes_of_role[Role_Name(tensor.role())] += bytes;
+    tensors.AddRow({tensor.name(), Role_Name(tensor.role()), DType_Name(tensor.dtype()),
+                    ShapeToString(GlobalShape(tensor)), absl::StrCat(ShardCount(tensor)),
+                    alias ? "= " + tensor.alias_of() : absl::StrCat(bytes)});
+  }
+  out << "\n" << tensors.ToString() << "\n";
+  for (const auto& [role, bytes] : bytes_of_role) out << "  " << role << " " << HumanBytes(bytes) << "\n";
+  Table files({{"file"}, {"bytes", Table::Align::kRight}, {"checksums", Table::Align::kRight}});
+  for (const DataFile& file : manifest.files()) {
+    files.AddRow({file.path(), absl::StrCat(file.size_bytes()),
+                  absl::StrCat(file.chunk_crc32c_size())});
+  }
+  out << "\n" << files.ToString();
+}
+
+// JSON has no infinities; they are written as protobuf does.
+Json Number(double value) {
+  if (value - value == 0) return value;
+  return NumberText(value) == "nan" ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+}
+
+Json OptimizerJson(const OptimizerState& optimizer) {
+  Json json = {{"algorithm", optimizer.algorithm()}, {"groups", Json::array()}};
+  const std::vector<int64_t> counts = ParametersPerGroup(optimizer);
+  for (int g = 0; g < optimizer.groups_size(); ++g) {
+    Json group = {{"parameters", counts[g]}};
+    for (const std::string& key : SortedKeys(optimizer.groups(g).options())) {
+      group[key] = Number(optimizer.groups(g).options().at(key));
+    }
+    json["groups"].push_back(std::move(group));
+  }
+  return json;
+}
+
+Json ToJson(const Target& target, const Manifest& manifest) {
+  const TrainerState& trainer = manifest.trainer();
+  Json json = {
+      {"checkpoint", target.Describe()},
+      {"step", trainer.step()},
+      {"format", absl::StrCat(manifest.format_major(), ".", manifest.format_minor())},
+      {"program", manifest.producer().program()},
+      {"created_unix_ms", manifest.producer().created_unix_ms()},
+      {"topology", TopologyText(manifest.topology())},
+      {"model", manifest.model().architecture()},
+      {"last_loss", Number(trainer.last_loss())},
+      {"best_loss", Number(trainer.best_loss())},
+      {"learning_rate", Number(trainer.schedule().learning_rate())},
+      {"consumed_samples", trainer.data().consumed_samples()},
+      {"epoch", trainer.data().epoch()},
+      {"seed", trainer.rng().seed()},
+      {"optimizer", OptimizerJson(manifest.optimizer())},
+      {"tensors", Json::array()},
+      {"files", Json::array()},
+  };
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    Json entry = {{"name", tensor.name()},
+                  {"role", Role_Name(tensor.role())},
+                  {"dtype", DType_Name(tensor.dtype())},
+                  {"shape", GlobalShape(tensor)},
+                  {"shards", ShardCount(tensor)},
+                  {"bytes", tensor.alias_of().empty() ? TensorBytes(tensor) : 0}};
+    if (!tensor.alias_of().empty()) entry["alias_of"] = tensor.alias_of();
+    if (tensor.alias_of().empty()) entry["digest"] = DigestText(tensor.digest());
+    json["tensors"].push_back(std::move(entry));
+  }
+  for (const DataFile& file : manifest.files()) {
+    json["files"].push_back({{"path", file.path()}, {"bytes", file.size_bytes()}});
+  }
+  return json;
+}
+
+}  // namespace
+
+int RunInspect(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    output.err << "ckpt inspect: " << status.message() << "\n";
+    return absl::IsDataLoss(status) ? kExitDifferent : kExitUsage;
+  };
+  const auto target = OpenTarget(options.paths[0]);
+  if (!target.ok()) return fail(target.status());
+  const auto manifest = ReadManifest(*target->storage, target->directory);
+  if (!manifest.ok()) return fail(manifest.status());
+  if (options.json) {
+    output.out << ToJson(*target, *manifest).dump(2) << "\n";
+  } else {
+    PrintText(*target, *manifest, output.out);
+  }
+  return kExitOk;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,62 @@
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/units.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/summary.h"
+#include "checkpoint/tools/table.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+
+int RunLs(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    output.err << "ckpt ls: " << status.message() << "\n";
+    return kExitUsage;
+  };
+  const auto storage = OpenPosixStorage(options.paths[0]);
+  if (!storage.ok()) return fail(storage.status());
+  const auto checkpoints = List(**storage, "");
+  if (!checkpoints.ok()) return fail(checkpoints.status());
+  Table table({{"step", Table::Align::kRight},
+               {"directory"},
+               {"bytes", Table::Align::kRight},
+               {"tensors", Table::Align::kRight},
+               {"topology"},
+               {"written"}});
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  int exit_code = kExitOk;
+  for (const CheckpointInfo& info : *checkpoints) {
+    const auto manifest = ReadManifest(**storage, info.directory);
+    nlohmann::ordered_json entry = {{"step", info.step}, {"directory", info.directory}};
+    if (!manifest.ok()) {
+      exit_code = kExitDifferent;
+      entry["error"] = std::string(manifest.status().message());
+      output.err << "ckpt ls: " << manifest.status().message() << "\n";
+      table.AddRow({absl::StrCat(info.step), info.directory, "-", "-", "-", "damaged manifest"});
+    } else {
+      const int64_t written = manifest->producer().created_unix_ms();
+      entry["bytes"] = DataBytes(*manifest);
+      entry["tensors"] = manifest->tensors_size();
+      entry["topology"] = TopologyText(manifest->topology());
+      entry["created_unix_ms"] = written;
+      table.AddRow({absl::StrCat(info.step), info.directory, HumanBytes(DataBytes(*manifest)),
+                    absl::StrCat(manifest->tensors_size()), TopologyText(manifest->topology()),
+                    TimeText(written)});
+    }
+    json.push_back(std::move(entry));
+  }
+  if (options.json) {
+    output.out << json.dump(2) << "\n";
+  } else if (checkpoints->empty()) {
+    output.out << "no checkpoints in " << options.paths[0] << "\n";
+  } else {
+    output.out << table.ToString();
+  }
+  return exit_code;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,33 @@
+#ifndef TESSERA_CHECKPOINT_TOOLS_SUMMARY_H_
+#define TESSERA_CHECKPOINT_TOOLS_SUMMARY_H_
+
+// What several commands say about a manifest.
+
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/format/manifest.pb.h"
+
+namespace tessera::ckpt {
+
+// Of all data files.
+uint64_t DataBytes(const Manifest& manifest);
+
+// Of the tensor's elements.
+uint64_t TensorBytes(const LogicalTensor& tensor);
+
+// "dp4 tp2 pp2 vpp1 zero2"; "-" where none was recorded.
+std::string TopologyText(const Topology& topology);
+
+// "2024-05-01 12:00:00 UTC"; "-" for 0.
+std::string TimeText(int64_t unix_ms);
+
+// 32 hexadecimal digits.
+std::string DigestText(const Digest& digest);
+
+// Six digits; "inf", "-inf" and "nan" as such.
+std::string NumberText(double value);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_TOOLS_SUMMARY_H_
