@@ -78,9 +78,12 @@ check() {
   done
   if ((${#files[@]} == 0)); then fault "no source files found in $PWD"; fi
   if ((${#cpp[@]} > 0)); then
+    # One short write a batch, so that lines of the two processes do not mix.
     output="$(printf '%s\0' "${cpp[@]}" |
-      xargs -0 -n 16 -P 2 clang-format --dry-run -Werror --ferror-limit=1 2>&1)" ||
-      fault "$(grep 'error:' <<<"$output" || echo "$output")"
+      xargs -0 -n 16 -P 2 sh -c 'faults="$(clang-format --dry-run -Werror --ferror-limit=1 "$@" 2>&1)" || {
+          printf "%s\n" "$faults" | grep "error:" || printf "clang-format: %s\n" "$faults"
+        }' clang-format)"
+    [[ -z "$output" ]] || fault "$(sort <<<"$output")"
   fi
   if ((faults > 0)); then
     echo "Formatting and trailing whitespace are mended by: $FIX_COMMAND"
