@@ -3,8 +3,8 @@
 
 // A command line for any protobuf message of groups: message -> one sub-message a group -> scalar
 // and enum fields, whose names are unique over all groups. A field `num_layers` is the flag
-// --num-layers or --num_layers, as `--num-layers 12` or
-// `--num-layers=12`; a boolean is set by its bare name, too. Enum values are accepted in any case.
+// --num-layers or --num_layers, as `--num-layers 12` or `--num-layers=12`; a boolean is set by its
+// bare name, too. Enum values are accepted in any case.
 
 #include <span>
 #include <string>
@@ -21,12 +21,12 @@ namespace tessera {
 // expected.
 absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message);
 
-// One line a flag: name, kind of value, default, help, aligned and grouped. `group` empty: all of
-// them. InvalidArgument where there is no such group.
+// Appends one entry a flag, under its group's name: flag, kind of value, help, [default]; wrapped at
+// 100 columns. `group` empty: all of them. InvalidArgument where there is no such group.
 absl::Status FlagHelp(const google::protobuf::Message& message, std::string_view group,
                       std::string* help);
 
-// One line "group.field type default" a flag, for a test that freezes the command line.
+// One line "group --flag <kind> = default" a flag, for a test that freezes the command line.
 std::vector<std::string> FlagInventory(const google::protobuf::Message& message);
 
 // `value` as ApplyFlags would read it for a field of a group, shortest form that reads back to the
