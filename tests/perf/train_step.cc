@@ -1,9 +1,10 @@
-// How near a whole training step of GPT-2 124M comes to the matrix rate of this machine, and to the memory it must hold.
+// How near a whole training step of GPT-2 124M comes to the matrix rate of this machine, and to the
+// memory that it must hold. For each dtype and shape (train_step.<dtype>.<batch>x<sequence>):
 //
-// figure train_step.<dtype>.<batch>x<sequence>.gemm_peak_ratio  model FLOP/s over the best oneDNN GEMM rate of that dtype, measured in turns with
-//                                                the steps
-// figure train_step.<dtype>.<batch>x<sequence>.memory_ratio     peak resident memory of the process over the sum of weights, gradients,
-//                                                optimizer state and activations
+// - gemm_peak_ratio: model FLOP/s over the best oneDNN GEMM rate of that dtype, measured in turns
+//   with the steps;
+// - memory_ratio: peak resident memory of the process over the sum of weights, gradients, optimizer
+//   state and activations.
 //
 // Each case runs in a process of its own, so that its peak memory is its own.
 
@@ -91,8 +92,7 @@ class Trainer {
     optimizer_ = std::make_unique<AdamW>(*backend_, OptimizerConfig(), std::move(flat), 0,
                                          parameters.flat_elements(), parameters.values(),
                                          parameters.grads());
-    activations_ =
-        model_->NewActivations(which.batch, which.sequence, ActivationUse::kTraining);
+    activations_ = model_->NewActivations(which.batch, which.sequence, ActivationUse::kTraining);
   }
 
   // Seconds of one step.

@@ -1,4 +1,5 @@
-// A run that is resumed goes on as if nothing had happened: every later loss, every weight and every moment to the last bit.
+// A run that is resumed goes on as if nothing had happened: every later loss, every weight and
+// every moment to the last bit.
 
 #include <cstdint>
 #include <filesystem>
@@ -45,16 +46,32 @@ std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << ki
 
 // Warmup ends at 50 and decay at 100: the checkpoints of 40 and 60 lie inside each.
 constexpr char kCommon[] = R"pb(
-  training { micro_batch_size: 2 global_batch_size: 4 seq_length: 32 train_iters: 100 eval_interval: 25 eval_iters: 2 threads: 2 }
-  optimizer { lr: 3e-3 min_lr: 1e-4 lr_decay_style: COSINE lr_warmup_iters: 50 lr_decay_iters: 100 weight_decay: 0.1 clip_grad: 0.5 }
+  training {
+    micro_batch_size: 2
+    global_batch_size: 4
+    seq_length: 32
+    train_iters: 100
+    eval_interval: 25
+    eval_iters: 2
+    threads: 2
+  }
+  optimizer {
+    lr: 3e-3
+    min_lr: 1e-4
+    lr_decay_style: COSINE
+    lr_warmup_iters: 50
+    lr_decay_iters: 100
+    weight_decay: 0.1
+    clip_grad: 0.5
+  }
   checkpoint { save_interval: 20 }
 )pb";
 
-constexpr char kGpt2[] =
-    "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 }";
+constexpr char kGpt2[] = "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 }";
 constexpr char kLlama[] = "model { size: \"llama3-tiny\" }";
 
-// A language with something to learn: the next token is a function of the last one, three times in four.
+// A language with something to learn: the next token is a function of the last one, three times in
+// four.
 std::vector<int32_t> MakeTokens() {
   const RandomStream stream{.seed = 7, .use = RandomUse::kDataOrder, .stream = 1};
   std::vector<int32_t> tokens{1};
@@ -78,11 +95,10 @@ std::map<int64_t, std::string> Losses(const fs::path& run_dir, const std::string
   for (std::string line; std::getline(file, line);) {
     const nlohmann::json record = nlohmann::json::parse(line);
     if (record["kind"].get<std::string>() != kind) continue;
-    const std::string values =
-        kind == "eval" ? record["eval_loss_bits"].get<std::string>()
-                       : absl::StrCat(record["loss_bits"].get<std::string>(), " ",
-                                      record["grad_norm"].get<double>(), " ",
-                                      record["lr"].get<double>());
+    const std::string values = kind == "eval" ? record["eval_loss_bits"].get<std::string>()
+                                              : absl::StrCat(record["loss_bits"].get<std::string>(),
+                                                             " ", record["grad_norm"].get<double>(),
+                                                             " ", record["lr"].get<double>());
     const bool is_new = losses.emplace(record["step"].get<int64_t>(), values).second;
     EXPECT_TRUE(is_new) << "step recorded twice: " << line;
   }
@@ -151,7 +167,8 @@ class ResumeTest : public ::testing::Test {
     return notes;
   }
 
-  // A folder of checkpoints that holds a copy of the run's first ones only, up to `step`: what a machine that died then left.
+  // A folder of checkpoints that holds a copy of the run's first ones only, up to `step`: what a
+  // machine that died then left.
   void LeaveAt(const std::string& from, int64_t step, const std::string& to) const {
     fs::create_directories(Checkpoints(to));
     for (int64_t saved = 20; saved <= step; saved += 20) {
@@ -166,7 +183,8 @@ class ResumeTest : public ::testing::Test {
     for (const fs::directory_entry& entry : fs::directory_iterator(StepDir(one, step))) {
       if (entry.path().extension() != ".safetensors") continue;
       ++files;
-      EXPECT_TRUE(ReadFile(entry.path()) == ReadFile(StepDir(other, step) / entry.path().filename()))
+      EXPECT_TRUE(ReadFile(entry.path()) ==
+                  ReadFile(StepDir(other, step) / entry.path().filename()))
           << entry.path().filename() << " of step " << step << " differs";
     }
     EXPECT_EQ(files, 2);
@@ -202,15 +220,12 @@ TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
   }
 }
 
-
 INSTANTIATE_TEST_SUITE_P(
     Kinds, EveryKindTest,
     ::testing::Values(
         Kind{"gpt2_fp32", {kGpt2}}, Kind{"gpt2_bf16", {kGpt2, "training { bf16: true }"}},
-        Kind{"gpt2_bf16_recompute",
-             {kGpt2, "training { bf16: true recompute_activations: true }"}},
-        Kind{"llama3_fp32", {kLlama}},
-        Kind{"llama3_bf16", {kLlama, "training { bf16: true }"}},
+        Kind{"gpt2_bf16_recompute", {kGpt2, "training { bf16: true recompute_activations: true }"}},
+        Kind{"llama3_fp32", {kLlama}}, Kind{"llama3_bf16", {kLlama, "training { bf16: true }"}},
         Kind{"llama3_tied_wsd",
              {"model { size: \"llama3-tiny\" untie_embeddings_and_output_weights: false }",
               "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 45 }"}}),

@@ -92,16 +92,15 @@ class TrainCommandTest : public ::testing::Test {
   // `train` with settings for a small run of `steps` steps, then `extra`.
   std::vector<std::string> Command(int steps, const std::vector<std::string>& extra) const {
     const char* source_dir = std::getenv("TEST_SRCDIR");
-    std::vector<std::string> command = {
-        std::string(source_dir) + "/tessera/trainer/app/train",
-        "--size=gpt2-tiny",
-        "--vocab-size=100",
-        "--seq-length=32",
-        "--micro-batch-size=2",
-        "--lr=1e-3",
-        "--threads=1",
-        "--train-iters=" + std::to_string(steps),
-        "--train-data-path=" + (root_ / "tokens.bin").string()};
+    std::vector<std::string> command = {std::string(source_dir) + "/tessera/trainer/app/train",
+                                        "--size=gpt2-tiny",
+                                        "--vocab-size=100",
+                                        "--seq-length=32",
+                                        "--micro-batch-size=2",
+                                        "--lr=1e-3",
+                                        "--threads=1",
+                                        "--train-iters=" + std::to_string(steps),
+                                        "--train-data-path=" + (root_ / "tokens.bin").string()};
     command.insert(command.end(), extra.begin(), extra.end());
     return command;
   }
@@ -184,7 +183,8 @@ TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
   }
 }
 
-// Killed at random moments, saving at every step: the run arrives where an undisturbed one does, bit for bit.
+// Killed at random moments, saving at every step: the run arrives where an undisturbed one does,
+// bit for bit.
 TEST_F(TrainCommandTest, SurvivesSuddenDeathAtAnyMoment) {
   constexpr int kSteps = 40;
   constexpr int kDeaths = 8;

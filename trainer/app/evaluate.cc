@@ -33,15 +33,13 @@ absl::StatusOr<EvalMetrics> Evaluator::Run() {
   EvalMetrics metrics;
   double loss_sum = 0;
   for (int64_t first = 0; first + batch_ <= samples_; first += batch_) {
-    TESSERA_RETURN_IF_ERROR(
-        loader_.FillEvaluationBatch(first, batch_, Span(ids_), Span(targets_)));
+    TESSERA_RETURN_IF_ERROR(loader_.FillEvaluationBatch(first, batch_, Span(ids_), Span(targets_)));
     const MicroBatch batch{.ids = ids_, .targets = targets_, .first_sample = first};
     loss_sum += model_.Forward(batch, *activations_, {}, {});
     metrics.tokens += batch_ * sequence_;
   }
   metrics.loss = loss_sum / static_cast<double>(metrics.tokens);
-  metrics.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  metrics.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return metrics;
 }
 

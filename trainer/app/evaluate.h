@@ -12,11 +12,13 @@
 
 namespace tessera {
 
-// Mean loss over the first samples of a data set: the same ones every time, in the same order, without dropout.
+// Mean loss over the first samples of a data set: the same ones every time, in the same order,
+// without dropout.
 class Evaluator {
  public:
-  // Evaluates `samples` sequences (fewer where there are not as many; whole micro-batches) in passes of [batch, sequence]. All must
-  // outlive the evaluator. Buffers are allocated by the first Run() and kept.
+  // Evaluates `samples` sequences (fewer where there are not as many; whole micro-batches) in
+  // passes of [batch, sequence]. All must outlive the evaluator. Buffers are allocated by the first
+  // Run() and kept.
   Evaluator(Model& model, const BatchLoader& loader, int64_t samples, int64_t batch,
             int64_t sequence);
 

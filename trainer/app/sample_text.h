@@ -14,13 +14,15 @@
 
 namespace tessera {
 
-// Chooses the next token from logits[V]: softmax(logits / temperature) over the top_k most likely (0: all), by a uniform number in [0, 1).
-// Temperature 0 takes the most likely; among equals the lowest id.
+// Chooses the next token from logits[V]: softmax(logits / temperature) over the top_k most likely
+// (0: all), by a uniform number in [0, 1). Temperature 0 takes the most likely; among equals the
+// lowest id.
 int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t top_k,
                     float uniform);
 
-// Continues config.prompt() by num_tokens_to_generate tokens and hands each token's text to `emit` as it comes; ends early at end of text.
-// The model sees the last `max_context` tokens. Deterministic in `stream`. Errors: those of the tokenizer.
+// Continues config.prompt() by num_tokens_to_generate tokens and hands each token's text to `emit`
+// as it comes; ends early at end of text. The model sees the last `max_context` tokens.
+// Deterministic in `stream`. Errors: those of the tokenizer.
 absl::Status SampleText(Model& model, const Tokenizer& tokenizer, const SamplingConfig& config,
                         int64_t max_context, const RandomStream& stream,
                         const std::function<void(std::string_view)>& emit);

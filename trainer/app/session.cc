@@ -26,9 +26,9 @@ int ThreadCount(const TrainConfig& config) {
 absl::StatusOr<DataSource> OpenData(const std::string& pattern, const TrainConfig& config,
                                     uint64_t seed) {
   DataSource source;
-  TESSERA_ASSIGN_OR_RETURN(source.dataset,
-                           TokenDataset::Open(pattern, config.training().seq_length(),
-                                              config.model().vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(
+      source.dataset,
+      TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
   source.loader = std::make_unique<BatchLoader>(source.dataset.get(), seed);
   return source;
 }
@@ -37,10 +37,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& conf
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
                            LoadTokenizer(config.data().tokenizer_model()));
   if (tokenizer->vocab_size() != config.model().vocab_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokenizer_model: ", config.data().tokenizer_model(), " has ",
-                     tokenizer->vocab_size(), " tokens, the model's vocab_size is ",
-                     config.model().vocab_size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer_model: ", config.data().tokenizer_model(), " has ", tokenizer->vocab_size(),
+        " tokens, the model's vocab_size is ", config.model().vocab_size()));
   }
   return tokenizer;
 }
@@ -77,10 +76,9 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   if (session.train_data.has_value() && !options.finetune()) {
     TESSERA_RETURN_IF_ERROR(CheckSameData(saved.manifest, session.data_identity()));
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      const LoadNotes loaded,
-      LoadTensors(saved, session.model->parameters(),
-                  with_optimizer ? session.optimizer.get() : nullptr));
+  TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
+                           LoadTensors(saved, session.model->parameters(),
+                                       with_optimizer ? session.optimizer.get() : nullptr));
   if (session.optimizer != nullptr) {
     if (with_optimizer) {
       session.optimizer->set_updates(session.progress.updates);
@@ -102,8 +100,8 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   const std::string& llmc_file = session.config.checkpoint().llmc_filepath();
   if (saved.has_value()) return LoadCheckpoint(*saved, session, notes);
   if (!session.config.checkpoint().load().empty()) {
-    notes(absl::StrCat("no checkpoint in ", session.config.checkpoint().load(),
-                       ": starting afresh"));
+    notes(
+        absl::StrCat("no checkpoint in ", session.config.checkpoint().load(), ": starting afresh"));
   }
   ParameterSet& parameters = session.model->parameters();
   if (llmc_file.empty()) {
@@ -150,12 +148,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   }
 
   session->backend = MakeCpuBackend(ThreadCount(config));
-  const ModelOptions options{
-      .compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
-      .with_gradients = trains,
-      .seed = session->progress.seed};
-  TESSERA_ASSIGN_OR_RETURN(session->model,
-                           MakeModel(config.model(), options, *session->backend));
+  const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
+                             .with_gradients = trains,
+                             .seed = session->progress.seed};
+  TESSERA_ASSIGN_OR_RETURN(session->model, MakeModel(config.model(), options, *session->backend));
   const ParameterSet& parameters = session->model->parameters();
   if (trains) {
     session->optimizer = std::make_unique<AdamW>(

@@ -27,8 +27,8 @@ struct DataSource {
   std::unique_ptr<BatchLoader> loader;
 };
 
-// Everything that a run works with, ready at `progress`: built from the config, then filled from a checkpoint, from an llm.c file, or
-// with initial weights.
+// Everything that a run works with, ready at `progress`: built from the config, then filled from a
+// checkpoint, from an llm.c file, or with initial weights.
 struct Session {
   TrainConfig config;  // resolved
   std::unique_ptr<Backend> backend;
@@ -43,8 +43,8 @@ struct Session {
   DataIdentity data_identity() const;
 };
 
-// Builds a session. `notes` is told, in sentences, where weights and state came from. Errors name the setting or file that is wrong;
-// the config's folders are not written to.
+// Builds a session. `notes` is told, in sentences, where weights and state came from. Errors name
+// the setting or file that is wrong; the config's folders are not written to.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, const std::function<void(const std::string&)>& notes);
 

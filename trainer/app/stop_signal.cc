@@ -14,7 +14,8 @@ void OnSignal(int signal) { stop_signal = signal; }
 void CatchStopSignals() {
   struct sigaction action = {};
   action.sa_handler = OnSignal;
-  // The second signal meets the default handler. Restarting system calls keeps a save in progress whole.
+  // The second signal meets the default handler. Restarting system calls keeps a save in progress
+  // whole.
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);

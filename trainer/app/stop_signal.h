@@ -3,7 +3,8 @@
 
 namespace tessera {
 
-// From here on SIGINT and SIGTERM ask for a clean end; a second one ends the process at once. Call once, from main.
+// From here on SIGINT and SIGTERM ask for a clean end; a second one ends the process at once. Call
+// once, from main.
 void CatchStopSignals();
 
 // The signal that asked for the end; 0 when none did.

@@ -33,8 +33,8 @@ RateMeter::Options RateOptions(const Session& session) {
   return {.total_steps = training.train_iters(),
           .tokens_per_step = training.global_batch_size() * training.seq_length(),
           .flops_per_token = session.model->FlopsPerToken(training.seq_length()),
-          .peak_flops = MeasureGemmPeak(*session.backend,
-                                        training.bf16() ? DType::kBF16 : DType::kF32)};
+          .peak_flops =
+              MeasureGemmPeak(*session.backend, training.bf16() ? DType::kBF16 : DType::kF32)};
 }
 
 }  // namespace
@@ -49,18 +49,17 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line, MetricsWrite
   const TrainingConfig& training = config_.training();
   ids_ = Tensor(DType::kI32, {training.micro_batch_size(), training.seq_length()});
   targets_ = Tensor(DType::kI32, {training.micro_batch_size(), training.seq_length()});
-  activations_ = session_.model->NewActivations(
-      training.micro_batch_size(), training.seq_length(),
-      training.recompute_activations() ? ActivationUse::kTrainingRecompute
-                                       : ActivationUse::kTraining);
+  activations_ = session_.model->NewActivations(training.micro_batch_size(), training.seq_length(),
+                                                training.recompute_activations()
+                                                    ? ActivationUse::kTrainingRecompute
+                                                    : ActivationUse::kTraining);
   for (const Parameter* parameter : session_.model->parameters().parameters()) {
     grads_.push_back(parameter->grad);
   }
   if (session_.valid_data.has_value() && training.eval_interval() > 0) {
-    evaluator_ = std::make_unique<Evaluator>(
-        *session_.model, *session_.valid_data->loader,
-        training.eval_iters() * training.global_batch_size(), training.micro_batch_size(),
-        training.seq_length());
+    evaluator_ = std::make_unique<Evaluator>(*session_.model, *session_.valid_data->loader,
+                                             training.eval_iters() * training.global_batch_size(),
+                                             training.micro_batch_size(), training.seq_length());
   }
 }
 
@@ -76,8 +75,8 @@ absl::Status TrainLoop::Run() {
     }
     if (AtInterval(config_.checkpoint().save_interval())) TESSERA_RETURN_IF_ERROR(Save());
     if (StopSignal() != 0) {
-      progress_line_.Message(absl::StrFormat("stopped by signal %d after step %d", StopSignal(),
-                                             progress.step));
+      progress_line_.Message(
+          absl::StrFormat("stopped by signal %d after step %d", StopSignal(), progress.step));
       return absl::OkStatus();
     }
     if (AtInterval(config_.training().exit_interval())) break;
@@ -93,9 +92,8 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   TESSERA_ASSIGN_OR_RETURN(const double loss_sum, ForwardBackward());
   const double grad_norm = GradNorm(*session_.backend, grads_);
   const double learning_rate = LearningRate(config_.optimizer(), progress.step);
-  const bool updated =
-      optimizer.Step(learning_rate, grad_norm,
-                     ClipCoefficient(grad_norm, config_.optimizer().clip_grad()));
+  const bool updated = optimizer.Step(learning_rate, grad_norm,
+                                      ClipCoefficient(grad_norm, config_.optimizer().clip_grad()));
 
   progress.step += 1;
   progress.updates = optimizer.updates();
@@ -164,8 +162,7 @@ absl::Status TrainLoop::Save() {
               session_.model->parameters(), *session_.optimizer));
   saved_step_ = session_.progress.step;
   progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", saved_step_,
-                                         ckpt::HumanBytes(report.bytes_written),
-                                         report.seconds));
+                                         ckpt::HumanBytes(report.bytes_written), report.seconds));
   return absl::OkStatus();
 }
 

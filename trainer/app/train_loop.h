@@ -16,15 +16,17 @@
 
 namespace tessera {
 
-// One optimizer step after the other: read, forward and backward for each micro-batch, clip, update, report, evaluate, save.
+// One optimizer step after the other: read, forward and backward for each micro-batch, clip,
+// update, report, evaluate, save.
 class TrainLoop {
  public:
-  // `session` (with something to train) must outlive the loop; its progress moves on. `progress_line` is where a person looks;
-  // `metrics` may be null.
+  // `session` (with something to train) must outlive the loop; its progress moves on.
+  // `progress_line` is where a person looks; `metrics` may be null.
   TrainLoop(Session& session, ProgressLine& progress_line, MetricsWriter* metrics);
 
-  // Trains up to train_iters, or until exit_interval or a stop signal ends the run. Saves every save_interval steps and after the last one;
-  // a run that a signal ends saves nothing more than it has. Errors: those of data, checkpoint and metrics.
+  // Trains up to train_iters, or until exit_interval or a stop signal ends the run. Saves every
+  // save_interval steps and after the last one; a run that a signal ends saves nothing more than it
+  // has. Errors: those of data, checkpoint and metrics.
   absl::Status Run();
 
  private:

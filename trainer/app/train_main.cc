@@ -46,13 +46,12 @@ absl::Status Sample(const Session& session) {
                             .use = RandomUse::kSampling,
                             .stream = static_cast<uint64_t>(session.progress.step)};
   std::printf("%s", session.config.sampling().prompt().c_str());
-  const absl::Status status = SampleText(*session.model, *session.tokenizer,
-                                         session.config.sampling(),
-                                         session.config.training().seq_length(), stream,
-                                         [](std::string_view text) {
-                                           std::fwrite(text.data(), 1, text.size(), stdout);
-                                           std::fflush(stdout);
-                                         });
+  const absl::Status status =
+      SampleText(*session.model, *session.tokenizer, session.config.sampling(),
+                 session.config.training().seq_length(), stream, [](std::string_view text) {
+                   std::fwrite(text.data(), 1, text.size(), stdout);
+                   std::fflush(stdout);
+                 });
   std::printf("\n");
   return status;
 }

@@ -23,9 +23,9 @@ absl::StatusOr<std::string> ChooseDirectory(ckpt::Storage& storage, const Checkp
     if (info.step == config.ckpt_step()) return info.directory;
     steps.push_back(info.step);
   }
-  return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": no such checkpoint in ",
-                                          storage.Describe(""), "; there are steps ",
-                                          absl::StrJoin(steps, ", ")));
+  return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(),
+                                          ": no such checkpoint in ", storage.Describe(""),
+                                          "; there are steps ", absl::StrJoin(steps, ", ")));
 }
 
 bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
@@ -39,7 +39,8 @@ bool BelongsToOptimizer(ckpt::Role role) {
   return role == ckpt::OPTIMIZER_STATE || role == ckpt::MASTER_WEIGHT;
 }
 
-// Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns the weights passed over.
+// Asks for the saved master weight in the place of every fp32 weight that was saved rounded.
+// Returns the weights passed over.
 std::unordered_set<std::string> TakeWeightsFromMaster(const ckpt::Manifest& manifest,
                                                       ckpt::StateDict& wanted) {
   std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
@@ -93,9 +94,9 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
     if (!names.contains(tensor.name()) && !left_out(tensor)) unexpected.push_back(tensor.name());
   }
   if (unexpected.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ",
-                   absl::StrJoin(unexpected, ", ")));
+  return absl::FailedPreconditionError(absl::StrCat(
+      saved.Describe(),
+      " holds tensors that this model has no place for: ", absl::StrJoin(unexpected, ", ")));
 }
 
 }  // namespace
@@ -130,8 +131,7 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet&
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
   }
   ckpt::StateDict wanted = WeightState(parameters);
-  const std::unordered_set<std::string> passed_over =
-      TakeWeightsFromMaster(saved.manifest, wanted);
+  const std::unordered_set<std::string> passed_over = TakeWeightsFromMaster(saved.manifest, wanted);
   if (!passed_over.empty()) notes.sentences.push_back("fp32 weights come from the master weights");
 
   const bool masters_from_weights = optimizer != nullptr && optimizer->has_master() &&
@@ -139,22 +139,20 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet&
   if (optimizer != nullptr) Append(OptimizerTensors(parameters, *optimizer), wanted);
   if (masters_from_weights) RemoveMasters(wanted);
   const bool no_masters = optimizer == nullptr || !optimizer->has_master();
-  TESSERA_RETURN_IF_ERROR(
-      CheckUnexpected(saved, wanted, [&](const ckpt::LogicalTensor& tensor) {
-        return passed_over.contains(tensor.name()) ||
-               (no_masters && tensor.role() == ckpt::MASTER_WEIGHT) ||
-               (optimizer == nullptr && BelongsToOptimizer(tensor.role()));
-      }));
+  TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, [&](const ckpt::LogicalTensor& tensor) {
+    return passed_over.contains(tensor.name()) ||
+           (no_masters && tensor.role() == ckpt::MASTER_WEIGHT) ||
+           (optimizer == nullptr && BelongsToOptimizer(tensor.role()));
+  }));
 
   ckpt::LoadOptions options;
   options.allow_unexpected = true;  // checked above, with what is left out on purpose
-  TESSERA_ASSIGN_OR_RETURN(
-      notes.report, ckpt::Load(*saved.storage, saved.directory, wanted, group, options));
+  TESSERA_ASSIGN_OR_RETURN(notes.report,
+                           ckpt::Load(*saved.storage, saved.directory, wanted, group, options));
   if (masters_from_weights) {
     ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(parameters, *optimizer));
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::LoadReport report,
-        ckpt::Load(*saved.storage, saved.directory, masters, group, options));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
+                             ckpt::Load(*saved.storage, saved.directory, masters, group, options));
     notes.report.bytes_read += report.bytes_read;
     notes.report.seconds += report.seconds;
     notes.sentences.push_back("master weights come from the saved weights");
@@ -166,17 +164,16 @@ absl::Status CheckSaveFolder(const CheckpointConfig& config, int64_t step) {
   if (config.save().empty()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::List(*storage, ""));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved, ckpt::List(*storage, ""));
   std::vector<int64_t> later;
   for (const ckpt::CheckpointInfo& info : saved) {
     if (info.step > step) later.push_back(info.step);
   }
   if (later.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "save: ", config.save(), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
-      ") than this run starts from (", step,
-      "); resume with --load=", config.save(), ", or save to another folder"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("save: ", config.save(), " holds checkpoints of later steps (",
+                   absl::StrJoin(later, ", "), ") than this run starts from (", step,
+                   "); resume with --load=", config.save(), ", or save to another folder"));
 }
 
 absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,

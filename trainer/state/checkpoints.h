@@ -30,8 +30,9 @@ struct SavedRun {
   std::string Describe() const { return storage->Describe(directory); }
 };
 
-// The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where `load` is empty, or holds no checkpoint and
-// exit_on_missing_checkpoint is off. NotFound otherwise, listing what is there; DataLoss for a damaged manifest.
+// The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where
+// `load` is empty, or holds no checkpoint and exit_on_missing_checkpoint is off. NotFound
+// otherwise, listing what is there; DataLoss for a damaged manifest.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config);
 
 // What LoadTensors did besides loading as it was saved, one sentence each, for the log.
@@ -40,17 +41,20 @@ struct LoadNotes {
   ckpt::LoadReport report;
 };
 
-// Loads weights and, where `optimizer` is given, master weights and moments. Differences of precision are bridged: fp32 weights come from
-// saved master weights; master weights that were not saved come from the saved weights. Everything is compared first
-// (FailedPrecondition listing every mismatch); after DataLoss in the middle of reading, buffers are partly overwritten.
+// Loads weights and, where `optimizer` is given, master weights and moments. Differences of
+// precision are bridged: fp32 weights come from saved master weights; master weights that were not
+// saved come from the saved weights. Everything is compared first (FailedPrecondition listing every
+// mismatch); after DataLoss in the middle of reading, buffers are partly overwritten.
 absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet& parameters,
                                       AdamW* optimizer);
 
-// Whether a run that goes on from `step` may save to config.save: FailedPrecondition when checkpoints of later steps are there, of
-// another run or of a future that this run abandons. They would mix with ours, and a committed checkpoint is never replaced.
+// Whether a run that goes on from `step` may save to config.save: FailedPrecondition when
+// checkpoints of later steps are there, of another run or of a future that this run abandons. They
+// would mix with ours, and a committed checkpoint is never replaced.
 absl::Status CheckSaveFolder(const CheckpointConfig& config, int64_t step);
 
-// Saves step-N under config.checkpoint().save, with the optimizer unless no_save_optim, and prunes beyond max_checkpoint_keep.
+// Saves step-N under config.checkpoint().save, with the optimizer unless no_save_optim, and prunes
+// beyond max_checkpoint_keep.
 absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
                                          const ParameterSet& parameters, const AdamW& optimizer);
 

@@ -38,11 +38,11 @@ std::vector<LogicalShards> ShardsOfRange(const Parameter& parameter, int64_t beg
     for (const ckpt::Box& box : boxes) {
       const std::optional<ckpt::Box> common = ckpt::Intersect(box, piece_box);
       if (!common.has_value()) continue;
-      logical.shards.push_back({.box = ToLogical(*common, piece),
-                                .data = static_cast<char*>(origin) +
-                                        FlatIndex(common->global_offset, strides) *
-                                            element_size_bytes,
-                                .strides = strides});
+      logical.shards.push_back(
+          {.box = ToLogical(*common, piece),
+           .data = static_cast<char*>(origin) +
+                   FlatIndex(common->global_offset, strides) * element_size_bytes,
+           .strides = strides});
     }
     result.push_back(std::move(logical));
   }

@@ -27,10 +27,9 @@ std::map<std::string, std::map<int64_t, int64_t>> Contents(
           memory += index * shard.strides[dim];
           global += (shard.box.global_offset[dim] + index) * global_strides[dim];
         }
-        const bool inserted =
-            contents[entry.piece->name]
-                .emplace(global, static_cast<const int64_t*>(shard.data)[memory])
-                .second;
+        const bool inserted = contents[entry.piece->name]
+                                  .emplace(global, static_cast<const int64_t*>(shard.data)[memory])
+                                  .second;
         EXPECT_TRUE(inserted) << entry.piece->name << " element " << global << " twice";
       }
     }
@@ -38,8 +37,8 @@ std::map<std::string, std::map<int64_t, int64_t>> Contents(
   return contents;
 }
 
-// A column slice of a fused matrix, as tensor parallelism gives it to one rank: logical [4, 12], of which this rank holds
-// columns [2, 4), [6, 8) and [10, 12), side by side; then a padding column.
+// A column slice of a fused matrix, as tensor parallelism gives it to one rank: logical [4, 12], of
+// which this rank holds columns [2, 4), [6, 8) and [10, 12), side by side; then a padding column.
 Parameter FusedColumns() {
   Parameter parameter;
   parameter.shape = {4, 7};
@@ -84,8 +83,8 @@ TEST(ShardsOfRangeTest, EveryRangeHoldsWhatItsElementsMean) {
           for (const ParameterPiece& piece : parameter.pieces) {
             const int64_t r = row - piece.local_offset[0], c = column - piece.local_offset[1];
             if (r < 0 || c < 0 || r >= piece.shape[0] || c >= piece.shape[1]) continue;
-            const int64_t global = (piece.global_offset[0] + r) * piece.global_shape[1] +
-                                   piece.global_offset[1] + c;
+            const int64_t global =
+                (piece.global_offset[0] + r) * piece.global_shape[1] + piece.global_offset[1] + c;
             expected[piece.name][global] = 1000 + i;
           }
         }

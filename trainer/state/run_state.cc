@@ -18,9 +18,9 @@ constexpr char kUpdates[] = "optimizer_updates";
 
 // Settings that do not change what the weights mean: a run may resume with others.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
-  for (const char* free : {"size", "make_vocab_size_divisible_by", "init_method_std",
-                           "hidden_dropout", "attention_dropout", "ffn_multiplier",
-                           "ffn_multiple_of"}) {
+  for (const char* free :
+       {"size", "make_vocab_size_divisible_by", "init_method_std", "hidden_dropout",
+        "attention_dropout", "ffn_multiplier", "ffn_multiple_of"}) {
     if (field.name() == free) return false;
   }
   return true;
@@ -86,17 +86,15 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   progress.best_loss = state.best_loss();
   progress.seed = state.rng().seed();
   const auto updates = state.extra().find(kUpdates);
-  if (updates != state.extra().end() &&
-      !absl::SimpleAtoi(updates->second, &progress.updates)) {
+  if (updates != state.extra().end() && !absl::SimpleAtoi(updates->second, &progress.updates)) {
     return absl::DataLossError(
         absl::StrCat("manifest: trainer.extra.", kUpdates, " is no number: ", updates->second));
   }
   if (progress.step < 0 || progress.consumed_samples < 0 || progress.updates < 0 ||
       progress.updates > progress.step || std::isnan(progress.best_loss)) {
-    return absl::DataLossError(
-        absl::StrCat("manifest: impossible trainer state: step ", progress.step,
-                     ", updates ", progress.updates, ", consumed_samples ",
-                     progress.consumed_samples, ", best_loss ", progress.best_loss));
+    return absl::DataLossError(absl::StrCat(
+        "manifest: impossible trainer state: step ", progress.step, ", updates ", progress.updates,
+        ", consumed_samples ", progress.consumed_samples, ", best_loss ", progress.best_loss));
   }
   if (state.has_rng() && state.rng().algorithm() != kPhilox) {
     return absl::FailedPreconditionError(
@@ -135,14 +133,14 @@ absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& d
                                        absl::Hex(data.fingerprint)));
   }
   if (saved.sequence_length() != data.sequence_length) {
-    differences.push_back(absl::StrCat("seq_length: saved ", saved.sequence_length(),
-                                       ", wanted ", data.sequence_length));
+    differences.push_back(absl::StrCat("seq_length: saved ", saved.sequence_length(), ", wanted ",
+                                       data.sequence_length));
   }
   if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the checkpoint's data position (", saved.consumed_samples(),
-      " samples) does not fit the data: ", absl::StrJoin(differences, "; "),
-      "; --finetune takes the weights alone and starts at step 0"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the checkpoint's data position (", saved.consumed_samples(),
+                   " samples) does not fit the data: ", absl::StrJoin(differences, "; "),
+                   "; --finetune takes the weights alone and starts at step 0"));
 }
 
 }  // namespace tessera

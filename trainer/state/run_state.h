@@ -12,8 +12,9 @@
 
 namespace tessera {
 
-// Where a run stands: everything that goes on after a resume, tensors apart. The learning rate is a function of `step`, random numbers
-// of the seed and their coordinates, the next sample of `consumed_samples`; so this little is all there is.
+// Where a run stands: everything that goes on after a resume, tensors apart. The learning rate is a
+// function of `step`, random numbers of the seed and their coordinates, the next sample of
+// `consumed_samples`; so this little is all there is.
 struct Progress {
   int64_t step = 0;              // optimizer steps completed
   int64_t updates = 0;           // of them, those that changed the weights (Adam's bias correction)
@@ -21,10 +22,11 @@ struct Progress {
   double last_loss = 0;          // of step `step`
   double last_learning_rate = 0;
   double best_loss = std::numeric_limits<double>::infinity();  // lowest evaluation loss
-  uint64_t seed = 0;             // of dropout, sample order and sampling
+  uint64_t seed = 0;  // of dropout, sample order and sampling
 };
 
-// What consumed_samples counts in. A position means nothing in other data, or in samples of another length.
+// What consumed_samples counts in. A position means nothing in other data, or in samples of another
+// length.
 struct DataIdentity {
   uint64_t fingerprint = 0;
   int64_t sequence_length = 0;
@@ -38,12 +40,14 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
 // The progress that a manifest holds. DataLoss for values that no run could have written.
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 
-// Whether weights saved with `manifest` mean the same in `model`: shapes alone do not tell (heads, norms, rotary settings).
-// FailedPrecondition listing every field that differs, saved and wanted. Checkpoints of foreign programs, which carry no config that
-// we know, pass: their tensors' shapes are compared by the load.
+// Whether weights saved with `manifest` mean the same in `model`: shapes alone do not tell (heads,
+// norms, rotary settings). FailedPrecondition listing every field that differs, saved and wanted.
+// Checkpoints of foreign programs, which carry no config that we know, pass: their tensors' shapes
+// are compared by the load.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
-// Whether the position in `manifest` counts samples of `data`. FailedPrecondition naming both sides.
+// Whether the position in `manifest` counts samples of `data`. FailedPrecondition naming both
+// sides.
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data);
 
 }  // namespace tessera

@@ -41,7 +41,8 @@ Shape PaddedShape(const Parameter& parameter, const ParameterPiece& piece) {
 // Collects shards by logical name, in order of first appearance.
 class StateDictBuilder {
  public:
-  // Adds elements [begin, begin + values.elements()) of a parameter; `suffix` is empty for the weight itself.
+  // Adds elements [begin, begin + values.elements()) of a parameter; `suffix` is empty for the
+  // weight itself.
   void Add(const Parameter& parameter, int64_t begin, const TensorView& values, ckpt::Role role,
            std::string_view suffix) {
     const int64_t element_size = ElementSize(values.dtype());
