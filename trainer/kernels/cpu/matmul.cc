@@ -45,12 +45,14 @@ int64_t TileExtent(int64_t extent, int64_t most, int64_t quantum) {
 
 namespace {
 
-// How much of the processor's peak one tile reaches: every dim has a fixed cost, as if it were so
-// many elements longer. Fitted to oneDNN's rates on GPT-2's shapes (Granite Rapids); bf16 on AMX is
-// fast enough for the cost to show.
-double TileEfficiency(TileShape tile, DType dtype) {
-  const double row_cost = dtype == DType::kBF16 ? 40 : 4;
-  const double column_cost = dtype == DType::kBF16 ? 60 : 8;
+// How much of the processor's peak one tile reaches: every dim has a fixed cost, as if it were so many elements longer. Fitted to
+// oneDNN's rates on GPT-2's shapes (Granite Rapids). bf16 on AMX is fast enough for the cost to show, and so do operands
+// that no cache holds: a tile's rows of a and columns of b then come from memory.
+double TileEfficiency(TileShape tile, int64_t k, DType dtype) {
+  constexpr int64_t kLong = 8192;
+  const bool slow_start = dtype == DType::kBF16;
+  const double row_cost = slow_start ? 60 : (k >= kLong ? 24 : 4);
+  const double column_cost = slow_start ? 120 : (k >= kLong ? 48 : 8);
   const double rows = static_cast<double>(tile.rows), columns = static_cast<double>(tile.columns);
   return rows / (rows + row_cost) * columns / (columns + column_cost);
 }
@@ -75,13 +77,13 @@ double Balance(int64_t m, int64_t n, TileShape tile) {
 
 }  // namespace
 
-TileShape ChooseTile(int64_t m, int64_t n, DType dtype) {
+TileShape ChooseTile(int64_t m, int64_t n, int64_t k, DType dtype) {
   TileShape best;
   double best_score = 0;
   for (int64_t rows : {64, 128, 256, 512}) {
     for (int64_t columns : {64, 128, 192, 256, 384, 512, 768}) {
       const TileShape tile = {TileExtent(m, rows, 32), TileExtent(n, columns, 64)};
-      const double score = TileEfficiency(tile, dtype) * Balance(m, n, tile);
+      const double score = TileEfficiency(tile, k, dtype) * Balance(m, n, tile);
       if (score <= best_score) continue;
       best_score = score;
       best = tile;
@@ -104,7 +106,7 @@ void CpuBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulat
   if (m == 0 || n == 0) return;
   CHECK_GT(k, 0);
   const Operand a_operand = Describe(a), b_operand = Describe(b);
-  const TileShape tile = ChooseTile(m, n, a.dtype());
+  const TileShape tile = ChooseTile(m, n, k, a.dtype());
   const int64_t row_tiles = CeilDivide(m, tile.rows), column_tiles = CeilDivide(n, tile.columns);
   // Inner tiles, the last of each row, the last of each column, the corner.
   const Gemm* gemms[2][2] = {};

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -40,6 +41,19 @@ TEST(ExpTest, SpecialValues) {
   EXPECT_EQ(ExpOf(89), infinity);
   EXPECT_TRUE(std::isfinite(ExpOf(88.7f)));
   EXPECT_TRUE(std::isnan(ExpOf(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(SigmoidTest, StaysWithinItsErrorBound) {
+  double worst = 0;
+  for (double x = -86.9; x < 100; x += 0.0017) {
+    const float argument = static_cast<float>(x);
+    const double expected = 1 / (1 + std::exp(-static_cast<double>(argument)));
+    worst = std::max(worst, UlpError(Sigmoid(Splat(argument))[0], expected));
+  }
+  EXPECT_LE(worst, 3);
+  EXPECT_EQ(Sigmoid(Splat(-1e30f))[0], 0);
+  EXPECT_EQ(Sigmoid(Splat(1e30f))[0], 1);
+  EXPECT_EQ(Sigmoid(Splat(0))[0], 0.5f);
 }
 
 TEST(VectorTest, PartsTouchOnlyTheirLanes) {
