@@ -105,8 +105,8 @@ absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(const std::string& pa
 absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const {
   const int64_t n = out.size();
   if (first < 0 || first > count_ || n > count_ - first) {
-    return absl::OutOfRangeError(absl::StrCat(path_, ": tokens [", first, ", ", first + n,
-                                              ") asked for, the file has ", count_));
+    return absl::OutOfRangeError(absl::StrCat(path_, ": ", n, " tokens from token ", first,
+                                              " on asked for, the file has ", count_));
   }
   const int64_t token_bytes = TokenBytes(format_);
   const int64_t offset = kTokenFileHeaderBytes + first * token_bytes;
