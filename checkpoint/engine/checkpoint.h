@@ -73,10 +73,11 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  std::vector<std::string> missing;      // names: wanted on this rank, not saved
-  std::vector<std::string> unexpected;   // names: saved, wanted by no rank
-  std::vector<std::string> from_master;  // names: weights of this rank that came from their master weights
-  uint64_t bytes_read = 0;               // by this rank
+  std::vector<std::string> missing;     // names: wanted on this rank, not saved
+  std::vector<std::string> unexpected;  // names: saved, wanted by no rank
+  std::vector<std::string>
+      from_master;          // names: weights of this rank that came from their master weights
+  uint64_t bytes_read = 0;  // by this rank
   double seconds = 0;
 };
 

@@ -69,8 +69,8 @@ class CheckpointTest : public testing::Test {
 
 TEST_F(CheckpointTest, StepsSortAsNumbers) {
   std::vector<float> values = {1};
-  for (const int64_t step : {int64_t{1000000}, int64_t{999999}, int64_t{100000000}, int64_t{7},
-                             int64_t{99999999}}) {
+  for (const int64_t step :
+       {int64_t{1000000}, int64_t{999999}, int64_t{100000000}, int64_t{7}, int64_t{99999999}}) {
     MustSave({{Tensor("x", WEIGHT, F32, values, {1})}}, step);
   }
   EXPECT_EQ(StepDirectoryName(42), "step-00000042");
@@ -178,19 +178,19 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
                       Tensor("wanted", WEIGHT, F32, new_c, {2})}};
   const absl::Status status = Load(storage_, StepDirectoryName(1), state, group_, {}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(Message(status),
-              AllOf(HasSubstr("5 mismatches"), HasSubstr("tensor a: saved with shape [2,3], wanted"),
-                    HasSubstr("tensor b: saved as WEIGHT, wanted as BUFFER"),
-                    HasSubstr("tensor n: saved as I32, wanted as F32"),
-                    HasSubstr("tensor wanted: wanted, not in the checkpoint"),
-                    HasSubstr("tensor left.over: saved, not wanted")));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("5 mismatches"),
+                                     HasSubstr("tensor a: saved with shape [2,3], wanted"),
+                                     HasSubstr("tensor b: saved as WEIGHT, wanted as BUFFER"),
+                                     HasSubstr("tensor n: saved as I32, wanted as F32"),
+                                     HasSubstr("tensor wanted: wanted, not in the checkpoint"),
+                                     HasSubstr("tensor left.over: saved, not wanted")));
   EXPECT_THAT(new_a, testing::Each(-1));
   EXPECT_THAT(new_b, testing::Each(-1));
 
   LoadOptions lenient;
   lenient.allow_missing = lenient.allow_unexpected = true;
-  StateDict some = {{Tensor("b", WEIGHT, F32, new_b, {4}),
-                     Tensor("wanted", WEIGHT, F32, new_c, {2})}};
+  StateDict some = {
+      {Tensor("b", WEIGHT, F32, new_b, {4}), Tensor("wanted", WEIGHT, F32, new_c, {2})}};
   const auto report = Load(storage_, StepDirectoryName(1), some, group_, lenient);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->missing, ElementsAre("wanted"));
@@ -218,8 +218,8 @@ TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   metadata.mutable_optimizer()->add_groups();
   parameter.set_parameter("w");
   (*parameter.mutable_states())["master"] = "optimizer.w.master";
-  const absl::Status saved = TrySave(
-      {{Tensor("optimizer.w.master", MASTER_WEIGHT, F32, master, {4})}}, metadata);
+  const absl::Status saved =
+      TrySave({{Tensor("optimizer.w.master", MASTER_WEIGHT, F32, master, {4})}}, metadata);
   ASSERT_TRUE(saved.ok()) << saved;
   std::vector<uint16_t> weights(4, 0xffff);
   std::vector<float> new_master(4);
@@ -273,10 +273,9 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   std::vector<float> values(4), scalar = {7}, none;
   std::memcpy(values.data(), bits.data(), 16);
   std::vector<float> one = {-0.0f};
-  StateDict state = {{Tensor("nan", WEIGHT, F32, values, {2, 2}),
-                      Tensor("scalar", BUFFER, F32, scalar, {}),
-                      Tensor("empty", BUFFER, F32, none, {3, 0}),
-                      Tensor("one", BUFFER, F32, one, {1, 1, 1})}};
+  StateDict state = {
+      {Tensor("nan", WEIGHT, F32, values, {2, 2}), Tensor("scalar", BUFFER, F32, scalar, {}),
+       Tensor("empty", BUFFER, F32, none, {3, 0}), Tensor("one", BUFFER, F32, one, {1, 1, 1})}};
   const std::string directory = MustSave(state);
   values.assign(4, 0);
   scalar = {0};
@@ -337,10 +336,9 @@ TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 says WEIGHT F32 [4]"),
                                        HasSubstr("rank 1 says WEIGHT F32 [2,2]")));
-    const absl::Status steps =
-        Save(storage_, "", AtStep(group.rank()), {{Tensor("x", WEIGHT, F32, values, {4})}}, group,
-             {})
-            .status();
+    const absl::Status steps = Save(storage_, "", AtStep(group.rank()),
+                                    {{Tensor("x", WEIGHT, F32, values, {4})}}, group, {})
+                                   .status();
     EXPECT_THAT(Message(steps), HasSubstr("rank 0 saves step 0, rank 1 step 1"));
   });
   EXPECT_TRUE(storage_.List("")->empty());
@@ -397,8 +395,8 @@ TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
 
 TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
   if (geteuid() == 0) GTEST_SKIP() << "permissions do not bind root";
-  std::filesystem::permissions(root_, std::filesystem::perms::owner_read |
-                                          std::filesystem::perms::owner_exec);
+  std::filesystem::permissions(
+      root_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   std::vector<float> values = {1};
   const absl::Status status =
       Save(*storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {})

@@ -122,7 +122,8 @@ template <size_t kBytes>
 void Gather(const std::byte* from, int64_t from_stride, std::byte* to, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     std::memcpy(to + i * kBytes,
-                from + static_cast<int64_t>(i) * from_stride * static_cast<int64_t>(kBytes), kBytes);
+                from + static_cast<int64_t>(i) * from_stride * static_cast<int64_t>(kBytes),
+                kBytes);
   }
 }
 
@@ -145,8 +146,10 @@ template <typename From>
 CopyElements FindFrom(DType to) {
   switch (to) {
     case F64:
-      if constexpr (std::is_same_v<From, double>) return nullptr;
-      else return ConvertElements<From, double>;
+      if constexpr (std::is_same_v<From, double>)
+        return nullptr;
+      else
+        return ConvertElements<From, double>;
     case F32:
       return ConvertElements<From, float>;
     case F16:

@@ -21,9 +21,7 @@ To ConvertOne(DType from_dtype, DType to_dtype, From value) {
   return result;
 }
 
-double Value(DType dtype, uint16_t bits) {
-  return ConvertOne<double>(dtype, F64, bits);
-}
+double Value(DType dtype, uint16_t bits) { return ConvertOne<double>(dtype, F64, bits); }
 
 // The nearest value of a 16-bit dtype by trying all of them; ties to the even encoding.
 uint16_t NearestByTrial(DType dtype, double value, uint16_t largest_finite) {

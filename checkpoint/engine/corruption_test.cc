@@ -90,16 +90,16 @@ TEST_F(CorruptionTest, EveryByteOfDataFiles) {
       const auto report = Verify(faulty_, directory_, offset % 2 == 0, 1, nullptr);
       ASSERT_TRUE(report.ok()) << report.status();
       const std::string tensor = TensorAt(f, offset);
-      const bool named =
-          std::ranges::any_of(report->damage, [&](const Damage& damage) {
-            return damage.file == manifest_.files(f).path() && damage.offset_bytes == offset &&
-                   damage.tensor == tensor && !damage.message.empty();
-          });
+      const bool named = std::ranges::any_of(report->damage, [&](const Damage& damage) {
+        return damage.file == manifest_.files(f).path() && damage.offset_bytes == offset &&
+               damage.tensor == tensor && !damage.message.empty();
+      });
       EXPECT_TRUE(named);
       if (!tensor.empty()) {
         const absl::Status load = TryLoad(faulty_);
         EXPECT_TRUE(absl::IsDataLoss(load)) << load;
-        for (const std::string& part : {manifest_.files(f).path(), tensor, std::to_string(offset)}) {
+        for (const std::string& part :
+             {manifest_.files(f).path(), tensor, std::to_string(offset)}) {
           EXPECT_NE(load.message().find(part), absl::string_view::npos) << load << "\n" << part;
         }
       }
@@ -181,7 +181,8 @@ TEST_F(CorruptionTest, FilesThatWereSwapped) {
 
 TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
   Manifest forged = manifest_;
-  std::swap(*forged.mutable_tensors(0)->mutable_digest(), *forged.mutable_tensors(3)->mutable_digest());
+  std::swap(*forged.mutable_tensors(0)->mutable_digest(),
+            *forged.mutable_tensors(3)->mutable_digest());
   const auto bytes = EncodeManifest(forged);
   ASSERT_TRUE(bytes.ok());
   ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());

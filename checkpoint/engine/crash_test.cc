@@ -90,13 +90,15 @@ bool LoadsAs(Storage& storage, const std::string& directory, uint64_t version, i
 }
 
 enum class Fault { kFail, kDie, kLosePower, kLosePowerHalfway };
-constexpr Fault kFaults[] = {Fault::kFail, Fault::kDie, Fault::kLosePower, Fault::kLosePowerHalfway};
+constexpr Fault kFaults[] = {Fault::kFail, Fault::kDie, Fault::kLosePower,
+                             Fault::kLosePowerHalfway};
 
 // What is already there when the save begins.
 void PrepareRoot(Storage& storage, bool half_written) {
   for (const absl::Status& status : SaveVersion(storage, 1, kOldStep)) ASSERT_TRUE(status.ok());
   if (!half_written) return;
-  FaultInjectingStorage faulty(storage);  // a save of the new step that died while it wrote its data
+  FaultInjectingStorage faulty(
+      storage);  // a save of the new step that died while it wrote its data
   const int64_t before = faulty.operation_count();
   faulty.DieAt(before + 14);
   for (const absl::Status& status : SaveVersion(faulty, 9, kNewStep)) ASSERT_FALSE(status.ok());
@@ -164,7 +166,8 @@ TEST(CrashTest, EveryOperationOfPruning) {
       SCOPED_TRACE(absl::StrCat("fault ", static_cast<int>(fault), " at operation ", operation));
       MemoryStorage storage;
       for (int64_t step = 1; step <= 3; ++step) {
-        for (const absl::Status& status : SaveVersion(storage, step, step)) ASSERT_TRUE(status.ok());
+        for (const absl::Status& status : SaveVersion(storage, step, step))
+          ASSERT_TRUE(status.ok());
       }
       FaultInjectingStorage faulty(storage);
       if (fault == Fault::kFail) {

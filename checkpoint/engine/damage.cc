@@ -37,8 +37,7 @@ struct CrcStep {
 
 }  // namespace
 
-FileMap::FileMap(const Manifest& manifest)
-    : manifest_(manifest), extents_(manifest.files_size()) {
+FileMap::FileMap(const Manifest& manifest) : manifest_(manifest), extents_(manifest.files_size()) {
   for (int t = 0; t < manifest.tensors_size(); ++t) {
     const LogicalTensor& tensor = manifest.tensors(t);
     const int64_t count = ShardCount(tensor);

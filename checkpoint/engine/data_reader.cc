@@ -171,8 +171,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
       report(file.status().code(), std::string(file.status().message()));
     } else if ((*file)->size_bytes() != description.size_bytes()) {
       const FileMap map(manifest);
-      Damage damage =
-          DescribeSizeError(manifest, map, reads.file_index, (*file)->size_bytes());
+      Damage damage = DescribeSizeError(manifest, map, reads.file_index, (*file)->size_bytes());
       damage.file = storage.Describe(path);
       report(absl::StatusCode::kDataLoss, ToString(damage));
     } else {

@@ -86,8 +86,8 @@ void StageSource(const Source& source, uint64_t begin, uint64_t end, std::byte* 
                    out + (run.outer_element - first) * size, run.count, size);
   });
   source.global.ForEach(first, last, [&](const BoxRuns::Run& run) {
-    digest += DigestRun(run.strided_element, out + (run.outer_element - first) * size, run.count,
-                        size);
+    digest +=
+        DigestRun(run.strided_element, out + (run.outer_element - first) * size, run.count, size);
   });
 }
 
@@ -152,9 +152,9 @@ class Writer {
       }
       std::ranges::sort(file->sources, {}, &Source::begin);
       file->crcs.resize((file_plan.size_bytes() + options_.chunk_bytes - 1) / options_.chunk_bytes);
-      TESSERA_ASSIGN_OR_RETURN(file->file, storage_.Create(absl::StrCat(directory_, "/",
-                                                                        file_plan.path()),
-                                                           file_plan.size_bytes()));
+      TESSERA_ASSIGN_OR_RETURN(
+          file->file,
+          storage_.Create(absl::StrCat(directory_, "/", file_plan.path()), file_plan.size_bytes()));
       files_.push_back(std::move(file));
     }
     return absl::OkStatus();

@@ -51,8 +51,7 @@ absl::Status CheckOptions(const LoadOptions& options) {
 
 // On rank 0: all ranks' comparisons -> the unexpected tensors, or one error with everything in it.
 absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& payloads,
-                                               const Manifest& manifest,
-                                               const LoadOptions& options,
+                                               const Manifest& manifest, const LoadOptions& options,
                                                const std::string& where) {
   std::vector<std::string> lines;
   std::set<std::string> seen;
@@ -74,9 +73,9 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
     }
   }
   if (!lines.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        lines.size(), lines.size() == 1 ? " mismatch" : " mismatches", " between ", where,
-        " and the state to load into:\n  ", absl::StrJoin(lines, "\n  ")));
+    return absl::FailedPreconditionError(
+        absl::StrCat(lines.size(), lines.size() == 1 ? " mismatch" : " mismatches", " between ",
+                     where, " and the state to load into:\n  ", absl::StrJoin(lines, "\n  ")));
   }
   return verdict.SerializeAsString();
 }
@@ -95,14 +94,13 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
   absl::StatusOr<std::string> mine = std::string();
   if (absl::Status checked = CheckOptions(options); !checked.ok()) mine = std::move(checked);
   if (absl::Status checked = CheckStateDict(state); !checked.ok()) mine = std::move(checked);
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::string bytes,
-      Agree(
-          group, mine,
-          [&](const std::vector<std::string>&) {
-            return ReadManifestBytes(storage, checkpoint_dir);
-          },
-          options.deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(
+                                                        group, mine,
+                                                        [&](const std::vector<std::string>&) {
+                                                          return ReadManifestBytes(storage,
+                                                                                   checkpoint_dir);
+                                                        },
+                                                        options.deadline));
   absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
   if (manifest.ok()) return manifest;
   return absl::Status(manifest.status().code(),
@@ -119,15 +117,14 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
                            ShareManifest(storage, checkpoint_dir, state, group, options));
 
   Comparison comparison = Compare(manifest, state, options);
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::string verdict_bytes,
-      Agree(
-          group, ReportComparison(comparison),
-          [&](const std::vector<std::string>& payloads) {
-            return CombineComparisons(payloads, manifest, options,
-                                      storage.Describe(checkpoint_dir));
-          },
-          options.deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
+                           Agree(
+                               group, ReportComparison(comparison),
+                               [&](const std::vector<std::string>& payloads) {
+                                 return CombineComparisons(payloads, manifest, options,
+                                                           storage.Describe(checkpoint_dir));
+                               },
+                               options.deadline));
   CompareReport verdict;
   if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
 
@@ -146,8 +143,7 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
   report.from_master = std::move(comparison.from_master);
   report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());
   report.bytes_read = plan->bytes;
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
 

@@ -73,8 +73,8 @@ class Checker {
         Report(absl::StrCat("no memory for box ", ToString(shard.box)));
       }
       if (!shard.strides.empty() && shard.strides.size() != shard.box.shape.size()) {
-        Report(absl::StrCat("box ", ToString(shard.box), " has ", shard.strides.size(),
-                            " strides"));
+        Report(
+            absl::StrCat("box ", ToString(shard.box), " has ", shard.strides.size(), " strides"));
       }
     }
     return all_inside;

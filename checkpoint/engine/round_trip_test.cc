@@ -56,7 +56,8 @@ std::vector<std::unique_ptr<LocalState>> Deal(const std::vector<WholeTensor>& te
       for (const Box& box : other_boxes) held[split + random() % (ranks - split)].push_back(box);
     }
     for (int r = 0; r < ranks; ++r) {
-      if (r > 0 && held[r].empty() && random() % 2 == 0) continue;  // this rank has never heard of it
+      if (r > 0 && held[r].empty() && random() % 2 == 0)
+        continue;  // this rank has never heard of it
       states[r]->Add(tensor, held[r], fill, &random);
     }
   }

@@ -108,7 +108,8 @@ class Coordinator {
     for (size_t r = 0; r < payloads.size(); ++r) {
       WriteReport report;
       if (!report.ParseFromString(payloads[r])) {
-        return absl::InternalError(absl::StrCat("rank ", r, " sent a report that cannot be parsed"));
+        return absl::InternalError(
+            absl::StrCat("rank ", r, " sent a report that cannot be parsed"));
       }
       for (const FileReport& file : report.files()) {
         *manifest_.mutable_files(file.file_index())->mutable_chunk_crc32c() = file.chunk_crc32c();
@@ -246,8 +247,7 @@ absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const M
   if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
     return absl::InternalError("rank 0 sent a bad report");
   }
-  report.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
 

@@ -139,8 +139,8 @@ class Verifier {
       ++not_empty;
     }
     if (not_empty != extents.size()) {
-      return absl::DataLossError(absl::StrCat("expected ", extents.size(), " tensors, found ",
-                                              not_empty));
+      return absl::DataLossError(
+          absl::StrCat("expected ", extents.size(), " tensors, found ", not_empty));
     }
     for (const FileMap::Extent& extent : extents) {
       const LogicalTensor& tensor = manifest_.tensors(extent.tensor);
@@ -148,15 +148,15 @@ class Verifier {
       const std::string key = ShardKey(tensor.name(), GlobalShape(tensor), box);
       const auto at = by_offset.find(extent.begin);
       if (at == by_offset.end()) {
-        return absl::DataLossError(absl::StrCat("nothing at offset ", extent.begin,
-                                                ", expected ", key));
+        return absl::DataLossError(
+            absl::StrCat("nothing at offset ", extent.begin, ", expected ", key));
       }
       const SafetensorsEntry& entry = *at->second;
       if (entry.key != key || entry.dtype != tensor.dtype() || entry.shape != box.shape) {
-        return absl::DataLossError(absl::StrCat(
-            "at offset ", extent.begin, ": expected ", key, " ", DType_Name(tensor.dtype()), " ",
-            ShapeToString(box.shape), ", found ", entry.key, " ", DType_Name(entry.dtype), " ",
-            ShapeToString(entry.shape)));
+        return absl::DataLossError(
+            absl::StrCat("at offset ", extent.begin, ": expected ", key, " ",
+                         DType_Name(tensor.dtype()), " ", ShapeToString(box.shape), ", found ",
+                         entry.key, " ", DType_Name(entry.dtype), " ", ShapeToString(entry.shape)));
       }
     }
     return absl::OkStatus();
@@ -171,9 +171,9 @@ class Verifier {
         const Box box = ShardBox(tensor, extent.shard);
         if (box.empty()) continue;
         const Shape shape = GlobalShape(tensor);
-        sources_[f].push_back({extent.tensor, extent.begin, extent.end, DTypeSize(tensor.dtype()),
-                               BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0),
-                                       ContiguousStrides(shape))});
+        sources_[f].push_back(
+            {extent.tensor, extent.begin, extent.end, DTypeSize(tensor.dtype()),
+             BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))});
       }
     }
   }
@@ -228,8 +228,7 @@ class Verifier {
       const uint64_t end = std::min(piece.end, at + chunk_bytes);
       const std::byte* const data = buffer + (at - piece.begin);
       // The rest of a truncated file's last chunk is missing, which was said.
-      const bool whole =
-          end == std::min<uint64_t>(at + chunk_bytes, description.size_bytes());
+      const bool whole = end == std::min<uint64_t>(at + chunk_bytes, description.size_bytes());
       if (whole) CheckChunk(piece.file_index, at / chunk_bytes, {data, end - at});
       if (digests_) AddToDigests(piece.file_index, at, end, data);
     }

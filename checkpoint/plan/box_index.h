@@ -39,8 +39,8 @@ class BoxIndex {
   std::pair<size_t, size_t> Candidates(const Box& query) const;
 
   std::vector<Box> boxes_;
-  std::vector<size_t> order_;      // by offset along dim_
-  std::vector<int64_t> max_end_;   // of order_[0..i], along dim_; ascending
+  std::vector<size_t> order_;     // by offset along dim_
+  std::vector<int64_t> max_end_;  // of order_[0..i], along dim_; ascending
   size_t dim_ = 0;
 };
 

@@ -32,8 +32,8 @@ class RangeCollector {
       stride_bytes_[d] = strides[d] * element_bytes;
       begin += (region_.global_offset[d] - placement.saved_box.global_offset[d]) * stride_bytes_[d];
       span_bytes_[d] = (region_.shape[d] - 1) * stride_bytes_[d] + span_bytes_[d + 1];
-      dense_[d] = dense_[d + 1] &&
-                  (region_.shape[d] == 1 || span_bytes_[d + 1] == stride_bytes_[d]);
+      dense_[d] =
+          dense_[d + 1] && (region_.shape[d] == 1 || span_bytes_[d + 1] == stride_bytes_[d]);
     }
     Collect(0, begin);
   }
@@ -44,14 +44,16 @@ class RangeCollector {
       out_.push_back({begin, begin + span_bytes_[dim]});
       return;
     }
-    for (int64_t i = 0; i < region_.shape[dim]; ++i) Collect(dim + 1, begin + i * stride_bytes_[dim]);
+    for (int64_t i = 0; i < region_.shape[dim]; ++i)
+      Collect(dim + 1, begin + i * stride_bytes_[dim]);
   }
 
   const Box& region_;
   const uint64_t gap_bytes_;
   std::vector<uint64_t> stride_bytes_;  // of one step along a dim, in the file
-  std::vector<uint64_t> span_bytes_;    // from the first to past the last byte, this dim and inner ones
-  std::vector<bool> dense_;             // no holes from this dim on
+  std::vector<uint64_t>
+      span_bytes_;           // from the first to past the last byte, this dim and inner ones
+  std::vector<bool> dense_;  // no holes from this dim on
   std::vector<ByteRange>& out_;
 };
 
@@ -109,9 +111,9 @@ class Planner {
     // A sum suffices: shards that overlap would be found as well, unless gaps make up for them; a load of the whole state
     // proves coverage before (ValidateCoverage).
     if (found != ElementCount(wanted.box.shape)) {
-      return absl::DataLossError(absl::StrCat(
-          "tensor ", tensor.name(), ": the saved shards hold ", found, " of the ",
-          ElementCount(wanted.box.shape), " elements of box ", ToString(wanted.box)));
+      return absl::DataLossError(absl::StrCat("tensor ", tensor.name(), ": the saved shards hold ",
+                                              found, " of the ", ElementCount(wanted.box.shape),
+                                              " elements of box ", ToString(wanted.box)));
     }
     return absl::OkStatus();
   }

@@ -212,9 +212,9 @@ void CheckAliases(const std::vector<MergedTensor>& tensors, std::vector<std::str
     if (target.empty()) continue;
     const auto at = by_name.find(target);
     if (at == by_name.end() || !at->second->alias_of().empty()) {
-      problems.push_back(absl::StrCat("tensor ", t.description->name(), ": alias of ", target,
-                                      at == by_name.end() ? ", which no rank describes"
-                                                          : ", which is an alias itself"));
+      problems.push_back(absl::StrCat(
+          "tensor ", t.description->name(), ": alias of ", target,
+          at == by_name.end() ? ", which no rank describes" : ", which is an alias itself"));
     }
   }
 }
@@ -331,8 +331,8 @@ absl::StatusOr<SafetensorsHeader> LayOut(const LocalPlan& local, const FilePlan&
   for (const WriteItem& item : file.items()) {
     const LocalTensor& tensor = local.tensors(item.local_tensor());
     const Box box = ItemBox(item);
-    header.entries.push_back({ShardKey(tensor.name(), ToVector(tensor.global_shape()), box),
-                              tensor.dtype(), box.shape});
+    header.entries.push_back(
+        {ShardKey(tensor.name(), ToVector(tensor.global_shape()), box), tensor.dtype(), box.shape});
   }
   TESSERA_ASSIGN_OR_RETURN(std::string text, BuildSafetensorsHeader(header));
   if (bytes != nullptr) *bytes = std::move(text);
@@ -360,8 +360,8 @@ absl::Status LayOutFiles(std::span<const LocalPlan> ranks, const std::vector<Pen
     const PendingFile& pending = files[i];
     FilePlan& file = *plan.ranks.mutable_ranks(pending.rank)->add_files();
     file.set_file_index(i);
-    file.set_path(DataFileName(pending.optimizer ? "optimizer" : "model",
-                               next[pending.optimizer]++, count[pending.optimizer]));
+    file.set_path(DataFileName(pending.optimizer ? "optimizer" : "model", next[pending.optimizer]++,
+                               count[pending.optimizer]));
     for (const Assignment* a : pending.items) {
       WriteItem& item = *file.add_items();
       item.set_local_tensor(a->writer.local_tensor);
@@ -393,8 +393,8 @@ absl::Status ProblemsStatus(std::vector<std::string> problems) {
     problems.resize(kMaxReportedProblems);
     problems.push_back(absl::StrCat("and ", count - kMaxReportedProblems, " more"));
   }
-  return absl::InvalidArgumentError(absl::StrCat("the state cannot be saved:\n  ",
-                                                 absl::StrJoin(problems, "\n  ")));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the state cannot be saved:\n  ", absl::StrJoin(problems, "\n  ")));
 }
 
 }  // namespace
@@ -429,9 +429,9 @@ absl::StatusOr<SavePlan> PlanSave(std::span<const LocalPlan> ranks,
   SavePlan plan;
   for (size_t r = 0; r < ranks.size(); ++r) plan.ranks.add_ranks();
   AppendTensors(tensors, plan.manifest);
-  TESSERA_RETURN_IF_ERROR(LayOutFiles(
-      ranks, GroupIntoFiles(tensors, assignments, ranks.size(), options.max_file_bytes),
-      options.checksum_chunk_bytes, plan));
+  TESSERA_RETURN_IF_ERROR(
+      LayOutFiles(ranks, GroupIntoFiles(tensors, assignments, ranks.size(), options.max_file_bytes),
+                  options.checksum_chunk_bytes, plan));
   return plan;
 }
 

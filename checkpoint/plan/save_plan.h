@@ -17,7 +17,7 @@ struct SavePlanOptions {
   // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along their first dim.
   uint64_t max_file_bytes = uint64_t{4} << 30;
   // Replicated boxes above this are cut along their first dim where that helps to balance their holders.
-  uint64_t min_split_bytes = uint64_t{1} << 20;
+  uint64_t min_split_bytes = uint64_t{256} << 10;
   uint32_t checksum_chunk_bytes = 1 << 20;
 };
 

@@ -86,7 +86,8 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
       if (!problem.empty()) return Usage(output, problem);
     }
     if (options.paths.size() != command.paths) {
-      return Usage(output, arguments[0] + " takes " + (command.paths == 1 ? "one path" : "two paths"));
+      return Usage(output,
+                   arguments[0] + " takes " + (command.paths == 1 ? "one path" : "two paths"));
     }
     return command.run(options, output);
   }

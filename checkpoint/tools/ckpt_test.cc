@@ -66,8 +66,7 @@ class CkptTest : public testing::Test {
     OptimizerParameter& parameter = *metadata.mutable_optimizer()->add_parameters();
     parameter.set_parameter("w");
     SingleProcessGroup group;
-    const auto report =
-        Save(*storage_, folder, metadata, {{w, n, tied}}, group, {});
+    const auto report = Save(*storage_, folder, metadata, {{w, n, tied}}, group, {});
     ASSERT_TRUE(report.ok()) << report.status();
   }
 
@@ -183,8 +182,9 @@ TEST_F(CkptTest, DiffFindsValuesAndMetadata) {
   n_ = 18;
   MustSave("b", 4, 2);
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
-  EXPECT_THAT(out_, AllOf(HasSubstr("tensor    w: contents differ"), HasSubstr("trainer.step: 3 -> 4"),
-                          HasSubstr("1 tensors equal, 2 tensor differences")));
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("tensor    w: contents differ"), HasSubstr("trainer.step: 3 -> 4"),
+                    HasSubstr("1 tensors equal, 2 tensor differences")));
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", "--data", "--json"}), kExitDifferent);
   const nlohmann::json json = Json();
   ASSERT_EQ(json["tensors"].size(), 2);

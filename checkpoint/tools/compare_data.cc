@@ -48,8 +48,7 @@ class Comparer {
     for (int64_t row = 0; row < rows; row += rows_at_once) {
       box.global_offset[0] = row;
       box.shape[0] = std::min(rows - row, rows_at_once);
-      TESSERA_RETURN_IF_ERROR(
-          AddSlab({&tensor_a, &tensor_b, box}, box.shape[0] * row_elements));
+      TESSERA_RETURN_IF_ERROR(AddSlab({&tensor_a, &tensor_b, box}, box.shape[0] * row_elements));
     }
     return absl::OkStatus();
   }
@@ -112,9 +111,9 @@ class Comparer {
       if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
       ++difference.different_elements;
       const double distance = std::fabs(a[i] - b[i]);
-      difference.max_abs = std::max(
-          difference.max_abs,
-          std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance);
+      difference.max_abs =
+          std::max(difference.max_abs,
+                   std::isnan(distance) ? std::numeric_limits<double>::infinity() : distance);
     }
   }
 

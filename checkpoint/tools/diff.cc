@@ -149,8 +149,7 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   CompareTensors(*a, *b, !options.data, differences);
   std::map<std::string, DataDifference> data;
   if (options.data) {
-    auto compared =
-        CompareData(*target_a, *a, *target_b, *b, differences.common, options.threads);
+    auto compared = CompareData(*target_a, *a, *target_b, *b, differences.common, options.threads);
     if (!compared.ok()) return fail(compared.status());
     data = *std::move(compared);
     AddDataDifferences(data, differences);

@@ -95,11 +95,12 @@ void PrintText(const Target& target, const Manifest& manifest, std::ostream& out
                     alias ? "= " + tensor.alias_of() : absl::StrCat(bytes)});
   }
   out << "\n" << tensors.ToString() << "\n";
-  for (const auto& [role, bytes] : bytes_of_role) out << "  " << role << " " << HumanBytes(bytes) << "\n";
+  for (const auto& [role, bytes] : bytes_of_role)
+    out << "  " << role << " " << HumanBytes(bytes) << "\n";
   Table files({{"file"}, {"bytes", Table::Align::kRight}, {"checksums", Table::Align::kRight}});
   for (const DataFile& file : manifest.files()) {
-    files.AddRow({file.path(), absl::StrCat(file.size_bytes()),
-                  absl::StrCat(file.chunk_crc32c_size())});
+    files.AddRow(
+        {file.path(), absl::StrCat(file.size_bytes()), absl::StrCat(file.chunk_crc32c_size())});
   }
   out << "\n" << files.ToString();
 }

@@ -47,13 +47,14 @@ class ProgressBar {
 void PrintText(const std::string& name, const VerifyReport& report, std::ostream& out) {
   for (const Damage& damage : report.damage) {
     out << damage.file << " at offset " << damage.offset_bytes << ": "
-        << (damage.tensor.empty() ? "" : "tensor " + damage.tensor + ": ") << damage.message << "\n";
+        << (damage.tensor.empty() ? "" : "tensor " + damage.tensor + ": ") << damage.message
+        << "\n";
   }
   out << name << ": "
       << (report.damage.empty() ? std::string("good")
                                 : "DAMAGED in " + std::to_string(report.damage.size()) + " places")
-      << ", " << HumanBytes(report.bytes_read) << " read in " << HumanSeconds(report.seconds) << " ("
-      << HumanRate(report.bytes_read, report.seconds) << ")\n";
+      << ", " << HumanBytes(report.bytes_read) << " read in " << HumanSeconds(report.seconds)
+      << " (" << HumanRate(report.bytes_read, report.seconds) << ")\n";
 }
 
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report) {

@@ -84,7 +84,8 @@ class TrainingState {
            const ckpt::Shape& shape, uint64_t& random) {
     const size_t bytes = ckpt::ElementCount(shape) * element_bytes;
     std::vector<uint64_t>& words = memory_.emplace_back((bytes + 7) / 8);
-    for (uint64_t& word : words) word = random = random * 6364136223846793005u + 1442695040888963407u;
+    for (uint64_t& word : words)
+      word = random = random * 6364136223846793005u + 1442695040888963407u;
     ckpt::ShardedTensor tensor;
     tensor.name = name;
     tensor.role = role;
@@ -151,15 +152,13 @@ absl::Status Measure(const std::string& directory) {
     const auto raw_write = raw->WriteOnce(best->write.shape);
     if (!raw_write.ok()) return raw_write.status();
     const double before_save = CpuSeconds();
-    const auto saved =
-        ckpt::Save(**storage, "", metadata, state.dict(), group, save_options);
+    const auto saved = ckpt::Save(**storage, "", metadata, state.dict(), group, save_options);
     if (!saved.ok()) return saved.status();
     const double after_save = CpuSeconds();
     const auto raw_read = raw->ReadOnce(best->read.shape);
     if (!raw_read.ok()) return raw_read.status();
     const double before_load = CpuSeconds();
-    const auto loaded =
-        ckpt::Load(**storage, saved->directory, state.dict(), group, load_options);
+    const auto loaded = ckpt::Load(**storage, saved->directory, state.dict(), group, load_options);
     if (!loaded.ok()) return loaded.status();
     const double before_verify = CpuSeconds();
     const auto verified =

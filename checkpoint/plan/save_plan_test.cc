@@ -1,0 +1,213 @@
+#include "checkpoint/plan/save_plan.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/test_seed.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/layout/flat_range.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+LocalTensor& Add(LocalPlan& plan, const std::string& name, Role role, DType dtype,
+                 const Shape& shape, const std::vector<Box>& boxes) {
+  LocalTensor& tensor = *plan.add_tensors();
+  tensor.set_name(name);
+  tensor.set_role(role);
+  tensor.set_dtype(dtype);
+  for (int64_t extent : shape) tensor.add_global_shape(extent);
+  tensor.set_shard_count(boxes.size());
+  for (const Box& box : boxes) {
+    for (int64_t x : box.global_offset) tensor.add_shard_offset(x);
+    for (int64_t x : box.shape) tensor.add_shard_shape(x);
+  }
+  return tensor;
+}
+
+std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
+  std::vector<uint64_t> bytes;
+  for (const RankPlan& rank : plan.ranks.ranks()) {
+    bytes.push_back(0);
+    for (const FilePlan& file : rank.files()) {
+      for (const WriteItem& item : file.items()) {
+        const DType dtype = plan.manifest.tensors(item.manifest_tensor()).dtype();
+        bytes.back() += ElementCount(ItemBox(item).shape) * DTypeSize(dtype);
+      }
+    }
+  }
+  return bytes;
+}
+
+// What every plan must keep: the manifest is valid and covered, and each item is part of a shard of the rank that writes it.
+void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
+  for (DataFile& file : *plan.manifest.mutable_files()) {
+    file.mutable_chunk_crc32c()->Resize(
+        static_cast<int>((file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes()), 0);
+  }
+  const auto encoded = EncodeManifest(plan.manifest);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  EXPECT_TRUE(ValidateCoverage(plan.manifest).ok());
+  std::set<std::string> paths;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (const FilePlan& file : plan.ranks.ranks(r).files()) {
+      EXPECT_TRUE(paths.insert(file.path()).second) << file.path();
+      EXPECT_EQ(plan.manifest.files(file.file_index()).path(), file.path());
+      const auto header = DataFileHeader(ranks[r], file);
+      ASSERT_TRUE(header.ok()) << header.status();
+      for (const WriteItem& item : file.items()) {
+        const LocalTensor& tensor = ranks[r].tensors(item.local_tensor());
+        EXPECT_EQ(tensor.name(), plan.manifest.tensors(item.manifest_tensor()).name());
+        EXPECT_TRUE(Contains(LocalShardBox(tensor, item.local_shard()), ItemBox(item)));
+        EXPECT_GE(item.file_offset(), header->size());
+      }
+    }
+  }
+  EXPECT_EQ(paths.size(), plan.manifest.files_size());
+}
+
+TEST(SavePlanTest, ReplicasAreWrittenOnceAndBalanced) {
+  // Data parallel 4: everybody holds everything.
+  std::vector<LocalPlan> ranks(4);
+  for (LocalPlan& rank : ranks) {
+    Add(rank, "wte", WEIGHT, F32, {50000, 64}, {WholeBox({50000, 64})});
+    for (int layer = 0; layer < 12; ++layer) {
+      Add(rank, absl::StrCat("h.", layer), WEIGHT, F32, {64, 256}, {WholeBox({64, 256})});
+    }
+  }
+  const auto plan = PlanSave(ranks, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectSound(ranks, *plan);
+  const std::vector<uint64_t> bytes = BytesPerRank(*plan);
+  uint64_t total = 0;
+  for (uint64_t b : bytes) total += b;
+  EXPECT_EQ(total, (50000 * 64 + 12 * 64 * 256) * 4);
+  EXPECT_LE(*std::ranges::max_element(bytes) * 4.0 / total, 1.1);
+}
+
+TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
+  std::vector<LocalPlan> ranks(2);
+  Add(ranks[0], "own", WEIGHT, F32, {300}, {WholeBox({300})});
+  for (LocalPlan& rank : ranks) {
+    for (int i = 0; i < 5; ++i) {
+      Add(rank, absl::StrCat("shared.", i), WEIGHT, F32, {100}, {WholeBox({100})});
+    }
+  }
+  const auto plan = PlanSave(ranks, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectSound(ranks, *plan);
+  EXPECT_THAT(BytesPerRank(*plan), testing::ElementsAre(1600, 1600));
+}
+
+TEST(SavePlanTest, FilesByKindAndSize) {
+  std::vector<LocalPlan> ranks(2);
+  for (int r = 0; r < 2; ++r) {
+    Add(ranks[r], "w", WEIGHT, BF16, {8, 100}, {{{4 * r, 0}, {4, 100}}});
+    Add(ranks[r], "buffer", BUFFER, U8, {2, 3}, {{{r, 0}, {1, 3}}});
+    Add(ranks[r], "m", OPTIMIZER_STATE, F32, {8, 100}, {{{4 * r, 0}, {4, 100}}});
+    Add(ranks[r], "master", MASTER_WEIGHT, F32, {8, 100}, {{{4 * r, 0}, {4, 100}}});
+  }
+  auto plan = PlanSave(ranks, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectSound(ranks, *plan);
+  std::vector<std::string> paths;
+  for (const DataFile& file : plan->manifest.files()) paths.push_back(file.path());
+  EXPECT_THAT(paths, testing::ElementsAre("model-00001-of-00002.safetensors",
+                                          "model-00002-of-00002.safetensors",
+                                          "optimizer-00001-of-00002.safetensors",
+                                          "optimizer-00002-of-00002.safetensors"));
+  SavePlanOptions options;
+  options.max_file_bytes = 1000;  // cuts the 1,600 bytes of "m" and of "master" by rows
+  plan = PlanSave(ranks, options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectSound(ranks, *plan);
+  EXPECT_EQ(plan->manifest.files_size(), 10);
+  for (const DataFile& file : plan->manifest.files()) EXPECT_LE(file.size_bytes(), 4096 + 1000);
+}
+
+TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
+  // A tied embedding in the flat buckets of two pipeline stages: each cut over two ranks, at different elements.
+  const Shape shape = {10, 7};
+  std::vector<LocalPlan> ranks(4);
+  for (int r = 0; r < 4; ++r) {
+    const int64_t cut = r < 2 ? 33 : 50;
+    const int64_t begin = r % 2 == 0 ? 0 : cut, end = r % 2 == 0 ? cut : 70;
+    Add(ranks[r], "wte", MASTER_WEIGHT, F32, shape, FlatRangeToBoxes(WholeBox(shape), begin, end));
+  }
+  const auto plan = PlanSave(ranks, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectSound(ranks, *plan);
+}
+
+TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
+  std::vector<LocalPlan> ranks(2);
+  Add(ranks[0], "gap", WEIGHT, F32, {4, 4}, {{{0, 0}, {2, 4}}});
+  Add(ranks[1], "gap", WEIGHT, F32, {4, 4}, {{{2, 0}, {1, 4}}});
+  Add(ranks[0], "dtype", WEIGHT, F32, {4}, {WholeBox({4})});
+  Add(ranks[1], "dtype", WEIGHT, BF16, {4}, {});
+  Add(ranks[0], "outside", WEIGHT, F32, {4}, {{{2}, {3}}});
+  Add(ranks[0], "nowhere", WEIGHT, F32, {4}, {});
+  Add(ranks[1], "alias", WEIGHT, F32, {4}, {}).set_alias_of("missing");
+  const absl::Status status = PlanSave(ranks, {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("tensor gap [4,4]: element [3,0]"), HasSubstr("rank 1 [2:3,0:4]"),
+            HasSubstr("tensor dtype: rank 0 says WEIGHT F32 [4], rank 1 says WEIGHT BF16"),
+            HasSubstr("tensor outside"), HasSubstr("[2:5]"), HasSubstr("tensor nowhere"),
+            HasSubstr("held: nothing"), HasSubstr("alias of missing, which no rank describes")));
+}
+
+TEST(SavePlanTest, NothingToSave) {
+  std::vector<LocalPlan> ranks(3);
+  Add(ranks[1], "empty", WEIGHT, F32, {0, 3}, {{{0, 0}, {0, 3}}});
+  const auto plan = PlanSave(ranks, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->manifest.tensors_size(), 1);
+  EXPECT_EQ(plan->manifest.files_size(), 0);
+}
+
+// ZeRO over dp of a tensor-parallel model, random sizes: flat ranges of local boxes, replicated over nothing or over tp.
+TEST(SavePlanTest, RandomZeroShardings) {
+  const uint64_t seed = TestSeed();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 60; ++round) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
+    const int dp = 1 + random() % 4, tp = 1 + random() % 3;
+    std::vector<LocalPlan> ranks(dp * tp);
+    for (int t = 0; t < 4; ++t) {
+      const Shape shape = {static_cast<int64_t>(1 + random() % 9),
+                           static_cast<int64_t>(tp * (1 + random() % 5))};
+      const bool split_by_tp = random() % 2 == 0;
+      for (int r = 0; r < dp * tp; ++r) {
+        Box local = WholeBox(shape);
+        if (split_by_tp) {
+          local.shape[1] /= tp;
+          local.global_offset[1] = r % tp * local.shape[1];
+        }
+        const int64_t size = ElementCount(local.shape);
+        const int64_t begin = size * (r / tp) / dp, end = size * (r / tp + 1) / dp;
+        Add(ranks[r], absl::StrCat("t", t), MASTER_WEIGHT, F32, shape,
+            FlatRangeToBoxes(local, begin, end));
+      }
+    }
+    SavePlanOptions options;
+    options.max_file_bytes = 16 + random() % 400;
+    const auto plan = PlanSave(ranks, options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ExpectSound(ranks, *plan);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,120 @@
+#ifndef TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_
+#define TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_
+
+// The state that golden checkpoints hold: small, computed, and never changed, since files of released format versions are
+// compared with it. tests/interop/safetensors_check.py computes the same.
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/state_dict.h"
+
+namespace tessera {
+
+class GoldenState {
+ public:
+  // Values as saved, or zeros to load into. `cuts` boxes of each matrix, by rows.
+  GoldenState(bool fill, int cuts) {
+    Add("wte.weight", ckpt::WEIGHT, ckpt::BF16, {7, 4}, fill, cuts);
+    Add("h.0.mlp.weight", ckpt::WEIGHT, ckpt::F32, {5, 6}, fill, cuts);
+    Add("h.0.mlp.bias", ckpt::WEIGHT, ckpt::F32, {5}, fill, cuts);
+    Add("h.0.mask", ckpt::BUFFER, ckpt::U8, {3}, fill, 1);
+    Add("steps", ckpt::BUFFER, ckpt::I64, {}, fill, 1);
+    Add("exp_avg.h.0.mlp.weight", ckpt::OPTIMIZER_STATE, ckpt::F32, {5, 6}, fill, cuts);
+    Add("master.wte.weight", ckpt::MASTER_WEIGHT, ckpt::F32, {7, 4}, fill, cuts);
+    ckpt::ShardedTensor head;
+    head.name = "lm_head.weight";
+    head.role = ckpt::WEIGHT;
+    head.dtype = ckpt::BF16;
+    head.global_shape = {7, 4};
+    head.alias_of = "wte.weight";
+    dict_.tensors.push_back(std::move(head));
+  }
+  GoldenState(const GoldenState&) = delete;
+  GoldenState& operator=(const GoldenState&) = delete;
+
+  ckpt::StateDict& dict() { return dict_; }
+  const std::deque<std::string>& memory() const { return memory_; }
+
+  static ckpt::Metadata Metadata() {
+    ckpt::Metadata metadata;
+    metadata.mutable_producer()->set_program("golden");
+    metadata.mutable_producer()->set_version("1");
+    metadata.mutable_producer()->set_created_unix_ms(1700000000000);
+    metadata.mutable_topology()->set_data_parallel(2);
+    metadata.mutable_topology()->set_tensor_parallel(1);
+    metadata.mutable_topology()->set_pipeline_parallel(1);
+    ckpt::TrainerState& trainer = *metadata.mutable_trainer();
+    trainer.set_step(7);
+    trainer.mutable_data()->set_consumed_samples(224);
+    trainer.mutable_rng()->set_seed(1234);
+    trainer.set_best_loss(std::numeric_limits<double>::infinity());
+    trainer.set_last_loss(2.5);
+    (*trainer.mutable_extra())["note"] = std::string("\0\1\2", 3);
+    metadata.mutable_model()->set_architecture("gpt2");
+    ckpt::OptimizerState& optimizer = *metadata.mutable_optimizer();
+    optimizer.set_algorithm("adamw");
+    (*optimizer.add_groups()->mutable_options())["beta1"] = 0.9;
+    ckpt::OptimizerParameter& parameter = *optimizer.add_parameters();
+    parameter.set_parameter("wte.weight");
+    (*parameter.mutable_states())["master"] = "master.wte.weight";
+    return metadata;
+  }
+
+ private:
+  // Element i of tensor number t: a small number that every dtype here holds exactly.
+  static double Value(size_t t, int64_t i) {
+    return static_cast<double>((i * 3 + static_cast<int64_t>(t) * 5) % 31) * 0.5;
+  }
+
+  void Add(const std::string& name, ckpt::Role role, ckpt::DType dtype, const ckpt::Shape& shape,
+           bool fill, int cuts) {
+    const size_t t = dict_.tensors.size();
+    const int64_t count = ckpt::ElementCount(shape);
+    std::string& bytes = memory_.emplace_back();
+    for (int64_t i = 0; i < count; ++i) AppendValue(dtype, fill ? Value(t, i) : 0, bytes);
+    ckpt::ShardedTensor tensor;
+    tensor.name = name;
+    tensor.role = role;
+    tensor.dtype = dtype;
+    tensor.global_shape = shape;
+    const int64_t rows = shape.empty() ? 1 : shape[0];
+    for (int c = 0; c < cuts; ++c) {
+      const int64_t begin = rows * c / cuts, end = rows * (c + 1) / cuts;
+      ckpt::Box box = ckpt::WholeBox(shape);
+      if (!shape.empty()) {
+        box.global_offset[0] = begin;
+        box.shape[0] = end - begin;
+      }
+      tensor.shards.push_back({box, bytes.data() + bytes.size() / rows * begin, {}});
+    }
+    dict_.tensors.push_back(std::move(tensor));
+  }
+
+  template <typename T>
+  static void AppendBytes(T value, std::string& bytes) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
+  }
+
+  static void AppendValue(ckpt::DType dtype, double value, std::string& bytes) {
+    const float single = static_cast<float>(value);
+    uint32_t bits;
+    std::memcpy(&bits, &single, 4);
+    if (dtype == ckpt::F32) AppendBytes(single, bytes);
+    if (dtype == ckpt::BF16) AppendBytes(static_cast<uint16_t>(bits >> 16), bytes);
+    if (dtype == ckpt::I64) AppendBytes(static_cast<int64_t>(value), bytes);
+    if (dtype == ckpt::U8) AppendBytes(static_cast<uint8_t>(value), bytes);
+  }
+
+  ckpt::StateDict dict_;
+  std::deque<std::string> memory_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_

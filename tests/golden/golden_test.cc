@@ -1,0 +1,58 @@
+// Checkpoints of every released format version keep loading, bit for bit.
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+#include "tests/golden/golden_state.h"
+
+namespace tessera {
+namespace {
+
+class GoldenTest : public testing::TestWithParam<const char*> {
+ protected:
+  GoldenTest() : storage_(*ckpt::OpenPosixStorage(std::string("tests/golden/") + GetParam())) {}
+  std::unique_ptr<ckpt::Storage> storage_;
+};
+
+TEST_P(GoldenTest, Verifies) {
+  const auto list = ckpt::List(*storage_, "");
+  ASSERT_TRUE(list.ok());
+  ASSERT_EQ(list->size(), 1);
+  const auto report = ckpt::Verify(*storage_, "step-00000007", true, 2, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->damage.empty());
+}
+
+TEST_P(GoldenTest, LoadsUnderAnySharding) {
+  const GoldenState expected(true, 1);
+  for (int cuts = 1; cuts <= 5; ++cuts) {
+    GoldenState state(false, cuts);
+    ckpt::SingleProcessGroup group;
+    const auto report = ckpt::Load(*storage_, "step-00000007", state.dict(), group, {});
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(state.memory(), expected.memory());
+  }
+}
+
+TEST_P(GoldenTest, MetadataIsWhatWasSaved) {
+  auto manifest = ckpt::ReadManifest(*storage_, "step-00000007");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->tensors_size(), 8);
+  EXPECT_EQ(manifest->tensors(7).alias_of(), "wte.weight");
+  manifest->clear_tensors();
+  manifest->clear_files();
+  manifest->clear_format_major();
+  manifest->clear_format_minor();
+  EXPECT_TRUE(
+      google::protobuf::util::MessageDifferencer::Equals(*manifest, GoldenState::Metadata()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Versions, GoldenTest, testing::Values("v1"));
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,33 @@
+// Writes a golden checkpoint: write_golden DIRECTORY. Run once for each released format version and committed; what it wrote is
+// never written anew.
+
+#include <cstdio>
+#include <string>
+
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "tests/golden/golden_state.h"
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: write_golden DIRECTORY\n");
+    return 2;
+  }
+  const auto storage = tessera::ckpt::OpenPosixStorage(argv[1], {.create_root = true});
+  if (!storage.ok()) {
+    std::fprintf(stderr, "%s\n", storage.status().ToString().c_str());
+    return 1;
+  }
+  tessera::GoldenState state(/*fill=*/true, /*cuts=*/2);
+  tessera::ckpt::SingleProcessGroup group;
+  tessera::ckpt::SaveOptions options;
+  options.checksum_chunk_bytes = 1024;
+  const auto report = tessera::ckpt::Save(**storage, "", tessera::GoldenState::Metadata(),
+                                          state.dict(), group, options);
+  if (!report.ok()) {
+    std::fprintf(stderr, "%s\n", report.status().ToString().c_str());
+    return 1;
+  }
+  return 0;
+}
