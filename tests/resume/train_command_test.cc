@@ -168,6 +168,28 @@ TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
   ExpectRefused(resume, 1, "model-00001-of-00001.safetensors");
 }
 
+TEST_F(TrainCommandTest, WeightsGoOutAndComeInAsLlmcFiles) {
+  for (const std::string dtype : {"", "--bf16"}) {
+    const std::string first = (root_ / "first.bin").string();
+    const std::string second = (root_ / "second.bin").string();
+    const std::string bf16 = dtype.empty() ? "--bf16=false" : dtype;
+    ASSERT_EQ(Run(2, {"--export-llmc=" + first, bf16}).exit_code, 0);
+    const Result imported =
+        Run(0, {"--llmc-filepath=" + first, "--export-llmc=" + second, bf16});
+    EXPECT_EQ(imported.exit_code, 0) << imported.err;
+    EXPECT_TRUE(ReadFile(first) == ReadFile(second));
+    EXPECT_GT(fs::file_size(first), 1024u);
+  }
+}
+
+TEST_F(TrainCommandTest, EvaluatesWithoutTraining) {
+  const Result result =
+      Run(0, {"--valid-data-path=" + (root_ / "tokens.bin").string(), "--eval-iters=2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("nothing left to train"));
+  EXPECT_THAT(result.out, HasSubstr("eval"));
+}
+
 TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const std::string run = "run" + std::to_string(signal);

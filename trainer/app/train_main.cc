@@ -1,14 +1,21 @@
 // Trains a model: `train --config FILE --flag=value ...`, see --help.
 
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/base/status_macros.h"
 #include "glog/logging.h"
+#include "models/llmc.h"
+#include "models/model.h"
+#include "trainer/app/evaluate.h"
 #include "trainer/app/sample_text.h"
 #include "trainer/app/session.h"
 #include "trainer/app/stop_signal.h"
@@ -35,6 +42,26 @@ absl::Status Train(Session& session, ProgressLine& progress_line) {
   progress_line.Finish();
   if (metrics != nullptr) TESSERA_RETURN_IF_ERROR(metrics->Close());
   return status;
+}
+
+// What the weights are worth, where there is nothing to train.
+absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
+  const TrainingConfig& training = session.config.training();
+  if (!session.valid_data.has_value() || training.eval_interval() == 0) return absl::OkStatus();
+  Evaluator evaluator(*session.model, *session.valid_data->loader,
+                      training.eval_iters() * training.global_batch_size(),
+                      training.micro_batch_size(), training.seq_length());
+  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, evaluator.Run());
+  metrics.step = session.progress.step;
+  progress_line.Eval(metrics);
+  return absl::OkStatus();
+}
+
+absl::Status ExportWeights(const Session& session) {
+  const ParameterSet& parameters = session.model->parameters();
+  const LlmcFileOptions options{.dtype = parameters.values().view().dtype()};
+  return ExportLlmc(session.config.checkpoint().export_llmc(), session.config.model(), options,
+                    parameters, parameters.values());
 }
 
 absl::Status Sample(const Session& session) {
@@ -67,12 +94,27 @@ absl::Status Run(const TrainConfig& config) {
     TESSERA_RETURN_IF_ERROR(Train(*session, progress_line));
   } else {
     progress_line.Message("nothing left to train");
+    TESSERA_RETURN_IF_ERROR(EvaluateOnly(*session, progress_line));
   }
-  if (StopSignal() == 0 && config.sampling().num_tokens_to_generate() > 0) return Sample(*session);
+  if (StopSignal() != 0) return absl::OkStatus();
+  if (!config.checkpoint().export_llmc().empty()) {
+    TESSERA_RETURN_IF_ERROR(ExportWeights(*session));
+    progress_line.Message("weights written to " + config.checkpoint().export_llmc());
+  }
+  if (config.sampling().num_tokens_to_generate() > 0) return Sample(*session);
   return absl::OkStatus();
 }
 
+// Under `bazel run` the process starts in a folder of Bazel's; relative paths are meant from where
+// the user stands.
+void ReturnToUsersFolder() {
+  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
+  std::error_code gone;
+  if (folder != nullptr) std::filesystem::current_path(folder, gone);
+}
+
 int Main(int argc, char** argv) {
+  ReturnToUsersFolder();
   const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
   if (line.ok() && !line->help.empty()) {
     std::printf("%s", line->help.c_str());
