@@ -79,7 +79,7 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   };
   for (const Parameter* parameter : model->parameters().parameters()) {
     ExpectGradient(loss, parameter->value, parameter->grad, parameter->pieces[0].name,
-                   {.tolerance = 1e-7, .absolute = 1e-8, .max_elements = 24});
+                   {.tolerance = 1e-7, .absolute = 1e-8, .max_elements = 12});
   }
 }
 

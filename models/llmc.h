@@ -5,36 +5,16 @@
 // same: GPT-2 (versions 3 and 5) and Llama-3. Little-endian, 1024 bytes of header, then every
 // tensor over all layers at once.
 
-#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "models/config.pb.h"
 #include "models/layers/parameter.h"
+#include "models/llmc_files/info.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
-
-// Llama-3's header has three real numbers in int32 fields.
-enum class LlmcRealEncoding {
-  kTruncated,  // llm.c: cut to an integer
-  kFloatBits,  // InfiniTrain: the bits of the fp32
-};
-
-struct LlmcFileOptions {
-  DType dtype = DType::kF32;  // of the stored weights: kF32 (version 3) or kBF16 (version 5)
-  // Llama-3 only; carried so that import and export give back the same file.
-  LlmcRealEncoding real_encoding = LlmcRealEncoding::kFloatBits;
-  int32_t max_batch = 4;
-  int32_t version_major = 3;
-  int32_t version_minor = 1;
-};
-
-struct LlmcFileInfo {
-  ModelConfig config;  // resolved
-  LlmcFileOptions options;
-};
 
 // Reads the header and checks it against the file's length. DataLoss for bytes that cannot be such
 // a file (with what was expected and found), NotFound for no file. Allocates nothing in proportion

@@ -4,14 +4,10 @@
 
 #include "models/gpt2/names.h"
 #include "models/layers/declare.h"
+#include "models/model_config.h"
 
 namespace tessera::gpt2 {
 namespace {
-
-int64_t PaddedRows(const ModelConfig& config) {
-  const int64_t multiple = config.make_vocab_size_divisible_by();
-  return (config.vocab_size() + multiple - 1) / multiple * multiple;
-}
 
 BlockParameters DeclareBlock(const ModelConfig& config, int64_t layer, ParameterSet& set) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -47,7 +43,7 @@ StageParameters DeclareParameters(const ModelConfig& config, const StageLayers& 
   StageParameters p;
   if (stage.has_embedding || stage.has_head) {
     Parameter table =
-        WholeParameter(kTokenEmbedding, {config.vocab_size(), c}, normal, PaddedRows(config));
+        WholeParameter(kTokenEmbedding, {config.vocab_size(), c}, normal, PaddedVocabSize(config));
     table.tied_name = kHead;
     p.token_embedding = &set.Add(std::move(table));
   }

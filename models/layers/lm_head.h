@@ -50,8 +50,6 @@ class LmHead {
   void LastLogits(const Pass& pass, const TensorView& x, const Buffers& buffers,
                   const TensorView& logits) const;
 
-  const Norm& norm() const { return *norm_; }
-
  private:
   std::unique_ptr<Norm> norm_;
   Parameter* weight_;

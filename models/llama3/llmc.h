@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/llmc.h"
 #include "models/llmc_files/file.h"
+#include "models/llmc_files/info.h"
 #include "models/llmc_files/tensors.h"
 
 namespace tessera::llama3 {
