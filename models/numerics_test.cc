@@ -11,6 +11,7 @@
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/compare.h"
+#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {
@@ -160,6 +161,27 @@ TEST_P(NumericsTest, ActivationsOfEveryUse) {
   EXPECT_EQ(model->Forward(batch_.batch, *recompute, {}, {}), loss);
   // A fresh model knows nothing: about the entropy of a uniform guess.
   EXPECT_NEAR(loss / (kBatch * kSequence - 1), std::log(251.0), 0.1);
+}
+
+TEST_P(NumericsTest, BytesAreExactAndAStepAllocatesNothing) {
+  const auto backend = MakeCpuBackend(2);
+  const auto model = Make(config_, GetParam().dtype, *backend);
+  model->parameters().Initialize(3);
+  const int64_t before = TensorMemory(MemoryCategory::kActivations).live_bytes;
+  const auto activations = model->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
+  EXPECT_EQ(TensorMemory(MemoryCategory::kActivations).live_bytes - before, activations->bytes());
+  const auto step = [&](bool accumulate) {
+    model->Forward(batch_.batch, *activations, {}, {});
+    model->Backward(batch_.batch, *activations, 0.02, accumulate, {}, {});
+  };
+  step(/*accumulate=*/false);  // the backend's workspace grows to what it needs
+  step(/*accumulate=*/true);
+  const int64_t live = TensorMemory().live_bytes;
+  ResetPeakMemory();
+  step(/*accumulate=*/false);
+  step(/*accumulate=*/true);
+  EXPECT_EQ(TensorMemory().live_bytes, live);
+  EXPECT_EQ(TensorMemory().peak_bytes, live);
 }
 
 std::vector<Case> Cases() {
