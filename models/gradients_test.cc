@@ -1,6 +1,7 @@
 // Gradients of whole models against finite differences, in fp64.
 
 #include <functional>
+#include <ostream>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -27,6 +28,7 @@ struct Case {
   ActivationUse use = ActivationUse::kTraining;
   bool two_micro_batches = false;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 ModelConfig WithDropout(ModelConfig config) {
   config.set_hidden_dropout(0.3);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ struct Case {
   std::string size;
   DType dtype;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.size << " in " << DTypeName(c.dtype); }
 
 class NumericsTest : public ::testing::TestWithParam<Case> {
  protected:

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <ostream>
 #include <set>
 #include <sstream>
 #include <string>
@@ -79,6 +80,7 @@ struct Case {
   std::string name;
   bool reference;
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class PyTorchTest : public ::testing::TestWithParam<Case> {};
 
