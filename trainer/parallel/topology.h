@@ -1,0 +1,67 @@
+#ifndef TESSERA_TRAINER_PARALLEL_TOPOLOGY_H_
+#define TESSERA_TRAINER_PARALLEL_TOPOLOGY_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "models/config.pb.h"
+
+namespace tessera {
+
+enum class Axis { kTensor, kData, kPipeline };
+
+// Where a rank stands on each axis.
+struct Coordinate {
+  int tensor = 0;
+  int data = 0;
+  int pipeline = 0;
+
+  bool operator==(const Coordinate&) const = default;
+};
+
+// The sizes of the parallel axes. Ranks are numbered with the tensor axis fastest, then data, then
+// pipeline, as Megatron-LM does: tensor-parallel ranks, which talk most, are neighbours.
+struct Topology {
+  int tensor = 1;
+  int data = 1;
+  int pipeline = 1;
+  int virtual_pipeline = 1;  // chunks of layers of one pipeline rank
+  int zero_stage = 0;        // 0, 1 or 2
+  bool sequence_parallel = false;
+
+  bool operator==(const Topology&) const = default;
+
+  int world_size() const { return tensor * data * pipeline; }
+  int size(Axis axis) const;
+
+  // Preconditions: 0 <= rank < world_size(), or a coordinate inside the sizes.
+  Coordinate CoordinateOf(int rank) const;
+  int RankOf(const Coordinate& coordinate) const;
+  // The ranks that differ from `rank` on this axis alone, itself included, in order of the axis.
+  std::vector<int> GroupOf(int rank, Axis axis) const;
+};
+
+// "dp4_zero2_tp2_pp2_vpp2_sp": what is 1 or off is left out; "single" when nothing is left.
+std::string ToString(const Topology& topology);
+// The inverse; parts in any order. InvalidArgument naming the part that is none.
+absl::StatusOr<Topology> ParseTopology(std::string_view text);
+
+// How a step's samples are split.
+struct BatchSizes {
+  int64_t micro_batch = 1;
+  int64_t global_batch = 1;
+  int64_t sequence_length = 1;
+};
+
+// Whether a model (resolved) and its batches can be split like this. InvalidArgument: one sentence that
+// names the sizes which do not go together.
+absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
+                              const BatchSizes& batch);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_PARALLEL_TOPOLOGY_H_
