@@ -169,13 +169,12 @@ TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
 }
 
 TEST_F(TrainCommandTest, WeightsGoOutAndComeInAsLlmcFiles) {
-  for (const std::string dtype : {"", "--bf16"}) {
+  for (const std::string dtype : {"--bf16=false", "--bf16"}) {
     const std::string first = (root_ / "first.bin").string();
     const std::string second = (root_ / "second.bin").string();
-    const std::string bf16 = dtype.empty() ? "--bf16=false" : dtype;
-    ASSERT_EQ(Run(2, {"--export-llmc=" + first, bf16}).exit_code, 0);
+    ASSERT_EQ(Run(2, {"--export-llmc=" + first, dtype}).exit_code, 0);
     const Result imported =
-        Run(0, {"--llmc-filepath=" + first, "--export-llmc=" + second, bf16});
+        Run(0, {"--llmc-filepath=" + first, "--export-llmc=" + second, dtype});
     EXPECT_EQ(imported.exit_code, 0) << imported.err;
     EXPECT_TRUE(ReadFile(first) == ReadFile(second));
     EXPECT_GT(fs::file_size(first), 1024u);

@@ -95,6 +95,18 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   return absl::OkStatus();
 }
 
+// Master weights take the file's full precision; what is computed with is rounded from them.
+absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
+  const ParameterSet& parameters = session.model->parameters();
+  if (session.optimizer == nullptr || !session.optimizer->has_master()) {
+    return ImportLlmc(llmc_file, session.config.model(), parameters, parameters.values());
+  }
+  const TensorView master = session.optimizer->master();
+  TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, session.config.model(), parameters, master));
+  session.backend->Copy(master, parameters.values());
+  return absl::OkStatus();
+}
+
 absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                          const Notes& notes) {
   const std::string& llmc_file = session.config.checkpoint().llmc_filepath();
@@ -107,9 +119,9 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   if (llmc_file.empty()) {
     parameters.Initialize(session.progress.seed);
   } else {
-    TESSERA_RETURN_IF_ERROR(
-        ImportLlmc(llmc_file, session.config.model(), parameters, parameters.values()));
+    TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session));
     notes(absl::StrCat("weights from ", llmc_file));
+    return absl::OkStatus();
   }
   if (session.optimizer != nullptr) session.optimizer->ResetMaster();
   return absl::OkStatus();

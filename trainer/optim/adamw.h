@@ -73,6 +73,8 @@ class AdamW {
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
 
   bool has_master() const { return has_master_; }
+  // All owned master weights, laid out as `values`. Empty where there are none.
+  TensorView master() const { return has_master_ ? master_.view() : TensorView(); }
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
   int64_t state_bytes() const;
