@@ -357,6 +357,17 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
   EXPECT_TRUE(Verify(storage_, StepDirectoryName(1), true, 1, nullptr)->damage.empty());
 }
 
+TEST_F(CheckpointTest, ReadOnlyStorage) {
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere([](const Operation& o) { return o.kind == OperationKind::kMakeDirectory; },
+                   absl::PermissionDeniedError("MakeDirectory step-00000001: read-only"));
+  std::vector<float> values = {1};
+  const absl::Status status =
+      Save(faulty, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(Message(status), HasSubstr("step-00000001"));
+}
+
 class PosixCheckpointTest : public testing::Test {
  protected:
   PosixCheckpointTest() : root_(testing::TempDir() + "/checkpoint_XXXXXX") {

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/crc32c.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/test_state.h"
 #include "checkpoint/format/manifest.h"
@@ -191,6 +193,29 @@ TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
   ASSERT_EQ(report->damage.size(), 2);
   EXPECT_EQ(report->damage[0].tensor, "wte.weight");
   EXPECT_NE(report->damage[0].message.find("digest"), std::string::npos);
+}
+
+TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
+  for (const uint32_t chunk_bytes : {0xfffffff8u, 1u << 20, 12u, 3u}) {
+    Manifest forged = manifest_;
+    for (DataFile& file : *forged.mutable_files()) {
+      const std::string path = absl::StrCat(directory_, "/", file.path());
+      const std::string contents = *ReadAll(storage_, path, 1 << 20);
+      file.set_chunk_bytes(chunk_bytes);
+      file.clear_chunk_crc32c();
+      for (uint64_t at = 0; at < contents.size(); at += chunk_bytes) {
+        file.add_chunk_crc32c(Crc32c(std::string_view(contents).substr(at, chunk_bytes)));
+      }
+    }
+    const auto bytes = EncodeManifest(forged);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
+    const auto report = Verify(storage_, directory_, true, 2, nullptr);
+    ASSERT_TRUE(report.ok());
+    const bool cuts_elements = chunk_bytes % 8 != 0;  // one tensor is I64
+    EXPECT_EQ(report->damage.empty(), !cuts_elements);
+    EXPECT_EQ(absl::IsDataLoss(TryLoad(storage_)), cuts_elements) << chunk_bytes;
+  }
 }
 
 }  // namespace

@@ -170,9 +170,18 @@ class Verifier {
         const LogicalTensor& tensor = manifest_.tensors(extent.tensor);
         const Box box = ShardBox(tensor, extent.shard);
         if (box.empty()) continue;
+        const size_t element_bytes = DTypeSize(tensor.dtype());
+        if (extent.begin % element_bytes != 0 ||
+            manifest_.files(f).chunk_bytes() % element_bytes != 0) {
+          Report({manifest_.files(f).path(), extent.begin, tensor.name(),
+                  absl::StrCat("elements of ", element_bytes,
+                               " bytes are not aligned, or checksum chunks of ",
+                               manifest_.files(f).chunk_bytes(), " bytes cut them")});
+          continue;
+        }
         const Shape shape = GlobalShape(tensor);
         sources_[f].push_back(
-            {extent.tensor, extent.begin, extent.end, DTypeSize(tensor.dtype()),
+            {extent.tensor, extent.begin, extent.end, element_bytes,
              BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))});
       }
     }
