@@ -1,0 +1,299 @@
+#include "trainer/comm/endpoint.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tessera {
+namespace {
+
+// Polls before a wait looks at the clock, and between two looks.
+constexpr int64_t kPollsPerClock = 64;
+// A wait shorter than this is not worth the words that describe it.
+constexpr std::chrono::milliseconds kNoteAfter(20);
+constexpr absl::Duration kLongestIdle = absl::Milliseconds(20);
+// Ranks that one message describes.
+constexpr size_t kMostDescribed = 8;
+
+std::string Seconds(std::chrono::steady_clock::duration duration) {
+  const int64_t tenths =
+      std::chrono::duration_cast<std::chrono::milliseconds>(duration).count() / 100;
+  return absl::StrCat(tenths / 10, ".", tenths % 10, " s");
+}
+
+}  // namespace
+
+std::string DescribeOperation(CommOp op, uint64_t number, std::string_view group,
+                              std::string_view what) {
+  std::string text =
+      absl::StrCat(std::string(CommOpName(op)), " #", number, " of '", std::string(group), "'");
+  if (!what.empty()) absl::StrAppend(&text, " (", std::string(what), ")");
+  return text;
+}
+
+Transfer* Task::Send(int peer, const void* data, int64_t bytes, int phase) {
+  counter_->bytes_sent += peer == rank_ ? 0 : bytes;
+  return Post(true, peer, const_cast<void*>(data), bytes, phase);
+}
+
+Transfer* Task::Receive(int peer, void* data, int64_t bytes, int phase) {
+  return Post(false, peer, data, bytes, phase);
+}
+
+Transfer* Task::Post(bool is_send, int peer, void* data, int64_t bytes, int phase) {
+  Transfer* transfer = &transfers_.emplace_back();
+  transfer->is_send = is_send;
+  transfer->peer = (*world_ranks_)[peer];
+  transfer->match = match_ + static_cast<uint32_t>(phase);
+  transfer->data = data;
+  transfer->bytes = bytes;
+  transfer->task = this;
+  ++outstanding_;
+  endpoint_->transport_->Post(transfer);
+  return transfer;
+}
+
+Endpoint::Endpoint(Transport* transport, CommOptions options)
+    : transport_(transport), options_(std::move(options)) {}
+
+const std::string* Endpoint::KeepName(std::string_view name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return &names_.emplace_back(name);
+}
+
+void Endpoint::Start(Task* task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  task->endpoint_ = this;
+  active_.push_back(task);
+  if (!transport_->failed()) AdvanceLocked(task);
+}
+
+uint64_t Endpoint::DriveLocked() {
+  ended_.clear();
+  const uint64_t seen = transport_->Poll(&ended_);
+  if (ended_.empty()) return seen;
+  dirty_.clear();
+  for (Transfer* transfer : ended_) {
+    Task* task = transfer->task;
+    transfer->done = true;
+    --task->outstanding_;
+    if (!transfer->error.empty() && !transport_->failed()) {
+      transport_->Fail({absl::StatusCode::kInternal,
+                        absl::StrCat(DescribeOperation(task->op_, task->number_, *task->group_name_,
+                                                       task->what_),
+                                     ": ", transfer->error),
+                        rank(), true});
+    }
+    if (!task->dirty_) dirty_.push_back(task);
+    task->dirty_ = true;
+  }
+  for (Task* task : dirty_) {
+    task->dirty_ = false;
+    if (!transport_->failed()) AdvanceLocked(task);
+  }
+  return seen;
+}
+
+void Endpoint::AdvanceLocked(Task* task) {
+  if (!task->Advance()) return;
+  task->finished_ = true;
+  active_.erase(std::find(active_.begin(), active_.end(), task));
+  std::lock_guard<std::mutex> lock(activity_mutex_);
+  last_ = {task->op_, task->number_, task->group_name_, Clock::now()};
+}
+
+void Endpoint::DropLocked(Task* task) {
+  for (Transfer& transfer : task->transfers_) {
+    if (!transfer.done) transport_->Withdraw(&transfer);
+    transfer.done = true;
+  }
+  const auto at = std::find(active_.begin(), active_.end(), task);
+  if (at != active_.end()) active_.erase(at);
+}
+
+absl::Status Endpoint::Drop(Task* task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Another thread may have finished it between the look at the task and the look at the failure.
+  if (task->finished_) return absl::OkStatus();
+  DropLocked(task);
+  return FailureStatus();
+}
+
+absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
+  const absl::Duration limit = timeout.value_or(task->timeout_.value_or(options_.timeout));
+  Clock::time_point start{};
+  absl::Duration next_probe = options_.probe_interval;
+  bool noted = false;
+  uint64_t last_seen = 0;
+  int64_t idle_calls = 0;
+  for (int64_t polls = 0;; ++polls) {
+    uint64_t seen;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (task->finished_) break;
+      seen = DriveLocked();
+      if (task->finished_) break;
+    }
+    if (transport_->failed()) {
+      const absl::Status failure = Drop(task);
+      if (failure.ok()) break;
+      return failure;
+    }
+    idle_calls = seen == last_seen ? idle_calls + 1 : 0;
+    last_seen = seen;
+    if (polls % kPollsPerClock == 0 || noted) {
+      const Clock::time_point now = Clock::now();
+      if (start == Clock::time_point{}) start = now;
+      if (!noted && now - start > kNoteAfter) {
+        NoteWaiting(task, start);
+        noted = true;
+      }
+      const absl::Duration waited = absl::FromChrono(now - start);
+      if (waited > next_probe) {
+        next_probe = waited + options_.probe_interval;
+        if (AnyGone(task, start)) return GiveUp(task, absl::StatusCode::kUnavailable, waited);
+      }
+      if (waited >= limit) return GiveUp(task, absl::StatusCode::kDeadlineExceeded, waited);
+    }
+    transport_->Idle(seen, idle_calls, std::min(kLongestIdle, limit));
+  }
+  if (noted) {
+    std::lock_guard<std::mutex> lock(activity_mutex_);
+    waiting_in_.clear();
+    waiting_for_.clear();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Endpoint::Test(Task* task) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!task->finished_) DriveLocked();
+    if (task->finished_) return true;
+  }
+  if (!transport_->failed()) return false;
+  const absl::Status failure = Drop(task);
+  if (failure.ok()) return true;
+  return failure;
+}
+
+void Endpoint::Progress() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!active_.empty()) DriveLocked();
+}
+
+absl::Status Endpoint::FailureStatus() const {
+  if (!transport_->failed()) return absl::OkStatus();
+  const Failure failure = transport_->failure();
+  return absl::Status(failure.code,
+                      failure.rank == transport_->rank()
+                          ? failure.message
+                          : absl::StrCat("rank ", failure.rank, ": ", failure.message));
+}
+
+std::vector<int> Endpoint::AwaitedLocked(const Task& task) const {
+  std::set<int> receives, sends;
+  for (const Transfer& transfer : task.transfers_) {
+    if (!transfer.done) (transfer.is_send ? sends : receives).insert(transfer.peer);
+  }
+  // A rank that takes nothing may only be slower than one that gives nothing.
+  const std::set<int>& awaited = receives.empty() ? sends : receives;
+  return {awaited.begin(), awaited.end()};
+}
+
+void Endpoint::NoteWaiting(Task* task, Clock::time_point since) {
+  std::vector<int> awaited;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    awaited = AwaitedLocked(*task);
+  }
+  std::lock_guard<std::mutex> lock(activity_mutex_);
+  waiting_in_ = DescribeOperation(task->op_, task->number_, *task->group_name_, task->what_);
+  waiting_for_ = std::move(awaited);
+  waiting_since_ = since;
+}
+
+bool Endpoint::AnyGone(Task* task, Clock::time_point since) {
+  NoteWaiting(task, since);
+  std::vector<int> awaited;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    awaited = AwaitedLocked(*task);
+  }
+  // Enough of them to notice; the rest gets its turn at the end.
+  if (awaited.size() > 4 * kMostDescribed) awaited.resize(4 * kMostDescribed);
+  const std::vector<PeerState> states = transport_->Ask(awaited);
+  if (std::none_of(states.begin(), states.end(),
+                   [](const PeerState& state) { return state.kind == PeerState::kGone; })) {
+    return false;
+  }
+  // What a rank sent before it went still arrives.
+  std::lock_guard<std::mutex> lock(mutex_);
+  DriveLocked();
+  return !task->finished_;
+}
+
+std::string Endpoint::Diagnose(const std::vector<int>& awaited) {
+  // A rank that is waited for may itself wait for another: the missing one is at the end of the chain.
+  std::set<int> known = {rank()};
+  std::vector<int> asked(awaited.begin(),
+                         awaited.begin() + std::min(awaited.size(), kMostDescribed));
+  std::string text;
+  for (int hops = 0; !asked.empty() && known.size() <= 4 * kMostDescribed && hops < 16; ++hops) {
+    known.insert(asked.begin(), asked.end());
+    const std::vector<PeerState> states = transport_->Ask(asked);
+    std::vector<int> next;
+    for (size_t i = 0; i < asked.size(); ++i) {
+      absl::StrAppend(&text, "; rank ", asked[i], " ", states[i].text);
+      for (int peer : states[i].waiting_for) {
+        if (known.insert(peer).second && next.size() < kMostDescribed) next.push_back(peer);
+      }
+    }
+    asked = std::move(next);
+  }
+  return text;
+}
+
+absl::Status Endpoint::GiveUp(Task* task, absl::StatusCode code, absl::Duration waited) {
+  std::vector<int> awaited;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (task->finished_) return absl::OkStatus();
+    awaited = AwaitedLocked(*task);
+  }
+  const size_t named = std::min<size_t>(awaited.size(), 32);
+  std::string message = absl::StrCat(
+      DescribeOperation(task->op_, task->number_, *task->group_name_, task->what_),
+      " is not complete after ", Seconds(absl::ToChronoNanoseconds(waited)), ": waiting for ",
+      awaited.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(awaited.begin(), awaited.begin() + named, ", "),
+      awaited.size() > named ? absl::StrCat(" and ", awaited.size() - named, " more") : "",
+      Diagnose(awaited));
+  transport_->Fail({code, std::move(message), rank(), false});
+  return Drop(task);
+}
+
+PeerState Endpoint::Activity() const {
+  std::lock_guard<std::mutex> lock(activity_mutex_);
+  const Clock::time_point now = Clock::now();
+  if (!waiting_in_.empty()) {
+    const size_t named = std::min<size_t>(waiting_for_.size(), 32);
+    return {PeerState::kAnswers,
+            absl::StrCat("has waited in ", waiting_in_, " for ", Seconds(now - waiting_since_),
+                         " for ", waiting_for_.size() == 1 ? "rank " : "ranks ",
+                         absl::StrJoin(waiting_for_.begin(), waiting_for_.begin() + named, ", ")),
+            std::vector<int>(waiting_for_.begin(), waiting_for_.begin() + named)};
+  }
+  if (last_.group == nullptr) return {PeerState::kAnswers, "has not communicated yet", {}};
+  return {PeerState::kAnswers,
+          absl::StrCat("has computed for ", Seconds(now - last_.ended), " since ",
+                       DescribeOperation(last_.op, last_.number, *last_.group, "")),
+          {}};
+}
+
+}  // namespace tessera

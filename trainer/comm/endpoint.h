@@ -1,0 +1,144 @@
+#ifndef TESSERA_TRAINER_COMM_ENDPOINT_H_
+#define TESSERA_TRAINER_COMM_ENDPOINT_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/transport.h"
+
+namespace tessera {
+
+class Endpoint;
+
+// One operation's part on one rank: which messages it posts, and what it does as they end.
+class Task {
+ public:
+  virtual ~Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  // Called once, and again after transfers of this task have ended, until it returns true: finished. Never
+  // blocks.
+  virtual bool Advance() = 0;
+
+ protected:
+  Task() = default;
+
+  // Group ranks and the phase of the operation: messages of different phases never meet.
+  Transfer* Send(int peer, const void* data, int64_t bytes, int phase = 0);
+  Transfer* Receive(int peer, void* data, int64_t bytes, int phase = 0);
+  int64_t outstanding() const { return outstanding_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(world_ranks_->size()); }
+
+ private:
+  friend class Endpoint;
+  friend class GroupCommunicator;
+  Transfer* Post(bool is_send, int peer, void* data, int64_t bytes, int phase);
+
+  Endpoint* endpoint_ = nullptr;
+  const std::vector<int>* world_ranks_ = nullptr;  // of the group, by group rank
+  const std::string* group_name_ = nullptr;
+  CommCounter* counter_ = nullptr;
+  int rank_ = 0;
+  CommOp op_ = CommOp::kBarrier;
+  uint32_t match_ = 0;
+  uint64_t number_ = 0;  // of this operation in its group
+  std::string what_;
+  std::optional<absl::Duration> timeout_;
+
+  std::deque<Transfer> transfers_;  // addresses must stay
+  int64_t outstanding_ = 0;
+  bool dirty_ = false;  // transfers have ended since the last Advance()
+  bool finished_ = false;
+};
+
+// A match is: group, number of the operation in the group (or a message's tag), kind and phase.
+inline constexpr int kKindBits = 4, kNumberBits = 12, kGroupBits = 11;
+static_assert(uint32_t{1} << (kKindBits + kNumberBits + kGroupBits) == kMatchLimit);
+
+// One rank of a world: drives its operations, of all groups, waits for them, and knows what it is doing.
+// Any thread may call it.
+class Endpoint {
+ public:
+  // The transport must outlive it.
+  Endpoint(Transport* transport, CommOptions options);
+
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  Transport& transport() { return *transport_; }
+  const CommOptions& options() const { return options_; }
+
+  // Ids of groups: agreed by the members of a group that is being split.
+  uint32_t next_group_id() const { return next_group_id_; }
+  void set_next_group_id(uint32_t id) { next_group_id_ = id; }
+  // A copy that lives as long as this endpoint.
+  const std::string* KeepName(std::string_view name);
+
+  // The task must stay until it is finished or dropped.
+  void Start(Task* task);
+  absl::Status Wait(Task* task, std::optional<absl::Duration> timeout);
+  absl::StatusOr<bool> Test(Task* task);
+  void Progress();
+
+  // The status that every call returns once the world has failed; OK before that.
+  absl::Status FailureStatus() const;
+
+  // What this rank is doing, for others.
+  PeerState Activity() const;
+
+ private:
+  friend class Task;
+  using Clock = std::chrono::steady_clock;
+
+  // All with mutex_ held.
+  uint64_t DriveLocked();
+  void AdvanceLocked(Task* task);
+  void DropLocked(Task* task);
+  std::vector<int> AwaitedLocked(const Task& task) const;
+
+  absl::Status Drop(Task* task);
+  absl::Status GiveUp(Task* task, absl::StatusCode code, absl::Duration waited);
+  bool AnyGone(Task* task, Clock::time_point since);
+  std::string Diagnose(const std::vector<int>& awaited);
+  void NoteWaiting(Task* task, Clock::time_point since);
+
+  Transport* const transport_;
+  const CommOptions options_;
+  uint32_t next_group_id_ = 1;
+
+  std::mutex mutex_;
+  std::vector<Task*> active_;
+  std::vector<Transfer*> ended_;
+  std::vector<Task*> dirty_;
+  std::deque<std::string> names_;
+
+  struct LastOperation {
+    CommOp op = CommOp::kBarrier;
+    uint64_t number = 0;
+    const std::string* group = nullptr;
+    Clock::time_point ended;
+  };
+  mutable std::mutex activity_mutex_;
+  LastOperation last_;
+  std::string waiting_in_;  // empty unless a wait has lasted for some time
+  std::vector<int> waiting_for_;
+  Clock::time_point waiting_since_;
+};
+
+// "all-reduce #17 of 'dp' (gradients of bucket 3)".
+std::string DescribeOperation(CommOp op, uint64_t number, std::string_view group,
+                              std::string_view what);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_COMM_ENDPOINT_H_

@@ -1,0 +1,51 @@
+#ifndef TESSERA_TRAINER_COMM_TASKS_H_
+#define TESSERA_TRAINER_COMM_TASKS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/endpoint.h"
+
+namespace tessera {
+
+// The algorithms, over messages between two ranks. Arguments have been validated; counts have one
+// entry per rank of the group. Every piece goes straight from the rank that has it to the rank that
+// needs it: one step, no dependence of one rank on another's progress, and each sum can be taken in
+// any order that is wanted, for the same bytes as a ring.
+
+// A piece to every rank, a piece from every rank: all-gather, all-to-all. Displacements in bytes.
+struct Exchange {
+  const char* send = nullptr;
+  std::vector<int64_t> send_at, send_bytes;
+  char* receive = nullptr;
+  std::vector<int64_t> receive_at, receive_bytes;
+};
+std::unique_ptr<Task> MakeExchangeTask(Exchange exchange);
+
+// output: this rank's piece of the reduced input.
+std::unique_ptr<Task> MakeReduceScatterTask(ConstBuffer input, Buffer output, ReduceOp op,
+                                            std::vector<int64_t> counts);
+
+std::unique_ptr<Task> MakeAllReduceTask(Buffer data, ReduceOp op, int rank, int size);
+
+std::unique_ptr<Task> MakeBroadcastTask(Buffer data, int root);
+
+std::unique_ptr<Task> MakeSendTask(ConstBuffer data, int destination);
+std::unique_ptr<Task> MakeReceiveTask(Buffer data, int source);
+
+// Dissemination: in round i each rank tells the one 2^i further on.
+std::unique_ptr<Task> MakeBarrierTask();
+
+// `mine` must stay; `gathered` is filled on the root.
+std::unique_ptr<Task> MakeGatherBytesTask(std::string_view mine, int root,
+                                          std::vector<std::string>* gathered);
+// The root's *bytes go to the others'.
+std::unique_ptr<Task> MakeBroadcastBytesTask(std::string* bytes, int root);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_COMM_TASKS_H_

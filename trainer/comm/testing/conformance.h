@@ -1,0 +1,24 @@
+#ifndef TESSERA_TRAINER_COMM_TESTING_CONFORMANCE_H_
+#define TESSERA_TRAINER_COMM_TESTING_CONFORMANCE_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "trainer/comm/communicator.h"
+
+namespace tessera {
+
+// What every implementation of Communicator must do, for any number of ranks: each case is called by all
+// ranks of a world and returns what is wrong. Results are compared bit for bit with naive oracles.
+struct ConformanceCase {
+  std::string name;  // CamelCase
+  std::function<absl::Status(Communicator&)> run;
+};
+
+std::vector<ConformanceCase> ConformanceCases();
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_COMM_TESTING_CONFORMANCE_H_

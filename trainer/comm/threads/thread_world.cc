@@ -1,0 +1,53 @@
+#include "trainer/comm/threads/thread_world.h"
+
+#include <glog/logging.h>
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/comm/endpoint.h"
+#include "trainer/comm/group_communicator.h"
+#include "trainer/comm/threads/thread_transport.h"
+
+namespace tessera {
+
+ThreadWorld::ThreadWorld(int size, CommOptions options)
+    : size_(size), options_(std::move(options)), statuses_(size) {
+  CHECK_GT(size, 0);
+}
+
+ThreadWorld::~ThreadWorld() = default;
+
+absl::Status ThreadWorld::Run(const std::function<absl::Status(Communicator&)>& rank_main) {
+  ThreadHub hub(size_);
+  std::vector<absl::StatusCode> codes(size_);
+  std::vector<std::string> messages(size_);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size_; ++rank) {
+    threads.emplace_back([&, rank] {
+      ThreadTransport transport(&hub, rank);
+      Endpoint endpoint(&transport, options_);
+      transport.Enter(&endpoint);
+      {
+        GroupCommunicator world(&endpoint);
+        const absl::Status status = rank_main(world);
+        codes[rank] = status.code();
+        messages[rank] = std::string(status.message());
+        if (!status.ok()) world.Abort(status);
+      }
+      transport.Leave();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < size_; ++rank) {
+    statuses_[rank] = absl::Status(codes[rank], messages[rank]);
+  }
+  const ThreadTransport any(&hub, 0);
+  if (!any.failed()) return absl::OkStatus();
+  const Failure failure = any.failure();
+  return absl::Status(failure.code, absl::StrCat("rank ", failure.rank, ": ", failure.message));
+}
+
+}  // namespace tessera
