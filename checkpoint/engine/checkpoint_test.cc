@@ -2,6 +2,8 @@
 
 #include "checkpoint/engine/checkpoint.h"
 
+#include <linux/capability.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -11,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -405,13 +408,18 @@ TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
 }
 
 TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
-  if (geteuid() == 0) GTEST_SKIP() << "permissions do not bind root";
   std::filesystem::permissions(
       root_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   std::vector<float> values = {1};
-  const absl::Status status =
-      Save(*storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {})
-          .status();
+  absl::Status status;
+  // Permissions do not bind root: a thread without its capabilities, and the threads it starts, they do.
+  std::thread([&] {
+    __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    const __user_cap_data_struct none[2] = {};
+    ASSERT_EQ(syscall(SYS_capset, &header, none), 0);
+    status = Save(*storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {})
+                 .status();
+  }).join();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr(root_));
 }
