@@ -1,11 +1,11 @@
 #include "checkpoint/format/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base/byte_order.h"
 #include "checkpoint/base/checked_math.h"
@@ -26,6 +26,10 @@ constexpr absl::string_view kMetadataKey = "__metadata__";
 std::string Quoted(const std::string& text) { return Json(text).dump(); }
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+// A name of somebody else's header for a message: escaped and cut, since it may hold anything, of any
+// length.
+std::string Shown(const std::string& name) { return absl::CHexEscape(name.substr(0, 200)); }
 
 absl::Status CheckEntry(SafetensorsEntry& entry) {
   if (!IsValidUtf8(entry.key)) return absl::InvalidArgumentError("a key is not valid UTF-8");
@@ -135,7 +139,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool boolean(bool) override { return Fail("a boolean is not allowed"); }
   bool number_integer(number_integer_t) override { return Fail("a negative number"); }
   bool number_float(number_float_t, const string_t& text) override {
-    return Fail("the number " + text + " is not allowed");
+    return Fail("the number " + Shown(text) + " is not allowed");
   }
   bool binary(binary_t&) override { return Fail("binary data is not allowed"); }
 
@@ -158,13 +162,13 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool string(string_t& value) override {
     if (state_ == State::kMetadata) {
       if (!header_.metadata.emplace(field_, value).second) {
-        return Fail("key \"" + field_ + "\" of __metadata__ occurs twice");
+        return Fail("key \"" + Shown(field_) + "\" of __metadata__ occurs twice");
       }
       return true;
     }
     if (state_ == State::kEntry && field_ == "dtype") {
       const std::optional<DType> dtype = DTypeFromName(value);
-      if (!dtype) return Fail("unknown dtype \"" + value + "\"");
+      if (!dtype) return Fail("unknown dtype \"" + Shown(value) + "\"");
       entry_.dtype = *dtype;
       return true;
     }
@@ -183,7 +187,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   bool key(string_t& name) override {
     if (state_ == State::kTop) {
-      if (!keys_.insert(name).second) return Fail("the key \"" + name + "\" occurs twice");
+      if (!keys_.insert(name).second) return Fail("the key \"" + Shown(name) + "\" occurs twice");
       entry_ = SafetensorsEntry{};
       entry_.key = name;
       offsets_.clear();
@@ -193,8 +197,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     field_ = name;
     if (state_ == State::kMetadata) return true;
     const int bit = name == "dtype" ? 1 : name == "shape" ? 2 : name == "data_offsets" ? 4 : 0;
-    if (bit == 0) return Fail("unknown field \"" + name + "\"");
-    if (fields_seen_ & bit) return Fail("field \"" + name + "\" occurs twice");
+    if (bit == 0) return Fail("unknown field \"" + Shown(name) + "\"");
+    if (fields_seen_ & bit) return Fail("field \"" + Shown(name) + "\" occurs twice");
     fields_seen_ |= bit;
     return true;
   }
@@ -233,14 +237,14 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool parse_error(size_t position, const std::string& token,
                    const nlohmann::detail::exception&) override {
     error_position_ = position;
-    return Fail("no valid JSON near \"" + token.substr(0, 32) + "\"");
+    return Fail("no valid JSON near \"" + Shown(token.substr(0, 32)) + "\"");
   }
 
  private:
   enum class State { kBegin, kTop, kMetadata, kEntry, kShape, kOffsets, kEnd };
 
   bool Fail(const std::string& message) {
-    error_ = entry_.key.empty() ? message : "key \"" + entry_.key + "\": " + message;
+    error_ = entry_.key.empty() ? message : "key \"" + Shown(entry_.key) + "\": " + message;
     return false;
   }
 
@@ -268,15 +272,15 @@ absl::Status CheckData(SafetensorsHeader& header) {
         CheckedByteCount(entry.shape, static_cast<int64_t>(DTypeSize(entry.dtype)));
     if (!length.ok()) {
       return Damaged(kLengthBytes,
-                     absl::StrCat("key \"", entry.key, "\": ", length.status().message()));
+                     absl::StrCat("key \"", Shown(entry.key), "\": ", length.status().message()));
     }
     if (static_cast<uint64_t>(*length) != entry.length_bytes) {
       return Damaged(kLengthBytes,
-                     absl::StrCat("key \"", entry.key, "\": dtype and shape need ", *length,
+                     absl::StrCat("key \"", Shown(entry.key), "\": dtype and shape need ", *length,
                                   " bytes, data_offsets have ", entry.length_bytes));
     }
     if (entry.file_offset != end) {
-      return Damaged(kLengthBytes, absl::StrCat("key \"", entry.key, "\": data begins at ",
+      return Damaged(kLengthBytes, absl::StrCat("key \"", Shown(entry.key), "\": data begins at ",
                                                 entry.file_offset, ", expected ", end));
     }
     end = entry.file_offset + entry.length_bytes;

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,8 +18,8 @@
 namespace tessera::ckpt {
 
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;  // the Rust reader's own limit
-inline constexpr uint64_t kSafetensorsDataAlignment =
-    4096;  // of the first data byte, for direct I/O
+// Of the first data byte, for direct I/O.
+inline constexpr uint64_t kSafetensorsDataAlignment = 4096;
 
 struct SafetensorsEntry {
   std::string key;

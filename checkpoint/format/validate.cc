@@ -61,7 +61,7 @@ absl::Status CheckPath(const std::string& path) {
   const auto wrong = [&](const char* why) { return Invalid("files: path \"", path, "\" ", why); };
   if (path.empty()) return wrong("is empty");
   if (path.size() > kMaxNameBytes) return wrong("is too long");
-  if (path == "manifest.pb") return wrong("is the manifest's own");
+  if (path == kManifestFileName) return wrong("is the manifest's own");
   size_t begin = 0;
   while (true) {
     const size_t end = std::min(path.find('/', begin), path.size());

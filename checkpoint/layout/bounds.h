@@ -9,9 +9,6 @@
 
 namespace tessera::ckpt {
 
-// No framework goes beyond 64 dims; a small bound keeps hostile files cheap.
-inline constexpr int kMaxRank = 32;
-
 // Number of elements of a shape that somebody else wrote. InvalidArgument: more than kMaxRank dims,
 // a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of the others).
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape);

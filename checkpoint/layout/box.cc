@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 
 namespace tessera::ckpt {
 namespace {
-
-constexpr size_t kMaxParsedRank = 32;  // kMaxRank of bounds.h, which depends on this file
 
 // Digits without sign or leading zeros, removed from the front of `text`.
 std::optional<int64_t> ConsumeNumber(std::string_view& text) {
@@ -77,14 +76,18 @@ bool Contains(const Box& outer, const Box& inner) {
 
 std::string ToString(const Box& box) {
   std::string text = "[";
-  // A box that somebody else wrote may have columns of different lengths, and still needs a
-  // message.
+  // A box that somebody else wrote may have columns of different lengths or ends beyond int64, and
+  // still needs a message.
   const size_t rank = std::min(box.global_offset.size(), box.shape.size());
   for (size_t d = 0; d < rank; ++d) {
     if (d != 0) text += ',';
     text += std::to_string(box.global_offset[d]);
     text += ':';
-    text += std::to_string(box.global_offset[d] + box.shape[d]);
+    int64_t end;
+    if (__builtin_add_overflow(box.global_offset[d], box.shape[d], &end)) {
+      end = std::numeric_limits<int64_t>::max();
+    }
+    text += std::to_string(end);
   }
   return text += ']';
 }
@@ -103,7 +106,7 @@ std::optional<Box> ParseBox(std::string_view text) {
   Box box;
   if (text == "]") return box;
   do {
-    if (box.shape.size() == kMaxParsedRank) return std::nullopt;
+    if (box.shape.size() == kMaxRank) return std::nullopt;
     const std::optional<int64_t> begin = ConsumeNumber(text);
     if (!begin || !ConsumeChar(text, ':')) return std::nullopt;
     const std::optional<int64_t> end = ConsumeNumber(text);

@@ -9,6 +9,9 @@
 
 namespace tessera::ckpt {
 
+// No framework goes beyond 64 dims; a small bound keeps hostile files cheap.
+inline constexpr int kMaxRank = 32;
+
 // Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
 using Shape = std::vector<int64_t>;
 

@@ -66,6 +66,8 @@ TEST(Box, PrintsAndParses) {
   }
   EXPECT_EQ(ToString(Box{{0, 8}, {4, 8}}), "[0:4,8:16]");
   EXPECT_EQ(ToString(Box{}), "[]");
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(ToString(Box{{kMax}, {1}}), "[9223372036854775807:9223372036854775807]");
   EXPECT_EQ(ShapeToString({4, 8}), "[4,8]");
 }
 

@@ -1,6 +1,7 @@
 #include "checkpoint/layout/flat_range.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::ckpt {
 

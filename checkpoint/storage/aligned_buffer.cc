@@ -3,21 +3,18 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/checked_math.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 namespace {
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
-
-size_t RoundUp(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 void* MapAnonymous(size_t size_bytes) {
   return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -44,12 +41,14 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Allocate(uint64_t size_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot allocate an I/O buffer of ", size_bytes, " bytes"));
   }
-  const size_t capacity_bytes = RoundUp(size_bytes, kIoAlignmentBytes);
+  const size_t capacity_bytes = RoundUp<size_t>(size_bytes, kIoAlignmentBytes);
   void* mapped = capacity_bytes >= kHugePageBytes ? MapAtHugePage(capacity_bytes)
                                                   : MapAnonymous(capacity_bytes);
   if (mapped == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat("cannot allocate an I/O buffer of ",
-                                                     size_bytes, " bytes: ", std::strerror(errno)));
+    const int error = errno;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot allocate an I/O buffer of ", size_bytes,
+                     " bytes: ", std::generic_category().message(error)));
   }
   return AlignedBuffer(static_cast<std::byte*>(mapped), size_bytes, capacity_bytes);
 }

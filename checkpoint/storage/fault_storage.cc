@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/storage/common.h"
+#include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt {
 namespace {

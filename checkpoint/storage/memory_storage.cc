@@ -7,7 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/storage/common.h"
+#include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/mutex.h"
 
 namespace tessera::ckpt {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/storage/common.h"
+#include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt::internal {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/storage/common.h"
+#include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/posix_file.h"
 #include "checkpoint/storage/posix_io.h"
 
@@ -23,7 +23,6 @@ namespace tessera::ckpt {
 namespace {
 
 using internal::BouncePool;
-using internal::DualFile;
 using internal::ErrnoStatus;
 using internal::PosixReadableFile;
 using internal::PosixWritableFile;
@@ -111,7 +110,7 @@ class PosixStorage final : public Storage {
   std::string Describe(std::string_view path) const override;
 
  private:
-  // A new file under a name that may be taken. -1 and errno on failure.
+  // A new file under a name that may be taken. Invalid, with errno set, on failure.
   ScopedFd CreateExclusively(const std::string& path);
   // The same file once more, past the page cache; invalid where that cannot be had.
   ScopedFd OpenDirect(const std::string& path, int access, int fd);
@@ -223,11 +222,11 @@ absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view t
     return ErrnoStatus(errno, "Rename", where);
   }
   // rename() would let a directory replace an empty one.
-  int error = EINVAL;
   if (S_ISDIR(info.st_mode)) {
-    error = renameat2(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE) == 0 ? 0 : errno;
-    if (error == 0) return absl::OkStatus();
-    if (error != EINVAL && error != ENOSYS) return ErrnoStatus(error, "Rename", where);
+    if (renameat2(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE) == 0) {
+      return absl::OkStatus();
+    }
+    if (errno != EINVAL && errno != ENOSYS) return ErrnoStatus(errno, "Rename", where);
     // Either the file system has no such flag, or the request makes no sense: rename() tells.
     if (fstatat(root, to.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
       return ErrnoStatus(EEXIST, "Rename", where);
@@ -345,8 +344,7 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& roo
                                                           const PosixStorageOptions& options) {
   if (root.empty() || root.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError(
-        "OpenPosixStorage: the root directory's name is empty or "
-        "contains a NUL");
+        "OpenPosixStorage: the root directory's name is empty or contains a NUL");
   }
   if (options.bounce_buffer_bytes == 0 || options.bounce_buffer_bytes % kIoAlignmentBytes != 0 ||
       options.max_bounce_buffers < 1) {

@@ -1,4 +1,4 @@
-#include "checkpoint/storage/common.h"
+#include "checkpoint/storage/checks.h"
 
 #include <algorithm>
 #include <cstddef>

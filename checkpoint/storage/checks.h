@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_STORAGE_COMMON_H_
-#define TESSERA_CHECKPOINT_STORAGE_COMMON_H_
+#ifndef TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
+#define TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
 
 // What every Storage checks and says alike.
 
@@ -25,4 +25,4 @@ absl::Status ShortReadStatus(const std::string& name, uint64_t offset_bytes,
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_STORAGE_COMMON_H_
+#endif  // TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
