@@ -57,8 +57,8 @@ struct AdamWOptions {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0;
-  int64_t step = 1;         // 1 for the first update: bias correction
-  double grad_scale = 1;    // gradients are multiplied by this first (clipping, averaging)
+  int64_t step = 1;       // 1 for the first update: bias correction
+  double grad_scale = 1;  // gradients are multiplied by this first (clipping, averaging)
 };
 
 class Backend {
@@ -131,9 +131,8 @@ class Backend {
                                 TensorView v, TensorView out, TensorView log_sum_exp) = 0;
   // d_q, d_k, d_v are overwritten.
   virtual void AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
-                                 TensorView k, TensorView v, TensorView out,
-                                 TensorView log_sum_exp, TensorView d_q, TensorView d_k,
-                                 TensorView d_v) = 0;
+                                 TensorView k, TensorView v, TensorView out, TensorView log_sum_exp,
+                                 TensorView d_q, TensorView d_k, TensorView d_v) = 0;
 
   // --- loss -----------------------------------------------------------------------------------------------------
   // Softmax cross-entropy over a vocabulary that may be split. Step 1, per shard: logits[R,V] (compute dtype or fp32), of which columns
