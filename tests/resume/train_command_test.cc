@@ -173,8 +173,7 @@ TEST_F(TrainCommandTest, WeightsGoOutAndComeInAsLlmcFiles) {
     const std::string first = (root_ / "first.bin").string();
     const std::string second = (root_ / "second.bin").string();
     ASSERT_EQ(Run(2, {"--export-llmc=" + first, dtype}).exit_code, 0);
-    const Result imported =
-        Run(0, {"--llmc-filepath=" + first, "--export-llmc=" + second, dtype});
+    const Result imported = Run(0, {"--llmc-filepath=" + first, "--export-llmc=" + second, dtype});
     EXPECT_EQ(imported.exit_code, 0) << imported.err;
     EXPECT_TRUE(ReadFile(first) == ReadFile(second));
     EXPECT_GT(fs::file_size(first), 1024u);
@@ -202,6 +201,46 @@ TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
     EXPECT_THAT(result.out, HasSubstr("stopped by signal"));
     EXPECT_GE(Losses(run).size(), 3u);
   }
+}
+
+int64_t TreeBytes(const fs::path& root) {
+  int64_t bytes = 0;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
+  }
+  return bytes;
+}
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) line += "'" + word + "' ";
+  return line;
+}
+
+// A file system with room for one checkpoint and a half: the second save fails, the first one resumes.
+TEST_F(TrainCommandTest, FullDiskEndsTheRunAndKeepsTheLastCheckpoint) {
+  ASSERT_EQ(Run(1, Folders("size")).exit_code, 0);
+  const int64_t room = TreeBytes(Checkpoints("size")) * 3 / 2;
+  const fs::path disk = root_ / "disk";
+  fs::create_directories(disk);
+  const std::vector<std::string> folders = {"--save=" + (disk / "checkpoints").string(),
+                                            "--load=" + (disk / "checkpoints").string(),
+                                            "--save-interval=1"};
+  std::vector<std::string> resume = folders;
+  resume.push_back("--ckpt-step=1");
+  const std::string script = "mount -t tmpfs -o size=" + std::to_string(room) + " tmpfs '" +
+                             disk.string() + "' || exit 99; " + Joined(Command(3, folders)) +
+                             "; echo first $?; " + Joined(Command(1, resume)) + "; echo second $?";
+  const Result result = Process({"/usr/bin/unshare", "-rm", "/bin/sh", "-c", script}, root_).Wait();
+  if (result.exit_code == 99 || result.err.starts_with("unshare:")) {
+    GTEST_SKIP()
+        << "mounting is not permitted here; the storage's own tests fill disks by other means";
+  }
+  EXPECT_THAT(result.out, HasSubstr("first 1"));
+  EXPECT_THAT(result.err, HasSubstr((disk / "checkpoints").string()));
+  EXPECT_THAT(result.err, HasSubstr(" left"));
+  EXPECT_THAT(result.out, HasSubstr("(step 1)"));
+  EXPECT_THAT(result.out, HasSubstr("second 0"));
 }
 
 // Killed at random moments, saving at every step: the run arrives where an undisturbed one does,
