@@ -1,4 +1,4 @@
-// The small leaves of this folder: status macros, byte order, checked arithmetic, units, UTF-8.
+// The small leaves of this folder: status macros, byte order, checked arithmetic, units.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 #include "checkpoint/base/checked_math.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/units.h"
-#include "checkpoint/base/utf8.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -106,26 +105,6 @@ TEST(Units, Counts) {
   EXPECT_EQ(HumanCount(1000), "1,000");
   EXPECT_EQ(HumanCount(1234567), "1,234,567");
   EXPECT_EQ(HumanCount(std::numeric_limits<uint64_t>::max()), "18,446,744,073,709,551,615");
-}
-
-TEST(Utf8, AcceptsWhatIsWellFormed) {
-  EXPECT_TRUE(IsValidUtf8(""));
-  EXPECT_TRUE(IsValidUtf8("plain"));
-  EXPECT_TRUE(IsValidUtf8("\u00e9 \u20ac \U0001F600 \U0010FFFF"));
-  EXPECT_TRUE(IsValidUtf8(std::string(1, '\0')));
-}
-
-TEST(Utf8, RefusesTheRest) {
-  EXPECT_FALSE(IsValidUtf8("\x80"));              // a tail without a lead
-  EXPECT_FALSE(IsValidUtf8("a\xC3"));             // cut off
-  EXPECT_FALSE(IsValidUtf8("\xE2\x82"));          // cut off
-  EXPECT_FALSE(IsValidUtf8("\xC3("));             // a lead without a tail
-  EXPECT_FALSE(IsValidUtf8("\xC0\x80"));          // overlong
-  EXPECT_FALSE(IsValidUtf8("\xE0\x9F\xBF"));      // overlong
-  EXPECT_FALSE(IsValidUtf8("\xF0\x8F\xBF\xBF"));  // overlong
-  EXPECT_FALSE(IsValidUtf8("\xED\xA0\x80"));      // a surrogate
-  EXPECT_FALSE(IsValidUtf8("\xF4\x90\x80\x80"));  // above U+10FFFF
-  EXPECT_FALSE(IsValidUtf8("\xFF"));
 }
 
 }  // namespace

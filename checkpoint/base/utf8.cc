@@ -1,38 +1,32 @@
 #include "checkpoint/base/utf8.h"
 
-#include <cstddef>
 #include <cstdint>
 
 namespace tessera::ckpt {
 
+// Unicode 15, table 3-7.
+size_t Utf8Length(std::string_view text) {
+  if (text.empty()) return 0;
+  const uint8_t lead = text[0];
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4) return 0;
+  const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  if (text.size() < length) return 0;
+  const uint8_t second = text[1];
+  const uint8_t lowest = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const uint8_t highest = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (second < lowest || second > highest) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if ((static_cast<uint8_t>(text[i]) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
 bool IsValidUtf8(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const auto lead = static_cast<uint8_t>(text[at]);
-    if (lead < 0x80) {
-      ++at;
-      continue;
-    }
-    size_t tail;
-    uint32_t code_point, smallest;
-    if ((lead & 0xE0) == 0xC0) {
-      tail = 1, code_point = lead & 0x1F, smallest = 0x80;
-    } else if ((lead & 0xF0) == 0xE0) {
-      tail = 2, code_point = lead & 0x0F, smallest = 0x800;
-    } else if ((lead & 0xF8) == 0xF0) {
-      tail = 3, code_point = lead & 0x07, smallest = 0x10000;
-    } else {
-      return false;
-    }
-    if (text.size() - at <= tail) return false;
-    for (size_t i = 1; i <= tail; ++i) {
-      const auto byte = static_cast<uint8_t>(text[at + i]);
-      if ((byte & 0xC0) != 0x80) return false;
-      code_point = code_point << 6 | (byte & 0x3F);
-    }
-    if (code_point < smallest || code_point > 0x10FFFF) return false;
-    if (code_point >= 0xD800 && code_point <= 0xDFFF) return false;
-    at += tail + 1;
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
   }
   return true;
 }

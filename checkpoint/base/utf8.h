@@ -1,11 +1,17 @@
 #ifndef TESSERA_CHECKPOINT_BASE_UTF8_H_
 #define TESSERA_CHECKPOINT_BASE_UTF8_H_
 
+#include <cstddef>
 #include <string_view>
 
 namespace tessera::ckpt {
 
-// True for well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF).
+// Well-formed UTF-8 is that of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
+
+// Bytes of the character that `text` begins with, 0 when that is not a well-formed one or when text
+// is empty.
+size_t Utf8Length(std::string_view text);
+
 bool IsValidUtf8(std::string_view text);
 
 }  // namespace tessera::ckpt

@@ -49,8 +49,8 @@ class TokenDataset {
   TokenDataset() = default;
 
   std::vector<std::unique_ptr<TokenFile>> shards_;
-  std::vector<int64_t>
-      first_samples_;  // num_shards + 1: the number of samples before each shard, then their sum
+  // [num_shards + 1]: the number of samples before each shard, then their sum.
+  std::vector<int64_t> first_samples_;
   int64_t num_tokens_ = 0;
   int64_t sequence_length_ = 0;
   int64_t vocab_size_ = 0;

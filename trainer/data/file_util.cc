@@ -91,15 +91,16 @@ AtomicFile::AtomicFile(int fd, std::string path, std::string temporary)
     : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
 
 absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
-  std::string temporary = absl::StrCat(path, ".tmp-XXXXXX");
-  const int fd = mkostemp(temporary.data(), O_CLOEXEC);
-  if (fd < 0) return FileError("create a temporary file for", path);
-  auto file = std::unique_ptr<AtomicFile>(new AtomicFile(fd, path, temporary));
-  // mkostemp makes private files; data files are for everyone whom the umask lets in.
-  const mode_t mask = umask(0);
-  umask(mask);
-  if (fchmod(fd, 0666 & ~mask) != 0) return FileError("set permissions of", temporary);
-  return file;
+  // Not mkstemp: it makes private files, and data files are for everyone whom the umask lets in.
+  // A number may be taken: another file is being written, or a process died.
+  for (int number = 0;; ++number) {
+    std::string temporary = absl::StrCat(path, ".tmp-", getpid(), "-", number);
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) {
+      return std::unique_ptr<AtomicFile>(new AtomicFile(fd, path, std::move(temporary)));
+    }
+    if (errno != EEXIST) return FileError("create a temporary file for", path);
+  }
 }
 
 AtomicFile::~AtomicFile() {

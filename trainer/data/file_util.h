@@ -4,7 +4,6 @@
 // The few operations on local files that training data needs. Every Status names the path.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>

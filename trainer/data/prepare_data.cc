@@ -1,8 +1,9 @@
 #include "trainer/data/prepare_data.h"
 
-#include <unistd.h>
+#include <stdlib.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -198,7 +199,7 @@ absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& sp
 
 // Exchanges the old files for the new:
 //  1. dataset.json lists both sets and matches no request, so that a run that dies here is
-//  recognised and its files are known;
+//     recognised and its files are known;
 //  2. old files that have no successor go, new ones are renamed into place;
 //  3. dataset.json describes the new set.
 absl::Status ExchangeFiles(const std::string& staging, const std::string& directory,
@@ -268,8 +269,8 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
     result.up_to_date = true;
     return result;
   }
-  if (!old.ok())
-    old = DatasetSummary();  // none, or none that can be read: no file is known to be ours
+  // None, or none that can be read: no file is known to be ours.
+  if (!old.ok()) old = DatasetSummary();
   if (absl::Status status = CheckForeignFiles(options.output_dir, *old); !status.ok())
     return status;
   const auto staging = StagingFolder::Create(options.output_dir);

@@ -7,8 +7,10 @@
 //   train_000.bin ...  token files (token_file.h); an end-of-text token stands before each document
 //   val_000.bin ...    the same for the documents held back; absent when the fraction is 0
 //   tokenizer.bin      what each id decodes to, as llm.c reads it; for byte tokens it is the whole
-//   tokenizer tokenizer.model    the SentencePiece model, where there is one dataset.json what the
-//   above are made of; written last, so that a folder with it is complete
+//                      tokenizer
+//   tokenizer.model    the SentencePiece model, where there is one
+//   dataset.json       what the above are made of; written last, so that a folder with it is
+//                      complete
 
 #include <cstdint>
 #include <functional>

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/utf8.h"
 #include "trainer/data/sentencepiece_tokenizer.h"
 #include "trainer/data/sentencepiece_training.h"
-#include "trainer/data/utf8.h"
 #include "trainer/random/philox.h"
 
 namespace tessera {
@@ -25,7 +25,7 @@ size_t CutLength(std::string_view line) {
 }
 
 void AddSentences(std::string_view line, std::vector<std::string>& sentences) {
-  if (!IsUtf8(line)) return;
+  if (!ckpt::IsValidUtf8(line)) return;
   while (!line.empty()) {
     const std::string_view field = line.substr(0, line.find('\t'));
     const size_t length = CutLength(field);

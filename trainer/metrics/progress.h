@@ -18,10 +18,11 @@ class ProgressLine {
  public:
   struct Options {
     int64_t total_steps = 0;
-    int64_t log_interval = 1;  // steps between plain lines; the first and the last are always
-                               // printed. A live line shows every step
+    // Steps between plain lines; the first, the last and skipped ones are always printed. A live
+    // line shows every step.
+    int64_t log_interval = 1;
     std::FILE* out = stdout;
-    // Left out: asked of `out`.
+    // Whether `out` is a terminal, and how wide, is asked of it; else it is as the next two say.
     bool detect_terminal = true;
     bool terminal = false;
     int width = 80;

@@ -9,14 +9,24 @@ namespace tessera {
 
 // Learning rate of the update that follows `step` completed ones (0 for the first). Pure, so that a
 // resumed run needs no state. Formulas are those of Megatron-LM's OptimizerParamScheduler:
-//   step <= lr_warmup_iters:  lr * step / lr_warmup_iters (only with a warmup; so the first update
-//   has rate 0) CONSTANT:                 lr step > lr_decay_iters:    min_lr otherwise min_lr + c
-//   * (lr - min_lr), with r = (step - warmup) / (lr_decay_iters - warmup):
-//     LINEAR c = 1 - r;  COSINE c = (cos(pi r) + 1) / 2
-//     WSD    c = 1 until lr_decay_iters - lr_wsd_decay_iters; from there r runs from 0 to 1 over
-//     lr_wsd_decay_iters, and
-//            EXPONENTIAL c = 2 * 0.5^r - 1;  LINEAR 1 - r;  COSINE (cos(pi r) + 1) / 2;  MINUS_SQRT
-//            1 - sqrt(r)
+//
+//   step <= lr_warmup_iters   lr * step / lr_warmup_iters (only with a warmup; so the first update
+//                             has rate 0)
+//   CONSTANT                  lr
+//   step > lr_decay_iters     min_lr
+//   otherwise                 min_lr + c * (lr - min_lr)
+//
+// with r = (step - lr_warmup_iters) / (lr_decay_iters - lr_warmup_iters) and
+//
+//   LINEAR   c = 1 - r
+//   COSINE   c = (cos(pi r) + 1) / 2
+//   WSD      c = 1 until lr_decay_iters - lr_wsd_decay_iters; from there r runs from 0 to 1 over
+//            lr_wsd_decay_iters, and c is, by lr_wsd_decay_style,
+//            EXPONENTIAL  2 * 0.5^r - 1
+//            LINEAR       1 - r
+//            COSINE       (cos(pi r) + 1) / 2
+//            MINUS_SQRT   1 - sqrt(r)
+//
 // Precondition: a resolved config (lr_decay_iters is set).
 double LearningRate(const OptimizerConfig& config, int64_t step);
 
