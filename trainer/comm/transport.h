@@ -2,7 +2,6 @@
 #define TESSERA_TRAINER_COMM_TRANSPORT_H_
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,8 +24,8 @@ struct Transfer {
   Task* task = nullptr;
 
   bool done = false;
-  std::string error;          // why it is done without its data
-  std::shared_ptr<void> own;  // the transport's
+  std::string error;  // why it is done without its data
+  int64_t parts = 0;  // for the transport: pieces still on their way
 };
 inline constexpr uint32_t kMatchLimit = uint32_t{1} << 27;
 

@@ -1,0 +1,10 @@
+#!/bin/bash
+# The conformance suite over processes.
+set -euo pipefail
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+main=$1
+for ranks in 1 2 3 5 8; do
+  mpirun --oversubscribe --bind-to none -n "$ranks" "$main" conformance
+done
+# Without a launcher: a world of one.
+"$main" conformance

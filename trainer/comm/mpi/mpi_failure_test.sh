@@ -1,0 +1,67 @@
+#!/bin/bash
+# Real processes that die, stop, fail or are late: the others end within the bound (4 s in mpi_test_main, plus what
+# mpirun needs), with one message that names the rank.
+set -uo pipefail
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+main=$1
+readonly most_seconds=25
+failures=0
+
+fail() {
+  echo "FAILED: $1"
+  echo "$output"
+  failures=$((failures + 1))
+}
+
+# run NAME MPIRUN_OPTION... -- ARGUMENT...
+run() {
+  name=$1
+  shift
+  local options=()
+  while [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
+  shift
+  local start=$SECONDS
+  output=$(timeout 60 mpirun --oversubscribe --bind-to none "${options[@]}" -n 4 "$main" "$@" 2>&1)
+  code=$?
+  ((SECONDS - start <= most_seconds)) || fail "$name: took $((SECONDS - start)) s"
+}
+
+# Exactly one rank speaks, and says this.
+says() {
+  local spoken
+  spoken=$(grep -c '^rank [0-9]*: ' <<<"$output")
+  [[ $spoken == 1 ]] || fail "$name: $spoken messages"
+  grep -Eq "^rank $1" <<<"$output" || fail "$name: no message like '$1'"
+}
+
+exits_with_error() { [[ $code != 0 ]] || fail "$name: exit code 0"; }
+
+run "error on one rank" -- error 2
+says "2: shard 'x' is damaged$"
+exits_with_error
+
+run "error on all ranks" -- error all
+says "[0-3]: shard 'x' is damaged$"
+exits_with_error
+
+run "stopped rank" -- stop 1
+says "[0-9]+: all-reduce #[0-9]+ of 'dp' \(gradients\) is not complete after 4.*waiting for rank 1.*does not answer: its process is stopped.*reported: "
+exits_with_error
+
+run "late rank" -- late 3
+says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
+exits_with_error
+
+# mpirun itself sees the death of a process that it started, and names it.
+run "killed rank" -- die 1
+grep -q 'process rank 1 .*exited on signal 9' <<<"$output" || fail "$name: mpirun does not name it"
+exits_with_error
+
+# A launcher that does not end the others. (Open MPI's, told so, returns 0.)
+run "killed rank, unnoticed by the launcher" --enable-recovery -- die 1
+says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 1; rank 1 .*has gone: its process has ended"
+
+exit $((failures > 0))

@@ -1,0 +1,74 @@
+// One rank of the tests in mpi_test.sh: `mpi_test_main CASE [RANK]`.
+//   conformance      runs the suite
+//   die RANK, stop RANK      that rank does it to itself between two operations
+//   error RANK       that rank returns an error; "error all": every rank does
+//   late RANK        that rank computes for too long
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "trainer/comm/mpi/mpi_world.h"
+#include "trainer/comm/testing/conformance.h"
+
+namespace tessera {
+namespace {
+
+absl::Status Conformance(Communicator& comm) {
+  for (const ConformanceCase& each : ConformanceCases()) {
+    const absl::Status status = each.run(comm);
+    if (!status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat(each.name, ": ", std::string(status.message())));
+    }
+  }
+  if (comm.rank() == 0) std::printf("conformance with %d ranks: passed\n", comm.size());
+  return absl::OkStatus();
+}
+
+absl::Status Misbehave(const std::string& how) {
+  if (how == "die") kill(getpid(), SIGKILL);
+  if (how == "stop") kill(getpid(), SIGSTOP);
+  if (how == "error") return absl::DataLossError("shard 'x' is damaged");
+  if (how == "late") std::this_thread::sleep_for(std::chrono::seconds(30));
+  return absl::OkStatus();
+}
+
+// Steps of training, as far as ranks can tell; after some of them one rank misbehaves.
+absl::Status Steps(Communicator& comm, const std::string& how, int culprit) {
+  auto dp = comm.Split(0, comm.rank(), "dp");
+  if (!dp.ok()) return dp.status();
+  std::vector<float> gradients(200000, 1.0f);
+  for (int step = 0; step < 40; ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (step == 25 && (comm.rank() == culprit || culprit < 0)) {
+      const absl::Status status = Misbehave(how);
+      if (!status.ok()) return status;
+    }
+    const absl::Status status = (*dp)->AllReduce(gradients, ReduceOp::kMax, {.what = "gradients"});
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const std::string which = argc > 1 ? argv[1] : "conformance";
+  const std::string culprit = argc > 2 ? argv[2] : "all";
+  tessera::CommOptions options;
+  options.timeout = which == "conformance" ? absl::Seconds(60) : absl::Seconds(4);
+  return tessera::RunMpiRank(options, [&](tessera::Communicator& comm) {
+    if (which == "conformance") return tessera::Conformance(comm);
+    return tessera::Steps(comm, which, culprit == "all" ? -1 : std::atoi(culprit.c_str()));
+  });
+}

@@ -1,0 +1,44 @@
+#ifndef TESSERA_TRAINER_COMM_MPI_MPI_WORLD_H_
+#define TESSERA_TRAINER_COMM_MPI_MPI_WORLD_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/comm/communicator.h"
+
+namespace tessera {
+
+// The world of processes that mpirun, srun or another launcher of Open MPI has started; a process that was
+// started alone is a world of one.
+//
+// Threads: as Communicator. MPI is initialised for serialized calls; nothing else in the process may
+// call MPI while communicators are used.
+class MpiWorld {
+ public:
+  // Initialises MPI; once per process. Every process of the job calls it.
+  static absl::StatusOr<std::unique_ptr<MpiWorld>> Create(CommOptions options = {});
+  // Precondition: Finish() has been called.
+  ~MpiWorld();
+
+  Communicator& world();
+
+  // Ends this process's part and returns the exit code of a good run. Every rank calls it, and must hold no other
+  // communicator. With an error, or when another rank fails, it ends the process instead, with exit code 1:
+  // of the ranks that failed one, the lowest whose error was its own, prints "rank 2: MESSAGE", and the job
+  // is aborted. Takes no longer than a few seconds then, whatever state the other processes are in.
+  int Finish(const absl::Status& status);
+
+ private:
+  class Impl;
+  explicit MpiWorld(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+// main() of a rank: creates the world, runs `rank_main`, finishes. Returns the exit code.
+int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicator&)>& rank_main);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_COMM_MPI_MPI_WORLD_H_
