@@ -3,10 +3,11 @@
 
 // From a command line to a complete, checked TrainConfig, and from there to text and back.
 //
-//   absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);   // --config FILE, then flags
-//   on top, in any order if (!line->help.empty()) { print it; return 0; }
-//   absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);  // every default written
-//   out, every contradiction refused
+//   // --config FILE, and flags on top of it in any order.
+//   absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
+//   if (!line->help.empty()) { print it; return 0; }
+//   // Every default written out, every contradiction refused.
+//   absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);
 //
 // Every error is InvalidArgument (NotFound for a missing file) with a message of one line that
 // names field and value.

@@ -76,6 +76,12 @@ TEST(LoadConfigTest, AMissingFileIsNamed) {
   EXPECT_FALSE(LoadConfig(testing::TempDir()).ok()) << "a folder";
 }
 
+TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
+  const absl::StatusOr<TrainConfig> config = LoadConfig(WriteFile("empty.textproto", ""));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->ByteSizeLong(), 0u);
+}
+
 TEST(ParseCommandLineTest, FlagsOverrideTheFileWhereverTheyStand) {
   const std::string path =
       WriteFile("base.textproto", "training { train_iters: 10 micro_batch_size: 4 }");
@@ -219,6 +225,12 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--eval-interval=5"}, "eval_interval=5 but valid_data_path is not set"},
         {{"--eval-interval=5", "--valid-data-path=v", "--eval-iters=0"},
          "eval_interval=5 but eval_iters=0"},
+        {{"--global-batch-size=4611686018427387904"},
+         "global_batch_size=4611686018427387904 * seq_length=64: must be at most 1099511627776 "
+         "tokens"},
+        {{"--eval-iters=4611686018427387904"},
+         "eval_iters=4611686018427387904: must be at most 17179869184 with global batches of 64 "
+         "tokens"},
     }));
 
 INSTANTIATE_TEST_SUITE_P(
@@ -266,6 +278,8 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--max-checkpoint-keep=2"}, "max_checkpoint_keep is set but save is not"},
         {{"--save=d"}, "save=d but save_interval=0 (never)"},
         {{"--save=d", "--save-interval=-5"}, "save_interval=-5: must not be negative"},
+        {{"--save=d", "--save-interval=5", "--max-checkpoint-keep=4294967297"},
+         "max_checkpoint_keep=4294967297: must be at most 2147483647 (0: all)"},
         {{"--ckpt-step=5"}, "ckpt_step is set but load is not"},
         {{"--finetune"}, "finetune is set but load is not"},
         {{"--no-load-optim"}, "no_load_optim is set but load is not"},

@@ -21,8 +21,9 @@ namespace tessera {
 // expected.
 absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message);
 
-// Appends one entry a flag, under its group's name: flag, kind of value, help, [default]; wrapped at
-// 100 columns. `group` empty: all of them. InvalidArgument where there is no such group.
+// Appends one entry a flag, under its group's name: flag, placeholder of its value, help,
+// [default]; wrapped at 100 columns. `group` empty: all of them. InvalidArgument where there is no
+// such group.
 absl::Status FlagHelp(const google::protobuf::Message& message, std::string_view group,
                       std::string* help);
 

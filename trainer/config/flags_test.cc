@@ -157,7 +157,9 @@ TEST(FlagHelpTest, OneGroup) {
   ASSERT_TRUE(FlagHelp(TrainConfig::default_instance(), "output", &help).ok());
   EXPECT_EQ(help.substr(0, 8), "output:\n");
   EXPECT_NE(help.find("  --log-interval N"), std::string::npos) << help;
-  EXPECT_NE(help.find("steps between progress lines and metrics [1]\n"), std::string::npos) << help;
+  EXPECT_NE(help.find("steps between progress lines; metrics.jsonl has every step [1]\n"),
+            std::string::npos)
+      << help;
   EXPECT_EQ(help.find("--lr"), std::string::npos);
   const absl::Status status = FlagHelp(TrainConfig::default_instance(), "outputs", &help);
   EXPECT_EQ(status.message(),

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
+#include <initializer_list>
+#include <limits>
+#include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
@@ -24,6 +24,8 @@ using ::google::protobuf::Reflection;
 constexpr int64_t kDefaultSequence = 1024;
 constexpr int64_t kDefaultEvalInterval = 1000;
 constexpr int64_t kMaxThreads = 1024;
+// Of one step or evaluation: what is counted in int64 stays far from its end.
+constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
 template <typename... Parts>
 absl::Status Wrong(const Parts&... parts) {
@@ -150,6 +152,12 @@ absl::Status CheckBatches(const TrainConfig& config) {
                  " is not divisible by micro_batch_size=", training.micro_batch_size(),
                  " * data_parallel_size=", dp);
   }
+  // By division again.
+  if (training.seq_length() > kMaxTokens / training.global_batch_size()) {
+    return Wrong("global_batch_size=", training.global_batch_size(),
+                 " * seq_length=", training.seq_length(), ": must be at most ", kMaxTokens,
+                 " tokens");
+  }
   if (training.seq_length() > config.model().max_position_embeddings()) {
     return Wrong("seq_length=", training.seq_length(), " is more than max_position_embeddings=",
                  config.model().max_position_embeddings());
@@ -171,6 +179,11 @@ absl::Status CheckTraining(const TrainConfig& config) {
   }
   if (training.eval_interval() > 0 && training.eval_iters() == 0) {
     return Wrong("eval_interval=", training.eval_interval(), " but eval_iters=0");
+  }
+  const int64_t batch_tokens = training.global_batch_size() * training.seq_length();
+  if (training.eval_iters() > kMaxTokens / batch_tokens) {
+    return Wrong("eval_iters=", training.eval_iters(), ": must be at most ",
+                 kMaxTokens / batch_tokens, " with global batches of ", batch_tokens, " tokens");
   }
   if (training.threads() > kMaxThreads) {
     return Wrong("threads=", training.threads(), ": must be at most ", kMaxThreads);
@@ -223,6 +236,11 @@ absl::Status CheckIdle(const char* missing,
 }
 
 absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
+  constexpr int64_t kMostKept = std::numeric_limits<int>::max();
+  if (checkpoint.max_checkpoint_keep() > kMostKept) {
+    return Wrong("max_checkpoint_keep=", checkpoint.max_checkpoint_keep(), ": must be at most ",
+                 kMostKept, " (0: all)");
+  }
   if (checkpoint.async_save()) {
     return Wrong("async_save=true: this build saves in the foreground; expected false");
   }

@@ -144,7 +144,8 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
   std::ifstream file(path);
   if (!file) return ErrnoError("cannot read the config file", path);
   std::ostringstream text;
-  text << file.rdbuf();
+  // An empty file has nothing to hand over, which the stream would take for a failure.
+  if (file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
   // Reading a folder opens, then fails.
   if (file.bad() || text.fail()) {
     return absl::InvalidArgumentError(absl::StrCat("cannot read the config file ", path));
