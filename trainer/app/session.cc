@@ -62,7 +62,10 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
   if (saved.has_value() && !config.checkpoint().finetune()) {
     TESSERA_ASSIGN_OR_RETURN(progress, ReadProgress(saved->manifest));
     if (config.checkpoint().no_load_optim()) progress.updates = 0;
-    if (!config.checkpoint().no_load_rng() && saved->manifest.trainer().has_rng()) return progress;
+    if (!config.checkpoint().no_load_rng() && saved->manifest.trainer().has_rng()) {
+      TESSERA_RETURN_IF_ERROR(CheckSameRandomNumbers(saved->manifest));
+      return progress;
+    }
   }
   progress.seed = seed;
   return progress;

@@ -44,7 +44,8 @@ struct Session {
 };
 
 // Builds a session. `notes` is told, in sentences, where weights and state came from. Errors name
-// the setting or file that is wrong; the config's folders are not written to.
+// the setting or file that is wrong. Writes nothing; only creates the folder `save` where it is
+// missing, so that a run that could not save ends before it trains.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, const std::function<void(const std::string&)>& notes);
 

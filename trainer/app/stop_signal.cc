@@ -1,11 +1,14 @@
 #include "trainer/app/stop_signal.h"
 
+#include <atomic>
 #include <csignal>
 
 namespace tessera {
 namespace {
 
-volatile std::sig_atomic_t stop_signal = 0;
+// Any thread may run the handler while the main thread looks.
+std::atomic<int> stop_signal = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler must not wait for a lock");
 
 void OnSignal(int signal) { stop_signal = signal; }
 

@@ -38,9 +38,9 @@ absl::Status Train(Session& session, ProgressLine& progress_line) {
                              MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step));
   }
   TrainLoop loop(session, progress_line, metrics.get());
-  const absl::Status status = loop.Run();
+  absl::Status status = loop.Run();
   progress_line.Finish();
-  if (metrics != nullptr) TESSERA_RETURN_IF_ERROR(metrics->Close());
+  if (metrics != nullptr) status.Update(metrics->Close());  // the first error is the one to report
   return status;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -61,7 +62,8 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   position.set_shuffle_seed(progress.seed);
   position.set_samples_per_epoch(data.samples_per_epoch);
   ckpt::ScheduleState& schedule = *state.mutable_schedule();
-  schedule.set_name(LrDecayStyle::Value_Name(config.optimizer().lr_decay_style()));
+  schedule.set_name(
+      absl::AsciiStrToLower(LrDecayStyle::Value_Name(config.optimizer().lr_decay_style())));
   schedule.set_learning_rate(progress.last_learning_rate);
   schedule.set_warmup_steps(config.optimizer().lr_warmup_iters());
   schedule.set_decay_steps(config.optimizer().lr_decay_iters());
@@ -70,7 +72,8 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
     state.mutable_rng()->set_seed(progress.seed);
   }
 
-  manifest.mutable_model()->set_architecture(ModelConfig::Architecture_Name(model.architecture()));
+  manifest.mutable_model()->set_architecture(
+      absl::AsciiStrToLower(ModelConfig::Architecture_Name(model.architecture())));
   google::protobuf::TextFormat::PrintToString(model, manifest.mutable_model()->mutable_text());
   return manifest;
 }
@@ -96,12 +99,15 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
         "manifest: impossible trainer state: step ", progress.step, ", updates ", progress.updates,
         ", consumed_samples ", progress.consumed_samples, ", best_loss ", progress.best_loss));
   }
-  if (state.has_rng() && state.rng().algorithm() != kPhilox) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the checkpoint's random numbers are of \"", state.rng().algorithm(),
-                     "\", ours of \"", kPhilox, "\"; --no-load-rng starts with fresh ones"));
-  }
   return progress;
+}
+
+absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest) {
+  const ckpt::TrainerState& state = manifest.trainer();
+  if (!state.has_rng() || state.rng().algorithm() == kPhilox) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the checkpoint's random numbers are of \"", state.rng().algorithm(),
+                   "\", ours of \"", kPhilox, "\"; --no-load-rng starts with fresh ones"));
 }
 
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model) {

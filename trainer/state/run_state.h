@@ -46,6 +46,10 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 // are compared by the load.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
+// Whether random numbers keyed by the saved seed are the ones that the saved run drew.
+// FailedPrecondition naming both algorithms; a checkpoint without random numbers passes.
+absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest);
+
 // Whether the position in `manifest` counts samples of `data`. FailedPrecondition naming both
 // sides.
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data);

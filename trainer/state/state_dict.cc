@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -121,10 +122,10 @@ ckpt::OptimizerState OptimizerNames(const ParameterSet& parameters, const AdamW&
     options["beta2"] = config.adam_beta2();
     options["epsilon"] = config.adam_eps();
   }
-  std::unordered_map<std::string, bool> seen;
+  std::unordered_set<std::string> seen;
   for (const Parameter* parameter : parameters.parameters()) {
     for (const ParameterPiece& piece : parameter->pieces) {
-      if (!seen.emplace(piece.name, true).second) continue;
+      if (!seen.insert(piece.name).second) continue;
       ckpt::OptimizerParameter& entry = *names.add_parameters();
       entry.set_parameter(piece.name);
       entry.set_group(parameter->weight_decay ? 0 : 1);

@@ -1,0 +1,94 @@
+#include "trainer/state/run_state.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+ckpt::Manifest Describe(const Progress& progress) {
+  ModelConfig model;
+  model.set_architecture(ModelConfig::GPT2);
+  model.set_num_layers(2);
+  model.set_num_attention_heads(4);
+  return DescribeRun(TrainConfig(), model, progress,
+                     {.fingerprint = 5, .sequence_length = 32, .samples_per_epoch = 100});
+}
+
+// The message of `status` holds each of `parts`.
+void ExpectNames(const absl::Status& status, absl::StatusCode code,
+                 const std::vector<std::string>& parts) {
+  EXPECT_EQ(status.code(), code) << status;
+  for (const std::string& part : parts) {
+    EXPECT_NE(std::string(status.message()).find(part), std::string::npos)
+        << part << ": " << status;
+  }
+}
+
+TEST(RunStateTest, ProgressComesBack) {
+  const Progress before{.step = 7,
+                        .updates = 6,
+                        .consumed_samples = 250,
+                        .last_loss = 3.25,
+                        .last_learning_rate = 1e-3,
+                        .best_loss = 3.5,
+                        .seed = 9};
+  const ckpt::Manifest manifest = Describe(before);
+  EXPECT_EQ(manifest.trainer().data().epoch(), 2);
+  EXPECT_EQ(manifest.model().architecture(), "gpt2");
+  EXPECT_EQ(manifest.trainer().schedule().name(), "linear");
+  const absl::StatusOr<Progress> after = ReadProgress(manifest);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->step, before.step);
+  EXPECT_EQ(after->updates, before.updates);
+  EXPECT_EQ(after->consumed_samples, before.consumed_samples);
+  EXPECT_EQ(after->last_loss, before.last_loss);
+  EXPECT_EQ(after->last_learning_rate, before.last_learning_rate);
+  EXPECT_EQ(after->best_loss, before.best_loss);
+  EXPECT_EQ(after->seed, before.seed);
+}
+
+TEST(RunStateTest, ImpossibleProgressIsRefused) {
+  ckpt::Manifest manifest = Describe({.step = 7, .updates = 8});
+  ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"updates 8"});
+  manifest = Describe({.step = -1});
+  ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"step -1"});
+  manifest = Describe({.best_loss = std::numeric_limits<double>::quiet_NaN()});
+  ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss, {"best_loss"});
+  manifest = Describe({});
+  (*manifest.mutable_trainer()->mutable_extra())["optimizer_updates"] = "many";
+  ExpectNames(ReadProgress(manifest).status(), absl::StatusCode::kDataLoss,
+              {"optimizer_updates", "many"});
+}
+
+// --no-load-rng can only help where the progress itself is read in spite of them.
+TEST(RunStateTest, ForeignRandomNumbersAreRefusedApartFromTheProgress) {
+  ckpt::Manifest manifest = Describe({.step = 7, .updates = 7});
+  EXPECT_TRUE(CheckSameRandomNumbers(manifest).ok());
+  manifest.mutable_trainer()->mutable_rng()->set_algorithm("mt19937");
+  ExpectNames(CheckSameRandomNumbers(manifest), absl::StatusCode::kFailedPrecondition,
+              {"mt19937", "philox4x32-10", "--no-load-rng"});
+  EXPECT_TRUE(ReadProgress(manifest).ok());
+  manifest.mutable_trainer()->clear_rng();
+  EXPECT_TRUE(CheckSameRandomNumbers(manifest).ok());
+}
+
+TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
+  const ckpt::Manifest manifest = Describe({});
+  ModelConfig other;
+  other.set_architecture(ModelConfig::GPT2);
+  other.set_num_layers(3);
+  other.set_num_attention_heads(8);
+  ExpectNames(CheckSameModel(manifest, other), absl::StatusCode::kFailedPrecondition,
+              {"num_layers: saved 2, wanted 3", "num_attention_heads: saved 4, wanted 8"});
+  ExpectNames(CheckSameData(manifest, {.fingerprint = 6, .sequence_length = 64}),
+              absl::StatusCode::kFailedPrecondition,
+              {"fingerprint 5, found 6", "seq_length: saved 32, wanted 64"});
+  EXPECT_TRUE(CheckSameData(manifest, {.fingerprint = 5, .sequence_length = 32}).ok());
+}
+
+}  // namespace
+}  // namespace tessera
