@@ -275,9 +275,18 @@ TEST_F(FlagsTest, FinetuneTakesWeightsAloneAndStartsAtStepZero) {
 }
 
 TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
+  const absl::Status kept = Train(From("kept-optimizer")).status();
+  ASSERT_TRUE(kept.ok()) << kept;
   TrainConfig fresh = From("fresh-optimizer");
   fresh.mutable_checkpoint()->set_no_load_optim(true);
-  ASSERT_TRUE(Train(fresh).ok()) << Train(fresh).status();
+  const absl::Status started = Train(fresh).status();
+  ASSERT_TRUE(started.ok()) << started;
+  const std::map<int64_t, std::string> with = Losses(RunDir("kept-optimizer"), "step");
+  const std::map<int64_t, std::string> without = Losses(RunDir("fresh-optimizer"), "step");
+  ASSERT_EQ(with.size(), 20u);
+  ASSERT_EQ(without.size(), 20u);
+  EXPECT_EQ(without.at(41), with.at(41)) << "the weights are the same";
+  EXPECT_NE(without.at(60), with.at(60)) << "the moments are not";
 
   TrainConfig weights_only = Config({kGpt2}, "weights-only");
   weights_only.mutable_training()->set_train_iters(20);
