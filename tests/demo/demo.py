@@ -61,6 +61,12 @@ class Demo:
     def checkpoints(self, name):
         return os.path.join(self.run_dir(name), "checkpoints")
 
+    def clear(self):
+        """Removes what an earlier demo left; the folder may be the user's, and hold other things."""
+        for folder in (self.data, self.run_dir("undisturbed"), self.run_dir("killed")):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(self.root, exist_ok=True)
+
     def prepare_data(self):
         say("Tokenize the text of Debian's perl-doc")
         run(self.tools.prepare_data, f"--output_dir={self.data}", "--tokenizer=sentencepiece",
@@ -146,8 +152,7 @@ def main():
         parser.add_argument(f"--{tool}", required=True)
     demo = Demo(parser.parse_args())
     start = time.monotonic()
-    shutil.rmtree(demo.root, ignore_errors=True)
-    os.makedirs(demo.root)
+    demo.clear()
     demo.prepare_data()
     demo.train_undisturbed()
     demo.train_and_kill()
