@@ -123,7 +123,7 @@ std::string_view CommOpName(CommOp op);  // "all-reduce", ...
 
 // Payload that this rank sent, without the transport's own headers. What each operation sends, for a
 // group of P ranks, this rank being r, data of n bytes in all, piece i of n_i bytes:
-//   all-reduce        (P-1) n                     where that is at most kSmallAllReduceBytes, else
+//   all-reduce        (P-1) n                     where n <= kSmallAllReduceBytes, else
 //                     (n - n_r) + (P-1) n_r       over pieces as even as they go (EvenCounts): about 2n(P-1)/P
 //   reduce-scatter    n - n_r
 //   all-gather        (P-1) n_r
@@ -139,7 +139,7 @@ struct CommCounter {
   int64_t calls = 0;
   int64_t bytes_sent = 0;
 };
-inline constexpr int64_t kSmallAllReduceBytes = 16 << 10;
+inline constexpr int64_t kSmallAllReduceBytes = 2 << 10;
 inline constexpr int64_t kSmallBroadcastBytes = 64 << 10;
 
 struct CommCounters {
@@ -154,10 +154,14 @@ struct CommOptions {
   // How long a wait may last when the call does not say. The longest time that ranks may drift apart:
   // a checkpoint's write, an evaluation on one rank.
   absl::Duration timeout = absl::Minutes(10);
+  // How long all processes of a world may take to find each other.
+  absl::Duration start_timeout = absl::Minutes(5);
   // A wait that has lasted this long starts to ask, once per such period, whether the ranks that it
   // waits for still exist; one that does not ends the wait at once.
   absl::Duration probe_interval = absl::Seconds(1);
   std::string world_name = "world";
+  // Longer messages travel in parts (MPI counts bytes in an int). At most INT_MAX.
+  int64_t part_bytes = int64_t{1} << 30;
 };
 
 // Settings of one call.

@@ -46,7 +46,7 @@ Transfer* Task::Receive(int peer, void* data, int64_t bytes, int phase) {
 }
 
 Transfer* Task::Post(bool is_send, int peer, void* data, int64_t bytes, int phase) {
-  Transfer* transfer = &transfers_.emplace_back();
+  Transfer* transfer = transfers_.Add();
   transfer->is_send = is_send;
   transfer->peer = (*world_ranks_)[peer];
   transfer->match = match_ + static_cast<uint32_t>(phase);
@@ -108,10 +108,10 @@ void Endpoint::AdvanceLocked(Task* task) {
 }
 
 void Endpoint::DropLocked(Task* task) {
-  for (Transfer& transfer : task->transfers_) {
+  task->transfers_.ForEach([&](Transfer& transfer) {
     if (!transfer.done) transport_->Withdraw(&transfer);
     transfer.done = true;
-  }
+  });
   const auto at = std::find(active_.begin(), active_.end(), task);
   if (at != active_.end()) active_.erase(at);
 }
@@ -196,11 +196,11 @@ absl::Status Endpoint::FailureStatus() const {
                           : absl::StrCat("rank ", failure.rank, ": ", failure.message));
 }
 
-std::vector<int> Endpoint::AwaitedLocked(const Task& task) const {
+std::vector<int> Endpoint::AwaitedLocked(Task& task) const {
   std::set<int> receives, sends;
-  for (const Transfer& transfer : task.transfers_) {
+  task.transfers_.ForEach([&](const Transfer& transfer) {
     if (!transfer.done) (transfer.is_send ? sends : receives).insert(transfer.peer);
-  }
+  });
   // A rank that takes nothing may only be slower than one that gives nothing.
   const std::set<int>& awaited = receives.empty() ? sends : receives;
   return {awaited.begin(), awaited.end()};

@@ -1,9 +1,11 @@
 #ifndef TESSERA_TRAINER_COMM_ENDPOINT_H_
 #define TESSERA_TRAINER_COMM_ENDPOINT_H_
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -18,6 +20,30 @@
 namespace tessera {
 
 class Endpoint;
+
+// Grows without moving its elements, and without allocating for the few messages of a small operation.
+class TransferList {
+ public:
+  Transfer* Add() {
+    if (size_ < kInline) return &inline_[size_++];
+    const size_t at = (size_ - kInline) % kBlock;
+    if (at == 0) blocks_.push_back(std::make_unique<Transfer[]>(kBlock));
+    ++size_;
+    return &blocks_.back()[at];
+  }
+  template <typename Visit>
+  void ForEach(const Visit& visit) {
+    for (size_t i = 0; i < size_; ++i) {
+      visit(i < kInline ? inline_[i] : blocks_[(i - kInline) / kBlock][(i - kInline) % kBlock]);
+    }
+  }
+
+ private:
+  static constexpr size_t kInline = 4, kBlock = 64;
+  size_t size_ = 0;
+  std::array<Transfer, kInline> inline_;
+  std::vector<std::unique_ptr<Transfer[]>> blocks_;
+};
 
 // One operation's part on one rank: which messages it posts, and what it does as they end.
 class Task {
@@ -56,7 +82,7 @@ class Task {
   std::string what_;
   std::optional<absl::Duration> timeout_;
 
-  std::deque<Transfer> transfers_;  // addresses must stay
+  TransferList transfers_;
   int64_t outstanding_ = 0;
   bool dirty_ = false;  // transfers have ended since the last Advance()
   bool finished_ = false;
@@ -104,7 +130,7 @@ class Endpoint {
   uint64_t DriveLocked();
   void AdvanceLocked(Task* task);
   void DropLocked(Task* task);
-  std::vector<int> AwaitedLocked(const Task& task) const;
+  std::vector<int> AwaitedLocked(Task& task) const;
 
   absl::Status Drop(Task* task);
   absl::Status GiveUp(Task* task, absl::StatusCode code, absl::Duration waited);

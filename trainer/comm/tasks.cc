@@ -74,7 +74,7 @@ class MessageTask final : public Task {
 
 // Pieces travel in segments that a core's cache holds, several at a time: one is added while the next are
 // on their way.
-constexpr int64_t kSegmentBytes = 128 << 10;
+constexpr int64_t kSegmentBytes = 256 << 10;
 constexpr int64_t kSegmentsAhead = 3;
 
 // Sends pieces of `input` to their ranks and reduces the own piece into `output`, segment by segment.
@@ -216,34 +216,56 @@ class ReduceScatterTask final : public Task {
   int64_t gathered_posted_ = 0;
 };
 
-// Everything to everybody: one message's time.
-class SmallAllReduceTask final : public Task {
+// One message between any two ranks, for pieces of one segment: all-reduce, where every piece is everything,
+// and reduce-scatter.
+class OneStepReduceTask final : public Task {
  public:
-  SmallAllReduceTask(Buffer data, ReduceOp op) : data_(data), op_(op) {}
+  // Without counts every rank gets everything.
+  OneStepReduceTask(ConstBuffer input, Buffer output, ReduceOp op, std::vector<int64_t> counts)
+      : input_(input), output_(output), op_(op), counts_(std::move(counts)) {}
 
   bool Advance() override {
-    const int64_t bytes = data_.bytes();
-    if (bytes == 0 || size() == 1) return true;
-    if (received_ == nullptr) {
-      received_.reset(new char[(size() - 1) * bytes]);
-      for (int i = 1; i < size(); ++i) {
-        Receive((rank() - i + size()) % size(), received_.get() + (i - 1) * bytes, bytes);
-      }
-      for (int i = 1; i < size(); ++i) Send((rank() + i) % size(), data_.data, bytes);
-    }
+    if (!started_) Post();
     if (outstanding() > 0) return false;
+    if (output_.elements == 0) return true;
     std::vector<const void*> inputs(size());
-    inputs[rank()] = data_.data;
-    for (int i = 1; i < size(); ++i) {
-      inputs[(rank() - i + size()) % size()] = received_.get() + (i - 1) * bytes;
-    }
-    ReduceInTreeOrder(op_, data_.type, inputs, data_.data, data_.elements);
+    inputs[rank()] = At(input_.data, mine_at_);
+    for (int i = 1; i < size(); ++i) inputs[(rank() - i + size()) % size()] = Slot(i);
+    ReduceInTreeOrder(op_, input_.type, inputs, output_.data, output_.elements);
     return true;
   }
 
  private:
-  const Buffer data_;
+  // Where the data of rank (me - i) lands.
+  char* Slot(int i) { return received_.get() + (i - 1) * output_.bytes(); }
+
+  void Post() {
+    started_ = true;
+    if (output_.elements > 0) {
+      received_.reset(new char[(size() - 1) * output_.bytes()]);
+      for (int i = 1; i < size(); ++i) {
+        Receive((rank() - i + size()) % size(), Slot(i), output_.bytes());
+      }
+    }
+    int64_t at = 0;
+    for (int to = 0; to < size(); ++to) {
+      const int64_t bytes =
+          counts_.empty() ? input_.bytes() : counts_[to] * ElementSize(input_.type);
+      if (to == rank()) {
+        mine_at_ = at;
+      } else if (bytes > 0) {
+        Send(to, At(input_.data, at), bytes);
+      }
+      if (!counts_.empty()) at += bytes;
+    }
+  }
+
+  const ConstBuffer input_;
+  const Buffer output_;
   const ReduceOp op_;
+  const std::vector<int64_t> counts_;
+  bool started_ = false;
+  int64_t mine_at_ = 0;
   std::unique_ptr<char[]> received_;
 };
 
@@ -467,12 +489,15 @@ std::unique_ptr<Task> MakeExchangeTask(Exchange exchange) {
 
 std::unique_ptr<Task> MakeReduceScatterTask(ConstBuffer input, Buffer output, ReduceOp op,
                                             std::vector<int64_t> counts) {
+  if (*std::max_element(counts.begin(), counts.end()) * ElementSize(input.type) <= kSegmentBytes) {
+    return std::make_unique<OneStepReduceTask>(input, output, op, std::move(counts));
+  }
   return std::make_unique<ReduceScatterTask>(input, output, op, std::move(counts), false);
 }
 
 std::unique_ptr<Task> MakeAllReduceTask(Buffer data, ReduceOp op, int rank, int size) {
-  if (data.bytes() * (size - 1) <= kSmallAllReduceBytes) {
-    return std::make_unique<SmallAllReduceTask>(data, op);
+  if (data.bytes() <= kSmallAllReduceBytes) {
+    return std::make_unique<OneStepReduceTask>(data, data, op, std::vector<int64_t>());
   }
   std::vector<int64_t> counts = EvenCounts(data.elements, size);
   int64_t at = 0;

@@ -6,5 +6,6 @@ main=$1
 for ranks in 1 2 3 5 8; do
   mpirun --oversubscribe --bind-to none -n "$ranks" "$main" conformance
 done
+mpirun --oversubscribe --bind-to none -n 3 "$main" parts
 # Without a launcher: a world of one.
 "$main" conformance

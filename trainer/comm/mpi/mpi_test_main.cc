@@ -1,5 +1,6 @@
 // One rank of the tests in mpi_test.sh: `mpi_test_main CASE [RANK]`.
 //   conformance      runs the suite
+//   parts            the same, with messages cut into small parts, as those beyond INT_MAX are
 //   die RANK, stop RANK      that rank does it to itself between two operations
 //   error RANK       that rank returns an error; "error all": every rank does
 //   late RANK        that rank computes for too long
@@ -66,9 +67,11 @@ int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "conformance";
   const std::string culprit = argc > 2 ? argv[2] : "all";
   tessera::CommOptions options;
-  options.timeout = which == "conformance" ? absl::Seconds(60) : absl::Seconds(4);
+  const bool suite = which == "conformance" || which == "parts";
+  options.timeout = suite ? absl::Seconds(60) : absl::Seconds(4);
+  if (which == "parts") options.part_bytes = 1000;
   return tessera::RunMpiRank(options, [&](tessera::Communicator& comm) {
-    if (which == "conformance") return tessera::Conformance(comm);
+    if (suite) return tessera::Conformance(comm);
     return tessera::Steps(comm, which, culprit == "all" ? -1 : std::atoi(culprit.c_str()));
   });
 }

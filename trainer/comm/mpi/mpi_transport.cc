@@ -12,8 +12,6 @@
 namespace tessera {
 namespace {
 
-// MPI counts in int.
-constexpr int64_t kPartBytes = int64_t{1} << 30;
 // Calls of Idle() that only spin (the next message is likely to be a microsecond away), and those after
 // which a wait is long enough to sleep in.
 constexpr int64_t kSpins = 200;
@@ -29,7 +27,8 @@ std::string ErrorText(int error) {
 
 }  // namespace
 
-MpiTransport::MpiTransport(MPI_Comm comm, Monitor* monitor) : comm_(comm), monitor_(monitor) {
+MpiTransport::MpiTransport(MPI_Comm comm, Monitor* monitor, int64_t part_bytes)
+    : comm_(comm), monitor_(monitor), part_bytes_(part_bytes) {
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
 }
@@ -39,7 +38,7 @@ void MpiTransport::Post(Transfer* transfer) {
   int64_t left = transfer->bytes;
   const int tag = static_cast<int>(transfer->match);
   do {
-    const int bytes = static_cast<int>(std::min(left, kPartBytes));
+    const int bytes = static_cast<int>(std::min(left, part_bytes_));
     MPI_Request request = MPI_REQUEST_NULL;
     const int error = transfer->is_send
                           ? MPI_Isend(data, bytes, MPI_BYTE, transfer->peer, tag, comm_, &request)

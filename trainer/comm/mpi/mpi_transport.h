@@ -18,7 +18,7 @@ namespace tessera {
 class MpiTransport final : public Transport {
  public:
   // Both must outlive it.
-  MpiTransport(MPI_Comm comm, Monitor* monitor);
+  MpiTransport(MPI_Comm comm, Monitor* monitor, int64_t part_bytes);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -40,6 +40,7 @@ class MpiTransport final : public Transport {
 
   const MPI_Comm comm_;
   Monitor* const monitor_;
+  const int64_t part_bytes_;
   int rank_ = 0, size_ = 1;
 
   // Parallel arrays: MPI wants its own in one piece.

@@ -32,7 +32,7 @@ class MpiWorld::Impl {
   Impl(CommOptions options, std::unique_ptr<Monitor> monitor, MPI_Comm comm)
       : monitor_(std::move(monitor)),
         comm_(comm),
-        transport_(comm, monitor_.get()),
+        transport_(comm, monitor_.get(), options.part_bytes),
         endpoint_(&transport_, std::move(options)),
         world_(&endpoint_) {}
 
@@ -99,9 +99,9 @@ MpiWorld::~MpiWorld() = default;
 absl::StatusOr<std::unique_ptr<MpiWorld>> MpiWorld::Create(CommOptions options) {
   absl::StatusOr<std::unique_ptr<Monitor>> monitor = Monitor::Create();
   if (!monitor.ok()) return monitor.status();
-  (*monitor)->Watch(options.timeout,
+  (*monitor)->Watch(options.start_timeout,
                     absl::StrCat("MPI does not start: some rank has not arrived after ",
-                                 absl::FormatDuration(options.timeout)));
+                                 absl::FormatDuration(options.start_timeout)));
   int provided = 0;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
     return absl::UnavailableError("MPI_Init failed");

@@ -1,0 +1,110 @@
+// All-reduce and reduce-scatter of the MPI communicator against Open MPI's own blocking calls, fp32 sums, the
+// two in turn so that both see the same machine. To be started by mpirun; prints lines
+//   figure comm.allreduce.<bytes>.ratio <our time / Open MPI's> ratio
+//   figure comm.reduce_scatter.<bytes>.ratio ...
+// Each is the median over rounds of the ratio within a round; a round's time is the slowest rank's. The best
+// times say more where other programs disturb the ranks.
+
+#include <mpi/mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/status/status.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/mpi/mpi_world.h"
+
+ABSL_FLAG(int64_t, max_bytes, int64_t{64} << 20, "Largest size; 268435456 for 256 MB.");
+ABSL_FLAG(int, rounds, 15, "Rounds behind each median.");
+
+namespace tessera {
+namespace {
+
+// Data that one round moves, so that small sizes take long enough to be measured.
+constexpr int64_t kRoundBytes = 16 << 20;
+constexpr int64_t kMostCalls = 2000;
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+double Best(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+
+// Seconds of one call on the slowest rank.
+double TimeRound(int64_t calls, const std::function<void()>& call) {
+  MPI_Barrier(MPI_COMM_WORLD);
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < calls; ++i) call();
+  double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / calls;
+  MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return seconds;
+}
+
+void Compare(const Communicator& comm, const char* name, int64_t bytes,
+             const std::function<void()>& ours, const std::function<void()>& theirs) {
+  const int64_t calls = std::clamp<int64_t>(kRoundBytes / bytes, 1, kMostCalls);
+  std::vector<double> ours_s, theirs_s, ratios;
+  for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    // Which goes first alternates.
+    double first = TimeRound(calls, round % 2 == 0 ? ours : theirs);
+    double second = TimeRound(calls, round % 2 == 0 ? theirs : ours);
+    if (round < 0) continue;  // buffers and connections of both are warm
+    if (round % 2 != 0) std::swap(first, second);
+    ours_s.push_back(first);
+    theirs_s.push_back(second);
+    ratios.push_back(first / second);
+  }
+  if (comm.rank() != 0) return;
+  std::printf("%-16s %10lld bytes: %10.1f us (best %.1f), Open MPI %10.1f us (best %.1f)\n", name,
+              static_cast<long long>(bytes), Median(ours_s) * 1e6, Best(ours_s) * 1e6,
+              Median(theirs_s) * 1e6, Best(theirs_s) * 1e6);
+  std::printf("figure comm.%s.%lld.ratio %.3f ratio\n", name, static_cast<long long>(bytes),
+              Median(ratios));
+  std::fflush(stdout);
+}
+
+absl::Status Measure(Communicator& comm) {
+  absl::Status status;
+  const auto note = [&](absl::Status result) {
+    if (status.ok()) status = std::move(result);
+  };
+  for (int64_t bytes = 1 << 10; bytes <= absl::GetFlag(FLAGS_max_bytes) && status.ok();
+       bytes *= 4) {
+    const int64_t each = bytes / sizeof(float) / comm.size();
+    std::vector<float> data(each * comm.size()), piece(each);
+    const std::vector<int> counts(comm.size(), static_cast<int>(each));
+    const int elements = static_cast<int>(data.size());
+    Compare(
+        comm, "allreduce", bytes, [&] { note(comm.AllReduce(data, ReduceOp::kSum)); },
+        [&] {
+          MPI_Allreduce(MPI_IN_PLACE, data.data(), elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        });
+    Compare(
+        comm, "reduce_scatter", bytes,
+        [&] { note(comm.ReduceScatter(data, piece, ReduceOp::kSum)); },
+        [&] {
+          MPI_Reduce_scatter(data.data(), piece.data(), counts.data(), MPI_FLOAT, MPI_SUM,
+                             MPI_COMM_WORLD);
+        });
+  }
+  return status;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return tessera::RunMpiRank({}, tessera::Measure);
+}
