@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/random/philox.h"
 
 namespace tessera {

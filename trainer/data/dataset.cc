@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/data/file_util.h"
 
 namespace tessera {

@@ -6,20 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/random/philox.h"
 
 namespace tessera {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 absl::Status FileError(std::string_view action, const std::string& path) {
   const int error = errno;
@@ -192,36 +187,6 @@ absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern) {
   }
   std::sort(paths.begin(), paths.end(), NaturalLess);
   return paths;
-}
-
-void ContentHash::Add(uint64_t value) {
-  uint8_t bytes[sizeof(value)];
-  std::memcpy(bytes, &value, sizeof(value));
-  Add(bytes);
-}
-
-void ContentHash::Add(std::span<const uint8_t> bytes) {
-  total_bytes_ += bytes.size();
-  size_t i = 0;
-  while (i < bytes.size()) {
-    if (pending_bytes_ == 0 && bytes.size() - i >= 8) {
-      uint64_t word;
-      std::memcpy(&word, bytes.data() + i, 8);
-      hash_ = MixCoordinates(hash_, word);
-      i += 8;
-      continue;
-    }
-    pending_ |= uint64_t{bytes[i++]} << (8 * pending_bytes_);
-    if (++pending_bytes_ == 8) {
-      hash_ = MixCoordinates(hash_, pending_);
-      pending_ = 0;
-      pending_bytes_ = 0;
-    }
-  }
-}
-
-uint64_t ContentHash::Finish() {
-  return MixCoordinates(MixCoordinates(hash_, pending_), total_bytes_);
 }
 
 }  // namespace tessera

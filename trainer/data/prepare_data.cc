@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/data/byte_tokenizer.h"
+#include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/llmc_tokenizer.h"

@@ -11,6 +11,7 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/data/prepare_data.h"
+#include "trainer/metrics/standard_streams.h"
 
 ABSL_FLAG(std::vector<std::string>, input, {},
           "Text files, folders (searched recursively) or shell patterns, separated by commas. "
@@ -77,6 +78,7 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (!tessera::OpenMissingStandardStreams()) return 1;
   absl::SetProgramUsageMessage("Turns text files into token files for training.");
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) {

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/data/content_hash.h"
 
 namespace tessera {
 namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
 constexpr int64_t kHeaderWords = 256;
 constexpr int64_t kPageBytes = 4096;
