@@ -192,7 +192,12 @@ TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const std::string run = "run" + std::to_string(signal);
     const Process process(Command(1000000, Folders(run)), root_);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (!fs::exists(Checkpoints(run) / "step-00000003" / "manifest.pb")) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        process.Kill(SIGKILL);
+        FAIL() << "no third checkpoint: " << process.Wait().err;
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     process.Kill(signal);
