@@ -343,8 +343,7 @@ int MakeDirectories(const std::string& path) {
 absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root,
                                                           const PosixStorageOptions& options) {
   if (root.empty() || root.find('\0') != std::string::npos) {
-    return absl::InvalidArgumentError(
-        "OpenPosixStorage: the root directory's name is empty or contains a NUL");
+    return absl::InvalidArgumentError("the folder's name is empty or contains a NUL");
   }
   if (options.bounce_buffer_bytes == 0 || options.bounce_buffer_bytes % kIoAlignmentBytes != 0 ||
       options.max_bounce_buffers < 1) {
@@ -355,14 +354,14 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& roo
   }
   if (options.create_root) {
     if (const int error = MakeDirectories(root); error != 0) {
-      return ErrnoStatus(error, "OpenPosixStorage", root);
+      return ErrnoStatus(error, "cannot create the folder", root);
     }
   }
   ScopedFd fd(open(root.c_str(), kDirectoryFlags));
   if (!fd.valid() && errno == ENOTDIR) {
-    return absl::InvalidArgumentError(absl::StrCat("OpenPosixStorage ", root, ": not a directory"));
+    return absl::InvalidArgumentError(absl::StrCat(root, " is not a folder"));
   }
-  if (!fd.valid()) return ErrnoStatus(errno, "OpenPosixStorage", root);
+  if (!fd.valid()) return ErrnoStatus(errno, "cannot open the folder", root);
   return std::make_unique<PosixStorage>(root, std::move(fd), options);
 }
 

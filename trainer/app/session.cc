@@ -148,7 +148,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
   session->resumed = saved.has_value() && !config.checkpoint().finetune();
   const bool trains = session->progress.step < config.training().train_iters();
-  if (trains) TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.checkpoint(), session->progress.step));
+  if (trains) {
+    TESSERA_ASSIGN_OR_RETURN(session->save_folder,
+                             ReserveSaveFolder(config.checkpoint(), session->progress.step));
+  }
 
   if (trains) {
     TESSERA_ASSIGN_OR_RETURN(session->train_data, OpenData(config.data().train_data_path(), config,

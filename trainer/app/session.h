@@ -17,6 +17,7 @@
 #include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/folder_lock.h"
 #include "trainer/state/run_state.h"
 
 namespace tessera {
@@ -38,7 +39,8 @@ struct Session {
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
-  bool resumed = false;  // a checkpoint gave the progress
+  std::unique_ptr<FolderLock> save_folder;  // null when nothing is saved
+  bool resumed = false;                     // a checkpoint gave the progress
 
   DataIdentity data_identity() const;
 };

@@ -23,6 +23,7 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
+#include "trainer/metrics/standard_streams.h"
 
 namespace tessera {
 namespace {
@@ -136,6 +137,7 @@ int Main(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  if (!tessera::OpenMissingStandardStreams()) return 1;
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;
   return tessera::Main(argc, argv);

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -51,7 +53,10 @@ std::string FormatEval(const EvalMetrics& metrics) {
 
 ProgressLine::ProgressLine(const Options& options) : options_(options) {
   if (!options_.detect_terminal) return;
-  options_.terminal = ::isatty(::fileno(options_.out)) == 1;
+  const char* type = std::getenv("TERM");
+  // A terminal without a type, or a dumb one, shows control sequences as text.
+  options_.terminal = ::isatty(::fileno(options_.out)) == 1 && type != nullptr && *type != '\0' &&
+                      std::string_view(type) != "dumb";
 }
 
 ProgressLine::~ProgressLine() { Finish(); }

@@ -1,6 +1,8 @@
 #include "trainer/state/checkpoints.h"
 
+#include <cstddef>
 #include <functional>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -15,17 +17,36 @@
 namespace tessera {
 namespace {
 
-absl::StatusOr<std::string> ChooseDirectory(ckpt::Storage& storage, const CheckpointConfig& config,
-                                            const std::vector<ckpt::CheckpointInfo>& saved) {
-  if (!config.has_ckpt_step()) return saved.back().directory;
+// Where in `saved` the wanted checkpoint is.
+absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& config,
+                              const std::vector<ckpt::CheckpointInfo>& saved) {
+  if (!config.has_ckpt_step()) return saved.size() - 1;
   std::vector<int64_t> steps;
-  for (const ckpt::CheckpointInfo& info : saved) {
-    if (info.step == config.ckpt_step()) return info.directory;
-    steps.push_back(info.step);
+  for (size_t i = 0; i < saved.size(); ++i) {
+    if (saved[i].step == config.ckpt_step()) return i;
+    steps.push_back(saved[i].step);
   }
   return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(),
                                           ": no such checkpoint in ", storage.Describe(""),
                                           "; there are steps ", absl::StrJoin(steps, ", ")));
+}
+
+// A checkpoint in the place of the folder that holds it would look like a folder without any.
+absl::Status CheckFolder(std::string_view setting, const std::string& folder,
+                         ckpt::Storage& storage) {
+  if (absl::IsNotFound(ckpt::ReadManifest(storage, "").status())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      std::string(setting), "=", folder, " is a single checkpoint: expected the folder above it",
+      setting == "load" ? "; --ckpt-step chooses a checkpoint by its step" : ""));
+}
+
+// Names the way round a checkpoint that cannot be read.
+absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved) {
+  if (!saved.older_step.has_value()) return status;
+  if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; --ckpt-step=", *saved.older_step,
+                                   " resumes from the checkpoint before"));
 }
 
 bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
@@ -104,20 +125,25 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config) {
   if (config.load().empty()) return std::nullopt;
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(config.load());
-  if (absl::IsNotFound(storage.status()) && !config.exit_on_missing_checkpoint() &&
-      !config.has_ckpt_step()) {
-    return std::nullopt;
-  }
+  // Who asks for weights does not mean a fresh start.
+  const bool required =
+      config.exit_on_missing_checkpoint() || config.has_ckpt_step() || config.finetune();
+  if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
+  TESSERA_RETURN_IF_ERROR(CheckFolder("load", config.load(), **storage));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::List(**storage, ""));
   if (saved.empty()) {
-    if (!config.exit_on_missing_checkpoint() && !config.has_ckpt_step()) return std::nullopt;
+    if (!required) return std::nullopt;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
   }
   SavedRun run{.storage = *std::move(storage)};
-  TESSERA_ASSIGN_OR_RETURN(run.directory, ChooseDirectory(*run.storage, config, saved));
-  TESSERA_ASSIGN_OR_RETURN(run.manifest, ckpt::ReadManifest(*run.storage, run.directory));
+  TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(*run.storage, config, saved));
+  run.directory = saved[chosen].directory;
+  if (chosen > 0) run.older_step = saved[chosen - 1].step;
+  absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*run.storage, run.directory);
+  if (!manifest.ok()) return WithOlderStep(manifest.status(), run);
+  run.manifest = *std::move(manifest);
   return run;
 }
 
@@ -147,8 +173,10 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet&
 
   ckpt::LoadOptions options;
   options.allow_unexpected = true;  // checked above, with what is left out on purpose
-  TESSERA_ASSIGN_OR_RETURN(notes.report,
-                           ckpt::Load(*saved.storage, saved.directory, wanted, group, options));
+  const absl::StatusOr<ckpt::LoadReport> loaded =
+      ckpt::Load(*saved.storage, saved.directory, wanted, group, options);
+  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
+  notes.report = *loaded;
   if (masters_from_weights) {
     ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(parameters, *optimizer));
     TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
@@ -160,16 +188,19 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet&
   return notes;
 }
 
-absl::Status CheckSaveFolder(const CheckpointConfig& config, int64_t step) {
-  if (config.save().empty()) return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
+                                                              int64_t step) {
+  if (config.save().empty()) return nullptr;
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
+  TESSERA_RETURN_IF_ERROR(CheckFolder("save", config.save(), *storage));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, FolderLock::Acquire(config.save()));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved, ckpt::List(*storage, ""));
   std::vector<int64_t> later;
   for (const ckpt::CheckpointInfo& info : saved) {
     if (info.step > step) later.push_back(info.step);
   }
-  if (later.empty()) return absl::OkStatus();
+  if (later.empty()) return lock;
   return absl::FailedPreconditionError(
       absl::StrCat("save: ", config.save(), " holds checkpoints of later steps (",
                    absl::StrJoin(later, ", "), ") than this run starts from (", step,

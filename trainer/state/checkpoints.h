@@ -17,6 +17,7 @@
 #include "models/layers/parameter.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
+#include "trainer/state/folder_lock.h"
 #include "trainer/state/run_state.h"
 
 namespace tessera {
@@ -26,13 +27,15 @@ struct SavedRun {
   std::unique_ptr<ckpt::Storage> storage;
   std::string directory;  // inside the storage
   ckpt::Manifest manifest;
+  std::optional<int64_t> older_step;  // of the checkpoint before it in the same folder
 
   std::string Describe() const { return storage->Describe(directory); }
 };
 
 // The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where
-// `load` is empty, or holds no checkpoint and exit_on_missing_checkpoint is off. NotFound
-// otherwise, listing what is there; DataLoss for a damaged manifest.
+// `load` is empty, or holds no checkpoint and nothing asks for one: neither
+// exit_on_missing_checkpoint nor ckpt_step nor finetune. NotFound otherwise, listing what is there;
+// DataLoss for a damaged manifest; InvalidArgument where `load` is itself a checkpoint.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config);
 
 // What LoadTensors did besides loading as it was saved, one sentence each, for the log.
@@ -48,10 +51,12 @@ struct LoadNotes {
 absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet& parameters,
                                       AdamW* optimizer);
 
-// Whether a run that goes on from `step` may save to config.save: FailedPrecondition when
-// checkpoints of later steps are there, of another run or of a future that this run abandons. They
-// would mix with ours, and a committed checkpoint is never replaced.
-absl::Status CheckSaveFolder(const CheckpointConfig& config, int64_t step);
+// Keeps config.save for a run that goes on from `step`, until the lock is gone; null without a
+// folder. FailedPrecondition where another process saves there, and where checkpoints of later
+// steps are, of another run or of a future that this run abandons: they would mix with ours, and a
+// committed checkpoint is never replaced. InvalidArgument where it is itself a checkpoint.
+absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
+                                                              int64_t step);
 
 // Saves step-N under config.checkpoint().save, with the optimizer unless no_save_optim, and prunes
 // beyond max_checkpoint_keep.
