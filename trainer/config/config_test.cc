@@ -82,6 +82,11 @@ TEST(LoadConfigTest, AnEmptyFileSaysNothing) {
   EXPECT_EQ(config->ByteSizeLong(), 0u);
 }
 
+TEST(LoadConfigTest, AFileWithoutEndIsNoConfig) {
+  const absl::Status status = LoadConfig("/dev/zero").status();
+  EXPECT_EQ(status.message(), "the config file /dev/zero has more than 1048576 bytes");
+}
+
 TEST(ParseCommandLineTest, FlagsOverrideTheFileWhereverTheyStand) {
   const std::string path =
       WriteFile("base.textproto", "training { train_iters: 10 micro_batch_size: 4 }");

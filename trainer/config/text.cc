@@ -4,10 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -27,6 +27,8 @@ namespace {
 
 using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
+
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -143,14 +145,18 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
   errno = 0;
   std::ifstream file(path);
   if (!file) return ErrnoError("cannot read the config file", path);
-  std::ostringstream text;
-  // An empty file has nothing to hand over, which the stream would take for a failure.
-  if (file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
+  std::string text(kMaxConfigBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
   // Reading a folder opens, then fails.
-  if (file.bad() || text.fail()) {
+  if (file.bad()) {
     return absl::InvalidArgumentError(absl::StrCat("cannot read the config file ", path));
   }
-  return ParseConfig(text.str(), path);
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the config file ", path, " has more than ", kMaxConfigBytes, " bytes"));
+  }
+  return ParseConfig(text, path);
 }
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv) {
