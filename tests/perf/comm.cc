@@ -1,9 +1,9 @@
-// All-reduce and reduce-scatter of the MPI communicator against Open MPI's own blocking calls, fp32 sums, the
-// two in turn so that both see the same machine. To be started by mpirun; prints lines
+// All-reduce and reduce-scatter of the MPI communicator against Open MPI's own blocking calls, fp32
+// sums, the two in turn so that both see the same machine. To be started by mpirun; prints lines
 //   figure comm.allreduce.<bytes>.ratio <our time / Open MPI's> ratio
 //   figure comm.reduce_scatter.<bytes>.ratio ...
-// Each is the median over rounds of the ratio within a round; a round's time is the slowest rank's. The best
-// times say more where other programs disturb the ranks.
+// Each is the median over rounds of the ratio within a round; a round's time is the slowest rank's.
+// The best times say more where other programs disturb the ranks.
 
 #include <mpi/mpi.h>
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,8 +27,8 @@ namespace tessera {
 // - an operation is started and later waited for. There `Start*` records an event on the caller's
 //   compute stream, lets the communicator's own stream wait for it and enqueues the ncclX call;
 //   Pending::Wait() makes the compute stream wait for the operation's end on the device, polling
-//   ncclCommGetAsyncError and the clock on the host until then; both streams are given when the world
-//   is created;
+//   ncclCommGetAsyncError and the clock on the host until then; both streams are given when the
+//   world is created;
 // - buffers are plain addresses. A communicator is made for one device and so are the buffers that
 //   it is given; nothing in this interface touches their contents on the host;
 // - every size is known to every rank beforehand, except in the operations on byte strings, which
@@ -102,7 +103,8 @@ struct ConstBuffer {
 // Reductions add (or compare) in one fixed order, whatever the size, the implementation and the
 // time of arrival: the binary tree over group ranks T(0, P), where T(a, b) = T(a, m) + T(m, b) and
 // m = a + the largest power of two below b - a. With P = 6: ((0+1)+(2+3))+(4+5). Fixed-point sums
-// wrap around. bf16 is added in fp32 and rounded once, at the end. A maximum is NaN where any input is.
+// wrap around. bf16 is added in fp32 and rounded once, at the end. A maximum is NaN where any input
+// is.
 enum class ReduceOp { kSum, kMax };
 
 enum class CommOp : uint8_t {
@@ -121,10 +123,11 @@ enum class CommOp : uint8_t {
 inline constexpr int kCommOpCount = 11;
 std::string_view CommOpName(CommOp op);  // "all-reduce", ...
 
-// Payload that this rank sent, without the transport's own headers. What each operation sends, for a
-// group of P ranks, this rank being r, data of n bytes in all, piece i of n_i bytes:
+// Payload that this rank sent, without the transport's own headers. What each operation sends, for
+// a group of P ranks, this rank being r, data of n bytes in all, piece i of n_i bytes:
 //   all-reduce        (P-1) n                     where n <= kSmallAllReduceBytes, else
-//                     (n - n_r) + (P-1) n_r       over pieces as even as they go (EvenCounts): about 2n(P-1)/P
+//                     (n - n_r) + (P-1) n_r       over pieces as even as they go (EvenCounts):
+//                     about 2n(P-1)/P
 //   reduce-scatter    n - n_r
 //   all-gather        (P-1) n_r
 //   all-to-all        what it sends to the others
@@ -151,8 +154,8 @@ struct CommCounters {
 
 // Settings of a whole world of ranks.
 struct CommOptions {
-  // How long a wait may last when the call does not say. The longest time that ranks may drift apart:
-  // a checkpoint's write, an evaluation on one rank.
+  // How long a wait may last when the call does not say. The longest time that ranks may drift
+  // apart: a checkpoint's write, an evaluation on one rank.
   absl::Duration timeout = absl::Minutes(10);
   // How long all processes of a world may take to find each other.
   absl::Duration start_timeout = absl::Minutes(5);
@@ -170,9 +173,10 @@ struct CallOptions {
   std::string_view what;  // what the data is, for diagnoses: "gradients of bucket 3"
 };
 
-// An operation under way: a future. The buffers of the operation belong to it until Wait() returns or
-// Test() says true.
 class Operation;
+
+// An operation under way: a future, which must not outlive its communicator. The buffers of the
+// operation belong to it until Wait() returns or Test() says true.
 class Pending {
  public:
   Pending() = default;  // nothing to wait for
@@ -186,7 +190,8 @@ class Pending {
 
   // Ends with the operation's result. Later calls return the same. The time counts from this call.
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
-  // True when the operation has ended well. Never blocks. Makes progress, like Communicator::Progress().
+  // True when the operation has ended well. Never blocks. Makes progress, like
+  // Communicator::Progress().
   absl::StatusOr<bool> Test();
 
  private:
@@ -204,16 +209,17 @@ class Operation {
 
 // One rank's membership of a group of ranks.
 //
-// Collective operations (everything but Send and Receive) must be called by every rank of the group in the
-// same order, with the same types, counts and roots; several may be under way at once and waited for in any order.
+// Collective operations (everything but Send and Receive) must be called by every rank of the group
+// in the same order, with the same types, counts and roots; several may be under way at once and
+// waited for in any order.
 //
 // `counts`: elements of each rank's piece, by group rank; empty means that all pieces are equal.
 //
 // Errors: InvalidArgument for sizes that do not fit together, before anything is sent;
-// DeadlineExceeded when a wait was too long, Unavailable when a rank has gone: both name the ranks that
-// are missing (by their rank in the world) and what they were last seen doing; another rank's own
-// error, with its code and "rank 3: " before its message, when that rank gave up. After any error but
-// InvalidArgument the whole world is of no more use: later calls return the same error.
+// DeadlineExceeded when a wait was too long, Unavailable when a rank has gone: both name the ranks
+// that are missing (by their rank in the world) and what they were last seen doing; another rank's
+// own error, with its code and "rank 3: " before its message, when that rank gave up. After any
+// error but InvalidArgument the whole world is of no more use: later calls return the same error.
 //
 // Threads: one thread at a time on one communicator; communicators of one rank may be used from
 // different threads at once.
@@ -233,23 +239,25 @@ class Communicator {
 
   // Every rank's `data` becomes the reduction of all.
   virtual Pending StartAllReduce(Buffer data, ReduceOp op, CallOptions options = {}) = 0;
-  // `output` becomes piece rank() of the reduction of all ranks' `input`. `output` may be that piece of
-  // `input` itself, which is otherwise left alone.
+  // `output` becomes piece rank() of the reduction of all ranks' `input`. `output` may be that
+  // piece of `input` itself, which is otherwise left alone.
   virtual Pending StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                                      std::span<const int64_t> counts = {},
                                      CallOptions options = {}) = 0;
-  // `output` becomes the pieces of all ranks in order. `input` may be piece rank() of `output` itself.
+  // `output` becomes the pieces of all ranks in order. `input` may be piece rank() of `output`
+  // itself.
   virtual Pending StartAllGather(ConstBuffer input, Buffer output,
                                  std::span<const int64_t> counts = {},
                                  CallOptions options = {}) = 0;
-  // Piece i of `input` goes to rank i; piece i of `output` comes from rank i. They must not overlap.
+  // Piece i of `input` goes to rank i; piece i of `output` comes from rank i. They must not
+  // overlap.
   virtual Pending StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts,
                                 Buffer output, std::span<const int64_t> receive_counts,
                                 CallOptions options = {}) = 0;
   virtual Pending StartBroadcast(Buffer data, int root, CallOptions options = {}) = 0;
-  // Messages of one pair of ranks and one tag arrive in the order in which they were sent. A send may
-  // end before the message is received, and need not. 0 <= tag < kTagLimit. A peer may be oneself,
-  // when both sides are started before either is waited for.
+  // Messages of one pair of ranks and one tag arrive in the order in which they were sent. A send
+  // may end before the message is received, and need not. 0 <= tag < kTagLimit. A peer may be
+  // oneself, when both sides are started before either is waited for.
   virtual Pending StartSend(ConstBuffer data, int destination, int tag,
                             CallOptions options = {}) = 0;
   // `data` must have the size of the message.
@@ -266,15 +274,15 @@ class Communicator {
   // Returns on no rank before every rank has called it.
   virtual absl::Status Barrier(CallOptions options = {}) = 0;
 
-  // A group for each color, its ranks ordered by (key, rank here); null where color < 0. Every rank of
-  // this group calls it. `name` is for messages: the mesh axis.
+  // A group for each color, its ranks ordered by (key, rank here); null where color < 0. Every rank
+  // of this group calls it. `name` is for messages: the mesh axis.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                               std::string_view name,
                                                               CallOptions options = {}) = 0;
 
-  // Moves this rank's operations on, of all its communicators. Operations progress in the background
-  // no further than the transport does by itself: a long computation that overlaps one calls this (or
-  // Test()) from time to time. Never blocks. Any Wait() does the same for all.
+  // Moves this rank's operations on, of all its communicators. Operations progress in the
+  // background no further than the transport does by itself: a long computation that overlaps one
+  // calls this (or Test()) from time to time. Never blocks. Any Wait() does the same for all.
   virtual void Progress() = 0;
 
   // This rank gives up: every wait of every rank of the WORLD, now and later, ends with this error.

@@ -239,7 +239,8 @@ bool Endpoint::AnyGone(Task* task, Clock::time_point since) {
 }
 
 std::string Endpoint::Diagnose(const std::vector<int>& awaited) {
-  // A rank that is waited for may itself wait for another: the missing one is at the end of the chain.
+  // A rank that is waited for may itself wait for another: the missing one is at the end of the
+  // chain.
   std::set<int> known = {rank()};
   std::vector<int> asked(awaited.begin(),
                          awaited.begin() + std::min(awaited.size(), kMostDescribed));

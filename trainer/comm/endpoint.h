@@ -21,7 +21,8 @@ namespace tessera {
 
 class Endpoint;
 
-// Grows without moving its elements, and without allocating for the few messages of a small operation.
+// Grows without moving its elements, and without allocating for the few messages of a small
+// operation.
 class TransferList {
  public:
   Transfer* Add() {
@@ -52,8 +53,8 @@ class Task {
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
-  // Called once, and again after transfers of this task have ended, until it returns true: finished. Never
-  // blocks.
+  // Called once, and again after transfers of this task have ended, until it returns true:
+  // finished. Never blocks.
   virtual bool Advance() = 0;
 
  protected:
@@ -92,8 +93,8 @@ class Task {
 inline constexpr int kKindBits = 4, kNumberBits = 12, kGroupBits = 11;
 static_assert(uint32_t{1} << (kKindBits + kNumberBits + kGroupBits) == kMatchLimit);
 
-// One rank of a world: drives its operations, of all groups, waits for them, and knows what it is doing.
-// Any thread may call it.
+// One rank of a world: drives its operations, of all groups, waits for them, and knows what it is
+// doing. Any thread may call it.
 class Endpoint {
  public:
   // The transport must outlive it.

@@ -79,8 +79,8 @@ class Tree {
     return scratch;
   }
 
-  // Rounds to the type of `out`. `out` may be `left` or `right`: no element depends on another, which
-  // the compiler is told because it would otherwise give up vectors where they are the same.
+  // Rounds to the type of `out`. `out` may be `left` or `right`: no element depends on another,
+  // which the compiler is told because it would otherwise give up vectors where they are the same.
   template <typename L, typename R, typename Out>
   void Combine(const L* left, const R* right, Out* out) const {
     const int64_t n = n_;  // out of reach of stores to `out`

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-// output[i] = the reduction over inputs[0][i], inputs[1][i], ... in the order that ReduceOp promises.
-// `output` may be one of the inputs; no other overlap. Precondition: a type that can be reduced.
+// output[i] = the reduction over inputs[0][i], inputs[1][i], ... in the order that ReduceOp
+// promises. `output` may be one of the inputs; no other overlap. Precondition: a type that can be
+// reduced.
 void ReduceInTreeOrder(ReduceOp op, CommType type, std::span<const void* const> inputs,
                        void* output, int64_t elements);
 

@@ -72,14 +72,14 @@ class MessageTask final : public Task {
 
 // -------------------------------------------------------------------------------- reductions
 
-// Pieces travel in segments that a core's cache holds, several at a time: one is added while the next are
-// on their way.
+// Pieces travel in segments that a core's cache holds, several at a time: one is added while the
+// next are on their way.
 constexpr int64_t kSegmentBytes = 256 << 10;
 constexpr int64_t kSegmentsAhead = 3;
 
-// Sends pieces of `input` to their ranks and reduces the own piece into `output`, segment by segment.
-// With `gather`, `output` being a piece of `input`, each reduced segment goes to every rank at once:
-// an all-reduce.
+// Sends pieces of `input` to their ranks and reduces the own piece into `output`, segment by
+// segment. With `gather`, `output` being a piece of `input`, each reduced segment goes to every
+// rank at once: an all-reduce.
 class ReduceScatterTask final : public Task {
  public:
   ReduceScatterTask(ConstBuffer input, Buffer output, ReduceOp op, std::vector<int64_t> counts,
@@ -216,8 +216,8 @@ class ReduceScatterTask final : public Task {
   int64_t gathered_posted_ = 0;
 };
 
-// One message between any two ranks, for pieces of one segment: all-reduce, where every piece is everything,
-// and reduce-scatter.
+// One message between any two ranks, for pieces of one segment: all-reduce, where every piece is
+// everything, and reduce-scatter.
 class OneStepReduceTask final : public Task {
  public:
   // Without counts every rank gets everything.
@@ -271,8 +271,8 @@ class OneStepReduceTask final : public Task {
 
 // -------------------------------------------------------------------------------- trees
 
-// The binomial tree over v = (rank - root) mod P: v's parent is v without its lowest bit; its subtree is
-// [v, v + lowest bit).
+// The binomial tree over v = (rank - root) mod P: v's parent is v without its lowest bit; its
+// subtree is [v, v + lowest bit).
 class TreeTask : public Task {
  protected:
   explicit TreeTask(int root) : root_(root) {}

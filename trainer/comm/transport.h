@@ -13,8 +13,8 @@ namespace tessera {
 
 class Task;
 
-// One message on its way between two ranks of a world. Whoever posts it keeps it, where it is, until it
-// is done or withdrawn.
+// One message on its way between two ranks of a world. Whoever posts it keeps it, where it is,
+// until it is done or withdrawn.
 struct Transfer {
   bool is_send = false;
   int peer = 0;          // world rank
@@ -55,8 +55,8 @@ class Transport {
 
   // Starts a transfer. Messages between two ranks with one `match` keep their order.
   virtual void Post(Transfer* transfer) = 0;
-  // Moves transfers on and appends those that have ended since the last call. Returns a number that grows
-  // whenever there may be something new.
+  // Moves transfers on and appends those that have ended since the last call. Returns a number that
+  // grows whenever there may be something new.
   virtual uint64_t Poll(std::vector<Transfer*>* ended) = 0;
   // Gives up a transfer that is not done: its memory is not touched after this call.
   virtual void Withdraw(Transfer* transfer) = 0;

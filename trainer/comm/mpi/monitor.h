@@ -32,10 +32,11 @@ struct MonitorAddress {
   std::array<uint32_t, 4> ipv4 = {};  // network order, without loopback
 };
 
-// Beside MPI, which cannot tell a slow peer from a dead one: each process answers datagrams (UDP) on a thread
-// of its own, so that it can be asked what it does while it computes. A process that has ended is
-// told by its closed port, one that is stopped by its silence, and what it last did by two others,
-// to whom every rank reports once per heartbeat. Datagrams carry a secret of the run; others are dropped.
+// Beside MPI, which cannot tell a slow peer from a dead one: each process answers datagrams (UDP)
+// on a thread of its own, so that it can be asked what it does while it computes. A process that
+// has ended is told by its closed port, one that is stopped by its silence, and what it last did by
+// two others, to whom every rank reports once per heartbeat. Datagrams carry a secret of the run;
+// others are dropped.
 //
 // Cost: one sleeping thread and two datagrams per rank and heartbeat; nothing in a collective.
 // Threads: any, once started.
@@ -58,8 +59,9 @@ class Monitor {
 
   std::vector<PeerState> Ask(std::span<const int> ranks);
 
-  // Ends the process with exit code 1 and `message` on stderr unless called again within `limit`: for calls that
-  // cannot be given a deadline. No message where it is empty; no limit where there is none.
+  // Ends the process with exit code 1 and `message` on stderr unless called again within `limit`:
+  // for calls that cannot be given a deadline. No message where it is empty; no limit where there
+  // is none.
   void Watch(std::optional<absl::Duration> limit, std::string message);
 
  private:

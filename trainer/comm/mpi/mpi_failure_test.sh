@@ -1,6 +1,6 @@
 #!/bin/bash
-# Real processes that die, stop, fail or are late: the others end within the bound (4 s in mpi_test_main, plus what
-# mpirun needs), with one message that names the rank.
+# Real processes that die, stop, fail or are late: the others end within the bound (4 s in
+# mpi_test_main, plus what mpirun needs), with one message that names the rank.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 main=$1

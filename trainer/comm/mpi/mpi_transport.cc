@@ -12,8 +12,8 @@
 namespace tessera {
 namespace {
 
-// Calls of Idle() that only spin (the next message is likely to be a microsecond away), and those after
-// which a wait is long enough to sleep in.
+// Calls of Idle() that only spin (the next message is likely to be a microsecond away), and those
+// after which a wait is long enough to sleep in.
 constexpr int64_t kSpins = 200;
 constexpr int64_t kSpinsAndYields = 20000;
 constexpr std::chrono::microseconds kNap(100);
@@ -113,8 +113,8 @@ void MpiTransport::Withdraw(Transfer* transfer) {
   size_t kept = 0;
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (parts_[i].transfer == transfer) {
-      // A send that MPI has begun cannot be taken back; nothing moves it on from here, since a world that
-      // has failed makes no more calls.
+      // A send that MPI has begun cannot be taken back; nothing moves it on from here, since a
+      // world that has failed makes no more calls.
       if (!transfer->is_send) MPI_Cancel(&requests_[i]);
       MPI_Request_free(&requests_[i]);
       continue;

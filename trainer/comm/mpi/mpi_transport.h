@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// Messages are nonblocking MPI sends and receives on one MPI communicator: groups are told apart by tags,
-// so that splitting, too, can give up waiting. MPI needs MPI_THREAD_SERIALIZED: the endpoint calls one at
-// a time.
+// Messages are nonblocking MPI sends and receives on one MPI communicator: groups are told apart by
+// tags, so that splitting, too, can give up waiting. MPI needs MPI_THREAD_SERIALIZED: the endpoint
+// calls one at a time.
 class MpiTransport final : public Transport {
  public:
   // Both must outlive it.

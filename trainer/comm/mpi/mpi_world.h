@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-// The world of processes that mpirun, srun or another launcher of Open MPI has started; a process that was
-// started alone is a world of one.
+// The world of processes that mpirun, srun or another launcher of Open MPI has started; a process
+// that was started alone is a world of one.
 //
-// Threads: as Communicator. MPI is initialised for serialized calls; nothing else in the process may
-// call MPI while communicators are used.
+// Threads: as Communicator. MPI is initialised for serialized calls; nothing else in the process
+// may call MPI while communicators are used.
 class MpiWorld {
  public:
   // Initialises MPI; once per process. Every process of the job calls it.
@@ -24,10 +24,11 @@ class MpiWorld {
 
   Communicator& world();
 
-  // Ends this process's part and returns the exit code of a good run. Every rank calls it, and must hold no other
-  // communicator. With an error, or when another rank fails, it ends the process instead, with exit code 1:
-  // of the ranks that failed one, the lowest whose error was its own, prints "rank 2: MESSAGE", and the job
-  // is aborted. Takes no longer than a few seconds then, whatever state the other processes are in.
+  // Ends this process's part and returns the exit code of a good run. Every rank calls it, and must
+  // hold no other communicator. With an error, or when another rank fails, it ends the process
+  // instead, with exit code 1: of the ranks that failed one, the lowest whose error was its own,
+  // prints "rank 2: MESSAGE", and the job is aborted. Takes no longer than a few seconds then,
+  // whatever state the other processes are in.
   int Finish(const absl::Status& status);
 
  private:

@@ -49,7 +49,8 @@ absl::Status AllReduces(Communicator& comm) {
       }
     }
   }
-  // Several segments a piece (of 256 KB), the last one short; with many ranks the oracle would take long.
+  // Several segments a piece (of 256 KB), the last one short; with many ranks the oracle would take
+  // long.
   const int64_t elements = comm.size() <= 5 ? 70000 * comm.size() + 1 : 0;
   TestArray data = Contribution(CommType::kF32, elements, comm.rank());
   COMM_CHECK_OK(comm.AllReduce(data.buffer(), ReduceOp::kSum));
@@ -194,8 +195,8 @@ absl::Status ByteStrings(Communicator& comm) {
 absl::Status Messages(Communicator& comm) {
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-  // Two of one tag keep their order; tags need not be received in the order of sending; sizes from none to
-  // large; the peer is this rank itself where there is no other.
+  // Two of one tag keep their order; tags need not be received in the order of sending; sizes from
+  // none to large; the peer is this rank itself where there is no other.
   const int64_t sizes[] = {0, 1, 10, 60000};
   std::vector<TestArray> sent, received, expected;
   std::vector<Pending> pending;

@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// What every implementation of Communicator must do, for any number of ranks: each case is called by all
-// ranks of a world and returns what is wrong. Results are compared bit for bit with naive oracles.
+// What every implementation of Communicator must do, for any number of ranks: each case is called
+// by all ranks of a world and returns what is wrong. Results are compared bit for bit with naive
+// oracles.
 struct ConformanceCase {
   std::string name;  // CamelCase
   std::function<absl::Status(Communicator&)> run;

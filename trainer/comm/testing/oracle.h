@@ -32,7 +32,8 @@ struct TestArray {
 // What rank `rank` contributes: a pure function of its arguments; sums of it round.
 TestArray Contribution(CommType type, int64_t elements, int rank, int salt = 0);
 
-// The reduction of all ranks' contributions, element by element in the order that ReduceOp promises.
+// The reduction of all ranks' contributions, element by element in the order that ReduceOp
+// promises.
 TestArray Reduced(CommType type, int64_t elements, int ranks, ReduceOp op, int salt = 0);
 
 // An error that names `what` and the first element that differs.

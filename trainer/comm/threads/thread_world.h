@@ -14,8 +14,8 @@ namespace tessera {
 //   ThreadWorld world(4);
 //   absl::Status status = world.Run([](Communicator& comm) { return comm.Barrier(); });
 //
-// Threads: Run() is called from one thread at a time. Cost: a message is one memcpy, by whichever side
-// comes second; a rank that waits sleeps.
+// Threads: Run() is called from one thread at a time. Cost: a message is one memcpy, by whichever
+// side comes second; a rank that waits sleeps.
 class ThreadWorld {
  public:
   // Precondition: size > 0.
@@ -24,9 +24,9 @@ class ThreadWorld {
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
-  // Calls `rank_main` on a thread for each rank and returns when all have returned. The first rank that
-  // returns an error ends the waits of all others with it. Returns that error, "rank 2: " before its
-  // message; OK when every rank returned OK. Each call is a new world.
+  // Calls `rank_main` on a thread for each rank and returns when all have returned. The first rank
+  // that returns an error ends the waits of all others with it. Returns that error, "rank 2: "
+  // before its message; OK when every rank returned OK. Each call is a new world.
   absl::Status Run(const std::function<absl::Status(Communicator&)>& rank_main);
 
   // What each rank returned from the last Run().

@@ -65,7 +65,8 @@ TEST(ThreadWorld, AbortEndsWaitsOfEveryGroup) {
     auto group = comm.Split(comm.rank() / 2, 0, "pair");
     if (!group.ok()) return group.status();
     if (comm.rank() == 0) comm.Abort(absl::ResourceExhaustedError("out of memory"));
-    // Ranks 2 and 3 have nothing to do with rank 0 here; each waits for something that nobody sends.
+    // Ranks 2 and 3 have nothing to do with rank 0 here; each waits for something that nobody
+    // sends.
     std::vector<float> data(10);
     return (*group)->Receive(data, 0, 5);
   });
