@@ -73,7 +73,8 @@ TEST(LoadConfigTest, AMissingFileIsNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(),
             "cannot read the config file /no/such/x.textproto: No such file or directory");
-  EXPECT_FALSE(LoadConfig(testing::TempDir()).ok()) << "a folder";
+  EXPECT_EQ(LoadConfig("/tmp").status().message(),
+            "cannot read the config file /tmp: expected a file");
 }
 
 TEST(LoadConfigTest, AnEmptyFileSaysNothing) {

@@ -149,7 +149,8 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   // Reading a folder opens, then fails.
   if (file.bad()) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot read the config file ", path));
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot read the config file ", path, ": expected a file"));
   }
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kMaxConfigBytes) {
