@@ -61,8 +61,8 @@ class Transport {
   // Gives up a transfer that is not done: its memory is not touched after this call.
   virtual void Withdraw(Transfer* transfer) = 0;
   // Nothing to do since Poll() returned `seen`, for the `idle_calls`-th time in a row: leaves the
-  // processor to others, for `longest` at most, or less when something happens.
-  virtual void Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) = 0;
+  // processor to others, for `longest` at most, or less when something happens. True if it slept.
+  virtual bool Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) = 0;
 
   // True once a failure is known, here or elsewhere. Cheap.
   virtual bool failed() const = 0;

@@ -126,14 +126,15 @@ void MpiTransport::Withdraw(Transfer* transfer) {
   parts_.resize(kept);
 }
 
-void MpiTransport::Idle(uint64_t, int64_t idle_calls, absl::Duration longest) {
-  if (idle_calls < kSpins) return;
+bool MpiTransport::Idle(uint64_t, int64_t idle_calls, absl::Duration longest) {
+  if (idle_calls < kSpins) return false;
   if (idle_calls < kSpinsAndYields) {
     sched_yield();
-  } else {
-    std::this_thread::sleep_for(
-        std::min<std::chrono::nanoseconds>(kNap, absl::ToChronoNanoseconds(longest)));
+    return false;
   }
+  std::this_thread::sleep_for(
+      std::min<std::chrono::nanoseconds>(kNap, absl::ToChronoNanoseconds(longest)));
+  return true;
 }
 
 }  // namespace tessera

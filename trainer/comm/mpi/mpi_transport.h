@@ -25,7 +25,7 @@ class MpiTransport final : public Transport {
   void Post(Transfer* transfer) override;
   uint64_t Poll(std::vector<Transfer*>* ended) override;
   void Withdraw(Transfer* transfer) override;
-  void Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) override;
+  bool Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) override;
   bool failed() const override { return monitor_->failed(); }
   Failure failure() const override { return monitor_->failure(); }
   void Fail(Failure failure) override { monitor_->Fail(std::move(failure)); }

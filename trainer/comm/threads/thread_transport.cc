@@ -81,11 +81,12 @@ void ThreadTransport::Withdraw(Transfer* transfer) {
   if (at->second.sends.empty() && at->second.receives.empty()) hub_->waiting_.erase(at);
 }
 
-void ThreadTransport::Idle(uint64_t seen, int64_t, absl::Duration longest) {
+bool ThreadTransport::Idle(uint64_t seen, int64_t, absl::Duration longest) {
   std::unique_lock<std::mutex> lock(hub_->mutex_);
   ThreadHub::Rank& me = hub_->ranks_[rank_];
   me.changed.wait_for(lock, absl::ToChronoMicroseconds(longest),
                       [&] { return me.events != seen || hub_->failed_.load(); });
+  return true;
 }
 
 Failure ThreadTransport::failure() const {

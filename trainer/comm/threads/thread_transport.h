@@ -62,7 +62,7 @@ class ThreadTransport final : public Transport {
   void Post(Transfer* transfer) override;
   uint64_t Poll(std::vector<Transfer*>* ended) override;
   void Withdraw(Transfer* transfer) override;
-  void Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) override;
+  bool Idle(uint64_t seen, int64_t idle_calls, absl::Duration longest) override;
   bool failed() const override { return hub_->failed_.load(std::memory_order_acquire); }
   Failure failure() const override;
   void Fail(Failure failure) override;
