@@ -1,6 +1,25 @@
 #include "models/config_checks.h"
 
 namespace tessera {
+namespace {
+
+// So many weights and everything that is computed from them fit int64 with room to spare.
+constexpr double kMostWeights = 1e15;
+
+absl::Status CheckCountable(const ModelConfig& config) {
+  const double hidden = static_cast<double>(config.hidden_size());
+  const double layer = hidden * (4 * hidden + 3 * static_cast<double>(config.ffn_hidden_size()));
+  const double weights = static_cast<double>(config.num_layers()) * layer +
+                         2 * hidden * static_cast<double>(config.vocab_size()) +
+                         hidden * static_cast<double>(config.max_position_embeddings());
+  if (weights <= kMostWeights) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "num_layers = ", config.num_layers(), ", hidden_size = ", config.hidden_size(),
+      ", ffn_hidden_size = ", config.ffn_hidden_size(), ", vocab_size = ", config.vocab_size(),
+      ": about ", weights, " weights, more than ", kMostWeights));
+}
+
+}  // namespace
 
 absl::Status CheckCommonFields(const ModelConfig& config) {
   const struct {
@@ -26,6 +45,7 @@ absl::Status CheckCommonFields(const ModelConfig& config) {
     }
     if (auto status = CheckExtent(extent.name, extent.value); !status.ok()) return status;
   }
+  if (auto status = CheckCountable(config); !status.ok()) return status;
   if (auto status = CheckDivides("num_attention_heads", config.num_attention_heads(), "hidden_size",
                                  config.hidden_size());
       !status.ok()) {

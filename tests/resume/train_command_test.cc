@@ -151,6 +151,13 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
 }
 
+TEST_F(TrainCommandTest, MoreMemoryThanThereIsIsRefusedWithTheSizes) {
+  ExpectRefused({"--micro-batch-size=10000000"}, 1, "activations");
+  ExpectRefused({"--num-layers=100000000"}, 1, "weights");
+  ExpectRefused({"--hidden-size=1000000", "--num-attention-heads=1000"}, 1, "weights");
+  ExpectRefused({"--num-layers=2000000000", "--hidden-size=1000000"}, 2, "num_layers");
+}
+
 TEST_F(TrainCommandTest, TruncatedTokensAreReported) {
   fs::resize_file(root_ / "tokens.bin", 5000);
   ExpectRefused({}, 1, "tokens.bin");

@@ -34,8 +34,9 @@ struct Session {
   TrainConfig config;  // resolved
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Model> model;
-  std::unique_ptr<AdamW> optimizer;      // null when there is nothing to train
-  std::optional<DataSource> train_data;  // likewise
+  std::unique_ptr<AdamW> optimizer;          // null when there is nothing to train
+  std::unique_ptr<Activations> activations;  // of a training micro-batch; likewise
+  std::optional<DataSource> train_data;      // likewise
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;

@@ -49,10 +49,6 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line, MetricsWrite
   const TrainingConfig& training = config_.training();
   ids_ = Tensor(DType::kI32, {training.micro_batch_size(), training.seq_length()});
   targets_ = Tensor(DType::kI32, {training.micro_batch_size(), training.seq_length()});
-  activations_ = session_.model->NewActivations(training.micro_batch_size(), training.seq_length(),
-                                                training.recompute_activations()
-                                                    ? ActivationUse::kTrainingRecompute
-                                                    : ActivationUse::kTraining);
   for (const Parameter* parameter : session_.model->parameters().parameters()) {
     grads_.push_back(parameter->grad);
   }
@@ -123,8 +119,9 @@ absl::StatusOr<double> TrainLoop::ForwardBackward() {
                            .step = session_.progress.step,
                            .first_sample = first,
                            .training = true};
-    loss_sum += session_.model->Forward(batch, *activations_, {}, {});
-    session_.model->Backward(batch, *activations_, loss_scale, /*accumulate=*/first > 0, {}, {});
+    loss_sum += session_.model->Forward(batch, *session_.activations, {}, {});
+    session_.model->Backward(batch, *session_.activations, loss_scale, /*accumulate=*/first > 0, {},
+                             {});
   }
   return loss_sum;
 }

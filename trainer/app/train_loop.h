@@ -43,9 +43,8 @@ class TrainLoop {
   ProgressLine& progress_line_;
   MetricsWriter* const metrics_;
   RateMeter rates_;
-  Tensor ids_;      // int32 [B,T]
-  Tensor targets_;  // int32 [B,T]
-  std::unique_ptr<Activations> activations_;
+  Tensor ids_;                     // int32 [B,T]
+  Tensor targets_;                 // int32 [B,T]
   std::vector<TensorView> grads_;  // by parameter
   std::unique_ptr<Evaluator> evaluator_;
   int64_t saved_step_ = -1;

@@ -94,7 +94,8 @@ absl::Status Run(const TrainConfig& config) {
   if (session->optimizer != nullptr) {
     TESSERA_RETURN_IF_ERROR(Train(*session, progress_line));
   } else {
-    progress_line.Message("nothing left to train");
+    progress_line.Message("nothing left to train: step " + std::to_string(session->progress.step) +
+                          " of " + std::to_string(config.training().train_iters()));
     TESSERA_RETURN_IF_ERROR(EvaluateOnly(*session, progress_line));
   }
   if (StopSignal() != 0) return absl::OkStatus();

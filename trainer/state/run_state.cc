@@ -8,6 +8,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 
@@ -15,6 +17,7 @@ namespace tessera {
 namespace {
 
 constexpr char kPhilox[] = "philox4x32-10";
+constexpr char kVersion[] = "0.1";
 constexpr char kUpdates[] = "optimizer_updates";
 
 // Settings that do not change what the weights mean: a run may resume with others.
@@ -39,6 +42,9 @@ std::string FieldText(const ModelConfig& config, const google::protobuf::FieldDe
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
                            const Progress& progress, const DataIdentity& data) {
   ckpt::Manifest manifest;
+  manifest.mutable_producer()->set_program("tessera train");
+  manifest.mutable_producer()->set_version(kVersion);
+  manifest.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
   ckpt::Topology& topology = *manifest.mutable_topology();
   topology.set_data_parallel(config.parallel().data_parallel_size());
   topology.set_tensor_parallel(config.parallel().tensor_model_parallel_size());
@@ -59,7 +65,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   }
   position.set_fingerprint(data.fingerprint);
   position.set_sequence_length(data.sequence_length);
-  position.set_shuffle_seed(progress.seed);
+  position.set_shuffle_seed(progress.data_seed);
   position.set_samples_per_epoch(data.samples_per_epoch);
   ckpt::ScheduleState& schedule = *state.mutable_schedule();
   schedule.set_name(
@@ -88,6 +94,7 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   progress.last_learning_rate = state.schedule().learning_rate();
   progress.best_loss = state.best_loss();
   progress.seed = state.rng().seed();
+  progress.data_seed = state.data().shuffle_seed();
   const auto updates = state.extra().find(kUpdates);
   if (updates != state.extra().end() && !absl::SimpleAtoi(updates->second, &progress.updates)) {
     return absl::DataLossError(

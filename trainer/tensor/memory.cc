@@ -3,13 +3,17 @@
 #include <glog/logging.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace tessera {
@@ -60,9 +64,11 @@ size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Reserves nothing: who allocates what the machine cannot hold is told by AvailableHostMemory(), with
+// all sizes, and not by whichever allocation happens to fail.
 void* MapZeroed(size_t size_bytes) {
-  void* mapped =
-      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return mapped == MAP_FAILED ? nullptr : mapped;
 }
 
@@ -114,6 +120,23 @@ MemoryUse TensorMemory(MemoryCategory category) {
 void ResetPeakMemory() {
   GlobalCounters().total.ResetPeak();
   for (Counter& counter : GlobalCounters().by_category) counter.ResetPeak();
+}
+
+int64_t AvailableHostMemory() {
+  int64_t available = std::numeric_limits<int64_t>::max();
+  std::ifstream memory("/proc/meminfo");
+  for (std::string name, unit; memory >> name;) {
+    int64_t kibibytes = 0;
+    if (name == "MemAvailable:" && memory >> kibibytes) available = kibibytes * 1024;
+    std::getline(memory, unit);
+  }
+  // The control group's files hold a number, or "max"; they are not there outside of one.
+  int64_t limit = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
+      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    available = std::min(available, std::max<int64_t>(limit - used, 0));
+  }
+  return available;
 }
 
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {

@@ -46,6 +46,10 @@ MemoryUse TensorMemory(MemoryCategory category);
 // The peak becomes what is live now.
 void ResetPeakMemory();
 
+// What this process may still take of the machine's memory without driving it to swap or to its
+// death: the kernel's estimate (MemAvailable), or what a control group leaves where that is less.
+int64_t AvailableHostMemory();
+
 // Host memory, zero-initialised, 4096-byte aligned; on huge pages, and touched lazily, where it is
 // large. Counted until the last reference is gone. Zero bytes give a valid pointer. Out of memory
 // ends the process with the sizes.
