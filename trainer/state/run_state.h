@@ -22,7 +22,7 @@ struct Progress {
   double last_loss = 0;          // of step `step`
   double last_learning_rate = 0;
   double best_loss = std::numeric_limits<double>::infinity();  // lowest evaluation loss
-  uint64_t seed = 0;       // of dropout and sampling
+  uint64_t seed = 0;                                           // of dropout and sampling
   uint64_t data_seed = 0;  // of the sample order, which outlives a change of `seed`
 };
 
