@@ -5,14 +5,17 @@
 // heads, D head size, Q rows of one query block.
 //
 // A block of Q query rows of one head sees the keys [0, end), where `end` is the end of the block:
-// only the lower triangle is computed, and at most Q / 2 scores of a row in vain. All scores of the
-// block are held at once ([Q, end] fp32), so that the softmax is the plain one and each product is
-// one oneDNN call.
+// only the lower triangle is computed, and at most Q / 2 scores of a row in vain.
+//
+// Every operand of a product is first brought together without gaps between its rows: oneDNN then
+// runs bf16 products at twice the rate, and fp32 ones a tenth faster.
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/vector.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -30,11 +33,6 @@ struct AttentionShape {
   int64_t begin(int64_t block) const { return block * block_rows(); }
   int64_t end(int64_t block) const { return std::min(sequence, (block + 1) * block_rows()); }
   int64_t rows(int64_t block) const { return end(block) - begin(block); }
-  // Of a row of scores, in elements: whole cache lines, and never a multiple of a page.
-  int64_t score_stride() const {
-    const int64_t lines = (sequence + 31) / 32 * 32;
-    return lines % 512 == 0 ? lines + 32 : lines;
-  }
 };
 
 // CHECKs that the operands fit each other.
@@ -45,6 +43,42 @@ template <typename T>
 T* HeadRow(const TensorView& x, int64_t b, int64_t t, int64_t h) {
   return x.as<T>() + b * x.stride(0) + t * x.stride(1) + h * x.stride(2);
 }
+
+// Tokens [begin, end) of one head, to a dense [end - begin, D].
+template <typename T>
+void PackHead(const TensorView& x, int64_t b, int64_t begin, int64_t end, int64_t h, T* to) {
+  const int64_t head_size = x.dim(3);
+  for (int64_t t = begin; t < end; ++t) {
+    std::memcpy(static_cast<void*>(to + (t - begin) * head_size), HeadRow<T>(x, b, t, h),
+                head_size * sizeof(T));
+  }
+}
+
+// `factor` times one row of D.
+template <typename T>
+void StoreHeadRow(const float* from, float factor, int64_t head_size, T* to) {
+  ForLanes(head_size,
+           [&](int64_t i, auto load, auto store) { store(load(from + i) * factor, to + i); });
+}
+
+// Cuts one piece of memory into arrays that start on cache lines. Without memory it only adds up
+// what they need.
+class Carver {
+ public:
+  explicit Carver(char* memory) : memory_(memory) {}
+
+  template <typename T>
+  T* Take(int64_t count) {
+    T* const array = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return array;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  int64_t bytes_ = 0;
+};
 
 }  // namespace tessera
 

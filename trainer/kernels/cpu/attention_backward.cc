@@ -1,10 +1,15 @@
 // The backward pass of attention, with p = softmax(scale * q k^T) computed again from the row sums
 // that the forward pass left, f the dropout factors and delta[t] = d_out[t] . out[t]:
-//   d_v = (p f)^T d_out,   d_p = d_out v^T,   d_s = scale * p (f d_p - delta),   d_q = d_s k,   d_k
-//   = d_s^T q.
+//   d_v = (p f)^T d_out,   d_p = d_out v^T,   d_s = scale * p (f d_p - delta),   d_q = d_s k,
+//   d_k = d_s^T q.
 //
 // One task is one key/value head of one sequence: its query heads, and their blocks of rows, add to
 // d_k and d_v in order.
+//
+// Scores are computed transposed, [keys, Q], a chunk of keys at a time: p and d_s are then the plain
+// left operands of the products that make d_v and d_k, the row sums lie along the lanes, and a
+// chunk stays in the second-level cache. T elements take the place of the fp32 ones that they are
+// computed from.
 
 #include <glog/logging.h>
 
@@ -25,38 +30,85 @@
 namespace tessera {
 namespace {
 
+// Keys whose scores are held at once.
+constexpr int64_t kChunkKeys = 512;
+
+// Of N keys and Q query rows.
 struct Products {
-  const Gemm* scores;  // q k^T
-  const Gemm* d_p;     // d_out v^T
-  const Gemm* d_v;     // += p^T d_out
-  const Gemm* d_k;     // += d_s^T q
-  const Gemm* d_q;     // d_s k
+  const Gemm* scores;  // [N,Q] = k q^T; v d_out^T also
+  const Gemm* to_kv;   // [N,D] += p d_out; d_s q also
+  const Gemm* d_q;     // [Q,D] += d_s^T k
 };
 
-// A thread's scratch memory, in the order in which it lies in one buffer.
+Products MakeProducts(GemmCache& gemms, DType dtype, int64_t keys, int64_t rows,
+                      int64_t head_size) {
+  return {&gemms.Get({.m = keys,
+                      .n = rows,
+                      .k = head_size,
+                      .lda = head_size,
+                      .ldb = head_size,
+                      .ldc = rows,
+                      .b_transposed = true,
+                      .input = dtype,
+                      .output = DType::kF32}),
+          &gemms.Get({.m = keys,
+                      .n = head_size,
+                      .k = rows,
+                      .lda = rows,
+                      .ldb = head_size,
+                      .ldc = head_size,
+                      .input = dtype,
+                      .output = DType::kF32,
+                      .accumulate = true}),
+          &gemms.Get({.m = rows,
+                      .n = head_size,
+                      .k = keys,
+                      .lda = rows,
+                      .ldb = head_size,
+                      .ldc = head_size,
+                      .a_transposed = true,
+                      .input = dtype,
+                      .output = DType::kF32,
+                      .accumulate = true})};
+}
+
+// A thread's scratch memory. N: keys of a chunk.
 template <typename T>
 struct Scratch {
-  Scratch(float* memory, int64_t area, int64_t stride, int64_t kv_elements)
-      : d_k(memory),
-        d_v(d_k + kv_elements),
-        scores(d_v + kv_elements),
-        d_p(scores + area),
-        factors(d_p + area),
-        p(reinterpret_cast<T*>(factors + stride)),
-        d_s(p + area) {}
-
-  // In floats, whatever T is.
-  static int64_t Count(int64_t area, int64_t stride, int64_t kv_elements) {
-    return 2 * kv_elements + 4 * area + stride;
+  Scratch(char* memory, const AttentionShape& shape, bool drop) {
+    Carver carver(memory);
+    const int64_t rows = shape.block_rows(), head_size = shape.head_size;
+    const int64_t keys = std::min(kChunkKeys, shape.sequence);
+    k = carver.Take<T>(shape.sequence * head_size);
+    v = carver.Take<T>(shape.sequence * head_size);
+    d_k = carver.Take<float>(shape.sequence * head_size);
+    d_v = carver.Take<float>(shape.sequence * head_size);
+    q = carver.Take<T>(rows * head_size);
+    d_out = carver.Take<T>(rows * head_size);
+    d_q = carver.Take<float>(rows * head_size);
+    log2_sums = carver.Take<float>(rows);
+    deltas = carver.Take<float>(rows);
+    scores = carver.Take<float>(keys * rows);
+    d_p = carver.Take<float>(keys * rows);
+    row_factors = carver.Take<float>(drop ? keys : 0);
+    factors = carver.Take<float>(drop ? keys * rows : 0);
+    bytes = carver.bytes();
   }
 
-  float* d_k;      // [T,D]
-  float* d_v;      // [T,D]
-  float* scores;   // [Q,end]
-  float* d_p;      // [Q,end]
-  float* factors;  // [end]
-  T* p;            // [Q,end], with dropout
-  T* d_s;          // [Q,end]
+  T* k;                // [T,D]
+  T* v;                // [T,D]
+  float* d_k;          // [T,D], without the scale
+  float* d_v;          // [T,D]
+  T* q;                // [Q,D]
+  T* d_out;            // [Q,D]
+  float* d_q;          // [Q,D], without the scale
+  float* log2_sums;    // [Q], base 2
+  float* deltas;       // [Q]
+  float* scores;       // [N,Q], then p
+  float* d_p;          // [N,Q], then d_s
+  float* row_factors;  // [N], with dropout
+  float* factors;      // [N,Q], with dropout
+  int64_t bytes;
 };
 
 template <typename T>
@@ -66,33 +118,40 @@ float Dot(const T* a, const T* b, int64_t count) {
   return ReduceSum(sum);
 }
 
-// One row: from scores and d_p to p and d_s. factors: null without dropout.
+// One key: from its scores and d_p to p and d_s, for the query rows [first, rows), zeros before.
+// factor: of a score, base 2. factors: null without dropout. p and d_s may begin where scores and
+// d_p do.
 template <typename T>
-void BackwardRow(const float* scores, const float* d_p, const float* factors, int64_t visible,
-                 int64_t end, float scale, float log_sum_exp, float delta, T* p, T* d_s) {
-  ForLanes(visible, [&](int64_t i, auto load, auto store) {
-    const F32x16 probability = Exp(load(scores + i) * scale - log_sum_exp);
+void BackwardKey(const float* scores, const float* d_p, const float* factors,
+                 const float* log2_sums, const float* deltas, int64_t first, int64_t rows,
+                 float factor, T* p, T* d_s) {
+  const auto lanes = [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
+    const F32x16 probability = Exp2(load(scores + i) * factor - load(log2_sums + i));
     if (factors == nullptr) {
+      const F32x16 gradient = probability * (load(d_p + i) - load(deltas + i));
       store(probability, p + i);
-      store(scale * probability * (load(d_p + i) - delta), d_s + i);
+      store(gradient, d_s + i);
     } else {
-      const F32x16 factor = load(factors + i);
-      store(probability * factor, p + i);
-      store(scale * probability * (load(d_p + i) * factor - delta), d_s + i);
+      const F32x16 kept = load(factors + i);
+      const F32x16 gradient = probability * (load(d_p + i) * kept - load(deltas + i));
+      store(probability * kept, p + i);
+      store(gradient, d_s + i);
     }
-  });
-  std::memset(static_cast<void*>(p + visible), 0, (end - visible) * sizeof(T));
-  std::memset(static_cast<void*>(d_s + visible), 0, (end - visible) * sizeof(T));
+  };
+  ForLanesFlushed(first / kLanes * kLanes, rows, lanes);
+  std::memset(static_cast<void*>(p), 0, first * sizeof(T));
+  std::memset(static_cast<void*>(d_s), 0, first * sizeof(T));
 }
 
-template <typename T>
-void StoreHead(const float* from, const AttentionShape& shape, const TensorView& to, int64_t b,
-               int64_t head) {
-  for (int64_t t = 0; t < shape.sequence; ++t) {
-    const float* source = from + t * shape.head_size;
-    T* target = HeadRow<T>(to, b, t, head);
-    ForLanes(shape.head_size,
-             [&](int64_t i, auto load, auto store) { store(load(source + i), target + i); });
+// factors[key - begin_key][row] of the rows [first_row, first_row + rows) of the mask, each
+// `sequence` long.
+void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t sequence, int64_t rows,
+                       int64_t begin_key, int64_t end_key, float* row_factors, float* factors) {
+  const int64_t keys = end_key - begin_key;
+  for (int64_t row = 0; row < rows; ++row) {
+    mask.Factors(static_cast<uint64_t>((first_row + row) * sequence + begin_key), keys,
+                 row_factors);
+    for (int64_t key = 0; key < keys; ++key) factors[key * rows + row] = row_factors[key];
   }
 }
 
@@ -112,89 +171,74 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
   CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
   CHECK_EQ(log_sum_exp.elements(), shape.batch * shape.heads * shape.sequence);
   if (q.elements() == 0) return;
-  const int64_t stride = shape.score_stride();
-  const DType dtype = q.dtype();
-  std::vector<Products> products(shape.blocks());
-  for (int64_t block = 0; block < shape.blocks(); ++block) {
-    const int64_t rows = shape.rows(block), end = shape.end(block);
-    const auto to_scores = [&](int64_t lda, int64_t ldb) {
-      return &gemms_.Get({.m = rows,
-                          .n = end,
-                          .k = shape.head_size,
-                          .lda = lda,
-                          .ldb = ldb,
-                          .ldc = stride,
-                          .b_transposed = true,
-                          .input = dtype,
-                          .output = DType::kF32});
-    };
-    const auto to_keys = [&](int64_t ldb) {
-      return &gemms_.Get({.m = end,
-                          .n = shape.head_size,
-                          .k = rows,
-                          .lda = stride,
-                          .ldb = ldb,
-                          .ldc = shape.head_size,
-                          .a_transposed = true,
-                          .input = dtype,
-                          .output = DType::kF32,
-                          .accumulate = true});
-    };
-    products[block] = {to_scores(q.stride(1), k.stride(1)), to_scores(d_out.stride(1), v.stride(1)),
-                       to_keys(d_out.stride(1)), to_keys(q.stride(1)),
-                       &gemms_.Get({.m = rows,
-                                    .n = shape.head_size,
-                                    .k = end,
-                                    .lda = stride,
-                                    .ldb = k.stride(1),
-                                    .ldc = d_q.stride(1),
-                                    .input = dtype,
-                                    .output = dtype})};
-  }
-  const float scale = static_cast<float>(options.scale);
+  const int64_t head_size = shape.head_size, sequence = shape.sequence;
   const bool drop = options.dropout_probability > 0;
-  const int64_t area = shape.block_rows() * stride;
-  const int64_t kv_elements = shape.sequence * shape.head_size;
-  WithType(dtype, [&]<typename T>(T) {
+  const float scale = static_cast<float>(options.scale);
+  const float factor = static_cast<float>(options.scale * kLog2E);
+  // By block, and by chunk of its keys.
+  std::vector<std::vector<Products>> products(shape.blocks());
+  for (int64_t block = 0; block < shape.blocks(); ++block) {
+    for (int64_t key = 0; key < shape.end(block); key += kChunkKeys) {
+      products[block].push_back(MakeProducts(gemms_, q.dtype(),
+                                             std::min(kChunkKeys, shape.end(block) - key),
+                                             shape.rows(block), head_size));
+    }
+  }
+  WithType(q.dtype(), [&]<typename T>(T) {
+    const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
     pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t task, int thread) {
       const int64_t b = task / shape.kv_heads, kv_head = task % shape.kv_heads;
-      const Scratch<T> scratch(
-          workspace_.OfThread<float>(thread, Scratch<T>::Count(area, stride, kv_elements)), area,
-          stride, kv_elements);
-      std::fill(scratch.d_k, scratch.d_k + 2 * kv_elements, 0.0f);
+      const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
       const DropoutMask mask(options.dropout_stream, options.first_sample + b,
                              options.dropout_probability);
-      const T* keys = HeadRow<T>(k, b, 0, kv_head);
-      const T* values = HeadRow<T>(v, b, 0, kv_head);
+      PackHead<T>(k, b, 0, sequence, kv_head, scratch.k);
+      PackHead<T>(v, b, 0, sequence, kv_head, scratch.v);
+      std::fill(scratch.d_k, scratch.d_k + sequence * head_size, 0.0f);
+      std::fill(scratch.d_v, scratch.d_v + sequence * head_size, 0.0f);
       for (int64_t h = kv_head * shape.group(); h < (kv_head + 1) * shape.group(); ++h) {
-        const float* row_sums = log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence;
+        const float* row_sums = log_sum_exp.as<float>() + (b * shape.heads + h) * sequence;
         for (int64_t block = 0; block < shape.blocks(); ++block) {
-          const Products& product = products[block];
-          const int64_t begin = shape.begin(block), end = shape.end(block);
-          const T* q_rows = HeadRow<T>(q, b, begin, h);
-          const T* d_out_rows = HeadRow<T>(d_out, b, begin, h);
-          product.scores->Run(thread, q_rows, keys, scratch.scores);
-          product.d_p->Run(thread, d_out_rows, values, scratch.d_p);
-          for (int64_t t = begin; t < end; ++t) {
-            const int64_t offset = (t - begin) * stride;
-            if (drop) {
-              const int64_t first =
-                  ((options.first_head + h) * shape.sequence + t) * shape.sequence;
-              mask.Factors(static_cast<uint64_t>(first), t + 1, scratch.factors);
-            }
-            const float delta =
-                Dot(HeadRow<T>(d_out, b, t, h), HeadRow<T>(out, b, t, h), shape.head_size);
-            BackwardRow(scratch.scores + offset, scratch.d_p + offset,
-                        drop ? scratch.factors : nullptr, t + 1, end, scale, row_sums[t], delta,
-                        scratch.p + offset, scratch.d_s + offset);
+          const int64_t begin = shape.begin(block), end = shape.end(block), rows = end - begin;
+          PackHead<T>(q, b, begin, end, h, scratch.q);
+          PackHead<T>(d_out, b, begin, end, h, scratch.d_out);
+          std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
+          for (int64_t row = 0; row < rows; ++row) {
+            scratch.log2_sums[row] = row_sums[begin + row] * kLog2E;
+            scratch.deltas[row] =
+                Dot(scratch.d_out + row * head_size, HeadRow<T>(out, b, begin + row, h), head_size);
           }
-          product.d_v->Run(thread, scratch.p, d_out_rows, scratch.d_v);
-          product.d_k->Run(thread, scratch.d_s, q_rows, scratch.d_k);
-          product.d_q->Run(thread, scratch.d_s, keys, HeadRow<T>(d_q, b, begin, h));
+          for (int64_t key = 0; key < end; key += kChunkKeys) {
+            const Products& product = products[block][key / kChunkKeys];
+            const int64_t last_key = std::min(end, key + kChunkKeys), kv_offset = key * head_size;
+            product.scores->Run(thread, scratch.k + kv_offset, scratch.q, scratch.scores);
+            product.scores->Run(thread, scratch.v + kv_offset, scratch.d_out, scratch.d_p);
+            if (drop) {
+              const int64_t first_row = (options.first_head + h) * sequence + begin;
+              TransposedFactors(mask, first_row, sequence, rows, key, last_key, scratch.row_factors,
+                                scratch.factors);
+            }
+            T* const p = reinterpret_cast<T*>(scratch.scores);
+            T* const d_s = reinterpret_cast<T*>(scratch.d_p);
+            for (int64_t i = 0; i < last_key - key; ++i) {
+              BackwardKey(scratch.scores + i * rows, scratch.d_p + i * rows,
+                          drop ? scratch.factors + i * rows : nullptr, scratch.log2_sums,
+                          scratch.deltas, std::max<int64_t>(0, key + i - begin), rows, factor,
+                          p + i * rows, d_s + i * rows);
+            }
+            product.to_kv->Run(thread, p, scratch.d_out, scratch.d_v + kv_offset);
+            product.to_kv->Run(thread, d_s, scratch.q, scratch.d_k + kv_offset);
+            product.d_q->Run(thread, d_s, scratch.k + kv_offset, scratch.d_q);
+          }
+          for (int64_t row = 0; row < rows; ++row) {
+            StoreHeadRow(scratch.d_q + row * head_size, scale, head_size,
+                         HeadRow<T>(d_q, b, begin + row, h));
+          }
         }
       }
-      StoreHead<T>(scratch.d_k, shape, d_k, b, kv_head);
-      StoreHead<T>(scratch.d_v, shape, d_v, b, kv_head);
+      for (int64_t t = 0; t < sequence; ++t) {
+        StoreHeadRow(scratch.d_k + t * head_size, scale, head_size, HeadRow<T>(d_k, b, t, kv_head));
+        StoreHeadRow(scratch.d_v + t * head_size, 1, head_size, HeadRow<T>(d_v, b, t, kv_head));
+      }
     });
   });
 }

@@ -1,4 +1,8 @@
 // out = dropout(softmax(scale * q k^T)) v, causal. See attention.h.
+//
+// All scores of a block of rows are held at once ([Q, end] fp32), so that the softmax is the plain
+// one and each product is one oneDNN call. Probabilities enter the second product before they are
+// divided by their sum; its rows are divided instead.
 
 #include <glog/logging.h>
 
@@ -6,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "trainer/kernels/cpu/attention.h"
@@ -31,38 +36,74 @@ AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k, const 
 
 namespace {
 
-// scores[0, visible) become exp(scale * score - its maximum), and zero up to `end`.
+// Of one row of scores, each times `factor`: with m the largest of them, 2^(score - m) as T in `p`,
+// zeros from `visible` to `end`. `p` may begin where the scores do.
 struct RowSum {
-  float max;  // of scale * score
-  float sum;  // of the exponentials
+  float max;
+  float sum;  // of the powers
 };
 
-RowSum ExponentiateRow(float* scores, int64_t visible, int64_t end, float scale) {
-  F32x16 max_lanes = Splat(scores[0]);
-  const int64_t whole = visible / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) max_lanes = Max(Load(scores + i), max_lanes);
-  float max = ReduceMax(max_lanes);
-  for (int64_t i = whole; i < visible; ++i) max = std::max(max, scores[i]);
-  max *= scale;
+template <typename T>
+RowSum ExponentiateRow(const float* scores, int64_t visible, int64_t end, float factor, T* p) {
+  const int64_t whole = visible / kLanes * kLanes, rest = visible - whole;
+  F32x16 max_lanes = Splat(scores[0]), max_lanes2 = max_lanes;
+  int64_t i = 0;
+  for (; i + kLanes < whole; i += 2 * kLanes) {
+    max_lanes = Max(Load(scores + i), max_lanes);
+    max_lanes2 = Max(Load(scores + i + kLanes), max_lanes2);
+  }
+  if (i < whole) max_lanes = Max(Load(scores + i), max_lanes);
+  float max = ReduceMax(Max(max_lanes, max_lanes2));
+  for (i = whole; i < visible; ++i) max = std::max(max, scores[i]);
+  max *= factor;
   F32x16 sum_lanes = {};
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    const F32x16 e = Exp(Load(scores + i) * scale - max);
-    Store(e, scores + i);
-    sum_lanes += e;
+  for (i = 0; i < whole; i += kLanes) {
+    const F32x16 power = Exp2(Load(scores + i) * factor - max);
+    StoreFlushed(power, p + i);
+    sum_lanes += power;
   }
-  std::fill(scores + visible, scores + end, 0.0f);
-  float sum = ReduceSum(sum_lanes);
-  if (whole < visible) {
-    const int64_t rest = visible - whole;
-    StorePart(Exp(LoadPart(scores + whole, rest) * scale - max), scores + whole, rest);
-    for (int64_t i = whole; i < visible; ++i) sum += scores[i];
+  if (rest > 0) {
+    // Lanes that do not exist are 2^-infinity.
+    float lanes[kLanes];
+    Store(Splat(-std::numeric_limits<float>::infinity()), lanes);
+    std::memcpy(lanes, scores + whole, rest * sizeof(float));
+    const F32x16 power = Exp2(Load(lanes) * factor - max);
+    StorePart(power, p + whole, rest);
+    sum_lanes += power;
   }
-  return {max, sum};
+  std::memset(static_cast<void*>(p + visible), 0, (end - visible) * sizeof(T));
+  return {max, ReduceSum(sum_lanes)};
 }
 
 struct Products {
   const Gemm* scores;  // q k^T
   const Gemm* out;     // p v
+};
+
+// A thread's scratch memory.
+template <typename T>
+struct Scratch {
+  Scratch(char* memory, const AttentionShape& shape, bool drop) {
+    Carver carver(memory);
+    const int64_t rows = shape.block_rows();
+    k = carver.Take<T>(shape.sequence * shape.head_size);
+    v = carver.Take<T>(shape.sequence * shape.head_size);
+    q = carver.Take<T>(rows * shape.head_size);
+    out = carver.Take<float>(rows * shape.head_size);
+    scores = carver.Take<float>(rows * shape.sequence);
+    inverse_sums = carver.Take<float>(rows);
+    factors = carver.Take<float>(drop ? shape.sequence : 0);
+    bytes = carver.bytes();
+  }
+
+  T* k;                 // [T,D]
+  T* v;                 // [T,D]
+  T* q;                 // [Q,D]
+  float* out;           // [Q,D]
+  float* scores;        // [Q,end], where [Q,end] of T take their place row by row
+  float* inverse_sums;  // [Q]
+  float* factors;       // [end], with dropout
+  int64_t bytes;
 };
 
 }  // namespace
@@ -76,65 +117,69 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
   CHECK_EQ(log_sum_exp.elements(), shape.batch * shape.heads * shape.sequence);
   CHECK_GT(options.scale, 0);
   if (q.elements() == 0) return;
-  const int64_t stride = shape.score_stride();
+  const int64_t head_size = shape.head_size;
   std::vector<Products> products(shape.blocks());
   for (int64_t block = 0; block < shape.blocks(); ++block) {
-    products[block] = {&gemms_.Get({.m = shape.rows(block),
-                                    .n = shape.end(block),
-                                    .k = shape.head_size,
-                                    .lda = q.stride(1),
-                                    .ldb = k.stride(1),
-                                    .ldc = stride,
+    const int64_t rows = shape.rows(block), end = shape.end(block);
+    products[block] = {&gemms_.Get({.m = rows,
+                                    .n = end,
+                                    .k = head_size,
+                                    .lda = head_size,
+                                    .ldb = head_size,
+                                    .ldc = end,
                                     .b_transposed = true,
                                     .input = q.dtype(),
                                     .output = DType::kF32}),
-                       &gemms_.Get({.m = shape.rows(block),
-                                    .n = shape.head_size,
-                                    .k = shape.end(block),
-                                    .lda = stride,
-                                    .ldb = v.stride(1),
-                                    .ldc = out.stride(1),
+                       &gemms_.Get({.m = rows,
+                                    .n = head_size,
+                                    .k = end,
+                                    .lda = end,
+                                    .ldb = head_size,
+                                    .ldc = head_size,
                                     .input = q.dtype(),
-                                    .output = q.dtype()})};
+                                    .output = DType::kF32})};
   }
-  const float scale = static_cast<float>(options.scale);
+  const float factor = static_cast<float>(options.scale * kLog2E);
   const bool drop = options.dropout_probability > 0;
-  const int64_t area = shape.block_rows() * stride;
+  // A task is every parts-th block of one head: one part where there are heads enough. How blocks
+  // are dealt out does not change what each of them is.
+  const int64_t all_heads = shape.batch * shape.heads;
+  const int64_t parts = std::min(shape.blocks(), (4 * pool_.threads() + all_heads - 1) / all_heads);
   WithType(q.dtype(), [&]<typename T>(T) {
-    pool_.ParallelFor(shape.batch * shape.heads * shape.blocks(), [&](int64_t task, int thread) {
-      // The longest blocks first: what is left at the end is small.
-      const int64_t block = shape.blocks() - 1 - task / (shape.batch * shape.heads);
-      const int64_t b = task / shape.heads % shape.batch, h = task % shape.heads;
-      const int64_t kv_head = h / shape.group(), begin = shape.begin(block);
-      const int64_t end = shape.end(block);
-      float* scores = workspace_.OfThread<float>(thread, 2 * area + stride);
-      float* factors = scores + area;
-      T* probabilities =
-          sizeof(T) == 4 ? reinterpret_cast<T*>(scores) : reinterpret_cast<T*>(factors + stride);
-      products[block].scores->Run(thread, HeadRow<T>(q, b, begin, h), HeadRow<T>(k, b, 0, kv_head),
-                                  scores);
+    const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
+    pool_.ParallelFor(all_heads * parts, [&](int64_t task, int thread) {
+      const int64_t b = task / parts / shape.heads, h = task / parts % shape.heads;
+      const int64_t last_block = shape.blocks() - 1 - task % parts;
+      const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
+      PackHead<T>(k, b, 0, shape.end(last_block), h / shape.group(), scratch.k);
+      PackHead<T>(v, b, 0, shape.end(last_block), h / shape.group(), scratch.v);
+      float* row_sums = log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence;
       const DropoutMask mask(options.dropout_stream, options.first_sample + b,
                              options.dropout_probability);
-      for (int64_t t = begin; t < end; ++t) {
-        float* row = scores + (t - begin) * stride;
-        const RowSum sum = ExponentiateRow(row, t + 1, end, scale);
-        log_sum_exp.as<float>()[(b * shape.heads + h) * shape.sequence + t] =
-            sum.max + std::log(sum.sum);
-        const float inverse = 1.0f / sum.sum;
-        if (drop) {
+      for (int64_t block = last_block; block >= 0; block -= parts) {
+        const int64_t begin = shape.begin(block), end = shape.end(block);
+        PackHead<T>(q, b, begin, end, h, scratch.q);
+        products[block].scores->Run(thread, scratch.q, scratch.k, scratch.scores);
+        T* const probabilities = reinterpret_cast<T*>(scratch.scores);
+        for (int64_t t = begin; t < end; ++t) {
+          T* p = probabilities + (t - begin) * end;
+          const RowSum sum =
+              ExponentiateRow<T>(scratch.scores + (t - begin) * end, t + 1, end, factor, p);
+          row_sums[t] = sum.max / kLog2E + std::log(sum.sum);
+          scratch.inverse_sums[t - begin] = 1.0f / sum.sum;
+          if (!drop) continue;
           const int64_t first = ((options.first_head + h) * shape.sequence + t) * shape.sequence;
-          mask.Factors(static_cast<uint64_t>(first), t + 1, factors);
-          std::fill(factors + t + 1, factors + end, 0.0f);
+          mask.Factors(static_cast<uint64_t>(first), t + 1, scratch.factors);
+          ForLanes(t + 1, [&](int64_t i, auto load, auto store) {
+            store(load(p + i) * load(scratch.factors + i), p + i);
+          });
         }
-        T* p = probabilities + (t - begin) * stride;
-        ForLanes(end, [&](int64_t i, auto load, auto store) {
-          F32x16 value = load(row + i) * inverse;
-          if (drop) value *= load(factors + i);
-          store(value, p + i);
-        });
+        products[block].out->Run(thread, probabilities, scratch.v, scratch.out);
+        for (int64_t t = begin; t < end; ++t) {
+          StoreHeadRow(scratch.out + (t - begin) * head_size, scratch.inverse_sums[t - begin],
+                       head_size, HeadRow<T>(out, b, t, h));
+        }
       }
-      products[block].out->Run(thread, probabilities, HeadRow<T>(v, b, 0, kv_head),
-                               HeadRow<T>(out, b, begin, h));
     });
   });
 }

@@ -22,6 +22,7 @@
 namespace tessera {
 
 inline constexpr int kLanes = 16;
+inline constexpr float kLog2E = 1.44269504088896341f;
 
 using F32x16 = float __attribute__((vector_size(64)));
 using I32x16 = int32_t __attribute__((vector_size(64)));
@@ -76,6 +77,18 @@ TESSERA_INLINE void Store(F32x16 x, BFloat16* to) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 
+// As Store, but what is subnormal in T may become 0: one instruction where the processor has it.
+TESSERA_INLINE void StoreFlushed(F32x16 x, float* to) { Store(x, to); }
+
+TESSERA_INLINE void StoreFlushed(F32x16 x, BFloat16* to) {
+#if defined(__AVX512BF16__)
+  const __m256bh bits = _mm512_cvtneps_pbh(x);
+  std::memcpy(to, &bits, sizeof(bits));
+#else
+  Store(x, to);
+#endif
+}
+
 // The first `count` lanes, 0 < count < kLanes; the others are zero.
 template <typename T>
 TESSERA_INLINE F32x16 LoadPart(const T* from, int64_t count) {
@@ -119,6 +132,23 @@ TESSERA_INLINE void ForLanes(int64_t count, Body body) {
   }
 }
 
+// As ForLanes over [begin, end), but what is stored as subnormal may become 0.
+template <typename Body>
+TESSERA_INLINE void ForLanesFlushed(int64_t begin, int64_t end, Body body) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    body(
+        i, [](const auto* from) __attribute__((always_inline)) { return Load(from); },
+        [](F32x16 x, auto* to) __attribute__((always_inline)) { StoreFlushed(x, to); });
+  }
+  if (i < end) {
+    const int64_t rest = end - i;
+    body(
+        i, [rest](const auto* from) __attribute__((always_inline)) { return LoadPart(from, rest); },
+        [rest](F32x16 x, auto* to) __attribute__((always_inline)) { StorePart(x, to, rest); });
+  }
+}
+
 TESSERA_INLINE F32x16 Max(F32x16 a, F32x16 b) { return Select(a > b, a, b); }
 
 // Correctly rounded.
@@ -133,28 +163,31 @@ TESSERA_INLINE F32x16 Sqrt(F32x16 x) {
 #endif
 }
 
-// Lanes in a fixed tree.
+// Lanes in a fixed tree: i with i + 8, i + 4, i + 2, i + 1.
+template <typename Operation>
+TESSERA_INLINE float Reduce(F32x16 x, Operation operation) {
+  const auto lower8 = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7);
+  const auto upper8 = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  const auto eight = operation(lower8, upper8);
+  const auto four = operation(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                              __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  const auto two = operation(__builtin_shufflevector(four, four, 0, 1),
+                             __builtin_shufflevector(four, four, 2, 3));
+  return operation(__builtin_shufflevector(two, two, 0, -1),
+                   __builtin_shufflevector(two, two, 1, -1))[0];
+}
+
 TESSERA_INLINE float ReduceSum(F32x16 x) {
-  float lanes[kLanes];
-  Store(x, lanes);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
+  return Reduce(x, [](auto a, auto b) { return a + b; });
 }
 
 TESSERA_INLINE float ReduceMax(F32x16 x) {
-  float lanes[kLanes];
-  Store(x, lanes);
-  float max = lanes[0];
-  for (float lane : lanes) max = lane > max ? lane : max;
-  return max;
+  return Reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // e^x. Largest error 1 ulp over the normal range; below -87.3 the result is 0, above 88.73
 // infinity; NaN stays.
 TESSERA_INLINE F32x16 Exp(F32x16 x) {
-  constexpr float kLog2E = 1.44269504088896341f;
   // ln 2 in two parts, the first with trailing zero bits: n * kLn2High is exact.
   constexpr float kLn2High = 0.693359375f;
   constexpr float kLn2Low = -2.12194440e-4f;
@@ -183,6 +216,37 @@ TESSERA_INLINE F32x16 Exp(F32x16 x) {
   const F32x16 result = (p * scale0) * scale1;
 #endif
   return Select(x < -87.33654f, F32x16{}, result);
+}
+
+// 2^x, within 2 ulp; below -126 the result is 0, from 128 on infinity; NaN stays.
+TESSERA_INLINE F32x16 Exp2(F32x16 x) {
+#if defined(__AVX512F__)
+  const F32x16 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  constexpr float kRound = 12582912.0f;  // see Exp
+  const F32x16 clamped = Select(x > 129.0f, Splat(129.0f), Select(x < -127.0f, Splat(-127.0f), x));
+  const F32x16 shifted = clamped + kRound;
+  const F32x16 n = shifted - kRound;
+  x = clamped;
+#endif
+  const F32x16 r = x - n;
+  // Minimax on [-1/2, 1/2], relative error 3e-9.
+  F32x16 p = Splat(1.55946775e-4f);
+  p = p * r + 1.34066439e-3f;
+  p = p * r + 9.61769297e-3f;
+  p = p * r + 5.55031055e-2f;
+  p = p * r + 2.40226528e-1f;
+  p = p * r + 6.93147215e-1f;
+  p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, Splat(-126.0f), _CMP_NLT_UQ), p, n);
+#else
+  const I32x16 exponent = BitCast<I32x16>(shifted) - std::bit_cast<int32_t>(kRound);
+  const I32x16 half = exponent >> 1;
+  const F32x16 scale0 = BitCast<F32x16>((half + 127) << 23);
+  const F32x16 scale1 = BitCast<F32x16>((exponent - half + 127) << 23);
+  return Select(x < -126.0f, F32x16{}, (p * scale0) * scale1);
+#endif
 }
 
 // 1 / x for normal x > 0 below 2^126, within 1 ulp.

@@ -43,6 +43,32 @@ TEST(ExpTest, SpecialValues) {
   EXPECT_TRUE(std::isnan(ExpOf(std::numeric_limits<float>::quiet_NaN())));
 }
 
+float Exp2Of(float x) { return Exp2(Splat(x))[0]; }
+
+TEST(Exp2Test, StaysWithinItsErrorBound) {
+  double worst = 0;
+  for (double x = -126; x < 128; x += 0.00053) {
+    const float argument = static_cast<float>(x);
+    worst = std::max(worst, UlpError(Exp2Of(argument), std::exp2(static_cast<double>(argument))));
+  }
+  EXPECT_LE(worst, 1.5);
+  RecordProperty("worst_ulp_times_1000", static_cast<int>(worst * 1000));
+}
+
+TEST(Exp2Test, SpecialValues) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (int n = -126; n < 128; ++n) {
+    EXPECT_EQ(Exp2Of(static_cast<float>(n)), std::ldexp(1.0f, n));
+  }
+  EXPECT_EQ(Exp2Of(-infinity), 0);
+  EXPECT_EQ(Exp2Of(-1e30f), 0);
+  EXPECT_EQ(Exp2Of(-126.5f), 0);
+  EXPECT_EQ(Exp2Of(infinity), infinity);
+  EXPECT_EQ(Exp2Of(1e30f), infinity);
+  EXPECT_EQ(Exp2Of(128), infinity);
+  EXPECT_TRUE(std::isnan(Exp2Of(std::numeric_limits<float>::quiet_NaN())));
+}
+
 TEST(SigmoidTest, StaysWithinItsErrorBound) {
   double worst = 0;
   for (double x = -86.9; x < 100; x += 0.0017) {
