@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <dnnl.hpp>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "trainer/kernels/cpu/workspace.h"
@@ -25,6 +26,23 @@ memory::desc MatrixDesc(int64_t rows, int64_t columns, DType dtype, int64_t lead
                         bool transposed) {
   const memory::dims strides = transposed ? memory::dims{1, leading} : memory::dims{leading, 1};
   return memory::desc({rows, columns}, ToDnnl(dtype), strides);
+}
+
+// oneDNN takes its fast way with b packed, or one that is a thousand times slower than any.
+bool HasPackedKernels() {
+  try {
+    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+    const auto desc = [](memory::format_tag tag) {
+      return memory::desc({64, 64}, memory::data_type::bf16, tag);
+    };
+    const dnnl::matmul::desc description(desc(memory::format_tag::ab),
+                                         desc(memory::format_tag::BA16a64b2a),
+                                         desc(memory::format_tag::ab));
+    const dnnl::matmul::primitive_desc primitive(description, engine);
+    return std::string_view(primitive.impl_info_str()).starts_with("brg:");
+  } catch (const dnnl::error&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -49,7 +67,10 @@ class DnnlGemm final : public Gemm {
            const std::vector<dnnl::stream>& streams, Workspace& scratch)
       : streams_(streams), scratch_(scratch) {
     const memory::desc a = MatrixDesc(shape.m, shape.k, shape.input, shape.lda, shape.a_transposed);
-    const memory::desc b = MatrixDesc(shape.k, shape.n, shape.input, shape.ldb, shape.b_transposed);
+    const memory::desc b =
+        shape.b_packed ? memory::desc({shape.k, shape.n}, memory::data_type::bf16,
+                                      memory::format_tag::BA16a64b2a)
+                       : MatrixDesc(shape.k, shape.n, shape.input, shape.ldb, shape.b_transposed);
     const memory::desc c = MatrixDesc(shape.m, shape.n, shape.output, shape.ldc, false);
     const memory::desc bias = MatrixDesc(1, shape.n, shape.input, shape.n, false);
     dnnl::primitive_attr attributes;
@@ -106,7 +127,8 @@ class DnnlGemm final : public Gemm {
 
 }  // namespace
 
-GemmCache::GemmCache(int threads) : threads_(std::make_unique<Threads>(threads)) {}
+GemmCache::GemmCache(int threads)
+    : threads_(std::make_unique<Threads>(threads)), has_packed_(HasPackedKernels()) {}
 
 GemmCache::~GemmCache() = default;
 

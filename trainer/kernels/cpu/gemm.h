@@ -24,6 +24,7 @@ struct GemmShape {
   int64_t ldc = 0;
   bool a_transposed = false;
   bool b_transposed = false;
+  bool b_packed = false;  // bf16, as matmul_pack.h says
   DType input = DType::kF32;
   DType output = DType::kF32;
   bool accumulate = false;
@@ -50,10 +51,14 @@ class GemmCache {
 
   const Gemm& Get(const GemmShape& shape);
 
+  // Whether oneDNN has kernels for this processor that want b packed.
+  bool has_packed() const { return has_packed_; }
+
  private:
   struct Threads;
 
   std::unique_ptr<Threads> threads_;
+  const bool has_packed_;
   std::map<GemmShape, std::unique_ptr<Gemm>> gemms_;
 };
 

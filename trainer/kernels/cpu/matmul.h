@@ -3,18 +3,53 @@
 
 #include <cstdint>
 
-#include "trainer/tensor/dtype.h"
+#include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/thread_pool.h"
+#include "trainer/kernels/cpu/workspace.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
+
+// c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How it is cut is a pure function of shapes,
+// dtypes and layouts, never of the thread count.
+struct Product {
+  TensorView a, b, c;
+  bool accumulate = false;
+  TensorView bias;  // or empty
+
+  int64_t m() const { return c.dim(0); }
+  int64_t n() const { return c.dim(1); }
+  int64_t k() const { return a.dim(1); }
+};
+
+// How to read a matrix: row-major, or `transposed`: column-major; `leading`: from one row
+// (column) to the next.
+struct MatrixLayout {
+  int64_t leading = 0;
+  bool transposed = false;
+};
+MatrixLayout LayoutOf(const TensorView& x);
 
 struct TileShape {
   int64_t rows = 0;
   int64_t columns = 0;
 };
 
-// The tiles that a product [m,k] x [k,n] is cut into: a pure function of the shape, chosen
-// so that 2 to 16 threads have near-equal work and one tile runs near the processor's peak.
-TileShape ChooseTile(int64_t m, int64_t n, int64_t k, DType dtype);
+inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Near-equal parts of at most `most`, each but the last a multiple of `quantum`.
+inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
+  const int64_t parts = CeilDivide(extent, most);
+  return CeilDivide(CeilDivide(extent, parts), quantum) * quantum;
+}
+
+// The share of the threads' time in which they have a tile of c[m,n], over the thread counts of the
+// machines that this runs on.
+double TileBalance(int64_t m, int64_t n, TileShape tile);
+
+// bf16 on processors whose oneDNN kernels want packed operands: does the product, or returns false
+// where its shape does not suit them (matmul_packed.cc).
+bool PackedMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
 
 }  // namespace tessera
 

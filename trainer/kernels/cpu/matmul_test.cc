@@ -42,6 +42,36 @@ TEST_P(MatMulTest, EveryLayoutOfOddShapes) {
   }
 }
 
+// Multiples of what processors with matrix units like, in more than one tile: tails of rows, more
+// columns and longer sums than one panel has.
+TEST_P(MatMulTest, EveryLayoutOfEvenShapes) {
+  const std::vector<Extents> all = {
+      {32, 64, 32}, {144, 128, 96}, {272, 192, 320}, {48, 4160, 64}, {48, 128, 4128}};
+  for (const Extents& e : all) {
+    for (int layout = 0; layout < 4; ++layout) {
+      SCOPED_TRACE(::testing::Message() << e.m << "x" << e.n << "x" << e.k << " layout " << layout);
+      const bool a_transposed = layout & 1, b_transposed = layout & 2;
+      const Tensor a = random_.Normal(dtype(), a_transposed ? Shape{e.k, e.m} : Shape{e.m, e.k});
+      const Tensor b = random_.Normal(dtype(), b_transposed ? Shape{e.n, e.k} : Shape{e.k, e.n});
+      const Tensor bias = random_.Normal(dtype(), {e.n});
+      const Tensor start = random_.Normal(DType::kF32, {e.m, e.n});
+      const Tensor frame = random_.Normal(dtype(), {e.m, e.n + 32});
+      const TensorView a_view = a_transposed ? a.view().Transpose(0, 1) : a.view();
+      const TensorView b_view = b_transposed ? b.view().Transpose(0, 1) : b.view();
+      ExpectMatchesReference([&](Backend& backend, DType output, DType statistic) {
+        std::vector<Output> outputs;
+        outputs.push_back({"with bias", Tensor(output, {e.m, e.n})});
+        outputs.push_back({"accumulated in fp32", Converted(start, statistic)});
+        outputs.push_back({"accumulated in a frame", Converted(frame, output)});
+        backend.MatMul(a_view, b_view, outputs[0].tensor, false, bias);
+        backend.MatMul(a_view, b_view, outputs[1].tensor, true);
+        backend.MatMul(a_view, b_view, outputs[2].tensor.view().Slice(1, 16, e.n + 16), true, bias);
+        return outputs;
+      });
+    }
+  }
+}
+
 TEST_P(MatMulTest, AddsBiasAndAccumulates) {
   const int64_t m = 130, n = 600, k = 40;
   const Tensor a = random_.Normal(dtype(), {m, k}), b = random_.Normal(dtype(), {k, n});

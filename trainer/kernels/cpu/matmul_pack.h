@@ -1,0 +1,29 @@
+#ifndef TESSERA_TRAINER_KERNELS_CPU_MATMUL_PACK_H_
+#define TESSERA_TRAINER_KERNELS_CPU_MATMUL_PACK_H_
+
+#include <cstdint>
+
+#include "trainer/tensor/dtype.h"
+
+namespace tessera {
+
+// The layouts that oneDNN's bf16 kernels for AMX read without a copy of their own.
+
+// A packed b[k,n] is cut into blocks of 32 x 64: all of the first 64 columns from top to bottom,
+// then the next 64. In a block, pairs of rows are interleaved (oneDNN's BA16a64b2a).
+inline constexpr int64_t kPackRows = 32;
+inline constexpr int64_t kPackColumns = 64;
+
+// Packs b[k,n]'s first `depth` rows (a multiple of kPackRows) of 64 columns. b: their first
+// element; `leading`: the distance of rows, or of columns where b is `transposed`.
+void PackColumns(const BFloat16* b, int64_t leading, bool transposed, int64_t depth,
+                 BFloat16* packed);
+
+// to[rows,depth], dense, from the element [0,0] of a matrix stored as its transpose with the given
+// distance between columns. rows: a multiple of 16, depth: of 32.
+void TransposeRows(const BFloat16* from, int64_t leading, int64_t rows, int64_t depth,
+                   BFloat16* to);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_MATMUL_PACK_H_

@@ -1,0 +1,334 @@
+// bf16 products through oneDNN's kernels for AMX.
+//
+// Of oneDNN 2.6's two ways only one is fast: its "brg" kernels reach 2.0 to 2.4 TFLOP/s on two
+// cores of a Granite Rapids, its general product 0.5 to 1.4. It takes the fast way only if every
+// matrix is dense, as no part of a larger matrix is, and then still spends its time on packing b,
+// again for every tile. Hence b is packed here, into the layout that the kernels read without a
+// copy; and a part of a or c that is not dense goes through scratch. There are two ways to cut c:
+//
+// - Into columns (ColumnProduct): a thread packs its columns of b into its own cache. For products
+//   with weights, which come from memory and are used by a few hundred rows of a.
+// - Into rows (RowProduct): b is packed once by all threads. For what remains: gradients of weights,
+//   where a is transposed and each row of c, which is fp32 and has short sums, is best written at
+//   once; and very long sums, which are cut too.
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/loops.h"
+#include "trainer/kernels/cpu/matmul.h"
+#include "trainer/kernels/cpu/matmul_pack.h"
+#include "trainer/kernels/cpu/thread_pool.h"
+#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/workspace.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+// Scratch is cut at cache lines.
+int64_t RoundToLine(int64_t bytes) { return CeilDivide(bytes, 64) * 64; }
+
+// to (+)= from, a tile.
+template <typename From, typename To>
+void MoveTile(const From* from, int64_t rows, int64_t columns, bool add, To* to,
+              int64_t to_stride) {
+  for (int64_t row = 0; row < rows; ++row, from += columns, to += to_stride) {
+    if (add) {
+      ForLanes(columns, [&](int64_t i, auto load, auto store) {
+        store(load(to + i) + load(from + i), to + i);
+      });
+    } else if constexpr (sizeof(From) == sizeof(To)) {
+      std::memcpy(to, from, columns * sizeof(To));
+    } else {
+      ForLanes(columns, [&](int64_t i, auto load, auto store) { store(load(from + i), to + i); });
+    }
+  }
+}
+
+// Puts a dense tile where it belongs in c.
+void MoveResult(const Product& product, DType dtype, const char* tile, int64_t row, int64_t rows,
+                int64_t column, int64_t columns) {
+  const int64_t stride = product.c.stride(0);
+  WithType(dtype, [&]<typename From>(From) {
+    WithType(product.c.dtype(), [&]<typename To>(To) {
+      MoveTile(reinterpret_cast<const From*>(tile), rows, columns, product.accumulate,
+               product.c.as<To>() + row * stride + column, stride);
+    });
+  });
+}
+
+// The columns of c in parts. A thread has packed b's part in its own cache, and uses it for one tile
+// of rows after the other.
+class ColumnProduct {
+ public:
+  static bool Suits(const Product& product) {
+    const MatrixLayout a = LayoutOf(product.a);
+    return !a.transposed && a.leading == product.k() && product.k() <= kMostDepth;
+  }
+
+  ColumnProduct(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms)
+      : product_(product),
+        pool_(pool),
+        workspace_(workspace),
+        gemms_(gemms),
+        m_(product.m()),
+        n_(product.n()),
+        k_(product.k()),
+        group_(PartExtent(m_, kMostGroupRows, kTileRows)),
+        columns_(ChooseColumns(group_, m_, n_, k_)),
+        partial_(product.accumulate ? DType::kF32 : product.c.dtype()) {}
+
+  void Run() {
+    const int64_t parts = CeilDivide(n_, columns_), groups = CeilDivide(m_, group_);
+    const Gemm* gemms[2][2] = {};  // the last rows? the last columns?
+    for (int last_rows = 0; last_rows < 2; ++last_rows) {
+      for (int last_columns = 0; last_columns < 2; ++last_columns) {
+        const int64_t rows = last_rows == 1 ? (m_ - 1) % kTileRows + 1 : kTileRows;
+        const int64_t columns = last_columns == 1 ? (n_ - 1) % columns_ + 1 : columns_;
+        gemms[last_rows][last_columns] = &TileGemm(std::min(rows, m_), std::min(columns, n_));
+      }
+    }
+    pool_.ParallelFor(groups * parts, [&](int64_t block, int thread) {
+      const int64_t part = block / groups, group = block % groups;
+      const int64_t columns = std::min(columns_, n_ - part * columns_);
+      const int64_t packed_bytes = RoundToLine(columns_ * k_ * 2);
+      char* scratch = workspace_.OfThread<char>(
+          thread, packed_bytes + kTileRows * columns_ * ElementSize(partial_));
+      PackPart(part * columns_, columns, reinterpret_cast<BFloat16*>(scratch));
+      const int64_t end = std::min(m_, (group + 1) * group_);
+      for (int64_t row = group * group_; row < end; row += kTileRows) {
+        const int64_t rows = std::min(kTileRows, m_ - row);
+        RunTile(*gemms[row + rows == m_][part == parts - 1], thread, row, rows, part * columns_,
+                columns, scratch, scratch + packed_bytes);
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kMostDepth = 4096;
+  static constexpr int64_t kMostPackedElements = 448 * 1024;  // with a tile of a: a core's cache
+  static constexpr int64_t kTileRows = 128;
+  static constexpr int64_t kMostGroupRows = 512;
+  // Columns are worth their cost as if there were so many more: a is read again for every part.
+  static constexpr double kColumnCost = 32;
+
+  static int64_t ChooseColumns(int64_t group, int64_t m, int64_t n, int64_t k) {
+    int64_t best = kPackColumns;
+    double best_score = 0;
+    for (int64_t most : {64, 128, 192, 256, 384, 512}) {
+      if (most > kPackColumns && most * k > kMostPackedElements) break;
+      const int64_t columns = PartExtent(n, most, kPackColumns);
+      const double score = static_cast<double>(columns) /
+                           (static_cast<double>(columns) + kColumnCost) *
+                           TileBalance(m, n, {group, columns});
+      if (score <= best_score) continue;
+      best_score = score;
+      best = columns;
+    }
+    return best;
+  }
+
+  const Gemm& TileGemm(int64_t rows, int64_t columns) {
+    return gemms_.Get({
+        .m = rows,
+        .n = columns,
+        .k = k_,
+        .lda = k_,
+        .ldb = columns,
+        .ldc = columns,
+        .b_packed = true,
+        .input = DType::kBF16,
+        .output = partial_,
+        .bias = !product_.bias.empty(),
+    });
+  }
+
+  void PackPart(int64_t first_column, int64_t columns, BFloat16* packed) const {
+    const MatrixLayout b = LayoutOf(product_.b);
+    for (int64_t column = 0; column < columns; column += kPackColumns) {
+      PackColumns(
+          product_.b.as<BFloat16>() + (first_column + column) * (b.transposed ? b.leading : 1),
+          b.leading, b.transposed, k_, packed + column * k_);
+    }
+  }
+
+  void RunTile(const Gemm& gemm, int thread, int64_t row, int64_t rows, int64_t column,
+               int64_t columns, const void* packed, char* result) const {
+    gemm.Run(thread, product_.a.as<BFloat16>() + row * k_, packed, result,
+             product_.bias.empty() ? nullptr : product_.bias.as<BFloat16>() + column);
+    MoveResult(product_, partial_, result, row, rows, column, columns);
+  }
+
+  const Product& product_;
+  ThreadPool& pool_;
+  Workspace& workspace_;
+  GemmCache& gemms_;
+  const int64_t m_, n_, k_;
+  const int64_t group_;    // rows that one packing of b serves
+  const int64_t columns_;  // of a part
+  const DType partial_;    // of a tile in scratch
+};
+
+// The rows of c in tiles. A panel of b is packed by all threads and used by all.
+class RowProduct {
+ public:
+  RowProduct(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms)
+      : product_(product),
+        pool_(pool),
+        workspace_(workspace),
+        gemms_(gemms),
+        a_(LayoutOf(product.a)),
+        b_(LayoutOf(product.b)),
+        m_(product.m()),
+        n_(product.n()),
+        k_(product.k()),
+        rows_(ChooseRows(m_, n_)),
+        panel_(PartExtent(n_, kMostColumns, kPackColumns)),
+        depth_(k_ <= kLongSum ? k_ : PartExtent(k_, kLongSumPart, kPackRows)),
+        split_(depth_ < k_),
+        direct_(!split_ && panel_ >= n_ && product.c.stride(0) == n_),
+        partial_(split_ || product.accumulate ? DType::kF32 : product.c.dtype()) {}
+
+  void Run() {
+    const int64_t packed_bytes = RoundToLine(depth_ * panel_ * 2);
+    char* shared = workspace_.Shared<char>(packed_bytes + (split_ ? m_ * panel_ * 4 : 0));
+    packed_ = reinterpret_cast<BFloat16*>(shared);
+    sums_ = shared + packed_bytes;
+    for (int64_t column = 0; column < n_; column += panel_) {
+      for (int64_t k = 0; k < k_; k += depth_) {
+        Pack(column, k);
+        Multiply(column, k);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kMostColumns = 4096;
+  static constexpr int64_t kLongSum = 4096;
+  static constexpr int64_t kLongSumPart = 1024;
+  static constexpr int64_t kPackDepth = 256;  // of what one thread packs at a time
+
+  static int64_t ChooseRows(int64_t m, int64_t n) {
+    // A tile has a fixed cost, as if it had so many rows more: measured with 32 to 256 rows.
+    constexpr double kRowCost = 22;
+    int64_t best = 0;
+    double best_score = 0;
+    for (int64_t most : {32, 64, 96, 128}) {
+      const int64_t rows = PartExtent(m, most, 32);
+      const double score = static_cast<double>(rows) / (static_cast<double>(rows) + kRowCost) *
+                           TileBalance(m, n, {rows, n});
+      if (score <= best_score) continue;
+      best_score = score;
+      best = rows;
+    }
+    return best;
+  }
+
+  void Pack(int64_t first_column, int64_t first_k) {
+    const int64_t depth = std::min(depth_, k_ - first_k);
+    const int64_t columns = std::min(panel_, n_ - first_column);
+    const int64_t pieces = CeilDivide(depth, kPackDepth);
+    pool_.ParallelFor(columns / kPackColumns * pieces, [&](int64_t block, int) {
+      const int64_t column = block / pieces * kPackColumns, k = block % pieces * kPackDepth;
+      const int64_t from_column = first_column + column, from_k = first_k + k;
+      const int64_t offset =
+          b_.transposed ? from_column * b_.leading + from_k : from_k * b_.leading + from_column;
+      PackColumns(product_.b.as<BFloat16>() + offset, b_.leading, b_.transposed,
+                  std::min(kPackDepth, depth - k), packed_ + column * depth + k * kPackColumns);
+    });
+  }
+
+  void Multiply(int64_t column, int64_t k) {
+    const int64_t depth = std::min(depth_, k_ - k), columns = std::min(panel_, n_ - column);
+    const int64_t tiles = CeilDivide(m_, rows_), last_rows = m_ - (tiles - 1) * rows_;
+    const Gemm& gemm = TileGemm(rows_, columns, k, depth);
+    const Gemm& last_gemm = TileGemm(last_rows, columns, k, depth);
+    const bool dense_a = !a_.transposed && a_.leading == depth;
+    const int64_t a_bytes = dense_a ? 0 : RoundToLine(rows_ * depth * 2);
+    const int64_t c_bytes = direct_ || split_ ? 0 : rows_ * columns * ElementSize(partial_);
+    const int64_t c_stride = product_.c.stride(0), c_size = ElementSize(product_.c.dtype());
+    const void* bias =
+        product_.bias.empty() || k > 0 ? nullptr : product_.bias.as<BFloat16>() + column;
+    pool_.ParallelFor(tiles, [&](int64_t tile, int thread) {
+      const int64_t row = tile * rows_, rows = std::min(rows_, m_ - row);
+      char* scratch = workspace_.OfThread<char>(thread, a_bytes + c_bytes);
+      char* c = product_.c.as<char>() + (row * c_stride + column) * c_size;
+      char* result = direct_ ? c : split_ ? sums_ + row * columns * 4 : scratch + a_bytes;
+      const BFloat16* a = DenseRows(row, rows, k, depth, reinterpret_cast<BFloat16*>(scratch));
+      (rows == rows_ ? gemm : last_gemm).Run(thread, a, packed_, result, bias);
+      if (!direct_ && k + depth == k_) {
+        MoveResult(product_, partial_, result, row, rows, column, columns);
+      }
+    });
+  }
+
+  const Gemm& TileGemm(int64_t rows, int64_t columns, int64_t k, int64_t depth) {
+    return gemms_.Get({
+        .m = rows,
+        .n = columns,
+        .k = depth,
+        .lda = depth,
+        .ldb = columns,
+        .ldc = columns,
+        .b_packed = true,
+        .input = DType::kBF16,
+        .output = direct_ ? product_.c.dtype() : partial_,
+        .accumulate = k > 0 || (direct_ && product_.accumulate),
+        .bias = !product_.bias.empty() && k == 0,
+    });
+  }
+
+  const BFloat16* DenseRows(int64_t row, int64_t rows, int64_t k, int64_t depth,
+                            BFloat16* scratch) const {
+    const BFloat16* a = product_.a.as<BFloat16>();
+    if (a_.transposed) {
+      TransposeRows(a + k * a_.leading + row, a_.leading, rows, depth, scratch);
+      return scratch;
+    }
+    a += row * a_.leading + k;
+    if (a_.leading == depth) return a;
+    for (int64_t i = 0; i < rows; ++i) {
+      std::memcpy(scratch + i * depth, a + i * a_.leading, depth * sizeof(BFloat16));
+    }
+    return scratch;
+  }
+
+  const Product& product_;
+  ThreadPool& pool_;
+  Workspace& workspace_;
+  GemmCache& gemms_;
+  const MatrixLayout a_, b_;
+  const int64_t m_, n_, k_;
+  const int64_t rows_, panel_, depth_;  // of a tile, of a panel, of a part of k
+  const bool split_;                    // k, into parts
+  const bool direct_;                   // tiles are written where they belong
+  const DType partial_;                 // of a tile that is not
+  BFloat16* packed_ = nullptr;
+  char* sums_ = nullptr;  // c's panel in fp32, while k is split
+};
+
+}  // namespace
+
+bool PackedMatMul(const Product& product, ThreadPool& pool, Workspace& workspace,
+                  GemmCache& gemms) {
+  if (product.a.dtype() != DType::kBF16 || !gemms.has_packed()) return false;
+  // What packing and transposing move at a time; with fewer rows packing would not pay.
+  if (product.m() < 32 || product.n() % kPackColumns != 0 || product.k() % kPackRows != 0) {
+    return false;
+  }
+  if (LayoutOf(product.a).transposed && product.m() % 16 != 0) return false;
+  if (ColumnProduct::Suits(product)) {
+    ColumnProduct(product, pool, workspace, gemms).Run();
+  } else {
+    RowProduct(product, pool, workspace, gemms).Run();
+  }
+  return true;
+}
+
+}  // namespace tessera
