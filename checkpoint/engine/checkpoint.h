@@ -81,7 +81,8 @@ struct LoadReport {
   double seconds = 0;
 };
 
-// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is there), DataLoss.
+// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is there), DataLoss, also where the directory
+// is named as the checkpoint of another step; a directory with a name of another kind can hold any.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
 // Loads into the buffers of `state`, under whatever sharding they have: the saved one does not matter. Compares everything first
@@ -102,7 +103,8 @@ struct CheckpointInfo {
   std::string directory;  // under root
 };
 
-// Committed checkpoints under `root`, ascending by step. Half-written directories are not among them.
+// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no manifest is read. Half-written
+// directories are not among them.
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root);
 
 struct Damage {

@@ -214,6 +214,31 @@ TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
   EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor a"), HasSubstr("[1,0]")));
 }
 
+TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
+  std::vector<float> a(6, 1);
+  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  const std::string directory = MustSave(state, 7);
+  Manifest manifest = *ReadManifest(storage_, directory);
+  manifest.mutable_trainer()->set_step(9);
+  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
+  for (const absl::Status& status : {ReadManifest(storage_, directory).status(),
+                                     Load(storage_, directory, state, group_, {}).status()}) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("step 9"), HasSubstr("step-00000007")));
+  }
+  EXPECT_EQ(Verify(storage_, directory, false, 1, nullptr)->damage.size(), 1);
+}
+
+TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
+  std::vector<float> a(6, 1);
+  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  const std::string directory = MustSave(state);
+  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", "TESSERA").ok());
+  const std::string message = Message(ReadManifest(storage_, directory).status());
+  EXPECT_THAT(message, HasSubstr("manifest.pb: offset 7"));
+  EXPECT_EQ(message.find("manifest.pb"), message.rfind("manifest.pb")) << message;
+}
+
 TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   std::vector<float> master = {1.0f, 1.00390625f, 1.01171875f, -3.0f};  // two of them halfway
   Metadata metadata = AtStep(1);

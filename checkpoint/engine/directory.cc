@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/format/manifest.h"
@@ -56,6 +57,12 @@ std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir
                         absl::StrJoin(names, ", "));
   }
   return absl::StrCat("no checkpoint in ", storage.Describe(root), " either");
+}
+
+// "c" of "a/b/c" and of "a/b/c/".
+std::string LastComponent(std::string path) {
+  while (path.ends_with('/')) path.pop_back();
+  return path.substr(path.rfind('/') + 1);
 }
 
 absl::Status RemoveDirectory(Storage& storage, std::string_view root, const StepDirectory& dir) {
@@ -111,13 +118,30 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
   return bytes;
 }
 
+absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
+                                          std::string_view bytes) {
+  const auto path = [&] { return storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)); };
+  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
+  if (!manifest.ok()) {
+    const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
+    return absl::Status(
+        manifest.status().code(),
+        absl::StrCat(path(), ": ", absl::StripPrefix(manifest.status().message(), file_name)));
+  }
+  const std::string name = LastComponent(checkpoint_dir.empty() ? storage.Describe(checkpoint_dir)
+                                                                : std::string(checkpoint_dir));
+  const std::optional<int64_t> step = ParseStepDirectoryName(name);
+  if (step.has_value() && *step != manifest->trainer().step()) {
+    return absl::DataLossError(absl::StrCat(path(), ": the manifest is that of step ",
+                                            manifest->trainer().step(),
+                                            ", its directory is called ", name));
+  }
+  return manifest;
+}
+
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir) {
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadManifestBytes(storage, checkpoint_dir));
-  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
-  if (manifest.ok()) return manifest;
-  return absl::Status(manifest.status().code(),
-                      absl::StrCat(storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)),
-                                   ": ", manifest.status().message()));
+  return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root) {

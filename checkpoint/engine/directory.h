@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
@@ -25,6 +26,11 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
 
 // The bytes of a committed manifest. NotFound lists what is there instead.
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir);
+
+// Those bytes, decoded. DataLoss names the file; also where the directory is named for another step
+// than the manifest's.
+absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
+                                          std::string_view bytes);
 
 }  // namespace tessera::ckpt
 

@@ -101,11 +101,7 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
                                                                                    checkpoint_dir);
                                                         },
                                                         options.deadline));
-  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
-  if (manifest.ok()) return manifest;
-  return absl::Status(manifest.status().code(),
-                      absl::StrCat(storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)),
-                                   ": ", manifest.status().message()));
+  return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
 }  // namespace

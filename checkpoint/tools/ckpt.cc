@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/report.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -35,11 +38,6 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"ls", 1, RunLs}, {"inspect", 1, RunInspect}, {"verify", 1, RunVerify}, {"diff", 2, RunDiff}};
-
-int Usage(const CommandOutput& output, const std::string& problem) {
-  output.err << "ckpt: " << problem << "; see ckpt --help\n";
-  return kExitUsage;
-}
 
 // Empty if the flag is known and goes with the command.
 std::string ParseFlag(std::string_view command, const std::string& flag, CommandOptions& options) {
@@ -73,25 +71,28 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
       return kExitOk;
     }
   }
-  if (arguments.empty()) return Usage(output, "no command");
-  for (const Command& command : kCommands) {
-    if (command.name != arguments[0]) continue;
-    CommandOptions options;
-    for (size_t i = 1; i < arguments.size(); ++i) {
-      if (!arguments[i].starts_with("-")) {
-        options.paths.push_back(arguments[i]);
-        continue;
-      }
-      const std::string problem = ParseFlag(command.name, arguments[i], options);
-      if (!problem.empty()) return Usage(output, problem);
-    }
-    if (options.paths.size() != command.paths) {
-      return Usage(output,
-                   arguments[0] + " takes " + (command.paths == 1 ? "one path" : "two paths"));
-    }
-    return command.run(options, output);
+  const auto usage = [&](const std::string& problem) {
+    const bool json = std::ranges::find(arguments, "--json") != arguments.end();
+    return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
+  };
+  if (arguments.empty() || arguments[0].starts_with("-")) {
+    return usage("a command is missing: ls, inspect, verify or diff comes first");
   }
-  return Usage(output, "unknown command \"" + arguments[0] + "\"");
+  const auto command = std::ranges::find(kCommands, arguments[0], &Command::name);
+  if (command == std::end(kCommands)) return usage("unknown command \"" + arguments[0] + "\"");
+  CommandOptions options;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    if (!arguments[i].starts_with("-")) {
+      options.paths.push_back(arguments[i]);
+      continue;
+    }
+    const std::string problem = ParseFlag(command->name, arguments[i], options);
+    if (!problem.empty()) return usage(problem);
+  }
+  if (options.paths.size() != command->paths) {
+    return usage(arguments[0] + " takes " + (command->paths == 1 ? "one path" : "two paths"));
+  }
+  return command->run(options, output);
 }
 
 }  // namespace tessera::ckpt

@@ -1,5 +1,7 @@
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -7,7 +9,14 @@
 #include "checkpoint/tools/commands.h"
 
 int main(int argc, char** argv) {
-  return tessera::ckpt::RunCkpt(
+  const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),
       {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});
+  // What was printed can still be in a buffer: a full disk or a closed stdout shows here.
+  errno = 0;
+  std::cout.flush();
+  if (std::cout.good()) return exit_code;
+  std::cerr << "ckpt: the output is lost: cannot write to stdout"
+            << (errno != 0 ? std::string(": ") + std::strerror(errno) : "") << "\n";
+  return tessera::ckpt::kExitUsage;
 }

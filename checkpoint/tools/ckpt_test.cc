@@ -60,6 +60,7 @@ class CkptTest : public testing::Test {
     metadata.mutable_trainer()->set_step(step);
     metadata.mutable_trainer()->set_best_loss(std::numeric_limits<double>::infinity());
     metadata.mutable_trainer()->set_last_loss(3.25);
+    metadata.mutable_model()->set_text(config_);
     metadata.mutable_topology()->set_data_parallel(shards);
     metadata.mutable_optimizer()->set_algorithm("adamw");
     (*metadata.mutable_optimizer()->add_groups()->mutable_options())["weight_decay"] = 0.1;
@@ -93,6 +94,7 @@ class CkptTest : public testing::Test {
   std::unique_ptr<Storage> storage_;
   float w_[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   int64_t n_ = 17;
+  std::string config_;
   std::string out_, err_, progress_;
 };
 
@@ -113,6 +115,30 @@ TEST_F(CkptTest, Usage) {
   EXPECT_EQ(Run({"inspect", root_ + "/nothing"}), kExitUsage);
 }
 
+TEST_F(CkptTest, AnErrorIsAnObjectForMachines) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--json"},
+                                                    {"burn", "--json"},
+                                                    {"ls", "--json"},
+                                                    {"inspect", root_, "--json"},
+                                                    {"verify", root_, "--json"},
+                                                    {"diff", root_, root_, "--json"},
+                                                    {"ls", root_ + "/nothing\xff", "--json"}}) {
+    EXPECT_EQ(Run(arguments), kExitUsage);
+    ASSERT_TRUE(Json().is_object()) << out_;
+    EXPECT_THAT(err_, HasSubstr("ckpt")) << arguments[0];
+    EXPECT_EQ(Json().size(), 1);
+    EXPECT_FALSE(Json()["error"].get<std::string>().empty());
+  }
+  EXPECT_EQ(Run({"--json"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("a command is missing"));
+  EXPECT_EQ(Run({"inspect", root_}), kExitUsage);
+  EXPECT_EQ(out_, "");
+  MustSave("", 3, 1);
+  FlipByte("step-00000003/manifest.pb", 40);
+  EXPECT_EQ(Run({"inspect", root_, "--json"}), kExitDifferent);
+  EXPECT_THAT(Json()["error"].get<std::string>(), HasSubstr("checksum"));
+}
+
 TEST_F(CkptTest, Ls) {
   EXPECT_EQ(Run({"ls", root_}), kExitOk);
   EXPECT_THAT(out_, HasSubstr("no checkpoints"));
@@ -128,6 +154,12 @@ TEST_F(CkptTest, Ls) {
   EXPECT_EQ(Run({"ls", root_, "--json"}), kExitDifferent);
   EXPECT_TRUE(Json()[0].contains("error"));
   EXPECT_FALSE(Json()[1].contains("error"));
+  std::filesystem::rename(root_ + "/step-01000000", root_ + "/step-00000005");
+  EXPECT_EQ(Run({"ls", root_}), kExitDifferent);
+  EXPECT_THAT(err_, AllOf(HasSubstr("step 1000000"), HasSubstr("step-00000005")));
+  EXPECT_EQ(Run({"inspect", root_ + "/step-00000005/"}), kExitDifferent);
+  std::filesystem::rename(root_ + "/step-00000005", root_ + "/copy");
+  EXPECT_EQ(Run({"inspect", root_ + "/copy"}), kExitOk) << err_;
 }
 
 TEST_F(CkptTest, Inspect) {
@@ -203,6 +235,23 @@ TEST_F(CkptTest, DiffFindsValuesAndMetadata) {
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c", "--data"}), kExitDifferent);
   EXPECT_THAT(out_, AllOf(HasSubstr("w: 1 elements differ, by at most 0.5"),
                           HasSubstr("0 metadata differences")));
+}
+
+TEST_F(CkptTest, DiffOfConfigsIsOneLineAField) {
+  config_ = "hidden_size: 64\nnum_layers: 4\nrope {\n  base: 10000\n}\ntie: true\n";
+  MustSave("a", 3, 1);
+  config_ = "hidden_size: 128\nnum_layers: 4\nrope {\n  base: 500000\n}\nseed: 1\n";
+  MustSave("b", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("metadata  model.hidden_size: 64 -> 128\n"),
+                          HasSubstr("metadata  model.rope.base: 10000 -> 500000\n"),
+                          HasSubstr("metadata  model.tie: true -> (not set)\n"),
+                          HasSubstr("metadata  model.seed: (not set) -> 1\n"),
+                          HasSubstr("4 metadata differences")));
+  config_ = "{\"hidden_size\": 64}";
+  MustSave("c", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("{\"hidden_size\": 64}\n"));
 }
 
 }  // namespace

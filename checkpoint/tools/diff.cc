@@ -1,14 +1,19 @@
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/compare_data.h"
+#include "checkpoint/tools/report.h"
 #include "checkpoint/tools/summary.h"
 #include "checkpoint/tools/target.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -39,14 +44,76 @@ std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
   return absl::StrSplit(report, '\n', absl::SkipEmpty());
 }
 
+struct ConfigLine {
+  std::string path;  // of the field, with the messages that it is in
+  std::string value;
+};
+
+// The text format as written here, a field a line. Other text, JSON say, becomes lines without
+// a path.
+std::vector<ConfigLine> ConfigLines(const std::string& text) {
+  std::vector<ConfigLine> lines;
+  std::vector<std::string> inside;
+  for (const absl::string_view raw : absl::StrSplit(text, '\n')) {
+    const absl::string_view line = absl::StripAsciiWhitespace(raw);
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(": ", 1));
+    if (absl::EndsWith(line, " {")) {
+      inside.push_back(std::string(line.substr(0, line.size() - 2)));
+    } else if (line == "}" && !inside.empty()) {
+      inside.pop_back();
+    } else if (parts.size() == 2 && absl::ascii_isalpha(line[0])) {
+      lines.push_back(
+          {absl::StrCat(absl::StrJoin(inside, "."), inside.empty() ? "" : ".", parts[0]),
+           std::string(parts[1])});
+    } else if (!line.empty()) {
+      lines.push_back({"", std::string(line)});
+    }
+  }
+  return lines;
+}
+
+// One line for each field that differs, "model.hidden_size: 64 -> 128".
+void CompareConfigs(const std::string& a, const std::string& b, std::vector<std::string>& report) {
+  if (a == b) return;
+  const size_t before = report.size();
+  std::vector<ConfigLine> only_b = ConfigLines(b), only_a;
+  for (ConfigLine& line : ConfigLines(a)) {
+    const auto same = std::ranges::find_if(only_b, [&](const ConfigLine& other) {
+      return other.path == line.path && other.value == line.value;
+    });
+    if (same != only_b.end()) {
+      only_b.erase(same);
+    } else {
+      only_a.push_back(std::move(line));
+    }
+  }
+  const auto name = [](const ConfigLine& line) {
+    return absl::StrCat("model", line.path.empty() ? "" : ".", line.path);
+  };
+  for (const ConfigLine& line : only_a) {
+    const auto other = std::ranges::find(only_b, line.path, &ConfigLine::path);
+    const bool there = other != only_b.end();
+    report.push_back(
+        absl::StrCat(name(line), ": ", line.value, " -> ", there ? other->value : "(not set)"));
+    if (there) only_b.erase(other);
+  }
+  for (const ConfigLine& line : only_b) {
+    report.push_back(absl::StrCat(name(line), ": (not set) -> ", line.value));
+  }
+  if (report.size() == before) {
+    report.push_back("model.text: the same lines in another order or with other spaces");
+  }
+}
+
 void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differences) {
   Manifest state_a, state_b;
   for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
     *to->mutable_trainer() = from->trainer();
-    *to->mutable_model() = from->model();
+    to->mutable_model()->set_architecture(from->model().architecture());
     *to->mutable_optimizer() = from->optimizer();
   }
   differences.metadata = CompareMessages(state_a, state_b);
+  CompareConfigs(a.model().text(), b.model().text(), differences.metadata);
   if (TopologyText(a.topology()) != TopologyText(b.topology())) {
     differences.notes.push_back(
         absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())));
@@ -132,8 +199,7 @@ nlohmann::ordered_json ToJson(const Differences& differences,
 
 int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
-    output.err << "ckpt diff: " << status.message() << "\n";
-    return absl::IsDataLoss(status) ? kExitDifferent : kExitUsage;
+    return Fail(output, options, "ckpt diff", status);
   };
   const auto target_a = OpenTarget(options.paths[0]);
   if (!target_a.ok()) return fail(target_a.status());
@@ -155,7 +221,7 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
     AddDataDifferences(data, differences);
   }
   if (options.json) {
-    output.out << ToJson(differences, data).dump(2) << "\n";
+    PrintJson(ToJson(differences, data), output.out);
   } else {
     PrintText(differences, output.out);
   }

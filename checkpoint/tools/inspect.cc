@@ -10,6 +10,7 @@
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/report.h"
 #include "checkpoint/tools/summary.h"
 #include "checkpoint/tools/table.h"
 #include "checkpoint/tools/target.h"
@@ -165,15 +166,14 @@ Json ToJson(const Target& target, const Manifest& manifest) {
 
 int RunInspect(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
-    output.err << "ckpt inspect: " << status.message() << "\n";
-    return absl::IsDataLoss(status) ? kExitDifferent : kExitUsage;
+    return Fail(output, options, "ckpt inspect", status);
   };
   const auto target = OpenTarget(options.paths[0]);
   if (!target.ok()) return fail(target.status());
   const auto manifest = ReadManifest(*target->storage, target->directory);
   if (!manifest.ok()) return fail(manifest.status());
   if (options.json) {
-    output.out << ToJson(*target, *manifest).dump(2) << "\n";
+    PrintJson(ToJson(*target, *manifest), output.out);
   } else {
     PrintText(*target, *manifest, output.out);
   }

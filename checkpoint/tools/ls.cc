@@ -6,6 +6,7 @@
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/report.h"
 #include "checkpoint/tools/summary.h"
 #include "checkpoint/tools/table.h"
 #include "nlohmann/json.hpp"
@@ -14,8 +15,7 @@ namespace tessera::ckpt {
 
 int RunLs(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
-    output.err << "ckpt ls: " << status.message() << "\n";
-    return kExitUsage;
+    return Fail(output, options, "ckpt ls", status);
   };
   const auto storage = OpenPosixStorage(options.paths[0]);
   if (!storage.ok()) return fail(storage.status());
@@ -50,7 +50,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
     json.push_back(std::move(entry));
   }
   if (options.json) {
-    output.out << json.dump(2) << "\n";
+    PrintJson(json, output.out);
   } else if (checkpoints->empty()) {
     output.out << "no checkpoints in " << options.paths[0] << "\n";
   } else {

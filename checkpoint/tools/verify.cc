@@ -5,6 +5,7 @@
 #include "checkpoint/base/units.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/report.h"
 #include "checkpoint/tools/target.h"
 #include "nlohmann/json.hpp"
 
@@ -76,8 +77,7 @@ nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& repor
 
 int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
-    output.err << "ckpt verify: " << status.message() << "\n";
-    return kExitUsage;
+    return Fail(output, options, "ckpt verify", status);
   };
   const auto target = OpenTarget(options.paths[0]);
   if (!target.ok()) return fail(target.status());
@@ -91,7 +91,7 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   }
   if (!report.ok()) return fail(report.status());
   if (options.json) {
-    output.out << ToJson(target->Describe(), *report).dump(2) << "\n";
+    PrintJson(ToJson(target->Describe(), *report), output.out);
   } else {
     PrintText(target->Describe(), *report, output.out);
   }

@@ -1,0 +1,27 @@
+#ifndef TESSERA_CHECKPOINT_TOOLS_REPORT_H_
+#define TESSERA_CHECKPOINT_TOOLS_REPORT_H_
+
+#include <ostream>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "checkpoint/tools/commands.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+
+// Paths and names need not be UTF-8, which JSON must be: other bytes are replaced.
+void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
+
+// Says why a command ends without an answer: "ckpt ls: ..." on stderr and, for machines, one object
+// {"error": "..."} on stdout. Returns `exit_code`.
+int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
+         int exit_code);
+
+// The same of a checkpoint that cannot be read; the exit code tells damage from the rest.
+int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
+         const absl::Status& status);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_TOOLS_REPORT_H_
