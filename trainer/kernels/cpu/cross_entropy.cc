@@ -82,8 +82,9 @@ void BackwardRow(T* logits, int64_t columns, int64_t valid, int64_t target, cons
     const F32x16 x = Splat(static_cast<float>(logits[target]) - stats.max);
     at_target = Exp(x)[0] * factor - scale;
   }
-  ForLanes(valid, [&](int64_t i, auto load, auto store) {
-    store(Exp(load(logits + i) - stats.max) * factor, logits + i);
+  const float max = stats.max;
+  ForLanesFlushed(0, valid, [&](int64_t i, auto load, auto store) {
+    store(Exp(load(logits + i) - max) * factor, logits + i);
   });
   if (local) logits[target] = static_cast<T>(at_target);
   std::memset(static_cast<void*>(logits + valid), 0, (columns - valid) * sizeof(T));

@@ -26,7 +26,7 @@ void CpuBackend::GeluForward(TensorView x, TensorView out) {
     ForSegments(pool_, from.rows, from.columns, [&](int64_t row, int64_t begin, int64_t end, int) {
       const T* in = from.row(row) + begin;
       T* result = to.row(row) + begin;
-      ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
+      ForLanesFlushed(0, end - begin, [&](int64_t i, auto load, auto store) {
         const F32x16 value = load(in + i);
         const F32x16 u2 = kTwoSqrt2OverPi * (value + kCubic * value * value * value);
         store(value * Sigmoid(u2), result + i);
@@ -45,7 +45,7 @@ void CpuBackend::GeluBackward(TensorView d_out, TensorView x, TensorView d_x) {
                   const T* in = input.row(row) + begin;
                   const T* grad = dy.row(row) + begin;
                   T* result = dx.row(row) + begin;
-                  ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
+                  ForLanesFlushed(0, end - begin, [&](int64_t i, auto load, auto store) {
                     const F32x16 value = load(in + i);
                     const F32x16 square = value * value;
                     const F32x16 u2 = kTwoSqrt2OverPi * (value + kCubic * square * value);

@@ -22,7 +22,7 @@ void CpuBackend::SwiGluForward(TensorView gate_up, TensorView out) {
       const T* gate = from.row(row) + begin;
       const T* up = gate + half;
       T* result = to.row(row) + begin;
-      ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
+      ForLanesFlushed(0, end - begin, [&](int64_t i, auto load, auto store) {
         const F32x16 g = load(gate + i);
         store(g * Sigmoid(g) * load(up + i), result + i);
       });
@@ -41,7 +41,7 @@ void CpuBackend::SwiGluBackward(TensorView d_out, TensorView gate_up, TensorView
       const T* grad = dy.row(row) + begin;
       const T* gate = from.row(row) + begin;
       T* d_gate = to.row(row) + begin;
-      ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
+      ForLanesFlushed(0, end - begin, [&](int64_t i, auto load, auto store) {
         const F32x16 d = load(grad + i);
         const F32x16 g = load(gate + i);
         const F32x16 u = load(gate + half + i);

@@ -151,6 +151,16 @@ TESSERA_INLINE void ForLanesFlushed(int64_t begin, int64_t end, Body body) {
 
 TESSERA_INLINE F32x16 Max(F32x16 a, F32x16 b) { return Select(a > b, a, b); }
 
+// NaN stays.
+TESSERA_INLINE F32x16 Clamp(F32x16 x, float least, float most) {
+#if defined(__AVX512F__)
+  // Of a NaN and a number these take the second operand.
+  return _mm512_min_ps(Splat(most), _mm512_max_ps(Splat(least), x));
+#else
+  return Select(x > most, Splat(most), Select(x < least, Splat(least), x));
+#endif
+}
+
 // Correctly rounded.
 TESSERA_INLINE F32x16 Sqrt(F32x16 x) {
 #if defined(__AVX512F__)
@@ -185,52 +195,12 @@ TESSERA_INLINE float ReduceMax(F32x16 x) {
   return Reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// e^x. Largest error 1 ulp over the normal range; below -87.3 the result is 0, above 88.73
-// infinity; NaN stays.
-TESSERA_INLINE F32x16 Exp(F32x16 x) {
-  // ln 2 in two parts, the first with trailing zero bits: n * kLn2High is exact.
-  constexpr float kLn2High = 0.693359375f;
-  constexpr float kLn2Low = -2.12194440e-4f;
-  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
-  constexpr float kRound = 12582912.0f;
-  const F32x16 clamped = Select(x > 89.0f, Splat(89.0f), Select(x < -88.0f, Splat(-88.0f), x));
-  const F32x16 shifted = clamped * kLog2E + kRound;
-  const F32x16 n = shifted - kRound;
-  const F32x16 r = (clamped - n * kLn2High) - n * kLn2Low;
-  // Minimax on [-ln2/2, ln2/2] (Cephes expf).
-  F32x16 p = Splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * (r * r) + r) + 1.0f;
-#if defined(__AVX512F__)
-  const F32x16 result = _mm512_scalef_ps(p, n);
-#else
-  // 2^n in two factors: n reaches 128, one more than an exponent can say.
-  const I32x16 exponent = BitCast<I32x16>(shifted) - std::bit_cast<int32_t>(kRound);
-  const I32x16 half = exponent >> 1;
-  const F32x16 scale0 = BitCast<F32x16>((half + 127) << 23);
-  const F32x16 scale1 = BitCast<F32x16>((exponent - half + 127) << 23);
-  const F32x16 result = (p * scale0) * scale1;
-#endif
-  return Select(x < -87.33654f, F32x16{}, result);
-}
+// Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+inline constexpr float kRoundingShift = 12582912.0f;
 
-// 2^x, within 2 ulp; below -126 the result is 0, from 128 on infinity; NaN stays.
-TESSERA_INLINE F32x16 Exp2(F32x16 x) {
-#if defined(__AVX512F__)
-  const F32x16 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-  constexpr float kRound = 12582912.0f;  // see Exp
-  const F32x16 clamped = Select(x > 129.0f, Splat(129.0f), Select(x < -127.0f, Splat(-127.0f), x));
-  const F32x16 shifted = clamped + kRound;
-  const F32x16 n = shifted - kRound;
-  x = clamped;
-#endif
-  const F32x16 r = x - n;
-  // Minimax on [-1/2, 1/2], relative error 3e-9.
+// 2^(n + r) for |r| <= 1/2; n = shifted - kRoundingShift, from -127 to 129.
+TESSERA_INLINE F32x16 PowerOf2(F32x16 shifted, F32x16 r) {
+  // Minimax, relative error 3e-9.
   F32x16 p = Splat(1.55946775e-4f);
   p = p * r + 1.34066439e-3f;
   p = p * r + 9.61769297e-3f;
@@ -239,14 +209,33 @@ TESSERA_INLINE F32x16 Exp2(F32x16 x) {
   p = p * r + 6.93147215e-1f;
   p = p * r + 1.0f;
 #if defined(__AVX512F__)
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, Splat(-126.0f), _CMP_NLT_UQ), p, n);
+  return _mm512_scalef_ps(p, shifted - kRoundingShift);
 #else
-  const I32x16 exponent = BitCast<I32x16>(shifted) - std::bit_cast<int32_t>(kRound);
+  // In two factors: n is at times one more than an exponent can say.
+  const I32x16 exponent = BitCast<I32x16>(shifted) - std::bit_cast<int32_t>(kRoundingShift);
   const I32x16 half = exponent >> 1;
   const F32x16 scale0 = BitCast<F32x16>((half + 127) << 23);
   const F32x16 scale1 = BitCast<F32x16>((exponent - half + 127) << 23);
-  return Select(x < -126.0f, F32x16{}, (p * scale0) * scale1);
+  return (p * scale0) * scale1;
 #endif
+}
+
+// e^x. Largest error 1.5 ulp over the normal range; below -87.3 the result is 0, above 88.73
+// infinity; NaN stays.
+TESSERA_INLINE F32x16 Exp(F32x16 x) {
+  constexpr float kLog2ELow = 1.92596303e-8f;  // log2(e) - kLog2E
+  const F32x16 clamped = Clamp(x, -88.0f, 89.0f);
+  const F32x16 shifted = clamped * kLog2E + kRoundingShift;
+  // Both products are fused with their sums: x * kLog2E - n is exact.
+  const F32x16 r = clamped * kLog2E - (shifted - kRoundingShift);
+  return Select(x < -87.33654f, F32x16{}, PowerOf2(shifted, clamped * kLog2ELow + r));
+}
+
+// 2^x, within 1.5 ulp; below -126 the result is 0, from 128 on infinity; NaN stays.
+TESSERA_INLINE F32x16 Exp2(F32x16 x) {
+  const F32x16 clamped = Clamp(x, -127.0f, 129.0f);
+  const F32x16 shifted = clamped + kRoundingShift;
+  return Select(x < -126.0f, F32x16{}, PowerOf2(shifted, clamped - (shifted - kRoundingShift)));
 }
 
 // 1 / x for normal x > 0 below 2^126, within 1 ulp.
