@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <glob.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -62,6 +63,20 @@ absl::StatusOr<FileDescriptor> FileDescriptor::OpenForReading(const std::string&
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   return file;
+}
+
+absl::StatusOr<FileDescriptor> FileDescriptor::OpenFolder(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return FileError("open", path);
+  return FileDescriptor(fd, path);
+}
+
+absl::Status FileDescriptor::TryLock() const {
+  return flock(fd_, LOCK_EX | LOCK_NB) == 0 ? absl::OkStatus() : FileError("lock", path_);
+}
+
+absl::Status FileDescriptor::Sync() const {
+  return fsync(fd_) == 0 ? absl::OkStatus() : FileError("sync", path_);
 }
 
 absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t> out) const {

@@ -21,6 +21,13 @@ class FileDescriptor {
   // Errors: NotFound, PermissionDenied and so on; InvalidArgument for something that is not a
   // regular file.
   static absl::StatusOr<FileDescriptor> OpenForReading(const std::string& path);
+  // Not through a symbolic link.
+  static absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
+
+  // Until this object or the process is gone. An error where another has the lock.
+  absl::Status TryLock() const;
+  // Makes the contents, of a folder its names, durable.
+  absl::Status Sync() const;
 
   FileDescriptor(FileDescriptor&& other) noexcept;
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;

@@ -15,6 +15,7 @@
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/default_corpus.h"
+#include "trainer/data/file_util.h"
 #include "trainer/data/llmc_tokenizer.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer.h"
@@ -99,6 +100,34 @@ absl::Status CheckForeignFiles(const std::string& directory, const DatasetSummar
   return absl::OkStatus();
 }
 
+// Keeps a folder for this process; the lock goes with the process. An error where it is taken.
+absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
+  absl::StatusOr<FileDescriptor> folder = FileDescriptor::OpenFolder(path);
+  if (!folder.ok()) return folder;
+  if (absl::Status status = folder->TryLock(); !status.ok()) return status;
+  return folder;
+}
+
+constexpr std::string_view kStagingPrefix = ".staging-";
+constexpr std::string_view kStagingPattern = "XXXXXX";  // mkdtemp's
+
+// Staging folders of runs that were killed; those of runs at work are locked.
+void RemoveStaleStagingFolders(const std::string& output_dir) {
+  std::error_code error;
+  std::vector<std::string> found;
+  for (fs::directory_iterator it(output_dir, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with(kStagingPrefix) &&
+        name.size() == kStagingPrefix.size() + kStagingPattern.size()) {
+      found.push_back(it->path().string());
+    }
+  }
+  for (const std::string& path : found) {
+    if (LockFolder(path).ok()) fs::remove_all(path, error);
+  }
+}
+
 // A folder beside the final files that is gone, with all in it, when this object is.
 class StagingFolder {
  public:
@@ -109,12 +138,16 @@ class StagingFolder {
       return absl::ErrnoToStatus(error.value(),
                                  absl::StrCat("cannot create the output folder ", output_dir));
     }
-    std::string path = Join(output_dir, ".staging-XXXXXX");
+    RemoveStaleStagingFolders(output_dir);
+    std::string path =
+        Join(output_dir, absl::StrCat(std::string(kStagingPrefix), std::string(kStagingPattern)));
     if (mkdtemp(path.data()) == nullptr) {
       return absl::ErrnoToStatus(errno,
                                  absl::StrCat("cannot write to the output folder ", output_dir));
     }
-    return std::unique_ptr<StagingFolder>(new StagingFolder(path));
+    absl::StatusOr<FileDescriptor> lock = LockFolder(path);
+    if (!lock.ok()) return lock.status();
+    return std::unique_ptr<StagingFolder>(new StagingFolder(path, *std::move(lock)));
   }
   ~StagingFolder() {
     std::error_code error;
@@ -126,8 +159,10 @@ class StagingFolder {
   const std::string& path() const { return path_; }
 
  private:
-  explicit StagingFolder(std::string path) : path_(std::move(path)) {}
+  StagingFolder(std::string path, FileDescriptor lock)
+      : path_(std::move(path)), lock_(std::move(lock)) {}
   std::string path_;
+  FileDescriptor lock_;
 };
 
 absl::Status EncodeParts(const std::vector<DocumentPart>& parts, const Tokenizer& tokenizer,
@@ -229,6 +264,11 @@ absl::Status ExchangeFiles(const std::string& staging, const std::string& direct
                                  absl::StrCat("cannot write ", Join(directory, name)));
     }
   }
+  // Or a crash could keep the name of dataset.json and lose those of what it lists.
+  // The user may have named the folder by a symbolic link: "/." is where it leads.
+  const auto folder = FileDescriptor::OpenFolder(Join(directory, "."));
+  if (!folder.ok()) return folder.status();
+  if (absl::Status status = folder->Sync(); !status.ok()) return status;
   return WriteDatasetSummary(summary, directory);
 }
 

@@ -2,13 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/data/prepare_data.h"
 #include "trainer/metrics/standard_streams.h"
@@ -58,7 +60,55 @@ class ProgressLine {
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "prepare_data: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}
+
+// Of this file; the libraries define others.
+std::map<std::string, absl::CommandLineFlag*> OurFlags() {
+  std::map<std::string, absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (absl::EndsWith(flag->Filename(), "prepare_data_main.cc")) flags[std::string(name)] = flag;
+  }
+  return flags;
+}
+
+void PrintHelp() {
+  std::printf("prepare_data turns text files into token files for training.\n\n");
+  for (const auto& [name, flag] : OurFlags()) {
+    std::printf("  --%s (default \"%s\")\n      %s\n", name.c_str(), flag->DefaultValue().c_str(),
+                flag->Help().c_str());
+  }
+  std::printf("\nExit codes: 0 done; 2 wrong settings; 1 anything else.\n");
+}
+
+// --name=value or --name value, with _ or - in the name. Abseil's own parser ends the process with
+// other exit codes.
+absl::Status ParseFlags(const std::vector<std::string>& arguments) {
+  const std::map<std::string, absl::CommandLineFlag*> flags = OurFlags();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (!argument.starts_with("--")) {
+      return absl::InvalidArgumentError(absl::StrCat("unexpected argument ", argument));
+    }
+    const size_t equals = argument.find('=');
+    std::string name = argument.substr(2, equals == argument.npos ? equals : equals - 2);
+    std::ranges::replace(name, '-', '_');
+    const auto flag = flags.find(name);
+    if (flag == flags.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", argument, "; see --help"));
+    }
+    if (equals == argument.npos && i + 1 == arguments.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(argument, " has no value"));
+    }
+    const std::string value =
+        equals == argument.npos ? arguments[++i] : argument.substr(equals + 1);
+    std::string error;
+    if (!flag->second->ParseFrom(value, &error)) {
+      std::ranges::replace(error, '\n', ' ');
+      return absl::InvalidArgumentError(error);
+    }
+  }
+  return absl::OkStatus();
 }
 
 void PrintResult(const tessera::PrepareDataResult& result, const std::string& output_dir) {
@@ -69,6 +119,10 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
       summary.train.tokens, summary.validation.tokens, summary.validation.documents,
       summary.split.c_str());
   std::printf("a unigram model costs %.4f nats per token\n", summary.unigram_nats_per_token);
+  if (summary.validation.tokens == 0) {
+    std::printf("nothing is held back for validation (validation_fraction %g)\n",
+                absl::GetFlag(FLAGS_validation_fraction));
+  }
   if (result.skipped_binary_files > 0) {
     std::printf("skipped %ld files that are not text\n", result.skipped_binary_files);
   }
@@ -79,11 +133,12 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
 
 int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
-  absl::SetProgramUsageMessage("Turns text files into token files for training.");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    return Fail(absl::InvalidArgumentError(absl::StrCat("unexpected argument ", rest[1])));
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (std::ranges::find(arguments, "--help") != arguments.end()) {
+    PrintHelp();
+    return 0;
   }
+  if (absl::Status status = ParseFlags(arguments); !status.ok()) return Fail(status);
   const auto format = tessera::TokenFormatFromName(absl::GetFlag(FLAGS_format));
   if (!format.ok()) return Fail(format.status());
   tessera::PrepareDataOptions options;

@@ -1,7 +1,10 @@
 #include "trainer/data/prepare_data.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -172,6 +175,42 @@ TEST_F(PrepareDataTest, FewDocumentsAreSplitAtTheirTails) {
   const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/val_*.bin");
   EXPECT_EQ(std::string(tokens.begin() + 1, tokens.begin() + 6), "line ");
   EXPECT_EQ(tokens.back(), '\n');
+}
+
+TEST_F(PrepareDataTest, StagingFoldersOfKilledRunsGo) {
+  namespace fs = std::filesystem;
+  const std::string& folder = options_.output_dir;
+  fs::create_directories(folder + "/.staging-aB3dEf/below");
+  fs::create_directories(folder + "/.staging-atwork");
+  fs::create_directories(folder + "/.staging-of-somebody");
+  const int fd = open((folder + "/.staging-atwork").c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(flock(fd, LOCK_EX), 0);
+  ASSERT_TRUE(Prepare(options_).ok());
+  EXPECT_FALSE(fs::exists(folder + "/.staging-aB3dEf"));
+  EXPECT_TRUE(fs::exists(folder + "/.staging-atwork"));
+  EXPECT_TRUE(fs::exists(folder + "/.staging-of-somebody"));
+  close(fd);
+}
+
+TEST_F(PrepareDataTest, TooLittleTextIsSaidInOneSentence) {
+  options_.inputs = {in_.Write("tiny.txt", "one\n")};
+  options_.tokenizer = "sentencepiece";
+  options_.validation_fraction = 0;
+  options_.vocab_size = 5000;
+  const absl::Status status = Prepare(options_).status();
+  ExpectError(status, absl::StatusCode::kInvalidArgument, "vocab_size is 5000: ");
+  EXPECT_EQ(MessageOf(status).find(".cc"), std::string::npos) << status;
+  std::string many;  // different characters, more than the vocabulary holds
+  for (int c = 0; c < 400; ++c) {
+    many += static_cast<char>(0xE4 + c / 4096);
+    many += static_cast<char>(0x80 + c / 64);
+    many += static_cast<char>(0x80 + c % 64);
+  }
+  options_.inputs = {in_.Write("many.txt", many + "\n")};
+  options_.vocab_size = 300;
+  const absl::Status small = Prepare(options_).status();
+  ExpectError(small, absl::StatusCode::kInvalidArgument, "vocab_size is 300: ");
+  EXPECT_EQ(MessageOf(small).find(".cc"), std::string::npos) << small;
 }
 
 TEST_F(PrepareDataTest, WithoutValidation) {

@@ -130,9 +130,9 @@ absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_
     uint32_t token = 0;
     std::memcpy(&token, raw + i * token_bytes, token_bytes);
     if (token >= static_cast<uint64_t>(vocab_size)) {
-      return absl::DataLossError(
-          absl::StrCat(path_, " at offset ", offset + i * token_bytes, ": token ", first + i,
-                       " expected below the vocabulary size ", vocab_size, ", found ", token));
+      return absl::DataLossError(absl::StrCat(
+          path_, " at offset ", offset + i * token_bytes, ": token id ", token, " at position ",
+          first + i, " is outside the vocabulary (vocab_size ", vocab_size, ")"));
     }
     std::memcpy(out_bytes + 4 * i, &token, 4);
   }

@@ -103,9 +103,10 @@ TEST(TokenFileTest, IdsBeyondTheVocabularyNameTheirPlace) {
   EXPECT_TRUE((*file)->Read(0, 100, read).ok());
   const absl::Status status = (*file)->Read(1, 99, std::span(read).first(3));
   EXPECT_TRUE(absl::IsDataLoss(status));
-  EXPECT_EQ(MessageOf(status), folder.File("f") +
-                                   " at offset 1028: token 2 expected below the "
-                                   "vocabulary size 99, found 99");
+  EXPECT_EQ(MessageOf(status),
+            folder.File("f") +
+                " at offset 1028: token id 99 at position 2 is outside the vocabulary "
+                "(vocab_size 99)");
 }
 
 TEST(TokenFileTest, ShrinkingWhileOpenIsAnError) {

@@ -61,6 +61,17 @@ absl::StatusOr<std::vector<std::string>> SampleSentences(const std::vector<Docum
   return sentences;
 }
 
+// "src/x.cc(12) [(a) <= (b)] The reason." -> "The reason": where in the library it comes from tells
+// our user nothing.
+std::string ReasonIn(std::string_view error) {
+  const size_t bracket = error.rfind("] ");
+  std::string reason;
+  if (bracket != error.npos) reason = error.substr(bracket + 2);
+  std::ranges::replace(reason, '\n', ' ');
+  while (reason.ends_with(' ') || reason.ends_with('.')) reason.pop_back();
+  return reason.empty() ? "there is too little text" : reason;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<DocumentPart>& parts,
@@ -68,11 +79,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<Docu
                                                           const BytesDone& done) {
   const auto sentences = SampleSentences(parts, sample_bytes, done);
   if (!sentences.ok()) return sentences.status();
+  if (sentences->empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("vocab_size is ", vocab_size, ": the text has no line to make it from"));
+  }
   std::string model, error;
   if (!TrainSentencePieceModel(*sentences, vocab_size, &model, &error)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "vocab_size is ", vocab_size, ": SentencePiece cannot make such a vocabulary from ",
-        sentences->size(), " lines of text: ", error));
+        sentences->size(), " lines of text: ", ReasonIn(error)));
   }
   auto tokenizer = SentencePieceTokenizer::Parse("the trained model", std::move(model));
   if (!tokenizer.ok()) return tokenizer.status();
