@@ -57,7 +57,7 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
       break;
     default:
       status = absl::InvalidArgumentError(
-          "architecture is missing: give GPT2 or LLAMA3, or a named size");
+          "architecture is missing: give --size, or --architecture with gpt2 or llama3");
   }
   if (!status.ok()) return status;
   return resolved;

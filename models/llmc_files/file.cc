@@ -25,12 +25,13 @@ absl::Status SystemError(const char* action, const std::string& path) {
 absl::StatusOr<LlmcReader> LlmcReader::Open(const std::string& path) {
   LlmcReader reader;
   reader.path_ = path;
-  reader.descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Non-blocking so that a pipe by this name is reported below and does not wait for its writer.
+  reader.descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (reader.descriptor_ < 0) return SystemError("open", path);
   struct stat info;
   if (fstat(reader.descriptor_, &info) != 0) return SystemError("stat", path);
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is not a file"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   reader.size_bytes_ = info.st_size;
   if (reader.size_bytes_ < kLlmcHeaderBytes) {

@@ -1,5 +1,8 @@
 #include "models/llmc_files/tensors.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -78,6 +81,17 @@ TEST_F(TensorsTest, PiecesTakeTheirBoxes) {
     EXPECT_EQ(values[2 * i], i < 50 ? Value(2, kColumns - 50 + i) : 0) << i;
     EXPECT_EQ(values[2 * i + 1], i >= 20 ? Value(0, 7 + i - 20) : 0) << i;
   }
+}
+
+TEST_F(TensorsTest, WhatIsNotARegularFileIsRefusedAtOnce) {
+  const std::string pipe = path_ + ".pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, ::testing::TempDir()}) {
+    const absl::Status status = LlmcReader::Open(path).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_NE(status.message().find("not a regular file"), absl::string_view::npos) << status;
+  }
+  unlink(pipe.c_str());
 }
 
 TEST_F(TensorsTest, AFileThatShrinksWhileItIsReadIsDataLoss) {
