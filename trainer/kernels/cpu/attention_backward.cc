@@ -31,7 +31,7 @@ namespace tessera {
 namespace {
 
 // Keys whose scores are held at once.
-constexpr int64_t kChunkKeys = 512;
+constexpr int64_t kChunkKeys = 256;
 
 // Of N keys and Q query rows.
 struct Products {

@@ -85,6 +85,7 @@ TEST_P(AttentionTest, GroupedQueryHeads) { Check({2, 37, 8, 2, 16, 0}, 1); }
 TEST_P(AttentionTest, DropoutOfProbabilities) {
   Check({2, 33, 4, 2, 16, 0.25}, 1);
   Check({1, 150, 2, 2, 8, 0.5}, 1);
+  Check({1, 300, 2, 1, 8, 0.5}, 1);  // more than one block and chunk of keys
 }
 
 TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
