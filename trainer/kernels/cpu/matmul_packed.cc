@@ -210,8 +210,10 @@ class RowProduct {
 
  private:
   static constexpr int64_t kMostColumns = 4096;
+  // Sums longer than kLongSum are cut into parts, so that what is packed stays in the caches: parts
+  // of 512 were faster than 256, 1024 and 4096.
   static constexpr int64_t kLongSum = 4096;
-  static constexpr int64_t kLongSumPart = 1024;
+  static constexpr int64_t kLongSumPart = 512;
   static constexpr int64_t kPackDepth = 256;  // of what one thread packs at a time
 
   static int64_t ChooseRows(int64_t m, int64_t n) {
