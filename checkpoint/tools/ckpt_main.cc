@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/base/users_folder.h"
 #include "checkpoint/tools/commands.h"
 
 int main(int argc, char** argv) {
+  tessera::ckpt::EnterUsersFolder();
   const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),
       {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});

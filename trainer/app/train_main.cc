@@ -1,17 +1,15 @@
 // Trains a model: `train --config FILE --flag=value ...`, see --help.
 
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/base/status_macros.h"
+#include "checkpoint/base/users_folder.h"
 #include "glog/logging.h"
 #include "models/llmc.h"
 #include "models/model.h"
@@ -107,16 +105,8 @@ absl::Status Run(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
-// Under `bazel run` the process starts in a folder of Bazel's; relative paths are meant from where
-// the user stands.
-void ReturnToUsersFolder() {
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  std::error_code gone;
-  if (folder != nullptr) std::filesystem::current_path(folder, gone);
-}
-
 int Main(int argc, char** argv) {
-  ReturnToUsersFolder();
+  ckpt::EnterUsersFolder();
   const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
   if (line.ok() && !line->help.empty()) {
     std::printf("%s", line->help.c_str());

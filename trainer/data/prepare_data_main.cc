@@ -12,6 +12,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/users_folder.h"
 #include "trainer/data/prepare_data.h"
 #include "trainer/metrics/standard_streams.h"
 
@@ -133,6 +134,7 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
 
 int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
+  tessera::ckpt::EnterUsersFolder();
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (std::ranges::find(arguments, "--help") != arguments.end()) {
     PrintHelp();
