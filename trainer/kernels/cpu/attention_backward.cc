@@ -186,10 +186,7 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
   }
   WithType(q.dtype(), [&]<typename T>(T) {
     const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
-    // For every thread now, so that memory does not depend on which of them find a task.
-    for (int thread = 0; thread < pool_.threads(); ++thread) {
-      workspace_.OfThread<char>(thread, scratch_bytes);
-    }
+    workspace_.ReservePerThread(scratch_bytes);
     pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t task, int thread) {
       const int64_t b = task / shape.kv_heads, kv_head = task % shape.kv_heads;
       const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);

@@ -147,10 +147,7 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
   const int64_t parts = std::min(shape.blocks(), (4 * pool_.threads() + all_heads - 1) / all_heads);
   WithType(q.dtype(), [&]<typename T>(T) {
     const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
-    // For every thread now, so that memory does not depend on which of them find a task.
-    for (int thread = 0; thread < pool_.threads(); ++thread) {
-      workspace_.OfThread<char>(thread, scratch_bytes);
-    }
+    workspace_.ReservePerThread(scratch_bytes);
     pool_.ParallelFor(all_heads * parts, [&](int64_t task, int thread) {
       const int64_t b = task / parts / shape.heads, h = task / parts % shape.heads;
       const int64_t last_block = shape.blocks() - 1 - task % parts;

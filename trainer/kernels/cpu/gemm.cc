@@ -93,6 +93,7 @@ class DnnlGemm final : public Gemm {
       arguments.Add(DNNL_ARG_SCRATCHPAD, primitive.scratchpad_desc(), engine);
       if (shape.bias) arguments.Add(DNNL_ARG_BIAS, bias, engine);
     }
+    scratch.ReservePerThread(scratch_bytes_);
   }
 
   void Run(int thread, const void* a, const void* b, void* c, const void* bias) const override {

@@ -94,12 +94,13 @@ class ColumnProduct {
         gemms[last_rows][last_columns] = &TileGemm(std::min(rows, m_), std::min(columns, n_));
       }
     }
+    const int64_t packed_bytes = RoundToLine(columns_ * k_ * 2);
+    const int64_t scratch_bytes = packed_bytes + kTileRows * columns_ * ElementSize(partial_);
+    workspace_.ReservePerThread(scratch_bytes);
     pool_.ParallelFor(groups * parts, [&](int64_t block, int thread) {
       const int64_t part = block / groups, group = block % groups;
       const int64_t columns = std::min(columns_, n_ - part * columns_);
-      const int64_t packed_bytes = RoundToLine(columns_ * k_ * 2);
-      char* scratch = workspace_.OfThread<char>(
-          thread, packed_bytes + kTileRows * columns_ * ElementSize(partial_));
+      char* scratch = workspace_.OfThread<char>(thread, scratch_bytes);
       PackPart(part * columns_, columns, reinterpret_cast<BFloat16*>(scratch));
       const int64_t end = std::min(m_, (group + 1) * group_);
       for (int64_t row = group * group_; row < end; row += kTileRows) {
@@ -257,6 +258,7 @@ class RowProduct {
     const int64_t c_stride = product_.c.stride(0), c_size = ElementSize(product_.c.dtype());
     const void* bias =
         product_.bias.empty() || k > 0 ? nullptr : product_.bias.as<BFloat16>() + column;
+    workspace_.ReservePerThread(a_bytes + c_bytes);
     pool_.ParallelFor(tiles, [&](int64_t tile, int thread) {
       const int64_t row = tile * rows_, rows = std::min(rows_, m_ - row);
       char* scratch = workspace_.OfThread<char>(thread, a_bytes + c_bytes);

@@ -18,6 +18,11 @@ class Workspace {
   T* Shared(int64_t count) {
     return static_cast<T*>(shared_.Get(count * static_cast<int64_t>(sizeof(T))));
   }
+  // Makes every thread's own memory at least so large, so that how much there is does not depend on
+  // which threads find a task. To be called by the calling thread, outside of a loop.
+  void ReservePerThread(int64_t size_bytes) {
+    for (Buffer& buffer : per_thread_) buffer.Get(size_bytes);
+  }
   // The thread's own. One buffer per thread: an operation asks once a block for all that it needs.
   template <typename T>
   T* OfThread(int thread, int64_t count) {
