@@ -212,6 +212,9 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
     TESSERA_ASSIGN_OR_RETURN(session->tokenizer, OpenTokenizer(config));
   }
 
+  if (config.training().bf16() && !CpuHasBf16Products()) {
+    return absl::InvalidArgumentError("bf16: this processor has no bf16 products (AVX-512)");
+  }
   TESSERA_RETURN_IF_ERROR(CheckModelFits(config, trains));
   session->backend = MakeCpuBackend(ThreadCount(config));
   const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,

@@ -7,6 +7,10 @@
 
 namespace tessera {
 
+// Whether this processor has bf16 products (oneDNN's need AVX-512). Where not, a bf16 product of the
+// backend ends the process: whoever lets a user choose bf16 asks first.
+bool CpuHasBf16Products();
+
 // The operations on this machine's processors, for fp32 and bf16: oneDNN for matrix products,
 // vector loops for the rest. Results do not depend on `threads`; the caller's thread is one of
 // them. bf16 needs a processor with AVX-512.
