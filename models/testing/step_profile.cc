@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -58,6 +59,19 @@ class ProfilingBackend final : public Backend {
                              (b.stride(1) == 1 ? "B" : "B'");
     Timed(name, [&] { backend_.MatMul(a, b, c, accumulate, bias); });
     totals_[name].flops += 2.0 * m * k * n;
+  }
+  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override {
+    const TensorView &a = products[0].a, &b = products[0].b;
+    const int64_t n = static_cast<int64_t>(products.size());
+    const int64_t rows = a.dim(0), inner = a.dim(1), columns = b.dim(1);
+    const std::string name = "MatMulTree " + std::to_string(n) + " * " + std::to_string(rows) +
+                             " x " + std::to_string(inner) + " x " + std::to_string(columns) +
+                             (a.stride(1) == 1 ? " A" : " A'") + (b.stride(1) == 1 ? "B" : "B'");
+    Timed(name, [&] { backend_.MatMulTree(products, c); });
+    totals_[name].flops += 2.0 * n * rows * inner * columns;
+  }
+  void AddBias(TensorView x, TensorView bias, TensorView out) override {
+    Timed("AddBias", [&] { backend_.AddBias(x, bias, out); });
   }
   void SumRows(TensorView x, TensorView out, bool accumulate) override {
     Timed("SumRows", [&] { backend_.SumRows(x, out, accumulate); });
@@ -146,6 +160,9 @@ class ProfilingBackend final : public Backend {
   }
   double SumOfSquares(TensorView x) override { return backend_.SumOfSquares(x); }
   double Sum(TensorView x) override { return backend_.Sum(x); }
+  void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) override {
+    backend_.SumOfSquaresByBlock(x, block, sums);
+  }
   void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
              TensorView v, TensorView param) override {
     backend_.AdamW(options, grad, master, m, v, param);

@@ -26,8 +26,9 @@
 namespace tessera {
 
 // Where the elements of a dropout operand lie in the LOGICAL tensor of one sample, so that the mask does not depend on how samples and
-// channels are distributed. Element (row r, column c) of a [R, C] operand belongs to sample
-// first_sample + r / rows_per_sample and has index ((row_offset + r % rows_per_sample) * global_columns + column_offset + c).
+// channels are distributed. Element (row r, column c) of a [R, C] operand is row g = row_offset + r of the micro-batch, whose row 0
+// is the first of sample first_sample. It belongs to sample first_sample + g / rows_per_sample and has index
+// (g % rows_per_sample) * global_columns + column_offset + c.
 // The sample's stream is `stream` with stream.stream = MixCoordinates(stream.stream, sample). An element is kept where
 // RandomUniform(sample's stream, index) >= probability, and is then multiplied by 1 / (1 - probability).
 struct Dropout {
@@ -35,7 +36,7 @@ struct Dropout {
   RandomStream stream;     // of the step and the site
   int64_t first_sample = 0;
   int64_t rows_per_sample = 1;
-  int64_t row_offset = 0;
+  int64_t row_offset = 0;  // where the operand is a part of the micro-batch's rows; any
   int64_t global_columns = 0;
   int64_t column_offset = 0;
 };
@@ -61,6 +62,11 @@ struct AdamWOptions {
   double grad_scale = 1;  // gradients are multiplied by this first (clipping, averaging)
 };
 
+// One term of a sum of matrix products.
+struct MatMulOperands {
+  TensorView a, b;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -82,6 +88,14 @@ class Backend {
   // Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c compute dtype or fp32; bias compute dtype.
   virtual void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
                       TensorView bias = {}) = 0;
+  // c[M,N] (fp32; fp64 in the fp64 reference) = sum of the products a[M,K] b[K,N], each rounded to c's dtype before it is added, in
+  // the tree T(0, n) of communicator.h's ReduceOp. The bits are those of n calls of MatMul into buffers of their own, which are
+  // then added, without the memory traffic: c is a tensor-parallel sum over the shards of one process. All products have the same
+  // shapes, strides and dtypes; n >= 1.
+  virtual void MatMulTree(std::span<const MatMulOperands> products, TensorView c) = 0;
+  // out[R,C] (compute dtype) = x[R,C] (fp32; fp64 in the fp64 reference) + bias[C] (compute dtype; empty: none), rounded once. out
+  // may be x where the dtypes are equal.
+  virtual void AddBias(TensorView x, TensorView bias, TensorView out) = 0;
   // out[N] (fp32) = sum over rows of x[R,N] (+ out when accumulate).
   virtual void SumRows(TensorView x, TensorView out, bool accumulate) = 0;
 
@@ -152,6 +166,9 @@ class Backend {
   // Sum (of squares) of a contiguous tensor in fp64, fixed blocks, then a binary tree over blocks.
   virtual double SumOfSquares(TensorView x) = 0;
   virtual double Sum(TensorView x) = 0;
+  // sums[i] = sum of squares, in fp64, of the elements [i * block, min((i + 1) * block, n)) of contiguous x: a function of these
+  // elements and their number alone. As many sums as blocks.
+  virtual void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) = 0;
   // Decoupled weight decay. All contiguous, same length. master, m, v fp32; grad fp32; `param` (compute dtype) receives the rounded
   // master; when param IS fp32, master may be empty and param is updated itself.
   virtual void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,

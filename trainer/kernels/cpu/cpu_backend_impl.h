@@ -4,6 +4,7 @@
 // The class behind MakeCpuBackend. Each operation's methods are defined in the file of its name.
 
 #include <cstdint>
+#include <span>
 
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/gemm.h"
@@ -24,6 +25,8 @@ class CpuBackend final : public Backend {
   void Add(TensorView a, TensorView b, TensorView out) override;
   void Scale(TensorView x, double factor) override;
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
+  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
+  void AddBias(TensorView x, TensorView bias, TensorView out) override;
   void SumRows(TensorView x, TensorView out, bool accumulate) override;
   void EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
                         TensorView out) override;
@@ -61,6 +64,7 @@ class CpuBackend final : public Backend {
                             int64_t first_id, double grad_scale, TensorView logits) override;
   double SumOfSquares(TensorView x) override;
   double Sum(TensorView x) override;
+  void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) override;
   void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
              TensorView v, TensorView param) override;
 

@@ -19,14 +19,17 @@ constexpr int64_t kPiece = 1024;
 void CpuBackend::ApplyDropout(const Dropout& dropout, TensorView x) {
   if (dropout.probability == 0) return;
   CHECK_GE(dropout.rows_per_sample, 1);
+  CHECK_GE(dropout.row_offset, 0);
   WithType(x.dtype(), [&]<typename T>(T) {
     const Rows<T> rows = AsRows<T>(x);
     CHECK_GE(dropout.global_columns, dropout.column_offset + rows.columns);
     ForSegments(pool_, rows.rows, rows.columns, [&](int64_t row, int64_t begin, int64_t end, int) {
-      const DropoutMask mask(dropout.stream, dropout.first_sample + row / dropout.rows_per_sample,
+      const int64_t global_row = dropout.row_offset + row;
+      const DropoutMask mask(dropout.stream,
+                             dropout.first_sample + global_row / dropout.rows_per_sample,
                              dropout.probability);
-      const int64_t global_row = dropout.row_offset + row % dropout.rows_per_sample;
-      const int64_t first = global_row * dropout.global_columns + dropout.column_offset;
+      const int64_t first = global_row % dropout.rows_per_sample * dropout.global_columns +
+                            dropout.column_offset;
       float factors[kPiece];
       for (int64_t piece = begin; piece < end; piece += kPiece) {
         const int64_t count = std::min(kPiece, end - piece);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
@@ -76,6 +77,23 @@ double CpuBackend::BlockedSum(TensorView x, bool squares) {
     for (size_t i = 0; i + step < sums.size(); i += 2 * step) sums[i] += sums[i + step];
   }
   return sums[0];
+}
+
+void CpuBackend::SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) {
+  CHECK(x.contiguous());
+  CHECK_GE(block, 1);
+  const int64_t count = x.elements();
+  CHECK_EQ(static_cast<int64_t>(sums.size()), (count + block - 1) / block);
+  WithType(x.dtype(), [&]<typename T>(T) {
+    const int64_t blocks_per_task = std::max<int64_t>(1, kBlock / block);
+    ForRanges(pool_, static_cast<int64_t>(sums.size()), blocks_per_task,
+              [&](int64_t first, int64_t last, int) {
+                for (int64_t i = first; i < last; ++i) {
+                  const int64_t begin = i * block;
+                  sums[i] = SumBlock<true>(x.as<T>() + begin, std::min(block, count - begin));
+                }
+              });
+  });
 }
 
 double CpuBackend::SumOfSquares(TensorView x) { return BlockedSum(x, true); }

@@ -83,10 +83,11 @@ void ReferenceBackend::ApplyDropout(const Dropout& dropout, TensorView x) {
   if (dropout.probability == 0) return;
   Array values(x);
   for (int64_t r = 0; r < values.dim(0); ++r) {
+    const int64_t global_row = dropout.row_offset + r;
     RandomStream stream = dropout.stream;
     stream.stream =
-        MixCoordinates(stream.stream, dropout.first_sample + r / dropout.rows_per_sample);
-    const int64_t row = dropout.row_offset + r % dropout.rows_per_sample;
+        MixCoordinates(stream.stream, dropout.first_sample + global_row / dropout.rows_per_sample);
+    const int64_t row = global_row % dropout.rows_per_sample;
     for (int64_t c = 0; c < values.dim(1); ++c) {
       const int64_t index = row * dropout.global_columns + dropout.column_offset + c;
       const bool drop = RandomUniform(stream, index) < dropout.probability;

@@ -57,6 +57,13 @@ void StoreElement(const TensorView& x, int64_t offset, double value) {
   LOG(FATAL) << "impossible dtype";
 }
 
+double RoundTo(DType dtype, double value) {
+  double memory = 0;  // large enough for one element of any dtype
+  const TensorView element(&memory, dtype, {1});
+  StoreElement(element, 0, value);
+  return LoadElement(element, 0);
+}
+
 std::vector<int64_t> ElementOffsets(const TensorView& x) {
   std::vector<int64_t> offsets;
   offsets.reserve(x.elements());

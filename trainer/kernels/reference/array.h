@@ -21,6 +21,9 @@ void StoreElement(const TensorView& x, int64_t offset, double value);
 // Round to nearest even in one step: going through fp32 would round twice.
 BFloat16 RoundToBFloat16(double value);
 
+// `value` as it looks after a trip through memory of this dtype.
+double RoundTo(DType dtype, double value);
+
 // Offsets of all elements of x from x.data(), in row-major order of the indices.
 std::vector<int64_t> ElementOffsets(const TensorView& x);
 

@@ -4,6 +4,7 @@
 // Inside this package only. The formula of each operation stands above its definition.
 
 #include <cstdint>
+#include <span>
 
 #include "trainer/kernels/backend.h"
 #include "trainer/tensor/tensor.h"
@@ -19,6 +20,8 @@ class ReferenceBackend final : public Backend {
   void Scale(TensorView x, double factor) override;
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
               TensorView bias = {}) override;
+  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
+  void AddBias(TensorView x, TensorView bias, TensorView out) override;
   void SumRows(TensorView x, TensorView out, bool accumulate) override;
   void EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
                         TensorView out) override;
@@ -56,6 +59,7 @@ class ReferenceBackend final : public Backend {
                             int64_t first_id, double grad_scale, TensorView logits) override;
   double SumOfSquares(TensorView x) override;
   double Sum(TensorView x) override;
+  void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) override;
   void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
              TensorView v, TensorView param) override;
 };

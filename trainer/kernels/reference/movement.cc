@@ -2,9 +2,11 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "trainer/kernels/backend.h"
@@ -76,6 +78,15 @@ double ReferenceBackend::SumOfSquares(TensorView x) {
   const Array values(x);
   for (double value : values.values()) sum += value * value;
   return sum;
+}
+
+// sums[b] = sum of x[i]^2 over i of block b
+void ReferenceBackend::SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) {
+  const Array values(x);
+  const int64_t count = static_cast<int64_t>(values.values().size());
+  CHECK_EQ(static_cast<int64_t>(sums.size()), (count + block - 1) / block);
+  std::fill(sums.begin(), sums.end(), 0.0);
+  for (int64_t i = 0; i < count; ++i) sums[i / block] += values.values()[i] * values.values()[i];
 }
 
 // sum_i x[i]

@@ -199,16 +199,22 @@ TEST_F(ReferenceBackendTest, DropoutMaskBelongsToTheLogicalElement) {
       EXPECT_EQ(At(x, {r, c}), kept ? 2 : 0) << r << "," << c;
     }
   }
-  // The same elements as another rank holds them: sample 11, tokens 2 and 3, columns 2 to 4.
+  // The same elements as another rank holds them: rows 2 to 8, of all three samples, columns 2 to 4.
   Dropout part = whole;
-  part.first_sample = 11;
-  part.rows_per_sample = 2;
   part.row_offset = 2;
   part.column_offset = 2;
-  const Tensor y(kF64, {2, 3});
+  const Tensor y(kF64, {7, 3});
   backend_->Fill(y, 1);
   backend_->ApplyDropout(part, y);
-  ExpectBitwiseEqual(y, x.view().Slice(0, kTokens + 2, kTokens + 4).Slice(1, 2, 5));
+  ExpectBitwiseEqual(y, x.view().Slice(0, 2, 9).Slice(1, 2, 5));
+  // Rows 5 to 8 of the micro-batch that begins with sample 10 are rows 1 to 4 of that which begins
+  // with sample 11.
+  part.first_sample = 11;
+  part.row_offset = 1;
+  const Tensor z(kF64, {4, 3});
+  backend_->Fill(z, 1);
+  backend_->ApplyDropout(part, z);
+  ExpectBitwiseEqual(z, x.view().Slice(0, 5, 9).Slice(1, 2, 5));
 }
 
 TEST_F(ReferenceBackendTest, DropoutKeepsTheMeanAndZeroIsTheIdentity) {
