@@ -41,7 +41,12 @@ struct SaveOptions {
 struct SaveReport {
   std::string directory;       // of the new checkpoint, inside the storage
   uint64_t bytes_written = 0;  // data files, all ranks
-  double seconds = 0;
+  double seconds = 0;          // from the beginning to the commit
+
+  // Of asynchronous saves.
+  double copied_seconds = 0;   // from the beginning until this process's state was copied
+  double blocked_seconds = 0;  // this process's threads spent in Start() and waiting for the copy
+  std::string staging_note;    // not empty: the copy did not fit, and why
 };
 
 // Saves a checkpoint to root/step-N, where N is metadata.trainer().step(), the same on every rank; the rest of `metadata` counts on
