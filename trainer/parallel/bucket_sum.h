@@ -1,0 +1,57 @@
+#ifndef TESSERA_TRAINER_PARALLEL_BUCKET_SUM_H_
+#define TESSERA_TRAINER_PARALLEL_BUCKET_SUM_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "trainer/kernels/backend.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// The sum over the n contributions of a step, which come in order, for one stretch of gradients:
+// plain, or the binary tree T(0, n) of tree_sum.h by element. A tree of open subtrees is a binary
+// counter: each term holds a power of two of contributions, and equal neighbours are added at once.
+//
+// `Place(i)` says where contribution i has to be kept: the result for the first, a buffer of its own
+// where it opens a subtree, and nowhere (empty) where it is added as soon as it is there, from
+// wherever it is.
+class BucketSum {
+ public:
+  // `result`: where the sum ends up; contiguous, may have no elements. Buffers are made when they
+  // are first needed, in the current memory category.
+  BucketSum(TensorView result, int64_t contributions, bool tree)
+      : result_(std::move(result)), contributions_(contributions), tree_(tree) {}
+
+  // Between Place(i) and Add(i), neither is called for another contribution.
+  TensorView Place(int64_t i);
+  // `from`: Place(i), or any memory of the result's shape, which is free again after the call.
+  void Add(Backend& backend, int64_t i, TensorView from);
+  // Before the next step.
+  void Reset();
+
+  const TensorView& result() const { return result_; }
+
+ private:
+  struct Term {
+    int64_t contributions;
+    TensorView sum;
+    int buffer;  // index in buffers_; negative: the result
+  };
+  void MergeLastTwo(Backend& backend);
+
+  TensorView result_;
+  int64_t contributions_;
+  bool tree_;
+  std::vector<Term> terms_;
+  std::vector<Tensor> buffers_;
+  std::vector<int> free_;
+};
+
+// How many buffers a BucketSum makes besides the result.
+int64_t MostOpenTerms(int64_t contributions, bool tree);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_PARALLEL_BUCKET_SUM_H_

@@ -1,0 +1,95 @@
+#ifndef TESSERA_TRAINER_PARALLEL_GRADIENT_NORM_H_
+#define TESSERA_TRAINER_PARALLEL_GRADIENT_NORM_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/parallel/gradient_buckets.h"
+#include "trainer/parallel/gradient_reducer.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// What a rank owns of the gradient of one parameter.
+struct GradientPart {
+  std::string key;
+  int64_t elements = 0;  // of the whole parameter
+  int64_t begin = 0;     // first owned element in the parameter: a multiple of kGradientBlock
+  TensorView grad;       // contiguous; empty where nothing is owned
+};
+
+// Appends the parts of all parameters of one pipeline chunk.
+void AppendGradientParts(const GradientLayout& layout, std::span<const OwnedGradient> owned,
+                         std::vector<GradientPart>* parts);
+
+// The gradients' global norm. Sums of squares of blocks of kGradientBlock elements, in fp64, are
+// added in the tree over the blocks of their parameter (tree_sum.h), and parameters in the order of
+// their keys, each key once: so the bits depend neither on how parameters are spread over ranks nor
+// on how a ZeRO owner's range is cut. Every rank gets the same bits. A gradient that is not finite
+// gives a norm that is not, everywhere.
+class GradientNorm {
+ public:
+  // Groups of the mesh's axes; null where the axis has one rank.
+  struct Groups {
+    Communicator* data = nullptr;      // ranks with the same parameters
+    Communicator* tensor = nullptr;    // ranks with other shards
+    Communicator* pipeline = nullptr;  // ranks with other layers
+  };
+
+  // Exchanges keys and sizes. `parts`: all parameters of this rank, of all chunks, whatever is owned
+  // of them. Internal when parts do not fit together: a key with two sizes, a hole between owners.
+  // Collective over the groups, as is Compute(). The backend must outlive the norm.
+  static absl::StatusOr<std::unique_ptr<GradientNorm>> Create(Backend& backend,
+                                                              std::vector<GradientPart> parts,
+                                                              const Groups& groups);
+
+  // Of what the parts' views hold now. Sends at most 16 log2(blocks) bytes per parameter to each
+  // data rank, and 8 per parameter to each tensor and pipeline rank.
+  absl::StatusOr<double> Compute();
+
+ private:
+  // A parameter as one rank of a group holds it: its run of blocks.
+  struct Run {
+    std::string key;
+    int64_t elements = 0;
+    int64_t begin_block = 0;
+    int64_t end_block = 0;
+  };
+  // How values of the ranks of one group come together: those of all ranks, one after the other,
+  // become one per key.
+  struct Exchange {
+    Communicator* group = nullptr;
+    std::vector<int64_t> counts;           // values by rank
+    std::vector<std::vector<int>> sources;  // by key, in order: where its copies arrive
+  };
+  static absl::StatusOr<std::vector<std::vector<Run>>> ExchangeRuns(const std::vector<Run>& mine,
+                                                                    Communicator* group);
+  absl::Status PlanOwners(const std::vector<std::vector<Run>>& ranks);
+  absl::StatusOr<Exchange> PlanMerge(Communicator* group, std::vector<Run>* runs);
+  absl::StatusOr<std::vector<double>> SumsOfOwned();
+  static absl::StatusOr<std::vector<double>> Merge(const Exchange& exchange,
+                                                   std::vector<double> mine);
+
+  GradientNorm(Backend& backend, std::vector<GradientPart> parts)
+      : backend_(backend), parts_(std::move(parts)) {}
+
+  Backend& backend_;
+  std::vector<GradientPart> parts_;  // by key
+  Communicator* data_ = nullptr;     // null: every rank owns everything
+  std::vector<int64_t> data_counts_;        // subtree sums by data rank
+  std::vector<std::vector<int64_t>> ends_;  // by part, by data rank: end of its run of blocks
+  Exchange tensor_;
+  Exchange pipeline_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_PARALLEL_GRADIENT_NORM_H_

@@ -1,0 +1,157 @@
+#ifndef TESSERA_TRAINER_PARALLEL_GRADIENT_REDUCER_H_
+#define TESSERA_TRAINER_PARALLEL_GRADIENT_REDUCER_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/parallel/bucket_buffers.h"
+#include "trainer/parallel/bucket_sum.h"
+#include "trainer/parallel/gradient_buckets.h"
+#include "trainer/parallel/gradient_observer.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+struct GradientReducerOptions {
+  // Ranks with the same parameters and other micro-batches; null: there are none.
+  Communicator* data_parallel = nullptr;
+  // The two ranks with copies of on_two_stages parameters, same data and tensor coordinate; null:
+  // there are no such parameters.
+  Communicator* tie = nullptr;
+  int zero_stage = 0;  // 0, 1 or 2
+  bool exact = false;  // sums over micro-batches in the tree over their global index
+  int64_t bucket_elements = int64_t{4} << 20;
+  int64_t micro_batches = 1;    // of a step, on this rank
+  DType dtype = DType::kF32;    // of gradients
+  // Points the gradient views of everything inside [begin, end) of the gradient space at `memory`
+  // [end - begin].
+  std::function<void(int64_t begin, int64_t end, TensorView memory)> bind;
+};
+
+// What this rank updates: a flat range of values and its gradient.
+struct OwnedGradient {
+  int64_t begin = 0;
+  int64_t end = 0;
+  TensorView grad;  // [end - begin]; the same memory at every step
+};
+
+// The memory of a stage's gradients, and their sum over micro-batches and data-parallel ranks.
+//
+//   for each micro-batch i of this rank, in order:
+//     StartMicroBatch(i)
+//     model.Backward(..., accumulate(), ..., &reducer)
+//   Finish()
+//   ... update the values of owned() ...
+//   GatherValues(values)
+//
+// ZeRO 0: an all-reduce per bucket, every rank owns everything. ZeRO 1: a reduce-scatter per bucket,
+// a rank owns a piece of each; gradients have full size. ZeRO 2: a reduce-scatter per bucket and
+// micro-batch out of bucket buffers that are made on demand and reused; of gradients only owned
+// pieces are kept. Reductions start inside Ready(), in the last backward pass (ZeRO 2: in each), and
+// move on in later calls of Prepare() and Ready(); Finish() waits for the rest.
+//
+// Sums: with `exact`, the binary tree over global micro-batches, however they are split
+// (micro_batches.h says which splits can), whatever the bucket size and the ZeRO stage. Otherwise
+// plain sums, in one fixed order. Second contributions of tied parameters are summed apart and
+// added at the end, when both are complete.
+//
+// One data rank costs nothing: no copies, no messages; without `exact` (or with one micro-batch) the
+// backward pass writes to where the optimizer reads.
+//
+// Memory (MemoryCategory::kGradients): what is owned (ZeRO 0, 1: the gradient space), plus, with
+// `exact`, as many times the same as subtrees are open at once (MostOpenTerms()), plus bucket buffers:
+// at most kBucketBuffers of the largest bucket within bucket_elements and one of the largest bucket
+// beyond; more only where a backward pass writes more buckets at once.
+//
+// Wire, per step, bytes of data rank r of P: by bucket of n bytes, piece n_r, what
+// trainer/comm/communicator.h says of the operation.
+//
+// Collective over data_parallel (and tie): all its ranks have the same layout and options and make
+// the same calls in the same order. An error is the communicator's. The views given out stay valid
+// as long as the reducer. Not thread-safe.
+class GradientReducer : public GradientObserver {
+ public:
+  static constexpr int kBucketBuffers = 3;
+
+  // CHECKs the layout. Binds all gradients, except where Prepare() does so later.
+  GradientReducer(Backend& backend, GradientLayout layout, GradientReducerOptions options);
+
+  // 0 <= micro_batch < options.micro_batches, one after the other.
+  void StartMicroBatch(int64_t micro_batch);
+  // Whether the backward pass of this micro-batch adds to the gradients that are there, instead of
+  // overwriting them.
+  bool accumulate() const;
+  absl::Status Prepare(int64_t begin, int64_t end) override;
+  absl::Status Ready(int64_t begin, int64_t end) override;
+  // Ends the step: owned() holds the gradients of the whole global batch.
+  absl::Status Finish();
+
+  // Ordered by `begin`, disjoint, none empty. A parameter lies in at most one of them, or partly in
+  // one: what a rank owns of it is contiguous. ZeRO 0: all values in one.
+  const std::vector<OwnedGradient>& owned() const { return owned_; }
+  // Sends what this rank owns of the flat `values` [value_elements], contiguous, to the others, and
+  // receives the rest. Nothing to do for ZeRO 0.
+  absl::Status GatherValues(TensorView values);
+
+  const GradientLayout& layout() const { return layout_; }
+  const std::vector<GradientBucket>& buckets() const { return buckets_; }
+
+ private:
+  struct Bucket {
+    BucketSum sum;                // of what this rank keeps: the bucket, or its owned piece
+    TensorView work;              // where the backward pass of this micro-batch writes
+    BucketBuffers::Loan loan;     // work's memory, unless it is the sum's
+    int64_t unfinished = 0;       // parameters of this micro-batch
+    bool prepared = false;        // in this micro-batch
+  };
+  struct Reduction {
+    int bucket;
+    int64_t micro_batch;
+    TensorView piece;          // where the reduced piece arrives
+    BucketBuffers::Loan loan;  // of what is reduced
+    Pending pending;
+  };
+
+  int ranks() const;
+  int rank() const;
+  bool last() const { return micro_batch_ + 1 == options_.micro_batches; }
+  TensorView OwnedPiece(int bucket) const;  // ZeRO 0: all of the bucket
+  absl::Status PrepareBucket(int bucket);
+  absl::StatusOr<BucketBuffers::Loan> Borrow(int64_t elements);
+  absl::Status CompleteBucket(int bucket);
+  absl::Status ReduceMicroBatch(int bucket);
+  void ReduceStep(int bucket);
+  absl::Status WaitForOldest();
+  absl::Status WaitForBucket(int bucket);
+  absl::Status Poll();
+  absl::Status AddSecondContributions();
+  absl::Status AddOtherStages(int bucket);
+
+  Backend& backend_;
+  const GradientLayout layout_;
+  const GradientReducerOptions options_;
+  const std::vector<GradientBucket> buckets_;
+  // Reductions are per micro-batch (ZeRO 2), not per step.
+  const bool by_micro_batch_;
+  // The backward pass writes to the result at every micro-batch.
+  const bool in_place_;
+  Tensor gradients_;  // the gradient space, or (by_micro_batch_) the owned pieces of all buckets
+  std::vector<int> bucket_of_;         // by parameter
+  std::vector<int> second_bucket_of_;  // by parameter; negative: none
+  std::vector<OwnedGradient> owned_;
+  BucketBuffers buffers_;
+  std::vector<Bucket> states_;
+  int64_t micro_batch_ = -1;  // of this step; negative before the first
+  std::deque<Reduction> reductions_;  // under way, oldest first; last: ends before its memory
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_PARALLEL_GRADIENT_REDUCER_H_

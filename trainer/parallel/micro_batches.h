@@ -1,0 +1,34 @@
+#ifndef TESSERA_TRAINER_PARALLEL_MICRO_BATCHES_H_
+#define TESSERA_TRAINER_PARALLEL_MICRO_BATCHES_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace tessera {
+
+// Which micro-batches of a global step a data-parallel rank computes.
+struct MicroBatchSplit {
+  int zero_stage = 0;
+  int data_ranks = 1;
+  int64_t micro_batches = 1;  // of the global step: global batch / micro-batch
+
+  int64_t local() const { return micro_batches / data_ranks; }
+};
+
+// The global index of micro-batch `i` of data rank `rank`, 0 <= i < split.local(). ZeRO 0 and 1
+// reduce once a step: a rank has a run of neighbours. ZeRO 2 reduces at every micro-batch: those
+// that are reduced together are neighbours.
+int64_t GlobalMicroBatch(const MicroBatchSplit& split, int rank, int64_t i);
+
+// Whether micro-batches can be split evenly, and, for `exact`, whether the split's sums are those of
+// the binary tree over global micro-batches. That needs, with M = global batch / micro-batch,
+// - ZeRO 0, 1: M / data_ranks to be a power of two, or one data rank;
+// - ZeRO 2: data_ranks to be a power of two, or M = data_ranks.
+// InvalidArgument in one sentence with the names of the settings.
+absl::Status CheckMicroBatches(int64_t global_batch_size, int64_t micro_batch_size,
+                               int data_parallel_size, int zero_stage, bool exact);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_PARALLEL_MICRO_BATCHES_H_
