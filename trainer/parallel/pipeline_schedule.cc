@@ -1,6 +1,7 @@
 #include "trainer/parallel/pipeline_schedule.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "glog/logging.h"
 
@@ -44,6 +45,29 @@ std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int ran
     actions.push_back(NthPass(shape, PipelineAction::kBackward, n));
   }
   return actions;
+}
+
+std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape) {
+  std::vector<PipelineAction> actions;
+  // As many micro-batches as there are ranks through all chunks, as far as there are as many: the
+  // last rank's messages meet a first rank that is done with the chunk before.
+  const int64_t round = shape.chunks == 1 ? shape.micro_batches : shape.ranks;
+  for (int64_t begin = 0; begin < shape.micro_batches; begin += round) {
+    const int64_t end = std::min(begin + round, shape.micro_batches);
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      for (int64_t i = begin; i < end; ++i) {
+        actions.push_back({.kind = PipelineAction::kForward, .micro_batch = i, .chunk = chunk});
+      }
+    }
+  }
+  return actions;
+}
+
+int64_t MostInFlight(const std::vector<PipelineAction>& actions, int chunk) {
+  std::vector<PipelineAction> of_chunk;
+  std::copy_if(actions.begin(), actions.end(), std::back_inserter(of_chunk),
+               [chunk](const PipelineAction& action) { return action.chunk == chunk; });
+  return MostInFlight(of_chunk);
 }
 
 int64_t MostInFlight(const std::vector<PipelineAction>& actions) {

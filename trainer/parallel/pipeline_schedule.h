@@ -31,9 +31,14 @@ struct PipelineShape {
 // Precondition: interleaved schedules need micro_batches to be a multiple of ranks.
 std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int rank);
 
+// What each rank does, in order, when all micro-batches go forward only. Any number of them.
+std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape);
+
 // The most (micro-batch, chunk) pairs that have gone forward and not yet backward: how many sets of
 // activations the rank must hold.
 int64_t MostInFlight(const std::vector<PipelineAction>& actions);
+// The same of one chunk alone.
+int64_t MostInFlight(const std::vector<PipelineAction>& actions, int chunk);
 
 // Share of time that ranks wait, when all chunks take equally long and messages take none:
 // (ranks - 1) / (chunks * micro_batches + ranks - 1).

@@ -1,7 +1,9 @@
 #include "trainer/parallel/topology.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -11,43 +13,40 @@
 namespace tessera {
 namespace {
 
-absl::Status Refuse(std::string_view what, int64_t value, std::string_view by, int64_t divisor) {
+// "num_attention_heads = 8 is no multiple of tensor_model_parallel_size = 3".
+absl::Status Refuse(absl::string_view what, int64_t value, absl::string_view by, int64_t divisor) {
   return absl::InvalidArgumentError(
-      absl::StrCat(absl::string_view(what.data(), what.size()), " = ", value, " is no multiple of ",
-                   absl::string_view(by.data(), by.size()), " = ", divisor));
+      absl::StrCat(what, " = ", value, " is no multiple of ", by, " = ", divisor));
 }
 
-absl::Status ValidateSizes(const Topology& topology) {
-  for (const auto& [name, size] : std::array<std::pair<const char*, int>, 4>{
-           {{"tensor_model_parallel_size", topology.tensor},
-            {"data_parallel_size", topology.data},
-            {"pipeline_model_parallel_size", topology.pipeline},
-            {"num_virtual_stages_per_pipeline_rank", topology.virtual_pipeline}}}) {
-    if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
-  }
-  if (topology.zero_stage < 0 || topology.zero_stage > 2) {
+bool IsPowerOfTwo(int64_t value) { return value > 0 && (value & (value - 1)) == 0; }
+
+absl::Status ValidateShards(const Topology& topology, int exact_tp_shards) {
+  if (exact_tp_shards == 0) return absl::OkStatus();
+  if (!IsPowerOfTwo(exact_tp_shards)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("zero_stage = ", topology.zero_stage, " is none of 0, 1, 2"));
+        absl::StrCat("exact_tp_shards = ", exact_tp_shards, " is no power of two"));
   }
-  if (topology.virtual_pipeline > 1 && topology.pipeline == 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
-                     " needs pipeline_model_parallel_size above 1"));
-  }
-  if (topology.sequence_parallel && topology.tensor == 1) {
-    return absl::InvalidArgumentError("sequence_parallel needs tensor_model_parallel_size above 1");
+  if (exact_tp_shards % topology.tensor != 0) {  // also where there are fewer shards than ranks
+    return Refuse("exact_tp_shards", exact_tp_shards, "tensor_model_parallel_size",
+                  topology.tensor);
   }
   return absl::OkStatus();
 }
 
-absl::Status ValidateModel(const Topology& topology, const ModelConfig& model) {
-  const int64_t tensor = topology.tensor;
-  constexpr char kTensor[] = "tensor_model_parallel_size";
+// What the number of virtual shards comes from.
+absl::string_view ShardsName(int exact_tp_shards) {
+  return exact_tp_shards > 0 ? "exact_tp_shards" : "tensor_model_parallel_size";
+}
+
+absl::Status ValidateModel(const Topology& topology, const ModelConfig& model,
+                           int exact_tp_shards) {
+  const int shards = VirtualShards(topology, exact_tp_shards);
   for (const auto& [name, size] : std::array<std::pair<const char*, int64_t>, 3>{
            {{"num_attention_heads", model.num_attention_heads()},
             {"num_query_groups", model.num_query_groups()},
             {"ffn_hidden_size", model.ffn_hidden_size()}}}) {
-    if (size % tensor != 0) return Refuse(name, size, kTensor, tensor);
+    if (size % shards != 0) return Refuse(name, size, ShardsName(exact_tp_shards), shards);
   }
   const int64_t chunks = int64_t{topology.pipeline} * topology.virtual_pipeline;
   if (model.num_layers() < chunks) {
@@ -59,7 +58,31 @@ absl::Status ValidateModel(const Topology& topology, const ModelConfig& model) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch) {
+// EXACT numerics add the gradients of a step's micro-batches in one binary tree. What a
+// data-parallel rank adds by itself, or all of them add at a time, must be a whole subtree of it.
+absl::Status ValidateGradientTree(const Topology& topology, int64_t rank_micro_batches) {
+  const int64_t ranks = topology.data;
+  if (topology.zero_stage == 2) {
+    if (IsPowerOfTwo(ranks) || rank_micro_batches == 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "EXACT numerics with zero_stage = 2 need data_parallel_size = ", ranks,
+        " to be a power of two, or global_batch_size / (micro_batch_size * data_parallel_size) = ",
+        rank_micro_batches, " to be 1"));
+  }
+  if (ranks == 1 || IsPowerOfTwo(rank_micro_batches)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "EXACT numerics with zero_stage = ", topology.zero_stage, " and data_parallel_size = ", ranks,
+      " need global_batch_size / (micro_batch_size * data_parallel_size) = ", rank_micro_batches,
+      " to be a power of two"));
+}
+
+absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, int exact_tp_shards) {
+  for (const auto& [name, size] :
+       std::array<std::pair<const char*, int64_t>, 3>{{{"micro_batch_size", batch.micro_batch},
+                                                       {"global_batch_size", batch.global_batch},
+                                                       {"seq_length", batch.sequence_length}}}) {
+    if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
+  }
   const int64_t pass = batch.micro_batch * topology.data;
   if (batch.global_batch % pass != 0) {
     return Refuse("global_batch_size", batch.global_batch, "micro_batch_size * data_parallel_size",
@@ -67,14 +90,19 @@ absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch) {
   }
   const int64_t micro_batches = batch.global_batch / pass;
   if (topology.virtual_pipeline > 1 && micro_batches % topology.pipeline != 0) {
-    return Refuse("the number of micro-batches of a step (with virtual stages)", micro_batches,
-                  "pipeline_model_parallel_size", topology.pipeline);
+    return Refuse(absl::StrCat("global_batch_size / (micro_batch_size * data_parallel_size), with "
+                               "num_virtual_stages_per_pipeline_rank = ",
+                               topology.virtual_pipeline, ","),
+                  micro_batches, "pipeline_model_parallel_size", topology.pipeline);
   }
-  if (topology.sequence_parallel && batch.sequence_length % topology.tensor != 0) {
-    return Refuse("seq_length (with sequence_parallel)", batch.sequence_length,
-                  "tensor_model_parallel_size", topology.tensor);
+  // Gradients of norms are added over this many blocks of rows; sequence parallelism gives each
+  // rank its blocks.
+  const int64_t rows = batch.micro_batch * batch.sequence_length;
+  const int shards = VirtualShards(topology, exact_tp_shards);
+  if (rows % shards != 0) {
+    return Refuse("micro_batch_size * seq_length", rows, ShardsName(exact_tp_shards), shards);
   }
-  return absl::OkStatus();
+  return exact_tp_shards > 0 ? ValidateGradientTree(topology, micro_batches) : absl::OkStatus();
 }
 
 // Sets the field that a part such as "dp4" or "sp" names.
@@ -168,12 +196,57 @@ absl::StatusOr<Topology> ParseTopology(std::string_view text) {
   return topology;
 }
 
+ChunkLayers LayersOfChunk(int64_t num_layers, const Topology& topology, int pipeline, int chunk) {
+  const int64_t stages = int64_t{topology.pipeline} * topology.virtual_pipeline;
+  const int64_t stage = int64_t{chunk} * topology.pipeline + pipeline;
+  CHECK(stage >= 0 && stage < stages && num_layers >= stages)
+      << num_layers << " layers, stage " << stage << " of " << stages;
+  const int64_t each = num_layers / stages;
+  const int64_t left_over = num_layers % stages;
+  // The virtual stages [stages - 1 - left_over, stages - 1) have one layer more.
+  const auto begin = [&](int64_t at) {
+    return at * each + std::clamp(at - (stages - 1 - left_over), int64_t{0}, left_over);
+  };
+  return {.first = begin(stage),
+          .last = begin(stage + 1),
+          .has_embedding = stage == 0,
+          .has_head = stage == stages - 1};
+}
+
+int VirtualShards(const Topology& topology, int exact_tp_shards) {
+  return exact_tp_shards > 0 ? exact_tp_shards : topology.tensor;
+}
+
+absl::Status ValidateSizes(const Topology& topology) {
+  for (const auto& [name, size] : std::array<std::pair<const char*, int>, 4>{
+           {{"tensor_model_parallel_size", topology.tensor},
+            {"data_parallel_size", topology.data},
+            {"pipeline_model_parallel_size", topology.pipeline},
+            {"num_virtual_stages_per_pipeline_rank", topology.virtual_pipeline}}}) {
+    if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
+  }
+  if (topology.zero_stage < 0 || topology.zero_stage > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("zero_stage = ", topology.zero_stage, " is none of 0, 1, 2"));
+  }
+  if (topology.virtual_pipeline > 1 && topology.pipeline == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
+                     " needs pipeline_model_parallel_size above 1"));
+  }
+  if (topology.sequence_parallel && topology.tensor == 1) {
+    return absl::InvalidArgumentError("sequence_parallel needs tensor_model_parallel_size above 1");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
-                              const BatchSizes& batch) {
+                              const BatchSizes& batch, int exact_tp_shards) {
   // In this order: later checks divide by what earlier ones have found to be positive.
   absl::Status status = ValidateSizes(topology);
-  if (status.ok()) status = ValidateModel(topology, model);
-  if (status.ok()) status = ValidateBatch(topology, batch);
+  if (status.ok()) status = ValidateShards(topology, exact_tp_shards);
+  if (status.ok()) status = ValidateModel(topology, model, exact_tp_shards);
+  if (status.ok()) status = ValidateBatch(topology, batch, exact_tp_shards);
   return status;
 }
 

@@ -50,6 +50,23 @@ std::string ToString(const Topology& topology);
 // The inverse; parts in any order. InvalidArgument naming the part that is none.
 absl::StatusOr<Topology> ParseTopology(std::string_view text);
 
+// The layers [first, last), by global index, of one chunk, and whether it has what stands before
+// the first and after the last layer of the model.
+struct ChunkLayers {
+  int64_t first = 0;
+  int64_t last = 0;
+  bool has_embedding = false;
+  bool has_head = false;
+
+  bool operator==(const ChunkLayers&) const = default;
+};
+
+// Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. Layers
+// are spread as evenly as they go; the ones left over go to the virtual stages right before the
+// last, which has the head as well, so that the first ranks, who hold the most activations, get
+// them last. Preconditions: the topology fits the model, and the chunk exists.
+ChunkLayers LayersOfChunk(int64_t num_layers, const Topology& topology, int pipeline, int chunk);
+
 // How a step's samples are split.
 struct BatchSizes {
   int64_t micro_batch = 1;
@@ -57,10 +74,18 @@ struct BatchSizes {
   int64_t sequence_length = 1;
 };
 
-// Whether a model (resolved) and its batches can be split like this. InvalidArgument: one sentence that
-// names the sizes which do not go together.
+// Parts that a tensor-parallel layer is computed in: exact_tp_shards, or in FAST numerics, where
+// that is 0, the tensor-parallel size.
+int VirtualShards(const Topology& topology, int exact_tp_shards);
+
+// Whether the axes' sizes make sense by themselves. InvalidArgument: one sentence.
+absl::Status ValidateSizes(const Topology& topology);
+
+// Whether a model (resolved) and its batches can be split like this, in EXACT numerics with
+// `exact_tp_shards` virtual shards, or, where that is 0, in FAST ones. InvalidArgument: one sentence
+// that names the settings that do not go together, and both sizes.
 absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
-                              const BatchSizes& batch);
+                              const BatchSizes& batch, int exact_tp_shards = 0);
 
 }  // namespace tessera
 
