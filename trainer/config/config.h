@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/parallel/topology.h"
 
 namespace tessera {
 
@@ -37,6 +38,12 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
 // result changes nothing.
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config);
+
+// The sizes of the parallel axes that a resolved config asks for. Processes of the run:
+// ConfigTopology(config).world_size().
+Topology ConfigTopology(const TrainConfig& config);
+// exact_tp_shards of a resolved config in EXACT numerics; 0 in FAST ones.
+int ExactShards(const TrainConfig& config);
 
 // Complete text, one field a line; ParseConfig reads it back to the same config.
 std::string ConfigText(const TrainConfig& config);

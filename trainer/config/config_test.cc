@@ -6,9 +6,11 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "google/protobuf/util/message_differencer.h"
+#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {
@@ -260,19 +262,19 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Parallel, ContradictionTest,
     testing::ValuesIn(std::vector<Contradiction>{
-        {{"--data-parallel-size=2"},
-         "data_parallel_size=2: this build runs one process; expected 1"},
-        {{"--tensor-model-parallel-size=2"},
-         "tensor_model_parallel_size=2: this build runs one process; expected 1"},
-        {{"--pipeline-model-parallel-size=0"},
-         "pipeline_model_parallel_size=0: this build runs one process; expected 1"},
-        {{"--num-virtual-stages-per-pipeline-rank=2"},
-         "num_virtual_stages_per_pipeline_rank=2: this build runs one process; expected 1"},
-        {{"--zero-stage=2"}, "zero_stage=2: this build runs one process; expected 0"},
-        {{"--sequence-parallel"},
-         "sequence_parallel=true: this build runs one process; expected false"},
-        {{"--numerics=exact"}, "numerics=exact: this build runs one process; expected fast"},
-        {{"--exact-tp-shards=2"}, "exact_tp_shards=2: this build runs one process; expected 1"},
+        {{"--data-parallel-size=0"}, "data_parallel_size=0: must be at least 1"},
+        {{"--pipeline-model-parallel-size=0"}, "pipeline_model_parallel_size=0: must be at least 1"},
+        {{"--tensor-model-parallel-size=1048577"},
+         "tensor_model_parallel_size=1048577: must be at most 1048576"},
+        {{"--data-parallel-size=1048576", "--tensor-model-parallel-size=2"},
+         "data_parallel_size=1048576 * tensor_model_parallel_size=2 * "
+         "pipeline_model_parallel_size=1: must be at most 1048576 processes"},
+        {{"--zero-stage=3"}, "zero_stage=3: expected 0, 1 or 2"},
+        {{"--exact-tp-shards=2"}, "exact_tp_shards=2 but numerics=fast"},
+        {{"--ddp-bucket-size=0"}, "ddp_bucket_size=0: must be at least 1"},
+        {{"--distributed-timeout-minutes=0"}, "distributed_timeout_minutes=0: must be more than 0"},
+        {{"--data-parallel-size=2", "--global-batch-size=3"},
+         "global_batch_size=3 is not divisible by micro_batch_size=1 * data_parallel_size=2"},
     }));
 
 INSTANTIATE_TEST_SUITE_P(
@@ -305,6 +307,36 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--top-k=257"}, "top_k=257 is more than vocab_size=256"},
         {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
     }));
+
+// That the sizes are checked against each other; how, is tested beside ValidateTopology.
+TEST(ResolveConfigTest, SizesThatDoNotFitTogetherAreNamed) {
+  for (const auto& [flags, names] :
+       std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>>{
+           {{"--tensor-model-parallel-size=3"}, {"num_attention_heads", "3"}},
+           {{"--pipeline-model-parallel-size=8"}, {"num_layers", "8"}},
+           {{"--num-virtual-stages-per-pipeline-rank=2"},
+            {"num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_size"}},
+           {{"--sequence-parallel"}, {"sequence_parallel", "tensor_model_parallel_size"}},
+           {{"--numerics=exact", "--tensor-model-parallel-size=2"},
+            {"exact_tp_shards", "tensor_model_parallel_size"}}}) {
+    const absl::Status status = Resolve(flags).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << flags[0];
+    for (const std::string& name : names) {
+      EXPECT_NE(status.message().find(name), absl::string_view::npos) << status;
+    }
+  }
+}
+
+TEST(ResolveConfigTest, TopologyAndNumericsAreWhatTheFlagsSay) {
+  const TrainConfig config = Resolved(
+      {"--data-parallel-size=4", "--zero-stage=2", "--tensor-model-parallel-size=2",
+       "--pipeline-model-parallel-size=2", "--numerics=exact", "--exact-tp-shards=2"});
+  EXPECT_EQ(ToString(ConfigTopology(config)), "dp4_zero2_tp2_pp2");
+  EXPECT_EQ(ConfigTopology(config).world_size(), 16);
+  EXPECT_EQ(ExactShards(config), 2);
+  EXPECT_EQ(config.training().global_batch_size(), 4);
+  EXPECT_EQ(ExactShards(Resolved({})), 0);
+}
 
 TEST(ResolveConfigTest, ModelContradictionsNameTheirFields) {
   const absl::Status status = Resolve({"--num-attention-heads=5"}).status();

@@ -24,6 +24,8 @@ using ::google::protobuf::Reflection;
 constexpr int64_t kDefaultSequence = 1024;
 constexpr int64_t kDefaultEvalInterval = 1000;
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxProcesses = int64_t{1} << 20;
+constexpr int64_t kMaxTimeoutMinutes = 366 * 24 * 60;
 // Of one step or evaluation: what is counted in int64 stays far from its end.
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
@@ -114,27 +116,39 @@ absl::Status AtLeastOne(const char* name, int64_t value) {
 }
 
 absl::Status CheckParallel(const ParallelConfig& parallel) {
-  constexpr char kOneProcess[] = ": this build runs one process; expected ";
-  const struct {
-    const char* name;
-    int64_t value;
-    int64_t expected;
-  } sizes[] = {
-      {"data_parallel_size", parallel.data_parallel_size(), 1},
-      {"tensor_model_parallel_size", parallel.tensor_model_parallel_size(), 1},
-      {"pipeline_model_parallel_size", parallel.pipeline_model_parallel_size(), 1},
-      {"num_virtual_stages_per_pipeline_rank", parallel.num_virtual_stages_per_pipeline_rank(), 1},
-      {"zero_stage", parallel.zero_stage(), 0},
-      {"exact_tp_shards", parallel.exact_tp_shards(), 1},
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"data_parallel_size", parallel.data_parallel_size()},
+      {"tensor_model_parallel_size", parallel.tensor_model_parallel_size()},
+      {"pipeline_model_parallel_size", parallel.pipeline_model_parallel_size()},
+      {"num_virtual_stages_per_pipeline_rank", parallel.num_virtual_stages_per_pipeline_rank()},
+      {"exact_tp_shards", parallel.exact_tp_shards()},
   };
-  for (const auto& size : sizes) {
-    if (size.value != size.expected) {
-      return Wrong(size.name, "=", size.value, kOneProcess, size.expected);
-    }
+  for (const auto& [name, size] : sizes) {
+    if (absl::Status status = AtLeastOne(name, size); !status.ok()) return status;
+    if (size > kMaxProcesses) return Wrong(name, "=", size, ": must be at most ", kMaxProcesses);
   }
-  if (parallel.sequence_parallel()) return Wrong("sequence_parallel=true", kOneProcess, "false");
-  if (parallel.numerics() != Numerics::FAST) return Wrong("numerics=exact", kOneProcess, "fast");
-  return absl::OkStatus();
+  // By division: the product may overflow.
+  if (parallel.data_parallel_size() > kMaxProcesses / parallel.tensor_model_parallel_size() /
+                                          parallel.pipeline_model_parallel_size()) {
+    return Wrong("data_parallel_size=", parallel.data_parallel_size(),
+                 " * tensor_model_parallel_size=", parallel.tensor_model_parallel_size(),
+                 " * pipeline_model_parallel_size=", parallel.pipeline_model_parallel_size(),
+                 ": must be at most ", kMaxProcesses, " processes");
+  }
+  if (parallel.zero_stage() > 2) {
+    return Wrong("zero_stage=", parallel.zero_stage(), ": expected 0, 1 or 2");
+  }
+  if (parallel.numerics() == Numerics::FAST && parallel.exact_tp_shards() != 1) {
+    return Wrong("exact_tp_shards=", parallel.exact_tp_shards(), " but numerics=fast");
+  }
+  if (parallel.distributed_timeout_minutes() == 0) {
+    return Wrong("distributed_timeout_minutes=0: must be more than 0");
+  }
+  if (parallel.distributed_timeout_minutes() > kMaxTimeoutMinutes) {
+    return Wrong("distributed_timeout_minutes=", parallel.distributed_timeout_minutes(),
+                 ": must be at most ", kMaxTimeoutMinutes);
+  }
+  return AtLeastOne("ddp_bucket_size", parallel.ddp_bucket_size());
 }
 
 absl::Status CheckBatches(const TrainConfig& config) {
@@ -281,7 +295,32 @@ absl::Status CheckSampling(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
+// What sizes fit together is the business of whoever splits the model.
+absl::Status CheckTopology(const TrainConfig& config) {
+  const TrainingConfig& training = config.training();
+  return ValidateTopology(ConfigTopology(config), config.model(),
+                          {.micro_batch = training.micro_batch_size(),
+                           .global_batch = training.global_batch_size(),
+                           .sequence_length = training.seq_length()},
+                          ExactShards(config));
+}
+
 }  // namespace
+
+Topology ConfigTopology(const TrainConfig& config) {
+  const ParallelConfig& parallel = config.parallel();
+  return {.tensor = static_cast<int>(parallel.tensor_model_parallel_size()),
+          .data = static_cast<int>(parallel.data_parallel_size()),
+          .pipeline = static_cast<int>(parallel.pipeline_model_parallel_size()),
+          .virtual_pipeline = static_cast<int>(parallel.num_virtual_stages_per_pipeline_rank()),
+          .zero_stage = static_cast<int>(parallel.zero_stage()),
+          .sequence_parallel = parallel.sequence_parallel()};
+}
+
+int ExactShards(const TrainConfig& config) {
+  if (config.parallel().numerics() == Numerics::FAST) return 0;
+  return static_cast<int>(config.parallel().exact_tp_shards());
+}
 
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config) {
   // Before the model's own checks: they would report the same field in other words.
@@ -302,6 +341,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config) {
   if (absl::Status status = CheckParallel(resolved.parallel()); !status.ok()) return status;
   FillDependentDefaults(&resolved);
   if (absl::Status status = CheckTraining(resolved); !status.ok()) return status;
+  if (absl::Status status = CheckTopology(resolved); !status.ok()) return status;
   // Without a step there is no schedule to contradict.
   if (resolved.training().train_iters() > 0) {
     if (absl::Status status = CheckSchedule(resolved.optimizer()); !status.ok()) return status;
