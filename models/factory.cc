@@ -14,7 +14,8 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
   if (options.compute_dtype == DType::kI32) {
     return absl::InvalidArgumentError("compute_dtype is int32: it must be a floating type");
   }
-  StageLayers stage = options.stage;
+  ModelOptions whole = options;
+  StageLayers& stage = whole.stage;
   if (!stage.last_layer.has_value()) stage.last_layer = resolved->num_layers();
   if (stage.first_layer < 0 || stage.first_layer > *stage.last_layer ||
       *stage.last_layer > resolved->num_layers()) {
@@ -24,8 +25,7 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
   }
   const auto make =
       resolved->architecture() == ModelConfig::GPT2 ? &gpt2::MakeModel : &llama3::MakeModel;
-  return make(*resolved, stage, options.compute_dtype, options.with_gradients, options.seed,
-              backend);
+  return make(*resolved, whole, backend);
 }
 
 }  // namespace tessera

@@ -75,7 +75,7 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   const auto loss = [&] {
     double sum = 0;
     for (const TestBatch& batch : batches) {
-      sum += model->Forward(batch.batch, *activations, {}, {});
+      sum += model->Forward(batch.batch, *activations, {}, {}).value();
     }
     return scale * sum;
   };

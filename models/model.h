@@ -5,8 +5,11 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "models/layers/parameter.h"
 #include "trainer/kernels/backend.h"
+#include "trainer/parallel/gradient_observer.h"
 
 namespace tessera {
 
@@ -30,8 +33,12 @@ class Activations {
 
 enum class ActivationUse { kTraining, kTrainingRecompute, kForwardOnly };
 
-// The layers of one pipeline stage (all of them on one process), with explicit forward and
+// The layers of one pipeline stage, or this rank's shards of them, with explicit forward and
 // backward.
+//
+// Under tensor parallelism every rank of the axis makes the same calls with the same micro-batch.
+// Forward, Backward and LastLogits end with an error only where a collective operation or the
+// observer does; the activations and gradients are then of no use.
 class Model {
  public:
   virtual ~Model() = default;
@@ -44,26 +51,33 @@ class Model {
   virtual std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                                       ActivationUse use) = 0;
 
-  // `input` [R,C]: activations of the previous stage, empty on the first. `output` [R,C]: this
-  // stage's, empty on the last. On the last stage, with targets: returns the SUM of the token
-  // losses (fp64 tree over rows), 0 elsewhere.
-  virtual double Forward(const MicroBatch& batch, Activations& activations, TensorView input,
-                         TensorView output) = 0;
+  // Rows of the activations that this rank hands from stage to stage: R = batch * sequence, or,
+  // where sequence parallelism splits them, R / size of the tensor axis. Micro-batches whose R the
+  // number of shards does not divide are not split.
+  virtual int64_t BoundaryRows(int64_t batch, int64_t sequence) const = 0;
+
+  // `input` [BoundaryRows,C]: activations of the previous stage, empty on the first. `output`
+  // likewise: this stage's, empty on the last. On the last stage, with targets: returns the SUM of
+  // the token losses (fp64 tree over rows) on every tensor-parallel rank, 0 elsewhere.
+  virtual absl::StatusOr<double> Forward(const MicroBatch& batch, Activations& activations,
+                                         TensorView input, TensorView output) = 0;
 
   // Backward of the last Forward with these activations. loss_scale multiplies every token's loss
   // (1 / tokens of the global batch). Adds to parameter gradients, or overwrites them when
   // `accumulate` is false (first micro-batch). d_output empty on the last stage, d_input empty on
-  // the first.
-  virtual void Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
-                        bool accumulate, TensorView d_output, TensorView d_input) = 0;
+  // the first. `observer` is told of the gradients as they come; null for none.
+  virtual absl::Status Backward(const MicroBatch& batch, Activations& activations,
+                                double loss_scale, bool accumulate, TensorView d_output,
+                                TensorView d_input, GradientObserver* observer) = 0;
 
-  // Logits [B,V] (fp32, padding excluded) of the last position of each sequence, after Forward
-  // without targets. For sampling.
-  virtual void LastLogits(const MicroBatch& batch, Activations& activations, TensorView logits) = 0;
+  // Logits [B,V] (fp32, the whole vocabulary, padding excluded) of the last position of each
+  // sequence, after Forward without targets, on every tensor-parallel rank. For sampling.
+  virtual absl::Status LastLogits(const MicroBatch& batch, Activations& activations,
+                                  TensorView logits) = 0;
 
-  // Floating-point operations of forward and backward for one token at this sequence length: 6 per
-  // weight that takes part in a matrix product, plus attention's lower triangle. Recomputation is
-  // not counted.
+  // Floating-point operations of forward and backward for one token at this sequence length, of the
+  // WHOLE model, whatever part of it is here: 6 per weight that takes part in a matrix product,
+  // plus attention's lower triangle. Recomputation is not counted.
   virtual double FlopsPerToken(int64_t sequence) const = 0;
 };
 

@@ -123,10 +123,10 @@ TEST_P(NumericsTest, TwoStagesAreTheModel) {
   Tensor hidden(GetParam().dtype, shape), d_hidden(GetParam().dtype, shape);
   const auto first_kept = first->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
   const auto last_kept = last->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
-  first->Forward(batch_.batch, *first_kept, {}, hidden);
-  EXPECT_EQ(last->Forward(batch_.batch, *last_kept, hidden, {}), loss);
-  last->Backward(batch_.batch, *last_kept, 0.02, false, {}, d_hidden);
-  first->Backward(batch_.batch, *first_kept, 0.02, false, d_hidden, {});
+  ASSERT_TRUE(first->Forward(batch_.batch, *first_kept, {}, hidden).ok());
+  EXPECT_EQ(last->Forward(batch_.batch, *last_kept, hidden, {}).value(), loss);
+  ASSERT_TRUE(last->Backward(batch_.batch, *last_kept, 0.02, false, {}, d_hidden, nullptr).ok());
+  ASSERT_TRUE(first->Backward(batch_.batch, *first_kept, 0.02, false, d_hidden, {}, nullptr).ok());
 
   for (const Model* stage : {first.get(), last.get()}) {
     for (const Parameter* parameter : stage->parameters().parameters()) {
@@ -158,9 +158,9 @@ TEST_P(NumericsTest, ActivationsOfEveryUse) {
   const auto forward = model->NewActivations(kBatch, kSequence, ActivationUse::kForwardOnly);
   EXPECT_LT(recompute->bytes(), training->bytes());
   EXPECT_LT(forward->bytes(), recompute->bytes());
-  const double loss = model->Forward(batch_.batch, *training, {}, {});
-  EXPECT_EQ(model->Forward(batch_.batch, *forward, {}, {}), loss);
-  EXPECT_EQ(model->Forward(batch_.batch, *recompute, {}, {}), loss);
+  const double loss = model->Forward(batch_.batch, *training, {}, {}).value();
+  EXPECT_EQ(model->Forward(batch_.batch, *forward, {}, {}).value(), loss);
+  EXPECT_EQ(model->Forward(batch_.batch, *recompute, {}, {}).value(), loss);
   // A fresh model knows nothing: about the entropy of a uniform guess.
   EXPECT_NEAR(loss / (kBatch * kSequence - 1), std::log(251.0), 0.1);
 }
@@ -173,8 +173,9 @@ TEST_P(NumericsTest, BytesAreExactAndAStepAllocatesNothing) {
   const auto activations = model->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
   EXPECT_EQ(TensorMemory(MemoryCategory::kActivations).live_bytes - before, activations->bytes());
   const auto step = [&](bool accumulate) {
-    model->Forward(batch_.batch, *activations, {}, {});
-    model->Backward(batch_.batch, *activations, 0.02, accumulate, {}, {});
+    ASSERT_TRUE(model->Forward(batch_.batch, *activations, {}, {}).ok());
+    ASSERT_TRUE(
+        model->Backward(batch_.batch, *activations, 0.02, accumulate, {}, {}, nullptr).ok());
   };
   step(/*accumulate=*/false);  // the backend's workspace grows to what it needs
   step(/*accumulate=*/true);

@@ -107,17 +107,20 @@ TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   const int64_t sequence = state.ids.view().dim(1);
   const auto activations =
       (*model)->NewActivations(state.ids.view().dim(0), sequence, ActivationUse::kTraining);
-  const double loss = (*model)->Forward(batch, *activations, {}, {});
+  const double loss = (*model)->Forward(batch, *activations, {}, {}).value();
   EXPECT_NEAR(loss / state.tokens, state.loss, 1e-5);
 
   Tensor last(DType::kF32, {batch.ids.dim(0), resolved->vocab_size()});
-  (*model)->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {});
+  ASSERT_TRUE((*model)
+                  ->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {},
+                             nullptr)
+                  .ok());
   const auto forward =
       (*model)->NewActivations(batch.ids.dim(0), sequence, ActivationUse::kForwardOnly);
   MicroBatch no_targets = batch;
   no_targets.targets = {};
-  (*model)->Forward(no_targets, *forward, {}, {});
-  (*model)->LastLogits(no_targets, *forward, last);
+  ASSERT_TRUE((*model)->Forward(no_targets, *forward, {}, {}).ok());
+  ASSERT_TRUE((*model)->LastLogits(no_targets, *forward, last).ok());
   const TensorView expected_last = state.logits.view().Slice(1, sequence - 1, sequence);
   testing::ExpectClose(last.view().Reshape(expected_last.shape()), expected_last,
                        {.of_maximum = 1e-5}, "logits");

@@ -4,15 +4,15 @@
 #include <memory>
 
 #include "models/config.pb.h"
-#include "models/layers/stage.h"
 #include "models/model.h"
+#include "models/model_options.h"
+#include "trainer/kernels/backend.h"
 
 namespace tessera::gpt2 {
 
 // GPT-2 (Radford et al., 2019) as Hugging Face's GPT2LMHeadModel computes it. Parameters are
 // allocated, not initialised. Preconditions: config resolved, stage.last_layer set and in range.
-std::unique_ptr<Model> MakeModel(const ModelConfig& config, const StageLayers& stage,
-                                 DType compute_dtype, bool with_gradients, uint64_t dropout_seed,
+std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend);
 
 }  // namespace tessera::gpt2

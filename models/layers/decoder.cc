@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/tensor/memory.h"
 
@@ -92,8 +93,10 @@ std::unique_ptr<Activations> Decoder::NewActivations(int64_t batch, int64_t sequ
   return buffers;
 }
 
-double Decoder::Forward(const MicroBatch& batch, Activations& activations, TensorView input,
-                        TensorView output) {
+int64_t Decoder::BoundaryRows(int64_t batch, int64_t sequence) const { return batch * sequence; }
+
+absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& activations,
+                                        TensorView input, TensorView output) {
   const auto& buffers = static_cast<const Buffers&>(activations);
   const Pass pass = MakePass(batch);
   CHECK(pass.batch == buffers.batch && pass.sequence == buffers.sequence)
@@ -111,14 +114,17 @@ double Decoder::Forward(const MicroBatch& batch, Activations& activations, Tenso
   }
   if (!parts_.head.has_value()) {
     backend_.Copy(buffers.inputs.back(), output);
-    return 0;
+    return 0.0;
   }
-  if (batch.targets.empty()) return 0;
+  if (batch.targets.empty()) return 0.0;
   return parts_.head->Forward(pass, buffers.inputs.back(), Flat(batch.targets), buffers.head);
 }
 
-void Decoder::Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
-                       bool accumulate, TensorView d_output, TensorView d_input) {
+absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations,
+                               double loss_scale, bool accumulate, TensorView d_output,
+                               TensorView d_input, GradientObserver* observer) {
+  const int64_t gradients = parts_.parameters->gradient_elements();
+  if (observer != nullptr) TESSERA_RETURN_IF_ERROR(observer->Prepare(0, gradients));
   const auto& buffers = static_cast<const Buffers&>(activations);
   const Pass pass = MakePass(batch);
   CHECK(buffers.use != ActivationUse::kForwardOnly);
@@ -144,12 +150,15 @@ void Decoder::Backward(const MicroBatch& batch, Activations& activations, double
     parts_.embedding->Backward(pass, Flat(batch.ids), d, accumulate || parts_.tied_head,
                                accumulate);
   }
+  return observer == nullptr ? absl::OkStatus() : observer->Ready(0, gradients);
 }
 
-void Decoder::LastLogits(const MicroBatch& batch, Activations& activations, TensorView logits) {
+absl::Status Decoder::LastLogits(const MicroBatch& batch, Activations& activations,
+                                 TensorView logits) {
   const auto& buffers = static_cast<const Buffers&>(activations);
   CHECK(parts_.head.has_value());
   parts_.head->LastLogits(MakePass(batch), buffers.inputs.back(), buffers.head, logits);
+  return absl::OkStatus();
 }
 
 double Decoder::FlopsPerToken(int64_t sequence) const {

@@ -44,11 +44,14 @@ class Decoder final : public Model {
   const ParameterSet& parameters() const override { return *parts_.parameters; }
   std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                               ActivationUse use) override;
-  double Forward(const MicroBatch& batch, Activations& activations, TensorView input,
-                 TensorView output) override;
-  void Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
-                bool accumulate, TensorView d_output, TensorView d_input) override;
-  void LastLogits(const MicroBatch& batch, Activations& activations, TensorView logits) override;
+  int64_t BoundaryRows(int64_t batch, int64_t sequence) const override;
+  absl::StatusOr<double> Forward(const MicroBatch& batch, Activations& activations,
+                                 TensorView input, TensorView output) override;
+  absl::Status Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
+                        bool accumulate, TensorView d_output, TensorView d_input,
+                        GradientObserver* observer) override;
+  absl::Status LastLogits(const MicroBatch& batch, Activations& activations,
+                          TensorView logits) override;
   double FlopsPerToken(int64_t sequence) const override;
 
  private:

@@ -14,8 +14,6 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kAlignmentElements = 64;
-
 // A dense run of a piece: elements that follow each other both in the buffer and in the logical
 // tensor.
 struct Run {
@@ -70,6 +68,11 @@ void Store(const TensorView& to, int64_t first, std::span<const float> values) {
   LOG(FATAL) << "weights of type " << DTypeName(to.dtype());
 }
 
+// The part of a flat buffer that holds a tensor of this shape.
+TensorView PartOf(const TensorView& flat, int64_t offset, const Shape& shape) {
+  return flat.Slice(0, offset, offset + ElementCount(shape)).Reshape(shape);
+}
+
 // Rows are independent: any cut between threads gives the same values.
 void ParallelRows(int64_t rows, int64_t row_elements,
                   const std::function<void(int64_t, int64_t)>& work) {
@@ -105,32 +108,52 @@ void InitializePiece(const Parameter& parameter, const ParameterPiece& piece, ui
 
 Parameter& ParameterSet::Add(Parameter parameter) {
   CHECK(values_.view().empty()) << "parameter added after Allocate()";
+  CHECK(!parameter.pieces.empty());
+  parameter.key = parameter.pieces[0].name;
+  if (parameter.shard >= 0) parameter.key += "/v" + std::to_string(parameter.shard);
   parameter.flat_offset = flat_elements_;
-  flat_elements_ += (ElementCount(parameter.shape) + kAlignmentElements - 1) / kAlignmentElements *
-                    kAlignmentElements;
+  flat_elements_ += Aligned(parameter.elements());
   owned_.push_back(std::make_unique<Parameter>(std::move(parameter)));
   order_.push_back(owned_.back().get());
   return *owned_.back();
 }
 
 void ParameterSet::Allocate(DType compute_dtype, Device device, bool with_gradients) {
-  const DType grad_dtype = compute_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  grad_dtype_ = compute_dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   {
     MemoryScope scope(MemoryCategory::kWeights);
     values_ = Tensor(compute_dtype, {flat_elements_}, device);
   }
-  if (with_gradients) {
-    MemoryScope scope(MemoryCategory::kGradients);
-    grads_ = Tensor(grad_dtype, {flat_elements_}, device);
+  gradient_elements_ = flat_elements_;
+  for (Parameter* parameter : order_) {
+    parameter->value = PartOf(values_, parameter->flat_offset, parameter->shape);
+    if (!parameter->has_second_grad) continue;
+    parameter->second_grad_offset = gradient_elements_;
+    gradient_elements_ += Aligned(parameter->elements());
   }
-  const auto view = [](const Tensor& flat, const Parameter& p) {
-    return flat.view()
-        .Slice(0, p.flat_offset, p.flat_offset + ElementCount(p.shape))
-        .Reshape(p.shape);
+  if (!with_gradients) return;
+  {
+    MemoryScope scope(MemoryCategory::kGradients);
+    grads_ = Tensor(grad_dtype_, {gradient_elements_}, device);
+  }
+  BindGradients(0, gradient_elements_, grads_);
+}
+
+void ParameterSet::BindGradients(int64_t begin, int64_t end, const TensorView& memory) {
+  CHECK(memory.empty() || (memory.elements() == end - begin && memory.dtype() == grad_dtype_))
+      << "memory for gradients [" << begin << ", " << end << ")";
+  const auto bind = [&](int64_t offset, const Parameter& parameter, TensorView& grad) {
+    const int64_t last = offset + parameter.elements();
+    if (last <= begin || offset >= end) return;
+    CHECK(begin <= offset && last <= end)
+        << parameter.key << " is cut by gradients [" << begin << ", " << end << ")";
+    grad = memory.empty() ? TensorView() : PartOf(memory, offset - begin, parameter.shape);
   };
   for (Parameter* parameter : order_) {
-    parameter->value = view(values_, *parameter);
-    if (with_gradients) parameter->grad = view(grads_, *parameter);
+    bind(parameter->flat_offset, *parameter, parameter->grad);
+    if (parameter->has_second_grad) {
+      bind(parameter->second_grad_offset, *parameter, parameter->second_grad);
+    }
   }
 }
 

@@ -12,12 +12,14 @@ namespace tessera {
 
 // One box of a logical tensor inside a parameter's local buffer. A plain parameter has one piece; a
 // fused one (Llama's q, k, v in one matrix; a tensor-parallel slice of GPT-2's c_attn) has several.
+// A piece may be empty: a shard of the vocabulary that is all padding.
 struct ParameterPiece {
   std::string name;    // of the logical tensor: Hugging Face's name, global layer index
   Shape global_shape;  // unpadded
   std::vector<int64_t> global_offset;  // of the piece in the logical tensor
   std::vector<int64_t> local_offset;   // of the piece in the local buffer
   Shape shape;                         // of the piece, padding excluded
+  Shape padded_global_shape = {};  // with the padding that ranks have in memory; empty: none
 };
 
 struct Initialization {
@@ -25,23 +27,45 @@ struct Initialization {
   double standard_deviation = 0;
 };
 
-// A trainable buffer of this rank. Names of parameters and pieces are the same on every topology.
+// A trainable buffer of this rank: a whole tensor, or one virtual shard of a tensor-parallel layer
+// (trainer/parallel/tensor_parallel.h), which has a buffer of its own however many a rank holds.
 struct Parameter {
   Shape shape;  // of the local buffer, padding included; padding is zero and stays zero
-  std::vector<ParameterPiece> pieces;  // cover all of the buffer except padding
+  std::vector<ParameterPiece> pieces;  // at least one; cover all of the buffer except padding
   Initialization init;
   bool weight_decay = true;  // false for norms and biases
   std::string tied_name;  // a second logical name of the same storage ("lm_head.weight"), or empty
+  int shard = -1;         // virtual shard; -1: not sharded, the same on every tensor-parallel rank
+  bool has_second_grad = false;  // two contributions to the gradient are kept apart
+
+  // Filled in by ParameterSet.
+  // The first piece's name, and "/v" + shard where sharded: unique, and the same on every topology
+  // with one number of virtual shards.
+  std::string key;
   int64_t flat_offset = 0;  // of the first element in the ParameterSet's flat buffers
   TensorView value;         // compute dtype
-  TensorView grad;          // fp32 (fp64 where the compute dtype is fp64)
+  TensorView grad;          // fp32 (fp64 where the compute dtype is fp64); empty without memory
+  // Of a tied table: the head's contribution, `grad` being the embedding's. At
+  // second_grad_offset of the gradient space.
+  TensorView second_grad;
+  int64_t second_grad_offset = -1;
+
+  int64_t elements() const { return ElementCount(shape); }
 };
 
 // All parameters of a stage in flat buffers, in model order, each parameter starting at a multiple
-// of 64 elements, so that an optimizer, a bucket or a ZeRO owner is a flat range. Pointers returned
-// by Add stay valid.
+// of kParameterAlignment elements, so that an optimizer, a bucket or a ZeRO owner is a flat range,
+// and the blocks that gradient norms are summed by are the same wherever a range is cut.
+//
+// The gradient space has the same layout, and behind it the second contributions, aligned alike.
+// Pointers returned by Add stay valid.
 class ParameterSet {
  public:
+  static constexpr int64_t kParameterAlignment = 256;
+  static int64_t Aligned(int64_t elements) {
+    return (elements + kParameterAlignment - 1) / kParameterAlignment * kParameterAlignment;
+  }
+
   // Declares a parameter before Allocate(). The reference stays valid.
   Parameter& Add(Parameter parameter);
   // Allocates values (compute dtype); gradients only when `with_gradients`.
@@ -50,10 +74,18 @@ class ParameterSet {
   // LOGICAL tensor), whatever the sharding.
   void Initialize(uint64_t seed);
 
+  // From now on the gradients in [begin, end) of the gradient space lie in `memory` (end - begin
+  // elements of grad_dtype()), or nowhere when it is empty. Precondition: the range cuts no
+  // parameter.
+  void BindGradients(int64_t begin, int64_t end, const TensorView& memory);
+
   const std::vector<Parameter*>& parameters() const { return order_; }
-  const Tensor& values() const { return values_; }  // [flat]
-  const Tensor& grads() const { return grads_; }    // [flat]
+  const Tensor& values() const { return values_; }  // [flat_elements()]
+  const Tensor& grads() const { return grads_; }    // [gradient_elements()], or empty
+  DType grad_dtype() const { return grad_dtype_; }
   int64_t flat_elements() const { return flat_elements_; }
+  // At least flat_elements(). Precondition: allocated.
+  int64_t gradient_elements() const { return gradient_elements_; }
   // Elements of all pieces: padding excluded, tied parameters once.
   int64_t logical_elements() const;
 
@@ -62,7 +94,9 @@ class ParameterSet {
   std::vector<std::unique_ptr<Parameter>> owned_;
   Tensor values_;
   Tensor grads_;
+  DType grad_dtype_ = DType::kF32;
   int64_t flat_elements_ = 0;
+  int64_t gradient_elements_ = 0;
 };
 
 }  // namespace tessera

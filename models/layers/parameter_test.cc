@@ -13,20 +13,20 @@ float At(const Parameter& p, int64_t row, int64_t column) {
   return p.value.as<float>()[row * p.shape[1] + column];
 }
 
-TEST(ParameterSetTest, EveryParameterStartsAtAMultipleOf64) {
+TEST(ParameterSetTest, EveryParameterStartsAtAMultipleOf256) {
   ParameterSet set;
   Parameter& a = set.Add(WholeParameter("a", {3, 5}, kInitZeros));
   Parameter& b = set.Add(WholeParameter("b", {65}, kInitOnes));
   Parameter& c = set.Add(WholeParameter("c", {1}, kInitOnes));
   EXPECT_EQ(a.flat_offset, 0);
-  EXPECT_EQ(b.flat_offset, 64);
-  EXPECT_EQ(c.flat_offset, 192);
-  EXPECT_EQ(set.flat_elements(), 256);
+  EXPECT_EQ(b.flat_offset, 256);
+  EXPECT_EQ(c.flat_offset, 512);
+  EXPECT_EQ(set.flat_elements(), 768);
   EXPECT_EQ(set.logical_elements(), 15 + 65 + 1);
   set.Allocate(DType::kBF16, {}, /*with_gradients=*/true);
   EXPECT_EQ(b.value.dtype(), DType::kBF16);
   EXPECT_EQ(b.grad.dtype(), DType::kF32);
-  EXPECT_EQ(b.grad.as<float>() - set.grads().view().as<float>(), 64);
+  EXPECT_EQ(b.grad.as<float>() - set.grads().view().as<float>(), 256);
   EXPECT_TRUE(a.weight_decay);
   EXPECT_FALSE(b.weight_decay);
 }

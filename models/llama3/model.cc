@@ -52,13 +52,14 @@ int64_t MatrixWeights(const ModelConfig& config, const StageLayers& stage, size_
 
 }  // namespace
 
-std::unique_ptr<Model> MakeModel(const ModelConfig& config, const StageLayers& stage,
-                                 DType compute_dtype, bool with_gradients, uint64_t dropout_seed,
+std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend) {
+  const StageLayers& stage = options.stage;
+  const uint64_t dropout_seed = options.seed;
   DecoderParts parts;
   parts.parameters = std::make_unique<ParameterSet>();
   const StageParameters p = DeclareParameters(config, stage, *parts.parameters);
-  parts.parameters->Allocate(compute_dtype, backend.device(), with_gradients);
+  parts.parameters->Allocate(options.compute_dtype, backend.device(), options.with_gradients);
   parts.hidden_size = config.hidden_size();
   parts.rope = MakeRope(config);
   if (stage.has_embedding) {

@@ -4,16 +4,16 @@
 #include <memory>
 
 #include "models/config.pb.h"
-#include "models/layers/stage.h"
 #include "models/model.h"
+#include "models/model_options.h"
+#include "trainer/kernels/backend.h"
 
 namespace tessera::llama3 {
 
 // Llama-3.1 (Grattafiori et al., 2024) as Hugging Face's LlamaForCausalLM computes it. Parameters
 // are allocated, not initialised. Preconditions: config resolved, stage.last_layer set and in
 // range.
-std::unique_ptr<Model> MakeModel(const ModelConfig& config, const StageLayers& stage,
-                                 DType compute_dtype, bool with_gradients, uint64_t dropout_seed,
+std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend);
 
 }  // namespace tessera::llama3

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "glog/logging.h"
 #include "models/testing/test_model.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
@@ -212,8 +213,9 @@ int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int
   double least_step = 1e9;
   for (int step = 0; step <= kSteps; ++step) {
     const auto begin = Clock::now();
-    model->Forward(data.batch, *activations, {}, {});
-    model->Backward(data.batch, *activations, 1e-3, /*accumulate=*/false, {}, {});
+    CHECK(model->Forward(data.batch, *activations, {}, {}).ok());
+    CHECK(model->Backward(data.batch, *activations, 1e-3, /*accumulate=*/false, {}, {}, nullptr)
+              .ok());
     const double seconds = SecondsSince(begin);
     const auto totals = backend.Take();
     if (step == 0) continue;  // first touch of memory, first shapes

@@ -97,9 +97,12 @@ TestBatch MakeTestBatch(int64_t batch, int64_t sequence, int64_t vocab_size, uin
 double ForwardBackward(Model& model, const MicroBatch& batch, ActivationUse use, double loss_scale,
                        bool accumulate) {
   const auto activations = model.NewActivations(batch.ids.dim(0), batch.ids.dim(1), use);
-  const double loss = model.Forward(batch, *activations, {}, {});
-  model.Backward(batch, *activations, loss_scale, accumulate, {}, {});
-  return loss;
+  const absl::StatusOr<double> loss = model.Forward(batch, *activations, {}, {});
+  CHECK(loss.ok()) << loss.status();
+  const absl::Status backward =
+      model.Backward(batch, *activations, loss_scale, accumulate, {}, {}, nullptr);
+  CHECK(backward.ok()) << backward;
+  return *loss;
 }
 
 }  // namespace tessera::testing

@@ -35,7 +35,8 @@ absl::StatusOr<EvalMetrics> Evaluator::Run() {
   for (int64_t first = 0; first + batch_ <= samples_; first += batch_) {
     TESSERA_RETURN_IF_ERROR(loader_.FillEvaluationBatch(first, batch_, Span(ids_), Span(targets_)));
     const MicroBatch batch{.ids = ids_, .targets = targets_, .first_sample = first};
-    loss_sum += model_.Forward(batch, *activations_, {}, {});
+    TESSERA_ASSIGN_OR_RETURN(const double loss, model_.Forward(batch, *activations_, {}, {}));
+    loss_sum += loss;
     metrics.tokens += batch_ * sequence_;
   }
   metrics.loss = loss_sum / static_cast<double>(metrics.tokens);

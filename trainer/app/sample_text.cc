@@ -14,7 +14,8 @@ namespace tessera {
 namespace {
 
 // Logits of the token after `context`.
-std::vector<float> NextLogits(Model& model, std::span<const int32_t> context, int64_t vocab_size) {
+absl::StatusOr<std::vector<float>> NextLogits(Model& model, std::span<const int32_t> context,
+                                              int64_t vocab_size) {
   const int64_t length = static_cast<int64_t>(context.size());
   const Tensor ids(DType::kI32, {1, length});
   std::copy(context.begin(), context.end(), ids.view().as<int32_t>());
@@ -22,10 +23,10 @@ std::vector<float> NextLogits(Model& model, std::span<const int32_t> context, in
   const std::unique_ptr<Activations> activations =
       model.NewActivations(1, length, ActivationUse::kForwardOnly);
   const MicroBatch batch{.ids = ids};
-  model.Forward(batch, *activations, {}, {});
-  model.LastLogits(batch, *activations, logits);
+  TESSERA_RETURN_IF_ERROR(model.Forward(batch, *activations, {}, {}).status());
+  TESSERA_RETURN_IF_ERROR(model.LastLogits(batch, *activations, logits));
   const float* data = logits.view().as<float>();
-  return {data, data + vocab_size};
+  return std::vector<float>(data, data + vocab_size);
 }
 
 }  // namespace
@@ -63,7 +64,8 @@ absl::Status SampleText(Model& model, const Tokenizer& tokenizer, const Sampling
     const std::span<const int32_t> all(tokens);
     const std::span<const int32_t> context =
         all.last(std::min<size_t>(all.size(), static_cast<size_t>(max_context)));
-    const std::vector<float> logits = NextLogits(model, context, tokenizer.vocab_size());
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<float> logits,
+                             NextLogits(model, context, tokenizer.vocab_size()));
     const int32_t next = ChooseToken(logits, config.temperature(), config.top_k(),
                                      RandomUniform(stream, static_cast<uint64_t>(i)));
     if (next == tokenizer.end_of_text()) break;

@@ -119,9 +119,11 @@ absl::StatusOr<double> TrainLoop::ForwardBackward() {
                            .step = session_.progress.step,
                            .first_sample = first,
                            .training = true};
-    loss_sum += session_.model->Forward(batch, *session_.activations, {}, {});
-    session_.model->Backward(batch, *session_.activations, loss_scale, /*accumulate=*/first > 0, {},
-                             {});
+    TESSERA_ASSIGN_OR_RETURN(const double loss,
+                             session_.model->Forward(batch, *session_.activations, {}, {}));
+    TESSERA_RETURN_IF_ERROR(session_.model->Backward(batch, *session_.activations, loss_scale,
+                                                     /*accumulate=*/first > 0, {}, {}, nullptr));
+    loss_sum += loss;
   }
   return loss_sum;
 }
