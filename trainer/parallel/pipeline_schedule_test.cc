@@ -37,10 +37,12 @@ std::string Name(const PipelineShape& shape) {
          std::to_string(shape.micro_batches) + " micro-batches";
 }
 
-// Runs all ranks' schedules against the clock: an action starts when its rank is free and what it
-// needs has arrived. Returns the time at which the last one ends; nullopt when the ranks wait for each
-// other for ever.
-std::optional<double> SimulatedTime(const PipelineShape& shape) {
+// Runs all ranks' schedules against the clock: an action starts when its rank is free, what it needs
+// has arrived, and it has a buffer for what it sends. A chunk has `buffers` buffers for what it
+// sends in one direction and as many for what it receives, and a message leaves its sender's buffer
+// when there is one at its receiver. Returns the time at which the last action ends; nullopt when
+// the ranks wait for each other for ever.
+std::optional<double> SimulatedTime(const PipelineShape& shape, int64_t buffers) {
   std::vector<std::vector<PipelineAction>> schedules;
   for (int rank = 0; rank < shape.ranks; ++rank) {
     schedules.push_back(PipelineSchedule(shape, rank));
@@ -58,17 +60,23 @@ std::optional<double> SimulatedTime(const PipelineShape& shape) {
       const PipelineAction& action = schedules[rank][next[rank]];
       const int64_t stage = int64_t{action.chunk} * shape.ranks + rank;
       const bool forward = action.kind == PipelineAction::kForward;
-      double ready = 0;
-      if (forward && stage > 0) {
-        const auto needed = forward_end.find({action.micro_batch, stage - 1});
-        if (needed == forward_end.end()) continue;
-        ready = needed->second;
-      } else if (!forward) {
-        const auto& ends = stage == last_stage ? forward_end : backward_end;
-        const auto needed = ends.find({action.micro_batch, std::min(stage + 1, last_stage)});
-        if (needed == ends.end()) continue;
-        ready = needed->second;
+      // When another pass ended; nullopt before that.
+      const auto end_of = [](const auto& ends, int64_t micro_batch, int64_t stage) {
+        const auto end = ends.find({micro_batch, stage});
+        return end == ends.end() ? std::nullopt : std::optional<double>(end->second);
+      };
+      std::optional<double> needed = 0, room = 0;
+      const int64_t before = action.micro_batch - 2 * buffers;  // whose buffers are free again
+      if (forward) {
+        if (stage > 0) needed = end_of(forward_end, action.micro_batch, stage - 1);
+        if (stage < last_stage && before >= 0) room = end_of(forward_end, before, stage + 1);
+      } else {
+        needed = stage == last_stage ? end_of(forward_end, action.micro_batch, stage)
+                                     : end_of(backward_end, action.micro_batch, stage + 1);
+        if (stage > 0 && before >= 0) room = end_of(backward_end, before, stage - 1);
       }
+      if (!needed.has_value() || !room.has_value()) continue;
+      const double ready = std::max(*needed, *room);
       free_at[rank] =
           std::max(free_at[rank], ready) + (forward ? kForwardTime : kBackwardTime) / shape.chunks;
       (forward ? forward_end : backward_end)[{action.micro_batch, stage}] = free_at[rank];
@@ -107,10 +115,12 @@ TEST(PipelineScheduleTest, EveryPassOnceAndBackwardAfterForwardInOrder) {
 TEST(PipelineScheduleTest, NeverDeadlocksAndWaitsAsLittleAsTheorySays) {
   for (const PipelineShape& shape : Shapes()) {
     SCOPED_TRACE(Name(shape));
-    const std::optional<double> time = SimulatedTime(shape);
-    ASSERT_TRUE(time.has_value()) << "deadlock";
     const double busy = static_cast<double>(shape.micro_batches) * (kForwardTime + kBackwardTime);
-    EXPECT_NEAR(1 - busy / *time, BubbleShare(shape), 1e-12);
+    for (const int64_t buffers : {int64_t{2}, shape.micro_batches}) {
+      const std::optional<double> time = SimulatedTime(shape, buffers);
+      ASSERT_TRUE(time.has_value()) << "deadlock with " << buffers << " buffers";
+      EXPECT_NEAR(1 - busy / *time, BubbleShare(shape), 1e-12) << buffers << " buffers";
+    }
   }
 }
 
@@ -124,6 +134,35 @@ TEST(PipelineScheduleTest, HoldsNoMoreActivationsThanThePipelineIsDeep) {
                                 ? behind
                                 : 2 * (behind - 1) + int64_t{shape.chunks - 1} * shape.ranks + 1;
       EXPECT_EQ(MostInFlight(PipelineSchedule(shape, rank)), std::min(all, bound));
+    }
+  }
+}
+
+TEST(PipelineScheduleTest, ChunksTogetherHoldWhatTheRankHolds) {
+  for (const PipelineShape& shape : Shapes()) {
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      SCOPED_TRACE(Name(shape) + ", rank " + std::to_string(rank));
+      const std::vector<PipelineAction> actions = PipelineSchedule(shape, rank);
+      int64_t sum = 0;
+      for (int chunk = 0; chunk < shape.chunks; ++chunk) sum += MostInFlight(actions, chunk);
+      EXPECT_GE(sum, MostInFlight(actions));
+      // The chunks' highest numbers come at different times.
+      EXPECT_LE(sum, MostInFlight(actions) + int64_t{shape.ranks} * shape.chunks / 2);
+    }
+  }
+}
+
+TEST(PipelineScheduleTest, ForwardAloneTakesAnyNumberOfMicroBatches) {
+  for (const int chunks : {1, 3}) {
+    for (const int64_t micro_batches : {0, 1, 2, 5, 8}) {
+      const PipelineShape shape{.ranks = 4, .chunks = chunks, .micro_batches = micro_batches};
+      std::vector<int64_t> next(chunks);
+      for (const PipelineAction& action : ForwardSchedule(shape)) {
+        EXPECT_EQ(action.kind, PipelineAction::kForward);
+        EXPECT_EQ(action.micro_batch, next[action.chunk]++);
+        if (action.chunk > 0) EXPECT_LE(next[action.chunk], next[action.chunk - 1]);
+      }
+      EXPECT_EQ(next, std::vector<int64_t>(chunks, micro_batches));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "glog/logging.h"
+#include "trainer/parallel/micro_batches.h"
 
 namespace tessera {
 namespace {
@@ -58,24 +59,6 @@ absl::Status ValidateModel(const Topology& topology, const ModelConfig& model,
   return absl::OkStatus();
 }
 
-// EXACT numerics add the gradients of a step's micro-batches in one binary tree. What a
-// data-parallel rank adds by itself, or all of them add at a time, must be a whole subtree of it.
-absl::Status ValidateGradientTree(const Topology& topology, int64_t rank_micro_batches) {
-  const int64_t ranks = topology.data;
-  if (topology.zero_stage == 2) {
-    if (IsPowerOfTwo(ranks) || rank_micro_batches == 1) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "EXACT numerics with zero_stage = 2 need data_parallel_size = ", ranks,
-        " to be a power of two, or global_batch_size / (micro_batch_size * data_parallel_size) = ",
-        rank_micro_batches, " to be 1"));
-  }
-  if (ranks == 1 || IsPowerOfTwo(rank_micro_batches)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "EXACT numerics with zero_stage = ", topology.zero_stage, " and data_parallel_size = ", ranks,
-      " need global_batch_size / (micro_batch_size * data_parallel_size) = ", rank_micro_batches,
-      " to be a power of two"));
-}
-
 absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, int exact_tp_shards) {
   for (const auto& [name, size] :
        std::array<std::pair<const char*, int64_t>, 3>{{{"micro_batch_size", batch.micro_batch},
@@ -83,17 +66,16 @@ absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, in
                                                        {"seq_length", batch.sequence_length}}}) {
     if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
   }
-  const int64_t pass = batch.micro_batch * topology.data;
-  if (batch.global_batch % pass != 0) {
-    return Refuse("global_batch_size", batch.global_batch, "micro_batch_size * data_parallel_size",
-                  pass);
-  }
-  const int64_t micro_batches = batch.global_batch / pass;
+  absl::Status status =
+      CheckMicroBatches(batch.global_batch, batch.micro_batch, topology.data, topology.zero_stage,
+                        /*exact=*/exact_tp_shards > 0);
+  if (!status.ok()) return status;
+  const int64_t micro_batches = batch.global_batch / (batch.micro_batch * topology.data);
   if (topology.virtual_pipeline > 1 && micro_batches % topology.pipeline != 0) {
-    return Refuse(absl::StrCat("global_batch_size / (micro_batch_size * data_parallel_size), with "
-                               "num_virtual_stages_per_pipeline_rank = ",
-                               topology.virtual_pipeline, ","),
-                  micro_batches, "pipeline_model_parallel_size", topology.pipeline);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
+        " needs global_batch_size / (micro_batch_size * data_parallel_size) = ", micro_batches,
+        " micro-batches to be a multiple of pipeline_model_parallel_size = ", topology.pipeline));
   }
   // Gradients of norms are added over this many blocks of rows; sequence parallelism gives each
   // rank its blocks.
@@ -102,7 +84,7 @@ absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, in
   if (rows % shards != 0) {
     return Refuse("micro_batch_size * seq_length", rows, ShardsName(exact_tp_shards), shards);
   }
-  return exact_tp_shards > 0 ? ValidateGradientTree(topology, micro_batches) : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 // Sets the field that a part such as "dp4" or "sp" names.

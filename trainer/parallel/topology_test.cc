@@ -80,7 +80,8 @@ TEST(TopologyTest, WhatCannotBeSplitIsNamed) {
                                             HasSubstr("tensor_model_parallel_size = 8")));
   EXPECT_THAT(message({.pipeline = 7}), HasSubstr("num_layers = 6"));
   EXPECT_THAT(message({.pipeline = 4, .virtual_pipeline = 2}), HasSubstr("8 pipeline chunks"));
-  EXPECT_THAT(message({.data = 5}), HasSubstr("global_batch_size = 24"));
+  EXPECT_THAT(message({.data = 5}),
+              AllOf(HasSubstr("global_batch_size 24"), HasSubstr("data_parallel_size 5")));
   EXPECT_THAT(message({.data = 4, .pipeline = 2, .virtual_pipeline = 2}),
               HasSubstr("micro-batches"));
   EXPECT_THAT(message({.data = 0}), HasSubstr("data_parallel_size = 0"));
@@ -89,11 +90,110 @@ TEST(TopologyTest, WhatCannotBeSplitIsNamed) {
   EXPECT_THAT(message({.sequence_parallel = true}), HasSubstr("tensor_model_parallel_size"));
 }
 
-TEST(TopologyTest, UnevenLayersAndSequenceParallelismAreFine) {
-  EXPECT_TRUE(ValidateTopology({.pipeline = 4}, Model(), kBatch).ok());
-  EXPECT_TRUE(ValidateTopology({.tensor = 2, .sequence_parallel = true}, Model(), kBatch).ok());
+TEST(TopologyTest, RowsAreSplitNotSequences) {
+  const Topology split{.tensor = 2, .sequence_parallel = true};
+  const BatchSizes even{.micro_batch = 2, .global_batch = 4, .sequence_length = 33};
+  EXPECT_TRUE(ValidateTopology(split, Model(), even).ok());
   const BatchSizes odd{.micro_batch = 1, .global_batch = 4, .sequence_length = 33};
-  EXPECT_FALSE(ValidateTopology({.tensor = 2, .sequence_parallel = true}, Model(), odd).ok());
+  EXPECT_EQ(ValidateTopology(split, Model(), odd).message(),
+            "micro_batch_size * seq_length = 33 is no multiple of tensor_model_parallel_size = 2");
+  EXPECT_EQ(ValidateTopology({}, Model(), odd, 2).message(),
+            "micro_batch_size * seq_length = 33 is no multiple of exact_tp_shards = 2");
+  EXPECT_TRUE(ValidateTopology({}, Model(), odd, 1).ok());
+}
+
+TEST(TopologyTest, ExactNumericsSplitIntoVirtualShards) {
+  const auto message = [](const Topology& topology, int shards) {
+    return std::string(ValidateTopology(topology, Model(), kBatch, shards).message());
+  };
+  EXPECT_EQ(VirtualShards({.tensor = 2}, 0), 2);
+  EXPECT_EQ(VirtualShards({.tensor = 2}, 4), 4);
+  for (const int tensor : {1, 2, 4}) EXPECT_EQ(message({.tensor = tensor}, 4), "");
+  EXPECT_EQ(message({}, 3), "exact_tp_shards = 3 is no power of two");
+  EXPECT_EQ(message({}, -4), "exact_tp_shards = -4 is no power of two");
+  EXPECT_EQ(message({.tensor = 4}, 2),
+            "exact_tp_shards = 2 is no multiple of tensor_model_parallel_size = 4");
+  EXPECT_EQ(message({.tensor = 3}, 4),
+            "exact_tp_shards = 4 is no multiple of tensor_model_parallel_size = 3");
+  EXPECT_EQ(message({.tensor = 2}, 8),
+            "num_query_groups = 4 is no multiple of exact_tp_shards = 8");
+}
+
+// kBatch has 12 micro-batches.
+TEST(TopologyTest, ExactNumericsNeedWholeSubtreesOfMicroBatches) {
+  const auto valid = [](int data, int zero_stage, int shards) {
+    return ValidateTopology({.data = data, .zero_stage = zero_stage}, Model(), kBatch, shards).ok();
+  };
+  for (const int zero_stage : {0, 1}) {
+    EXPECT_TRUE(valid(1, zero_stage, 1));   // all 12 on one rank
+    EXPECT_FALSE(valid(2, zero_stage, 1));  // 6 each
+    EXPECT_TRUE(valid(3, zero_stage, 1));   // 4 each
+    EXPECT_TRUE(valid(6, zero_stage, 1));
+    EXPECT_TRUE(valid(12, zero_stage, 1));
+    EXPECT_TRUE(valid(2, zero_stage, 0));
+  }
+  EXPECT_TRUE(valid(1, 2, 1));
+  EXPECT_TRUE(valid(2, 2, 1));
+  EXPECT_TRUE(valid(4, 2, 1));
+  EXPECT_FALSE(valid(3, 2, 1));  // 4 times 3
+  EXPECT_TRUE(valid(12, 2, 1));  // once
+  EXPECT_TRUE(valid(3, 2, 0));
+  const std::string message(ValidateTopology({.data = 2}, Model(), kBatch, 1).message());
+  EXPECT_THAT(message, AllOf(HasSubstr("global_batch_size"), HasSubstr("micro_batch_size"),
+                             HasSubstr("data_parallel_size"), HasSubstr("power of two")));
+}
+
+std::vector<int64_t> LayerCounts(int64_t num_layers, const Topology& topology) {
+  std::vector<int64_t> counts;
+  int64_t next = 0;
+  const int stages = topology.pipeline * topology.virtual_pipeline;
+  for (int stage = 0; stage < stages; ++stage) {
+    const ChunkLayers layers =
+        LayersOfChunk(num_layers, topology, stage % topology.pipeline, stage / topology.pipeline);
+    EXPECT_EQ(layers.first, next);
+    EXPECT_EQ(layers.has_embedding, stage == 0);
+    EXPECT_EQ(layers.has_head, stage == stages - 1);
+    next = layers.last;
+    counts.push_back(layers.last - layers.first);
+  }
+  EXPECT_EQ(next, num_layers);
+  return counts;
+}
+
+TEST(TopologyTest, LayersLiterally) {
+  EXPECT_THAT(LayerCounts(6, {}), ElementsAre(6));
+  EXPECT_THAT(LayerCounts(12, {.pipeline = 4}), ElementsAre(3, 3, 3, 3));
+  EXPECT_THAT(LayerCounts(6, {.pipeline = 4}), ElementsAre(1, 2, 2, 1));
+  EXPECT_THAT(LayerCounts(7, {.pipeline = 4}), ElementsAre(2, 2, 2, 1));
+  EXPECT_THAT(LayerCounts(5, {.pipeline = 2, .virtual_pipeline = 2}), ElementsAre(1, 1, 2, 1));
+}
+
+TEST(TopologyTest, LayersAreSpreadEvenlyAndTheLastStageHasNoMoreThanOthers) {
+  for (int pipeline = 1; pipeline <= 5; ++pipeline) {
+    for (int chunks = 1; chunks <= (pipeline == 1 ? 1 : 3); ++chunks) {
+      const Topology topology{.pipeline = pipeline, .virtual_pipeline = chunks};
+      for (int64_t layers = pipeline * chunks; layers < 40; ++layers) {
+        SCOPED_TRACE(ToString(topology) + ", " + std::to_string(layers) + " layers");
+        const std::vector<int64_t> counts = LayerCounts(layers, topology);
+        const auto [fewest, most] = std::minmax_element(counts.begin(), counts.end());
+        EXPECT_LE(*most - *fewest, 1);
+        EXPECT_EQ(counts.back(), *fewest);
+        std::vector<int64_t> of_rank(pipeline);
+        for (size_t i = 0; i < counts.size(); ++i) of_rank[i % pipeline] += counts[i];
+        const auto [least, highest] = std::minmax_element(of_rank.begin(), of_rank.end());
+        EXPECT_LE(*highest - *least, 1);
+        EXPECT_EQ(of_rank.back(), *least);
+      }
+    }
+  }
+}
+
+TEST(TopologyTest, EverySizeMustBePositive) {
+  for (const BatchSizes& batch : {BatchSizes{.micro_batch = 0}, BatchSizes{.global_batch = 0},
+                                  BatchSizes{.sequence_length = 0}}) {
+    EXPECT_THAT(std::string(ValidateTopology({}, Model(), batch).message()),
+                HasSubstr(" = 0 is below 1"));
+  }
 }
 
 }  // namespace
