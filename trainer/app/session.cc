@@ -120,9 +120,10 @@ absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
   if (session.optimizer == nullptr || !session.optimizer->has_master()) {
     return ImportLlmc(llmc_file, session.config.model(), parameters, parameters.values());
   }
-  const TensorView master = session.optimizer->master();
+  const Tensor master(DType::kF32, {parameters.flat_elements()});
   TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, session.config.model(), parameters, master));
   session.backend->Copy(master, parameters.values());
+  session.optimizer->SetMaster(master);
   return absl::OkStatus();
 }
 
@@ -224,8 +225,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   const ParameterSet& parameters = session->model->parameters();
   if (trains) {
     session->optimizer = std::make_unique<AdamW>(
-        *session->backend, config.optimizer(), FlatParameters(parameters), 0,
-        parameters.flat_elements(), parameters.values(), parameters.grads());
+        *session->backend, config.optimizer(), FlatParameters(parameters),
+        std::vector<OwnedRange>{
+            {0, parameters.flat_elements(), parameters.values(), parameters.grads()}},
+        parameters.values().view().dtype());
     session->activations = session->model->NewActivations(
         config.training().micro_batch_size(), config.training().seq_length(),
         config.training().recompute_activations() ? ActivationUse::kTrainingRecompute

@@ -5,15 +5,9 @@
 #include <utility>
 
 #include "glog/logging.h"
+#include "trainer/tensor/memory.h"
 
 namespace tessera {
-namespace {
-
-TensorView Part(const TensorView& flat, int64_t begin, int64_t end) {
-  return flat.empty() ? TensorView() : flat.Slice(0, begin, end);
-}
-
-}  // namespace
 
 double GradNorm(Backend& backend, std::span<const TensorView> grads) {
   double sum = 0;
@@ -27,21 +21,23 @@ double ClipCoefficient(double grad_norm, double clip_grad) {
 }
 
 AdamW::AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatParameter> parameters,
-             int64_t begin, int64_t end, TensorView values, TensorView grads)
+             std::vector<OwnedRange> ranges, DType dtype)
     : backend_(backend),
       config_(config),
       parameters_(std::move(parameters)),
-      begin_(begin),
-      end_(end),
-      values_(std::move(values)),
-      grads_(std::move(grads)),
-      has_master_(values_.dtype() != DType::kF32),
+      ranges_(std::move(ranges)),
+      has_master_(dtype != DType::kF32),
+      state_offsets_(StateOffsets()),
+      parts_(OwnedParts()),
       runs_(OwnedRuns()) {
-  CHECK_LE(begin_, end_);
-  CHECK_EQ(values_.elements(), end_ - begin_);
-  CHECK_EQ(grads_.elements(), end_ - begin_);
-  CHECK(grads_.dtype() == DType::kF32) << "gradients must be float32";
-  const Shape shape = {end_ - begin_};
+  for (const OwnedRange& range : ranges_) {
+    CHECK_EQ(range.values.elements(), range.end - range.begin);
+    CHECK_EQ(range.grads.elements(), range.end - range.begin);
+    CHECK(range.values.dtype() == dtype);
+    CHECK(range.grads.dtype() == DType::kF32) << "gradients must be float32";
+  }
+  MemoryScope scope(MemoryCategory::kOptimizer);
+  const Shape shape = {state_offsets_.back()};
   exp_avg_ = Tensor(DType::kF32, shape, backend_.device());
   exp_avg_sq_ = Tensor(DType::kF32, shape, backend_.device());
   if (has_master_) {
@@ -50,23 +46,60 @@ AdamW::AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatPa
   }
 }
 
+std::vector<int64_t> AdamW::StateOffsets() const {
+  std::vector<int64_t> offsets = {0};
+  int64_t previous_end = 0;
+  for (const OwnedRange& range : ranges_) {
+    CHECK_GE(range.begin, previous_end) << "ranges must be in flat order, disjoint";
+    CHECK_LE(range.begin, range.end);
+    previous_end = range.end;
+    offsets.push_back(offsets.back() + range.end - range.begin);
+  }
+  return offsets;
+}
+
+std::vector<AdamW::Part> AdamW::OwnedParts() const {
+  std::vector<Part> parts(parameters_.size());
+  int64_t previous_end = 0;
+  int range = 0;
+  const int ranges = static_cast<int>(ranges_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const int64_t begin = parameters_[i].flat_offset, end = begin + parameters_[i].elements;
+    CHECK_GE(begin, previous_end) << "parameters must be in flat order, disjoint";
+    previous_end = end;
+    while (range < ranges && ranges_[range].end <= begin) ++range;
+    for (int r = range; r < ranges && ranges_[r].begin < end; ++r) {
+      const Part part = {.range = r,
+                         .begin = std::max(begin, ranges_[r].begin) - ranges_[r].begin,
+                         .end = std::min(end, ranges_[r].end) - ranges_[r].begin};
+      if (part.begin >= part.end) continue;
+      CHECK_LT(parts[i].range, 0) << "parameter " << i << " lies in two ranges";
+      parts[i] = part;
+    }
+  }
+  return parts;
+}
+
 std::vector<AdamW::Run> AdamW::OwnedRuns() const {
   std::vector<Run> runs;
-  int64_t previous_end = 0;
-  for (const FlatParameter& parameter : parameters_) {
-    CHECK_GE(parameter.flat_offset, previous_end) << "parameters must be in flat order, disjoint";
-    previous_end = parameter.flat_offset + parameter.elements;
-    const int64_t run_begin = std::max(parameter.flat_offset, begin_) - begin_;
-    const int64_t run_end = std::min(previous_end, end_) - begin_;
-    if (run_begin >= run_end) continue;
-    if (!runs.empty() && runs.back().end == run_begin &&
-        runs.back().weight_decay == parameter.weight_decay) {
-      runs.back().end = run_end;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Part& part = parts_[i];
+    if (part.range < 0) continue;
+    const bool decays = parameters_[i].weight_decay;
+    if (!runs.empty() && runs.back().range == part.range && runs.back().end == part.begin &&
+        runs.back().weight_decay == decays) {
+      runs.back().end = part.end;
     } else {
-      runs.push_back({run_begin, run_end, parameter.weight_decay});
+      runs.push_back({part.range, part.begin, part.end, decays});
     }
   }
   return runs;
+}
+
+TensorView AdamW::StatePart(const Tensor& state, int range, int64_t begin, int64_t end) const {
+  if (state.view().empty()) return {};
+  const int64_t offset = state_offsets_[range];
+  return state.view().Slice(0, offset + begin, offset + end);
 }
 
 bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale) {
@@ -86,23 +119,35 @@ bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale) {
   options.grad_scale = grad_scale;
   for (const Run& run : runs_) {
     options.weight_decay = run.weight_decay ? config_.weight_decay() : 0;
-    backend_.AdamW(options, Part(grads_, run.begin, run.end), Part(master_, run.begin, run.end),
-                   Part(exp_avg_, run.begin, run.end), Part(exp_avg_sq_, run.begin, run.end),
-                   Part(values_, run.begin, run.end));
+    const OwnedRange& range = ranges_[run.range];
+    backend_.AdamW(options, range.grads.Slice(0, run.begin, run.end),
+                   StatePart(master_, run.range, run.begin, run.end),
+                   StatePart(exp_avg_, run.range, run.begin, run.end),
+                   StatePart(exp_avg_sq_, run.range, run.begin, run.end),
+                   range.values.Slice(0, run.begin, run.end));
   }
   return true;
 }
 
 void AdamW::ResetMaster() {
   if (!has_master_) return;
-  // Run by run: an empty range has no master to copy to.
   for (const Run& run : runs_) {
-    backend_.Copy(Part(values_, run.begin, run.end), Part(master_, run.begin, run.end));
+    backend_.Copy(ranges_[run.range].values.Slice(0, run.begin, run.end),
+                  StatePart(master_, run.range, run.begin, run.end));
+  }
+}
+
+void AdamW::SetMaster(const TensorView& flat) {
+  if (!has_master_) return;
+  for (const Run& run : runs_) {
+    const int64_t offset = ranges_[run.range].begin;
+    backend_.Copy(flat.Slice(0, offset + run.begin, offset + run.end),
+                  StatePart(master_, run.range, run.begin, run.end));
   }
 }
 
 void AdamW::Reset() {
-  if (begin_ != end_) {
+  if (state_offsets_.back() > 0) {
     backend_.Fill(exp_avg_, 0);
     backend_.Fill(exp_avg_sq_, 0);
   }
@@ -113,20 +158,19 @@ void AdamW::Reset() {
 }
 
 int64_t AdamW::state_bytes() const {
-  return (end_ - begin_) * ElementSize(DType::kF32) * (has_master_ ? 3 : 2);
+  return state_offsets_.back() * ElementSize(DType::kF32) * (has_master_ ? 3 : 2);
 }
 
 AdamW::ParameterState AdamW::State(int parameter) const {
-  const FlatParameter& flat = parameters_[parameter];
-  const int64_t from = std::max(flat.flat_offset, begin_) - begin_;
-  const int64_t to = std::min(flat.flat_offset + flat.elements, end_) - begin_;
+  const Part& part = parts_[parameter];
   ParameterState state;
-  if (from >= to) return state;
-  state.begin = begin_ + from - flat.flat_offset;
-  state.value = Part(values_, from, to);
-  state.master = Part(master_, from, to);
-  state.exp_avg = Part(exp_avg_, from, to);
-  state.exp_avg_sq = Part(exp_avg_sq_, from, to);
+  if (part.range < 0) return state;
+  const OwnedRange& range = ranges_[part.range];
+  state.begin = range.begin + part.begin - parameters_[parameter].flat_offset;
+  state.value = range.values.Slice(0, part.begin, part.end);
+  state.master = StatePart(master_, part.range, part.begin, part.end);
+  state.exp_avg = StatePart(exp_avg_, part.range, part.begin, part.end);
+  state.exp_avg_sq = StatePart(exp_avg_sq_, part.range, part.begin, part.end);
   return state;
 }
 

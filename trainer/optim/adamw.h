@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_OPTIM_ADAMW_H_
 #define TESSERA_TRAINER_OPTIM_ADAMW_H_
 
-// AdamW over a flat range of the parameters. Loshchilov and Hutter, "Decoupled weight decay
+// AdamW over flat ranges of the parameters. Loshchilov and Hutter, "Decoupled weight decay
 // regularization" (ICLR 2019).
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "trainer/config/config.pb.h"
 #include "trainer/kernels/backend.h"
+#include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -22,6 +23,14 @@ struct FlatParameter {
   bool weight_decay = true;
 };
 
+// A flat range that this optimizer updates.
+struct OwnedRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  TensorView values;  // [end - begin]
+  TensorView grads;   // [end - begin], fp32
+};
+
 // The gradients' global norm: sums of squares of the logical tensors (contiguous views), added in
 // the given order in fp64.
 double GradNorm(Backend& backend, std::span<const TensorView> grads);
@@ -31,14 +40,14 @@ double GradNorm(Backend& backend, std::span<const TensorView> grads);
 // grad_scale, it costs no pass of its own.
 double ClipCoefficient(double grad_norm, double clip_grad);
 
-// The optimizer state of the parts of the parameters that lie in the flat range [begin, end): all
-// of them, or what one ZeRO rank owns. State is fp32: exp_avg, exp_avg_sq, and master weights where
+// The optimizer state of the parts of the parameters that lie in the owned flat ranges: all of
+// them, or what one ZeRO rank owns. State is fp32: exp_avg, exp_avg_sq, and master weights where
 // the parameters are not fp32 themselves.
 //
 // Lifetimes: the views must outlive the optimizer. Not thread-safe.
 class AdamW {
  public:
-  // Views of the owned parts of one parameter. Empty views where the range holds nothing of it.
+  // Views of the owned parts of one parameter. Empty views where nothing of it is owned.
   struct ParameterState {
     int64_t begin = 0;      // first owned element, counted within the parameter
     TensorView value;       // [n]
@@ -47,11 +56,11 @@ class AdamW {
     TensorView exp_avg_sq;  // [n]
   };
 
-  // `values` and `grads`: [end - begin], the range's part of the flat buffers. Parameters in flat
-  // order, disjoint. Elements of no parameter (alignment gaps) are never touched. Master weights
-  // start as copies of the values.
+  // Parameters and ranges (which may be none) in flat order, disjoint; what is owned of a parameter
+  // lies in one range; `dtype`: of the values. Elements of no parameter (alignment gaps) are never
+  // touched. Master weights start as copies of the values.
   AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatParameter> parameters,
-        int64_t begin, int64_t end, TensorView values, TensorView grads);
+        std::vector<OwnedRange> ranges, DType dtype);
 
   AdamW(const AdamW&) = delete;
   AdamW& operator=(const AdamW&) = delete;
@@ -64,6 +73,10 @@ class AdamW {
 
   // Takes the values as the new master weights: after weights were loaded without their masters.
   void ResetMaster();
+  // Takes the owned parts of `flat` as the new master weights: a buffer of any floating dtype, laid
+  // out as all values of the flat space, from 0 on. Values are not changed. Nothing where there are
+  // no masters.
+  void SetMaster(const TensorView& flat);
   // Zero moments and counters, master weights from the values: a fresh state.
   void Reset();
 
@@ -73,33 +86,39 @@ class AdamW {
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
 
   bool has_master() const { return has_master_; }
-  // All owned master weights, laid out as `values`. Empty where there are none.
-  TensorView master() const { return has_master_ ? master_.view() : TensorView(); }
-  int64_t begin() const { return begin_; }
-  int64_t end() const { return end_; }
+  const std::vector<OwnedRange>& ranges() const { return ranges_; }
   int64_t state_bytes() const;
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
   ParameterState State(int parameter) const;
 
  private:
-  // A run of neighbouring elements with one weight decay; gaps end a run.
+  // Neighbouring elements with one weight decay, in one range; gaps between parameters end a run.
   struct Run {
-    int64_t begin;  // in the owned range
+    int range;
+    int64_t begin;  // in the range
     int64_t end;
     bool weight_decay;
   };
+  // What is owned of one parameter.
+  struct Part {
+    int range = -1;     // none
+    int64_t begin = 0;  // in the range
+    int64_t end = 0;
+  };
+  std::vector<int64_t> StateOffsets() const;
+  std::vector<Part> OwnedParts() const;
   std::vector<Run> OwnedRuns() const;
+  TensorView StatePart(const Tensor& state, int range, int64_t begin, int64_t end) const;
 
   Backend& backend_;
   const OptimizerConfig config_;
   const std::vector<FlatParameter> parameters_;
-  const int64_t begin_;
-  const int64_t end_;
-  const TensorView values_;
-  const TensorView grads_;
+  const std::vector<OwnedRange> ranges_;
   const bool has_master_;
+  const std::vector<int64_t> state_offsets_;  // by range; the last: all owned elements
+  const std::vector<Part> parts_;             // by parameter
   const std::vector<Run> runs_;
-  Tensor master_;
+  Tensor master_;  // state of all ranges, one after the other
   Tensor exp_avg_;
   Tensor exp_avg_sq_;
   int64_t updates_ = 0;

@@ -60,8 +60,11 @@ struct Fixture {
   }
   std::unique_ptr<AdamW> Optimizer(int64_t begin, int64_t end) {
     return std::make_unique<AdamW>(
-        *backend, Config(), std::vector<FlatParameter>{{0, 5, true}, {8, 3, false}}, begin, end,
-        values.view().Slice(0, begin, end), grads.view().Slice(0, begin, end));
+        *backend, Config(), std::vector<FlatParameter>{{0, 5, true}, {8, 3, false}},
+        std::vector<OwnedRange>{Range(begin, end)}, values.view().dtype());
+  }
+  OwnedRange Range(int64_t begin, int64_t end) const {
+    return {begin, end, values.view().Slice(0, begin, end), grads.view().Slice(0, begin, end)};
   }
   std::unique_ptr<Backend> backend;
   Tensor values;
@@ -230,7 +233,8 @@ TEST(AdamWScalarTest, FirstUpdateIsTheLearningRate) {
   Set(grad, 0, -0.5f);
   OptimizerConfig config;
   config.set_weight_decay(0.25);
-  AdamW optimizer(*backend, config, {{0, 1, true}}, 0, 1, value, grad);
+  AdamW optimizer(*backend, config, {{0, 1, true}}, std::vector<OwnedRange>{{0, 1, value, grad}},
+                  DType::kF32);
   ASSERT_TRUE(optimizer.Step(0.5, 0.5, 1.0));
   // 2 - 0.5 * (-1 + 0.25 * 2)
   EXPECT_NEAR(Get(value, 0), 2.25, 1e-6);

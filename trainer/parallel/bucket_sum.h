@@ -21,8 +21,8 @@ class BucketSum {
  public:
   // `result`: where the sum ends up; contiguous, may have no elements. Buffers are made when they
   // are first needed, in the current memory category.
-  BucketSum(TensorView result, int64_t contributions, bool tree)
-      : result_(std::move(result)), contributions_(contributions), tree_(tree) {}
+  BucketSum(TensorView result, Device device, int64_t contributions, bool tree)
+      : result_(std::move(result)), device_(device), contributions_(contributions), tree_(tree) {}
 
   // Between Place(i) and Add(i), neither is called for another contribution.
   TensorView Place(int64_t i);
@@ -42,6 +42,7 @@ class BucketSum {
   void MergeLastTwo(Backend& backend);
 
   TensorView result_;
+  Device device_;
   int64_t contributions_;
   bool tree_;
   std::vector<Term> terms_;

@@ -16,8 +16,8 @@ namespace tessera {
 inline constexpr int64_t kGradientBlock = 256;
 
 struct GradientParameter {
-  std::string key;  // the same on every topology
-  int64_t begin = 0;     // in the flat space of values, and of the gradient
+  std::string key;    // the same on every topology
+  int64_t begin = 0;  // in the flat space of values, and of the gradient
   int64_t elements = 0;
   // The storage has a second name (a tied table). Its gradient is complete at another time than its
   // neighbours', and its other copy may be elsewhere: it has a bucket of its own.
@@ -37,8 +37,8 @@ struct GradientLayout {
 struct GradientBucket {
   int64_t begin = 0;  // in the gradient space; gaps behind parameters included
   int64_t end = 0;
-  std::vector<int> parameters;  // indices in the layout
-  bool second = false;          // of the second contribution of parameters[0]
+  std::vector<int> parameters;          // indices in the layout
+  bool second = false;                  // of the second contribution of parameters[0]
   std::vector<int64_t> piece_elements;  // by data rank; some may be 0
 
   int64_t elements() const { return end - begin; }

@@ -1,6 +1,7 @@
 #ifndef TESSERA_TRAINER_PARALLEL_GRADIENT_NORM_H_
 #define TESSERA_TRAINER_PARALLEL_GRADIENT_NORM_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -56,34 +57,38 @@ class GradientNorm {
   absl::StatusOr<double> Compute();
 
  private:
-  // A parameter as one rank of a group holds it: its run of blocks.
+  // What a rank owns of a parameter, in blocks.
   struct Run {
     std::string key;
     int64_t elements = 0;
     int64_t begin_block = 0;
     int64_t end_block = 0;
   };
-  // How values of the ranks of one group come together: those of all ranks, one after the other,
-  // become one per key.
+  using Runs = std::vector<Run>;  // by key
+  // How values that the ranks of a group have by key, some keys on several ranks, become one value
+  // per key.
   struct Exchange {
-    Communicator* group = nullptr;
-    std::vector<int64_t> counts;           // values by rank
-    std::vector<std::vector<int>> sources;  // by key, in order: where its copies arrive
+    Communicator* group = nullptr;            // null: nothing to do
+    std::vector<int64_t> counts;              // of values by rank
+    std::vector<std::vector<size_t>> copies;  // by key: places among the values of all ranks
   };
-  static absl::StatusOr<std::vector<std::vector<Run>>> ExchangeRuns(const std::vector<Run>& mine,
-                                                                    Communicator* group);
-  absl::Status PlanOwners(const std::vector<std::vector<Run>>& ranks);
-  absl::StatusOr<Exchange> PlanMerge(Communicator* group, std::vector<Run>* runs);
-  absl::StatusOr<std::vector<double>> SumsOfOwned();
-  static absl::StatusOr<std::vector<double>> Merge(const Exchange& exchange,
-                                                   std::vector<double> mine);
 
   GradientNorm(Backend& backend, std::vector<GradientPart> parts)
       : backend_(backend), parts_(std::move(parts)) {}
 
+  absl::StatusOr<Runs> MakeRuns();
+  static absl::StatusOr<std::vector<Runs>> ExchangeRuns(const Runs& mine, Communicator* group);
+  absl::Status PlanOwners(const std::vector<Runs>& ranks, Communicator* group);
+  // Replaces the group rank's runs by those of the group.
+  static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);
+  // Of squares, by part.
+  absl::StatusOr<std::vector<double>> ParameterSums();
+  static absl::StatusOr<std::vector<double>> MakeExchange(const Exchange& exchange,
+                                                          std::vector<double> mine);
+
   Backend& backend_;
-  std::vector<GradientPart> parts_;  // by key
-  Communicator* data_ = nullptr;     // null: every rank owns everything
+  std::vector<GradientPart> parts_;         // by key
+  Communicator* data_ = nullptr;            // null: every rank owns everything
   std::vector<int64_t> data_counts_;        // subtree sums by data rank
   std::vector<std::vector<int64_t>> ends_;  // by part, by data rank: end of its run of blocks
   Exchange tensor_;

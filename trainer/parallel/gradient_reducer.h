@@ -28,8 +28,8 @@ struct GradientReducerOptions {
   int zero_stage = 0;  // 0, 1 or 2
   bool exact = false;  // sums over micro-batches in the tree over their global index
   int64_t bucket_elements = int64_t{4} << 20;
-  int64_t micro_batches = 1;    // of a step, on this rank
-  DType dtype = DType::kF32;    // of gradients
+  int64_t micro_batches = 1;  // of a step, on this rank
+  DType dtype = DType::kF32;  // of gradients
   // Points the gradient views of everything inside [begin, end) of the gradient space at `memory`
   // [end - begin].
   std::function<void(int64_t begin, int64_t end, TensorView memory)> bind;
@@ -68,7 +68,8 @@ struct OwnedGradient {
 // Memory (MemoryCategory::kGradients): what is owned (ZeRO 0, 1: the gradient space), plus, with
 // `exact`, as many times the same as subtrees are open at once (MostOpenTerms()), plus bucket buffers:
 // at most kBucketBuffers of the largest bucket within bucket_elements and one of the largest bucket
-// beyond; more only where a backward pass writes more buckets at once.
+// beyond; more only where a backward pass writes more buckets at once. For on_two_stages parameters
+// a buffer of at most bucket_elements.
 //
 // Wire, per step, bytes of data rank r of P: by bucket of n bytes, piece n_r, what
 // trainer/comm/communicator.h says of the operation.
@@ -104,16 +105,22 @@ class GradientReducer : public GradientObserver {
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
 
  private:
+  // A parameter's gradient, or a second contribution, in the gradient space.
+  struct Range {
+    int64_t begin;
+    int64_t end;
+    int bucket;
+  };
   struct Bucket {
-    BucketSum sum;                // of what this rank keeps: the bucket, or its owned piece
-    TensorView work;              // where the backward pass of this micro-batch writes
-    BucketBuffers::Loan loan;     // work's memory, unless it is the sum's
-    int64_t unfinished = 0;       // parameters of this micro-batch
-    bool prepared = false;        // in this micro-batch
+    BucketSum sum;             // of what this rank keeps: the bucket, or its owned piece
+    TensorView work;           // where the backward pass of this micro-batch writes
+    BucketBuffers::Loan loan;  // work's memory, unless it is the sum's
+    int64_t unfinished = 0;    // ranges of this micro-batch
+    bool prepared = false;     // in this micro-batch
   };
   struct Reduction {
     int bucket;
-    int64_t micro_batch;
+    int64_t micro_batch;       // whose piece is to be added; negative: of the whole step
     TensorView piece;          // where the reduced piece arrives
     BucketBuffers::Loan loan;  // of what is reduced
     Pending pending;
@@ -122,17 +129,29 @@ class GradientReducer : public GradientObserver {
   int ranks() const;
   int rank() const;
   bool last() const { return micro_batch_ + 1 == options_.micro_batches; }
-  TensorView OwnedPiece(int bucket) const;  // ZeRO 0: all of the bucket
+  bool owns_all() const { return options_.zero_stage == 0 || ranks() == 1; }
+  std::vector<Range> Ranges() const;
+  std::vector<Bucket> MakeSums();
+  std::vector<OwnedGradient> OwnedRanges() const;
+  BucketBuffers MakeBuffers() const;
+  // Where the gradients are between steps.
+  void BindResult();
+  TensorView OwnedPiece(int bucket) const;
+  // Of each range in [begin, end), the last first.
+  absl::Status ForEachRange(int64_t begin, int64_t end,
+                            const std::function<absl::Status(const Range&)>& visit) const;
+
   absl::Status PrepareBucket(int bucket);
   absl::StatusOr<BucketBuffers::Loan> Borrow(int64_t elements);
   absl::Status CompleteBucket(int bucket);
-  absl::Status ReduceMicroBatch(int bucket);
+  void ReduceMicroBatch(int bucket);
   void ReduceStep(int bucket);
+  void EndOldest();
   absl::Status WaitForOldest();
   absl::Status WaitForBucket(int bucket);
   absl::Status Poll();
-  absl::Status AddSecondContributions();
-  absl::Status AddOtherStages(int bucket);
+  void AddSecondContribution(int second_bucket);
+  absl::Status AddOtherStage(const TensorView& piece);
 
   Backend& backend_;
   const GradientLayout layout_;
@@ -142,14 +161,14 @@ class GradientReducer : public GradientObserver {
   const bool by_micro_batch_;
   // The backward pass writes to the result at every micro-batch.
   const bool in_place_;
+  const std::vector<Range> ranges_;  // by `begin`
   Tensor gradients_;  // the gradient space, or (by_micro_batch_) the owned pieces of all buckets
-  std::vector<int> bucket_of_;         // by parameter
-  std::vector<int> second_bucket_of_;  // by parameter; negative: none
-  std::vector<OwnedGradient> owned_;
+  std::vector<Bucket> states_;  // by bucket
+  const std::vector<OwnedGradient> owned_;
   BucketBuffers buffers_;
-  std::vector<Bucket> states_;
-  int64_t micro_batch_ = -1;  // of this step; negative before the first
-  std::deque<Reduction> reductions_;  // under way, oldest first; last: ends before its memory
+  Tensor tie_buffer_;                 // what another stage sends
+  int64_t micro_batch_ = -1;          // of this step; negative before the first
+  std::deque<Reduction> reductions_;  // oldest first. The last member: ends before its memory
 };
 
 }  // namespace tessera

@@ -26,8 +26,9 @@ absl::Status CheckMicroBatches(int64_t global_batch_size, int64_t micro_batch_si
                    ", data_parallel_size ", data_parallel_size);
   if (global_batch_size <= 0 || global_batch_size % (micro_batch_size * data_parallel_size) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(sizes, ": the global batch must be a multiple of micro_batch_size * "
-                            "data_parallel_size = ",
+        absl::StrCat(sizes,
+                     ": the global batch must be a multiple of micro_batch_size * "
+                     "data_parallel_size = ",
                      micro_batch_size * data_parallel_size));
   }
   if (!exact || data_parallel_size == 1) return absl::OkStatus();
@@ -36,16 +37,16 @@ absl::Status CheckMicroBatches(int64_t global_batch_size, int64_t micro_batch_si
     if (IsPowerOfTwo(data_parallel_size) || micro_batches == data_parallel_size) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        sizes,
-        ": EXACT with ZeRO 2 needs a data_parallel_size that is a power of two, or global_batch_size "
-        "/ micro_batch_size = data_parallel_size"));
+    return absl::InvalidArgumentError(absl::StrCat(sizes,
+                                                   ": EXACT with ZeRO 2 needs a data_parallel_size "
+                                                   "that is a power of two, or global_batch_size "
+                                                   "/ micro_batch_size = data_parallel_size"));
   }
   const int64_t local = micro_batches / data_parallel_size;
   if (IsPowerOfTwo(local)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      sizes, ": EXACT needs the micro-batches of a data-parallel rank, here ", local,
-      ", to be a power of two"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(sizes, ": EXACT needs the micro-batches of a data-parallel rank, here ", local,
+                   ", to be a power of two"));
 }
 
 }  // namespace tessera
