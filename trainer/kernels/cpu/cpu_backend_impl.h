@@ -8,6 +8,7 @@
 
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/matmul.h"
 #include "trainer/kernels/cpu/thread_pool.h"
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/tensor.h"
@@ -69,6 +70,7 @@ class CpuBackend final : public Backend {
              TensorView v, TensorView param) override;
 
  private:
+  void Multiply(const Product& product);
   double BlockedSum(TensorView x, bool squares);
 
   ThreadPool pool_;

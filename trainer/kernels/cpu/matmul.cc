@@ -8,10 +8,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <span>
 
+#include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/thread_pool.h"
+#include "trainer/kernels/cpu/tree.h"
+#include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
@@ -49,6 +53,141 @@ TileShape ChooseTile(int64_t m, int64_t n, int64_t k, bool a_transposed, DType d
   return best;
 }
 
+// c in tiles, each the sum of its terms' tiles. A term is multiplied where its step of the tree
+// puts it, or, where it is added to what lies there, in scratch memory that stays in the cache.
+class TiledProduct {
+ public:
+  TiledProduct(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms)
+      : product_(product),
+        pool_(pool),
+        workspace_(workspace),
+        a_(LayoutOf(product.a())),
+        b_(LayoutOf(product.b())),
+        m_(product.m()),
+        n_(product.n()),
+        tile_(ChooseTile(m_, n_, product.k(), a_.transposed, product.a().dtype())),
+        row_tiles_(CeilDivide(m_, tile_.rows)),
+        column_tiles_(CeilDivide(n_, tile_.columns)),
+        c_stride_(m_ == 1 ? n_ : product.c.stride(0)),
+        scratch_stride_(column_tiles_ == 1 && c_stride_ == n_ ? n_ : tile_.columns + kApart) {
+    for (int last_row = 0; last_row < 2; ++last_row) {
+      for (int last_column = 0; last_column < 2; ++last_column) {
+        if ((last_row == 0 && row_tiles_ == 1) || (last_column == 0 && column_tiles_ == 1)) {
+          continue;
+        }
+        GemmShape shape = TileShapeOf(last_row == 1, last_column == 1);
+        gemms_[last_row][last_column] = &gemms.Get(shape);
+        if (product_.count() == 1) continue;
+        shape.ldc = scratch_stride_;
+        scratch_gemms_[last_row][last_column] = &gemms.Get(shape);
+      }
+    }
+  }
+
+  void Run() {
+    const bool tree = product_.count() > 1;
+    const int64_t tile_elements = tree ? tile_.rows * scratch_stride_ : 0;
+    const int64_t scratch_elements = tile_elements * TreeLevels(product_.count());
+    workspace_.ReservePerThread(scratch_elements * static_cast<int64_t>(sizeof(float)));
+    pool_.ParallelFor(row_tiles_ * column_tiles_, [&](int64_t block, int thread) {
+      const int64_t row_tile = block % row_tiles_, column_tile = block / row_tiles_;
+      if (!tree)
+        return Multiply(gemms_, thread, 0, row_tile, column_tile, CTile(row_tile, column_tile));
+      float* scratch = workspace_.OfThread<float>(thread, scratch_elements);
+      SumTile(thread, row_tile, column_tile, scratch, tile_elements);
+    });
+  }
+
+ private:
+  // Of the four kinds of tiles: [in the last row of tiles?][in the last column?].
+  using TileGemms = const Gemm* [2][2];
+
+  // Where c's tiles are not dense, scratch is not either: oneDNN sums dense products in another
+  // order than others, among which the distance of rows makes no difference.
+  static constexpr int64_t kApart = 16;
+
+  GemmShape TileShapeOf(bool last_row, bool last_column) const {
+    return {
+        .m = last_row ? m_ - (row_tiles_ - 1) * tile_.rows : tile_.rows,
+        .n = last_column ? n_ - (column_tiles_ - 1) * tile_.columns : tile_.columns,
+        .k = product_.k(),
+        .lda = a_.leading,
+        .ldb = b_.leading,
+        .ldc = c_stride_,
+        .a_transposed = a_.transposed,
+        .b_transposed = b_.transposed,
+        .input = product_.a().dtype(),
+        .output = product_.c.dtype(),
+        .accumulate = product_.accumulate,
+        .bias = !product_.bias.empty(),
+    };
+  }
+
+  char* CTile(int64_t row_tile, int64_t column_tile) const {
+    return product_.c.as<char>() +
+           (row_tile * tile_.rows * c_stride_ + column_tile * tile_.columns) *
+               ElementSize(product_.c.dtype());
+  }
+
+  void Multiply(const TileGemms& gemms, int thread, int64_t term, int64_t row_tile,
+                int64_t column_tile, void* to) const {
+    const int64_t size = ElementSize(product_.a().dtype());
+    const int64_t row = row_tile * tile_.rows, column = column_tile * tile_.columns;
+    const Gemm& gemm = *gemms[row_tile == row_tiles_ - 1][column_tile == column_tiles_ - 1];
+    const MatMulOperands& operands = product_.terms[term];
+    gemm.Run(thread, operands.a.as<char>() + row * (a_.transposed ? 1 : a_.leading) * size,
+             operands.b.as<char>() + column * (b_.transposed ? b_.leading : 1) * size, to,
+             product_.bias.empty() ? nullptr : product_.bias.as<char>() + column * size);
+  }
+
+  void SumTile(int thread, int64_t row_tile, int64_t column_tile, float* scratch,
+               int64_t tile_elements) const {
+    const TreeTiles tiles = {
+        .result = reinterpret_cast<float*>(CTile(row_tile, column_tile)),
+        .result_stride = c_stride_,
+        .scratch = scratch + tile_elements,
+        .scratch_stride = scratch_stride_,
+        .level_elements = tile_elements,
+    };
+    const int64_t rows = std::min(tile_.rows, m_ - row_tile * tile_.rows);
+    const int64_t columns = std::min(tile_.columns, n_ - column_tile * tile_.columns);
+    for (int64_t term = 0; term < product_.count(); ++term) {
+      const TreeStep step = StepOfTerm(term, product_.count());
+      if (step.merges == 0) {
+        Multiply(step.level() == 0 ? gemms_ : scratch_gemms_, thread, term, row_tile, column_tile,
+                 tiles.level(step.level()));
+        continue;
+      }
+      Multiply(scratch_gemms_, thread, term, row_tile, column_tile, scratch);
+      AddTerm(step, scratch, scratch_stride_, rows, columns, tiles);
+    }
+  }
+
+  const Product& product_;
+  ThreadPool& pool_;
+  Workspace& workspace_;
+  const MatrixLayout a_, b_;
+  const int64_t m_, n_;
+  const TileShape tile_;
+  const int64_t row_tiles_, column_tiles_;
+  const int64_t c_stride_, scratch_stride_;
+  TileGemms gemms_ = {};          // into c
+  TileGemms scratch_gemms_ = {};  // into scratch
+};
+
+void CheckOperands(const TensorView& a, const TensorView& b, const TensorView& c) {
+  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2);
+  CHECK(a.dim(0) == c.dim(0) && b.dim(0) == a.dim(1) && b.dim(1) == c.dim(1))
+      << ToString(a.shape()) << " x " << ToString(b.shape()) << " = " << ToString(c.shape());
+  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32));
+  CHECK(c.dim(1) == 1 || c.stride(1) == 1) << "c is dense in its columns";
+}
+
+bool SameLayout(const TensorView& x, const TensorView& y) {
+  const MatrixLayout a = LayoutOf(x), b = LayoutOf(y);
+  return a.leading == b.leading && a.transposed == b.transposed;
+}
+
 }  // namespace
 
 // The stride of a dim of one element says nothing.
@@ -77,57 +216,36 @@ double TileBalance(int64_t m, int64_t n, TileShape tile) {
   return balance;
 }
 
+void TiledMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms) {
+  TiledProduct(product, pool, workspace, gemms).Run();
+}
+
+void CpuBackend::Multiply(const Product& product) {
+  if (product.m() == 0 || product.n() == 0) return;
+  CHECK_GT(product.k(), 0);
+  if (PackedMatMul(product, pool_, workspace_, gemms_)) return;
+  TiledMatMul(product, pool_, workspace_, gemms_);
+}
+
 void CpuBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
                         TensorView bias) {
-  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2);
-  const int64_t m = c.dim(0), n = c.dim(1), k = a.dim(1);
-  CHECK(a.dim(0) == m && b.dim(0) == k && b.dim(1) == n)
-      << ToString(a.shape()) << " x " << ToString(b.shape()) << " = " << ToString(c.shape());
-  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32));
-  CHECK(n == 1 || c.stride(1) == 1) << "c is dense in its columns";
+  CheckOperands(a, b, c);
   if (!bias.empty()) {
-    CHECK(bias.elements() == n && bias.contiguous() && bias.dtype() == a.dtype());
+    CHECK(bias.elements() == c.dim(1) && bias.contiguous() && bias.dtype() == a.dtype());
   }
-  if (m == 0 || n == 0) return;
-  CHECK_GT(k, 0);
-  const Product product = {a, b, c, accumulate, bias};
-  if (PackedMatMul(product, pool_, workspace_, gemms_)) return;
-  const MatrixLayout a_operand = LayoutOf(a), b_operand = LayoutOf(b);
-  const TileShape tile = ChooseTile(m, n, k, a_operand.transposed, a.dtype());
-  const int64_t row_tiles = CeilDivide(m, tile.rows), column_tiles = CeilDivide(n, tile.columns);
-  // Inner tiles, the last of each row, the last of each column, the corner.
-  const Gemm* gemms[2][2] = {};
-  for (int last_row = 0; last_row < 2; ++last_row) {
-    for (int last_column = 0; last_column < 2; ++last_column) {
-      if ((last_row == 0 && row_tiles == 1) || (last_column == 0 && column_tiles == 1)) continue;
-      gemms[last_row][last_column] = &gemms_.Get({
-          .m = last_row == 1 ? m - (row_tiles - 1) * tile.rows : tile.rows,
-          .n = last_column == 1 ? n - (column_tiles - 1) * tile.columns : tile.columns,
-          .k = k,
-          .lda = a_operand.leading,
-          .ldb = b_operand.leading,
-          .ldc = m == 1 ? n : c.stride(0),
-          .a_transposed = a_operand.transposed,
-          .b_transposed = b_operand.transposed,
-          .input = a.dtype(),
-          .output = c.dtype(),
-          .accumulate = accumulate,
-          .bias = !bias.empty(),
-      });
-    }
+  const MatMulOperands term = {a, b};
+  Multiply({.terms = {&term, 1}, .c = c, .accumulate = accumulate, .bias = bias});
+}
+
+void CpuBackend::MatMulTree(std::span<const MatMulOperands> products, TensorView c) {
+  CHECK(!products.empty());
+  CHECK(c.dtype() == DType::kF32);
+  for (const MatMulOperands& product : products) {
+    CheckOperands(product.a, product.b, c);
+    CHECK(product.a.dtype() == products[0].a.dtype());
+    CHECK(SameLayout(product.a, products[0].a) && SameLayout(product.b, products[0].b));
   }
-  const int64_t input_bytes = ElementSize(a.dtype()), output_bytes = ElementSize(c.dtype());
-  const int64_t a_step = input_bytes * (a_operand.transposed ? 1 : a_operand.leading);
-  const int64_t b_step = input_bytes * (b_operand.transposed ? b_operand.leading : 1);
-  const int64_t c_step = output_bytes * (m == 1 ? n : c.stride(0));
-  pool_.ParallelFor(row_tiles * column_tiles, [&](int64_t block, int thread) {
-    const int64_t row_tile = block % row_tiles, column_tile = block / row_tiles;
-    const int64_t row = row_tile * tile.rows, column = column_tile * tile.columns;
-    const Gemm& gemm = *gemms[row_tile == row_tiles - 1][column_tile == column_tiles - 1];
-    gemm.Run(thread, a.as<char>() + row * a_step, b.as<char>() + column * b_step,
-             c.as<char>() + row * c_step + column * output_bytes,
-             bias.empty() ? nullptr : bias.as<char>() + column * input_bytes);
-  });
+  Multiply({.terms = products, .c = c});
 }
 
 }  // namespace tessera

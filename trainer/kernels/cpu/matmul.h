@@ -2,7 +2,9 @@
 #define TESSERA_TRAINER_KERNELS_CPU_MATMUL_H_
 
 #include <cstdint>
+#include <span>
 
+#include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/gemm.h"
 #include "trainer/kernels/cpu/thread_pool.h"
 #include "trainer/kernels/cpu/workspace.h"
@@ -11,15 +13,20 @@
 namespace tessera {
 
 // c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How it is cut is a pure function of shapes,
-// dtypes and layouts, never of the thread count.
+// dtypes and layouts, never of the thread count. Or, with several terms, c (fp32) = the sum of their
+// products in a tree, cut as one of them is, so that every term has the bits that it has alone.
 struct Product {
-  TensorView a, b, c;
-  bool accumulate = false;
-  TensorView bias;  // or empty
+  std::span<const MatMulOperands> terms;  // of one layout
+  TensorView c;
+  bool accumulate = false;  // one term only
+  TensorView bias;          // or empty; one term only
 
+  const TensorView& a() const { return terms[0].a; }
+  const TensorView& b() const { return terms[0].b; }
+  int64_t count() const { return static_cast<int64_t>(terms.size()); }
   int64_t m() const { return c.dim(0); }
   int64_t n() const { return c.dim(1); }
-  int64_t k() const { return a.dim(1); }
+  int64_t k() const { return a().dim(1); }
 };
 
 // How to read a matrix: row-major, or `transposed`: column-major; `leading`: from one row
@@ -46,6 +53,9 @@ inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
 // The share of the threads' time in which they have a tile of c[m,n], over the thread counts of the
 // machines that this runs on.
 double TileBalance(int64_t m, int64_t n, TileShape tile);
+
+// Any shape and dtype.
+void TiledMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
 
 // bf16 on processors whose oneDNN kernels want packed operands: does the product, or returns false
 // where its shape does not suit them (matmul_packed.cc).

@@ -23,6 +23,7 @@
 #include "trainer/kernels/cpu/matmul.h"
 #include "trainer/kernels/cpu/matmul_pack.h"
 #include "trainer/kernels/cpu/thread_pool.h"
+#include "trainer/kernels/cpu/tree.h"
 #include "trainer/kernels/cpu/vector.h"
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/dtype.h"
@@ -63,12 +64,28 @@ void MoveResult(const Product& product, DType dtype, const char* tile, int64_t r
   });
 }
 
+// Adds a dense tile, which is fp32, to the tree of c's tile. `levels`: where the levels in scratch
+// begin, each so many elements after the other.
+void AddResult(const Product& product, int64_t term, const char* tile, int64_t row, int64_t rows,
+               int64_t column, int64_t columns, float* levels, int64_t level_elements) {
+  const int64_t stride = product.c.stride(0);
+  const TreeTiles tiles = {
+      .result = product.c.as<float>() + row * stride + column,
+      .result_stride = stride,
+      .scratch = levels,
+      .scratch_stride = columns,
+      .level_elements = level_elements,
+  };
+  AddTerm(StepOfTerm(term, product.count()), reinterpret_cast<const float*>(tile), columns, rows,
+          columns, tiles);
+}
+
 // The columns of c in parts. A thread has packed b's part in its own cache, and uses it for one tile
 // of rows after the other.
 class ColumnProduct {
  public:
   static bool Suits(const Product& product) {
-    const MatrixLayout a = LayoutOf(product.a);
+    const MatrixLayout a = LayoutOf(product.a());
     return !a.transposed && a.leading == product.k() && product.k() <= kMostDepth;
   }
 
@@ -95,23 +112,42 @@ class ColumnProduct {
       }
     }
     const int64_t packed_bytes = RoundToLine(columns_ * k_ * 2);
-    const int64_t scratch_bytes = packed_bytes + kTileRows * columns_ * ElementSize(partial_);
+    const int64_t tile_bytes = kTileRows * columns_ * ElementSize(partial_);
+    const int64_t levels_bytes = (TreeLevels(product_.count()) - 1) * group_ * columns_ * 4;
+    const int64_t scratch_bytes = packed_bytes + tile_bytes + levels_bytes;
     workspace_.ReservePerThread(scratch_bytes);
     pool_.ParallelFor(groups * parts, [&](int64_t block, int thread) {
       const int64_t part = block / groups, group = block % groups;
       const int64_t columns = std::min(columns_, n_ - part * columns_);
       char* scratch = workspace_.OfThread<char>(thread, scratch_bytes);
-      PackPart(part * columns_, columns, reinterpret_cast<BFloat16*>(scratch));
-      const int64_t end = std::min(m_, (group + 1) * group_);
-      for (int64_t row = group * group_; row < end; row += kTileRows) {
-        const int64_t rows = std::min(kTileRows, m_ - row);
-        RunTile(*gemms[row + rows == m_][part == parts - 1], thread, row, rows, part * columns_,
-                columns, scratch, scratch + packed_bytes);
+      const Group tiles = {
+          .first_row = group * group_,
+          .first_column = part * columns_,
+          .columns = columns,
+          .packed = reinterpret_cast<BFloat16*>(scratch),
+          .result = scratch + packed_bytes,
+          .levels = reinterpret_cast<float*>(scratch + packed_bytes + tile_bytes),
+      };
+      for (int64_t term = 0; term < product_.count(); ++term) {
+        PackPart(term, tiles);
+        const int64_t end = std::min(m_, tiles.first_row + group_);
+        for (int64_t row = tiles.first_row; row < end; row += kTileRows) {
+          const int64_t rows = std::min(kTileRows, m_ - row);
+          RunTile(*gemms[row + rows == m_][part == parts - 1], thread, term, row, rows, tiles);
+        }
       }
     });
   }
 
  private:
+  // What one thread works on.
+  struct Group {
+    int64_t first_row, first_column, columns;
+    BFloat16* packed;  // its part of b
+    char* result;      // a tile
+    float* levels;     // of the tree, [rows of the group, columns] each
+  };
+
   static constexpr int64_t kMostDepth = 4096;
   static constexpr int64_t kMostPackedElements = 448 * 1024;  // with a tile of a: a core's cache
   static constexpr int64_t kTileRows = 128;
@@ -150,20 +186,26 @@ class ColumnProduct {
     });
   }
 
-  void PackPart(int64_t first_column, int64_t columns, BFloat16* packed) const {
-    const MatrixLayout b = LayoutOf(product_.b);
-    for (int64_t column = 0; column < columns; column += kPackColumns) {
-      PackColumns(
-          product_.b.as<BFloat16>() + (first_column + column) * (b.transposed ? b.leading : 1),
-          b.leading, b.transposed, k_, packed + column * k_);
+  void PackPart(int64_t term, const Group& tiles) const {
+    const TensorView& from = product_.terms[term].b;
+    const MatrixLayout b = LayoutOf(from);
+    const int64_t step = b.transposed ? b.leading : 1;
+    for (int64_t column = 0; column < tiles.columns; column += kPackColumns) {
+      PackColumns(from.as<BFloat16>() + (tiles.first_column + column) * step, b.leading,
+                  b.transposed, k_, tiles.packed + column * k_);
     }
   }
 
-  void RunTile(const Gemm& gemm, int thread, int64_t row, int64_t rows, int64_t column,
-               int64_t columns, const void* packed, char* result) const {
-    gemm.Run(thread, product_.a.as<BFloat16>() + row * k_, packed, result,
+  void RunTile(const Gemm& gemm, int thread, int64_t term, int64_t row, int64_t rows,
+               const Group& tiles) const {
+    const int64_t column = tiles.first_column, columns = tiles.columns;
+    gemm.Run(thread, product_.terms[term].a.as<BFloat16>() + row * k_, tiles.packed, tiles.result,
              product_.bias.empty() ? nullptr : product_.bias.as<BFloat16>() + column);
-    MoveResult(product_, partial_, result, row, rows, column, columns);
+    if (product_.count() == 1) {
+      return MoveResult(product_, partial_, tiles.result, row, rows, column, columns);
+    }
+    float* levels = tiles.levels + (row - tiles.first_row) * columns;
+    AddResult(product_, term, tiles.result, row, rows, column, columns, levels, group_ * columns);
   }
 
   const Product& product_;
@@ -184,27 +226,30 @@ class RowProduct {
         pool_(pool),
         workspace_(workspace),
         gemms_(gemms),
-        a_(LayoutOf(product.a)),
-        b_(LayoutOf(product.b)),
+        a_(LayoutOf(product.a())),
+        b_(LayoutOf(product.b())),
         m_(product.m()),
         n_(product.n()),
         k_(product.k()),
         rows_(ChooseRows(m_, n_)),
         panel_(PartExtent(n_, kMostColumns, kPackColumns)),
         depth_(k_ <= kLongSum ? k_ : PartExtent(k_, kLongSumPart, kPackRows)),
-        split_(depth_ < k_),
-        direct_(!split_ && panel_ >= n_ && product.c.stride(0) == n_),
-        partial_(split_ || product.accumulate ? DType::kF32 : product.c.dtype()) {}
+        collects_(depth_ < k_ || product.count() > 1),
+        direct_(!collects_ && panel_ >= n_ && product.c.stride(0) == n_),
+        partial_(collects_ || product.accumulate ? DType::kF32 : product.c.dtype()) {}
 
   void Run() {
     const int64_t packed_bytes = RoundToLine(depth_ * panel_ * 2);
-    char* shared = workspace_.Shared<char>(packed_bytes + (split_ ? m_ * panel_ * 4 : 0));
+    const int64_t panels = collects_ ? TreeLevels(product_.count()) : 0;
+    char* shared = workspace_.Shared<char>(packed_bytes + panels * m_ * panel_ * 4);
     packed_ = reinterpret_cast<BFloat16*>(shared);
     sums_ = shared + packed_bytes;
     for (int64_t column = 0; column < n_; column += panel_) {
-      for (int64_t k = 0; k < k_; k += depth_) {
-        Pack(column, k);
-        Multiply(column, k);
+      for (int64_t term = 0; term < product_.count(); ++term) {
+        for (int64_t k = 0; k < k_; k += depth_) {
+          Pack(product_.terms[term].b, column, k);
+          Multiply(term, column, k);
+        }
       }
     }
   }
@@ -233,7 +278,7 @@ class RowProduct {
     return best;
   }
 
-  void Pack(int64_t first_column, int64_t first_k) {
+  void Pack(const TensorView& b, int64_t first_column, int64_t first_k) {
     const int64_t depth = std::min(depth_, k_ - first_k);
     const int64_t columns = std::min(panel_, n_ - first_column);
     const int64_t pieces = CeilDivide(depth, kPackDepth);
@@ -242,19 +287,19 @@ class RowProduct {
       const int64_t from_column = first_column + column, from_k = first_k + k;
       const int64_t offset =
           b_.transposed ? from_column * b_.leading + from_k : from_k * b_.leading + from_column;
-      PackColumns(product_.b.as<BFloat16>() + offset, b_.leading, b_.transposed,
+      PackColumns(b.as<BFloat16>() + offset, b_.leading, b_.transposed,
                   std::min(kPackDepth, depth - k), packed_ + column * depth + k * kPackColumns);
     });
   }
 
-  void Multiply(int64_t column, int64_t k) {
+  void Multiply(int64_t term, int64_t column, int64_t k) {
     const int64_t depth = std::min(depth_, k_ - k), columns = std::min(panel_, n_ - column);
     const int64_t tiles = CeilDivide(m_, rows_), last_rows = m_ - (tiles - 1) * rows_;
     const Gemm& gemm = TileGemm(rows_, columns, k, depth);
     const Gemm& last_gemm = TileGemm(last_rows, columns, k, depth);
     const bool dense_a = !a_.transposed && a_.leading == depth;
     const int64_t a_bytes = dense_a ? 0 : RoundToLine(rows_ * depth * 2);
-    const int64_t c_bytes = direct_ || split_ ? 0 : rows_ * columns * ElementSize(partial_);
+    const int64_t c_bytes = direct_ || collects_ ? 0 : rows_ * columns * ElementSize(partial_);
     const int64_t c_stride = product_.c.stride(0), c_size = ElementSize(product_.c.dtype());
     const void* bias =
         product_.bias.empty() || k > 0 ? nullptr : product_.bias.as<BFloat16>() + column;
@@ -263,12 +308,16 @@ class RowProduct {
       const int64_t row = tile * rows_, rows = std::min(rows_, m_ - row);
       char* scratch = workspace_.OfThread<char>(thread, a_bytes + c_bytes);
       char* c = product_.c.as<char>() + (row * c_stride + column) * c_size;
-      char* result = direct_ ? c : split_ ? sums_ + row * columns * 4 : scratch + a_bytes;
-      const BFloat16* a = DenseRows(row, rows, k, depth, reinterpret_cast<BFloat16*>(scratch));
+      char* result = direct_ ? c : collects_ ? sums_ + row * columns * 4 : scratch + a_bytes;
+      const BFloat16* a = DenseRows(product_.terms[term].a, row, rows, k, depth,
+                                    reinterpret_cast<BFloat16*>(scratch));
       (rows == rows_ ? gemm : last_gemm).Run(thread, a, packed_, result, bias);
-      if (!direct_ && k + depth == k_) {
-        MoveResult(product_, partial_, result, row, rows, column, columns);
+      if (direct_ || k + depth < k_) return;
+      if (product_.count() == 1) {
+        return MoveResult(product_, partial_, result, row, rows, column, columns);
       }
+      float* levels = reinterpret_cast<float*>(sums_) + m_ * panel_ + row * columns;
+      AddResult(product_, term, result, row, rows, column, columns, levels, m_ * panel_);
     });
   }
 
@@ -288,9 +337,9 @@ class RowProduct {
     });
   }
 
-  const BFloat16* DenseRows(int64_t row, int64_t rows, int64_t k, int64_t depth,
-                            BFloat16* scratch) const {
-    const BFloat16* a = product_.a.as<BFloat16>();
+  const BFloat16* DenseRows(const TensorView& from, int64_t row, int64_t rows, int64_t k,
+                            int64_t depth, BFloat16* scratch) const {
+    const BFloat16* a = from.as<BFloat16>();
     if (a_.transposed) {
       TransposeRows(a + k * a_.leading + row, a_.leading, rows, depth, scratch);
       return scratch;
@@ -310,23 +359,23 @@ class RowProduct {
   const MatrixLayout a_, b_;
   const int64_t m_, n_, k_;
   const int64_t rows_, panel_, depth_;  // of a tile, of a panel, of a part of k
-  const bool split_;                    // k, into parts
+  const bool collects_;                 // sums of parts of k or of terms, in shared memory
   const bool direct_;                   // tiles are written where they belong
   const DType partial_;                 // of a tile that is not
   BFloat16* packed_ = nullptr;
-  char* sums_ = nullptr;  // c's panel in fp32, while k is split
+  char* sums_ = nullptr;  // c's panel in fp32, then the tree's levels from 1
 };
 
 }  // namespace
 
 bool PackedMatMul(const Product& product, ThreadPool& pool, Workspace& workspace,
                   GemmCache& gemms) {
-  if (product.a.dtype() != DType::kBF16 || !gemms.has_packed()) return false;
+  if (product.a().dtype() != DType::kBF16 || !gemms.has_packed()) return false;
   // What packing and transposing move at a time; with fewer rows packing would not pay.
   if (product.m() < 32 || product.n() % kPackColumns != 0 || product.k() % kPackRows != 0) {
     return false;
   }
-  if (LayoutOf(product.a).transposed && product.m() % 16 != 0) return false;
+  if (LayoutOf(product.a()).transposed && product.m() % 16 != 0) return false;
   if (ColumnProduct::Suits(product)) {
     ColumnProduct(product, pool, workspace, gemms).Run();
   } else {

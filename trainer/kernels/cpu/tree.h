@@ -1,0 +1,79 @@
+#ifndef TESSERA_TRAINER_KERNELS_CPU_TREE_H_
+#define TESSERA_TRAINER_KERNELS_CPU_TREE_H_
+
+// Sums in the tree T(0, n) of communicator.h's ReduceOp, of terms that are made one after the
+// other. What is summed so far stands on levels: those of the terms' number in binary, the largest
+// part of the tree on level 0.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "trainer/kernels/cpu/vector.h"
+
+namespace tessera {
+
+// What to do with one term: add the last `merges` of the `occupied` levels to it, the last first,
+// and put the result on level().
+struct TreeStep {
+  int occupied = 0;
+  int merges = 0;
+
+  int level() const { return occupied - merges; }
+};
+
+inline TreeStep StepOfTerm(int64_t term, int64_t terms) {
+  const uint64_t bits = static_cast<uint64_t>(term);
+  const int occupied = std::popcount(bits);
+  return {occupied, term == terms - 1 ? occupied : std::countr_one(bits)};
+}
+
+// How many levels a tree of so many terms needs.
+inline int TreeLevels(int64_t terms) {
+  int levels = 1;
+  for (int64_t term = 0; term < terms; ++term) {
+    levels = std::max(levels, StepOfTerm(term, terms).level() + 1);
+  }
+  return levels;
+}
+
+// Where the tiles of the levels lie: level 0 in the result, the others in scratch memory.
+struct TreeTiles {
+  float* result = nullptr;
+  int64_t result_stride = 0;
+  float* scratch = nullptr;  // level 1
+  int64_t scratch_stride = 0;
+  int64_t level_elements = 0;  // from one level in scratch to the next
+
+  float* level(int level) const {
+    return level == 0 ? result : scratch + (level - 1) * level_elements;
+  }
+  int64_t stride(int level) const { return level == 0 ? result_stride : scratch_stride; }
+};
+
+// Takes the step with a term of [rows, columns].
+inline void AddTerm(const TreeStep& step, const float* term, int64_t term_stride, int64_t rows,
+                    int64_t columns, const TreeTiles& tiles) {
+  const int to_level = step.level();
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = term + row * term_stride;
+    float* to = tiles.level(to_level) + row * tiles.stride(to_level);
+    if (step.merges == 1) {
+      ForLanes(columns, [&](int64_t i, auto load, auto store) {
+        store(load(to + i) + load(from + i), to + i);
+      });
+      continue;
+    }
+    ForLanes(columns, [&](int64_t i, auto load, auto store) {
+      F32x16 sum = load(from + i);
+      for (int level = step.occupied - 1; level >= to_level; --level) {
+        sum = load(tiles.level(level) + row * tiles.stride(level) + i) + sum;
+      }
+      store(sum, to + i);
+    });
+  }
+}
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_TREE_H_
