@@ -89,9 +89,11 @@ class Trainer {
                       .weight_decay = parameter->weight_decay});
       grads_.push_back(parameter->grad);
     }
-    optimizer_ = std::make_unique<AdamW>(*backend_, OptimizerConfig(), std::move(flat), 0,
-                                         parameters.flat_elements(), parameters.values(),
-                                         parameters.grads());
+    optimizer_ = std::make_unique<AdamW>(
+        *backend_, OptimizerConfig(), std::move(flat),
+        std::vector<OwnedRange>{
+            {0, parameters.flat_elements(), parameters.values(), parameters.grads()}},
+        which.dtype);
     activations_ = model_->NewActivations(which.batch, which.sequence, ActivationUse::kTraining);
   }
 
@@ -99,9 +101,11 @@ class Trainer {
   double Step() {
     const auto start = std::chrono::steady_clock::now();
     const MicroBatch batch{.ids = ids_, .targets = targets_, .training = true};
-    model_->Forward(batch, *activations_, {}, {});
-    model_->Backward(batch, *activations_, 1.0 / static_cast<double>(tokens()),
-                     /*accumulate=*/false, {}, {});
+    CHECK(model_->Forward(batch, *activations_, {}, {}).ok());
+    CHECK(model_
+              ->Backward(batch, *activations_, 1.0 / static_cast<double>(tokens()),
+                         /*accumulate=*/false, {}, {}, nullptr)
+              .ok());
     const double norm = GradNorm(*backend_, grads_);
     optimizer_->Step(1e-4, norm, ClipCoefficient(norm, 1.0));
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
