@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/exchange.pb.h"
+#include "checkpoint/engine/scatter.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -48,8 +49,7 @@ absl::Status JoinErrors(const std::vector<SharedError>& errors, size_t group_siz
   return absl::Status(errors[0].code, absl::StrJoin(lines, "\n"));
 }
 
-absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
-                                       const Combine& combine) {
+absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::string>& gathered) {
   std::vector<SharedError> errors;
   std::vector<std::string> payloads;
   for (size_t rank = 0; rank < gathered.size(); ++rank) {
@@ -69,7 +69,43 @@ absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
     errors[e].ranks.push_back(rank);
   }
   if (!errors.empty()) return JoinErrors(errors, gathered.size());
+  return payloads;
+}
+
+absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
+                                       const Combine& combine) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
   return combine(payloads);
+}
+
+// A message for each rank: its answer, or the error for all.
+std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
+                                       const CombineEach& combine) {
+  const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
+    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> combined, combine(payloads));
+    if (combined.size() == gathered.size()) return combined;
+    return absl::InternalError(
+        absl::StrCat(combined.size(), " answers for ", gathered.size(), " ranks"));
+  }();
+  if (!answers.ok()) {
+    return std::vector<std::string>(gathered.size(),
+                                    ToMessage(answers.status()).SerializeAsString());
+  }
+  std::vector<std::string> messages;
+  messages.reserve(gathered.size());
+  for (const std::string& answer : *answers)
+    messages.push_back(ToMessage(answer).SerializeAsString());
+  return messages;
+}
+
+absl::StatusOr<std::string> FromMessage(const std::string& told) {
+  RankMessage message;
+  if (!message.ParseFromString(told)) {
+    return absl::InternalError("rank 0 sent a message that cannot be parsed");
+  }
+  if (message.code() != 0) return ToStatus(message);
+  return std::move(*message.mutable_payload());
 }
 
 }  // namespace
@@ -83,12 +119,17 @@ absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std:
   std::string verdict;
   if (group.rank() == 0) verdict = ToMessage(CombineAll(gathered, combine)).SerializeAsString();
   TESSERA_ASSIGN_OR_RETURN(const std::string told, group.Broadcast(verdict, deadline));
-  RankMessage message;
-  if (!message.ParseFromString(told)) {
-    return absl::InternalError("rank 0 sent a message that cannot be parsed");
-  }
-  if (message.code() != 0) return ToStatus(message);
-  return std::move(*message.mutable_payload());
+  return FromMessage(told);
+}
+
+absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
+                                      const CombineEach& combine, absl::Duration deadline) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
+                           group.Gather(ToMessage(mine).SerializeAsString(), deadline));
+  std::vector<std::string> messages;
+  if (group.rank() == 0) messages = CombineEachOf(gathered, combine);
+  TESSERA_ASSIGN_OR_RETURN(const std::string told, Scatter(group, messages, deadline));
+  return FromMessage(told);
 }
 
 absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration deadline) {

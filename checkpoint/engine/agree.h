@@ -26,6 +26,12 @@ absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std:
                                   const Combine& combine, absl::Duration deadline,
                                   bool* everyone_reported = nullptr);
 
+// The same with an answer for each rank, which travels to that rank alone.
+using CombineEach =
+    std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
+absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
+                                      const CombineEach& combine, absl::Duration deadline);
+
 // The same where there is nothing to tell.
 absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration deadline);
 

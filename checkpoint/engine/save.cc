@@ -16,6 +16,7 @@
 #include "checkpoint/engine/exchange.pb.h"
 #include "checkpoint/engine/local_plan.h"
 #include "checkpoint/engine/pieces.h"
+#include "checkpoint/engine/save_agreement.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/save_plan.h"
@@ -69,37 +70,20 @@ absl::Status CheckMetadata(const Metadata& metadata) {
 // One save as rank 0 sees it.
 class Coordinator {
  public:
-  Coordinator(Storage& storage, std::string_view root, const Metadata& metadata,
-              const SaveOptions& options)
+  Coordinator(Storage& storage, std::string_view root, const Metadata& metadata)
       : storage_(storage),
         root_(root),
         directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),
-        metadata_(metadata),
-        options_(options) {}
+        metadata_(metadata) {}
 
-  // Steps 1 and 2: the local plans of all ranks -> RankPlans.
-  absl::StatusOr<std::string> Prepare(const std::vector<std::string>& payloads) {
-    std::vector<LocalPlan> locals(payloads.size());
-    for (size_t r = 0; r < payloads.size(); ++r) {
-      if (!locals[r].ParseFromString(payloads[r])) {
-        return absl::InternalError(absl::StrCat("rank ", r, " sent a plan that cannot be parsed"));
-      }
-      if (locals[r].step() != locals[0].step()) {
-        return absl::InvalidArgumentError(absl::StrCat("rank 0 saves step ", locals[0].step(),
-                                                       ", rank ", r, " step ", locals[r].step()));
-      }
-    }
-    SavePlanOptions plan_options;
-    plan_options.max_file_bytes = options_.max_file_bytes;
-    plan_options.checksum_chunk_bytes = options_.checksum_chunk_bytes;
-    TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(locals, plan_options));
+  // Step 2 and what is checked before it: the planned tensors and files -> the directory.
+  absl::StatusOr<std::string> Prepare(const Manifest& planned) {
     manifest_ = metadata_;
-    manifest_.mutable_tensors()->Swap(plan.manifest.mutable_tensors());
-    manifest_.mutable_files()->Swap(plan.manifest.mutable_files());
+    *manifest_.mutable_tensors() = planned.tensors();
+    *manifest_.mutable_files() = planned.files();
     TESSERA_RETURN_IF_ERROR(CheckManifest());
     TESSERA_RETURN_IF_ERROR(PrepareDirectory());
-    plan.ranks.set_directory(directory_);
-    return plan.ranks.SerializeAsString();
+    return directory_;
   }
 
   // Steps 5 to 8: the reports of all ranks -> the number of bytes written.
@@ -187,29 +171,25 @@ class Coordinator {
   const std::string root_;
   const std::string directory_;
   const Metadata& metadata_;
-  const SaveOptions& options_;
   Manifest manifest_;
   bool directory_is_ours_ = false;
   bool may_be_committed_ = false;
 };
 
-absl::StatusOr<std::string> Describe(const Metadata& metadata, const StateDict& state,
-                                     const SaveOptions& options, LocalPlan& local) {
+absl::StatusOr<LocalPlan> Describe(const Metadata& metadata, const StateDict& state,
+                                   const SaveOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckOptions(options));
   TESSERA_RETURN_IF_ERROR(CheckMetadata(metadata));
   TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
-  local = DescribeState(state);
-  local.set_step(metadata.trainer().step());
-  return local.SerializeAsString();
+  return DescribeState(state);
 }
 
 // Step 3.
 absl::StatusOr<std::string> Write(Storage& storage, const StateDict& state, const LocalPlan& local,
-                                  const RankPlans& plans, int rank, const SaveOptions& options) {
-  if (rank >= plans.ranks_size()) return absl::InternalError("the plan does not name this rank");
+                                  const SaveTask& task, const SaveOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
       const WriteReport report,
-      WriteDataFiles(storage, plans.directory(), state, local, plans.ranks(rank),
+      WriteDataFiles(storage, task.directory, state, local, task.plan,
                      {options.checksum_chunk_bytes, options.io_threads, options.staging_bytes}));
   return report.SerializeAsString();
 }
@@ -220,22 +200,24 @@ absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const M
                                 const StateDict& state, ProcessGroup& group,
                                 const SaveOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  Coordinator coordinator(storage, root, metadata, options);
-  LocalPlan local;
-  const absl::StatusOr<std::string> planned = Agree(
-      group, Describe(metadata, state, options, local),
-      [&](const std::vector<std::string>& payloads) { return coordinator.Prepare(payloads); },
+  Coordinator coordinator(storage, root, metadata);
+  const absl::StatusOr<LocalPlan> local = Describe(metadata, state, options);
+  SavePlanOptions plan_options;
+  plan_options.max_file_bytes = options.max_file_bytes;
+  plan_options.checksum_chunk_bytes = options.checksum_chunk_bytes;
+  PlanCache cache;
+  const absl::StatusOr<SaveTask> task = AgreeOnSave(
+      group, local, metadata.trainer().step(), plan_options, cache,
+      [&](const Manifest& planned, bool) { return coordinator.Prepare(planned); },
       options.deadline);
-  if (!planned.ok()) {
+  if (!task.ok()) {
     coordinator.Abandon();
-    return planned.status();
+    return task.status();
   }
-  RankPlans plans;
-  if (!plans.ParseFromString(*planned)) return absl::InternalError("rank 0 sent a bad plan");
 
   bool everyone_reported = false;
   const absl::StatusOr<std::string> committed = Agree(
-      group, Write(storage, state, local, plans, group.rank(), options),
+      group, Write(storage, state, *local, *task, options),
       [&](const std::vector<std::string>& payloads) { return coordinator.Commit(payloads); },
       options.deadline, &everyone_reported);
   if (!committed.ok()) {
@@ -243,7 +225,7 @@ absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const M
     return committed.status();
   }
   SaveReport report;
-  report.directory = plans.directory();
+  report.directory = task->directory;
   if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
     return absl::InternalError("rank 0 sent a bad report");
   }

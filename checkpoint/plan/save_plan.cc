@@ -358,7 +358,7 @@ absl::Status LayOutFiles(std::span<const LocalPlan> ranks, const std::vector<Pen
   for (const PendingFile& f : files) ++count[f.optimizer];
   for (uint32_t i = 0; i < files.size(); ++i) {
     const PendingFile& pending = files[i];
-    FilePlan& file = *plan.ranks.mutable_ranks(pending.rank)->add_files();
+    FilePlan& file = *plan.ranks[pending.rank].add_files();
     file.set_file_index(i);
     file.set_path(DataFileName(pending.optimizer ? "optimizer" : "model", next[pending.optimizer]++,
                                count[pending.optimizer]));
@@ -414,8 +414,14 @@ absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePla
   return bytes;
 }
 
-absl::StatusOr<SavePlan> PlanSave(std::span<const LocalPlan> ranks,
+absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> descriptions,
                                   const SavePlanOptions& options) {
+  std::vector<LocalPlan> ranks(descriptions.size());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (!ranks[r].ParseFromString(descriptions[r])) {
+      return absl::InternalError(absl::StrCat("rank ", r, " sent a plan that cannot be parsed"));
+    }
+  }
   std::vector<std::string> problems;
   Merger merger;
   for (uint32_t r = 0; r < ranks.size(); ++r) merger.AddRank(r, ranks[r], problems);
@@ -427,7 +433,7 @@ absl::StatusOr<SavePlan> PlanSave(std::span<const LocalPlan> ranks,
   CutLargeBoxes(tensors, ranks.size(), options);
   const std::vector<Assignment> assignments = AssignWriters(tensors, ranks.size());
   SavePlan plan;
-  for (size_t r = 0; r < ranks.size(); ++r) plan.ranks.add_ranks();
+  plan.ranks.resize(ranks.size());
   AppendTensors(tensors, plan.manifest);
   TESSERA_RETURN_IF_ERROR(
       LayOutFiles(ranks, GroupIntoFiles(tensors, assignments, ranks.size(), options.max_file_bytes),

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,10 +25,10 @@ struct SavePlanOptions {
 struct SavePlan {
   // Tensors with all their shards, files with path, size and chunk size. Digests and checksums follow from the writing.
   Manifest manifest;
-  RankPlans ranks;  // who writes which box to which bytes, one entry per rank
+  std::vector<RankPlan> ranks;  // who writes which box to which bytes, one entry per rank
 };
 
-// One plan for all ranks from the description of each.
+// One plan for all ranks from the description of each: serialized LocalPlans, by rank.
 //
 // Every element of every tensor is written exactly once: identical boxes on several ranks are written by one of them, chosen so
 // that bytes are balanced, and where boxes of different ranks overlap in part only one writes the common elements. The
@@ -38,7 +39,8 @@ struct SavePlan {
 // Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one name) and all tensors whose
 // boxes leave a gap or lie outside, naming tensor, ranks and boxes.
 // Cost: O(n log n) for n shards over all ranks.
-absl::StatusOr<SavePlan> PlanSave(std::span<const LocalPlan> ranks, const SavePlanOptions& options);
+absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
+                                  const SavePlanOptions& options);
 
 // Box of shard `shard` of a rank's tensor, and box of an item.
 Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);

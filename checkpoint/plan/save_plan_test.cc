@@ -35,9 +35,15 @@ LocalTensor& Add(LocalPlan& plan, const std::string& name, Role role, DType dtyp
   return tensor;
 }
 
+absl::StatusOr<SavePlan> Plan(const std::vector<LocalPlan>& ranks, const SavePlanOptions& options) {
+  std::vector<std::string> descriptions;
+  for (const LocalPlan& rank : ranks) descriptions.push_back(rank.SerializeAsString());
+  return PlanSave(descriptions, options);
+}
+
 std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
   std::vector<uint64_t> bytes;
-  for (const RankPlan& rank : plan.ranks.ranks()) {
+  for (const RankPlan& rank : plan.ranks) {
     bytes.push_back(0);
     for (const FilePlan& file : rank.files()) {
       for (const WriteItem& item : file.items()) {
@@ -60,7 +66,7 @@ void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
   EXPECT_TRUE(ValidateCoverage(plan.manifest).ok());
   std::set<std::string> paths;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    for (const FilePlan& file : plan.ranks.ranks(r).files()) {
+    for (const FilePlan& file : plan.ranks[r].files()) {
       EXPECT_TRUE(paths.insert(file.path()).second) << file.path();
       EXPECT_EQ(plan.manifest.files(file.file_index()).path(), file.path());
       const auto header = DataFileHeader(ranks[r], file);
@@ -85,7 +91,7 @@ TEST(SavePlanTest, ReplicasAreWrittenOnceAndBalanced) {
       Add(rank, absl::StrCat("h.", layer), WEIGHT, F32, {64, 256}, {WholeBox({64, 256})});
     }
   }
-  const auto plan = PlanSave(ranks, {});
+  const auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectSound(ranks, *plan);
   const std::vector<uint64_t> bytes = BytesPerRank(*plan);
@@ -103,7 +109,7 @@ TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
       Add(rank, absl::StrCat("shared.", i), WEIGHT, F32, {100}, {WholeBox({100})});
     }
   }
-  const auto plan = PlanSave(ranks, {});
+  const auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectSound(ranks, *plan);
   EXPECT_THAT(BytesPerRank(*plan), testing::ElementsAre(1600, 1600));
@@ -117,7 +123,7 @@ TEST(SavePlanTest, FilesByKindAndSize) {
     Add(ranks[r], "m", OPTIMIZER_STATE, F32, {8, 100}, {{{4 * r, 0}, {4, 100}}});
     Add(ranks[r], "master", MASTER_WEIGHT, F32, {8, 100}, {{{4 * r, 0}, {4, 100}}});
   }
-  auto plan = PlanSave(ranks, {});
+  auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectSound(ranks, *plan);
   std::vector<std::string> paths;
@@ -128,7 +134,7 @@ TEST(SavePlanTest, FilesByKindAndSize) {
                                           "optimizer-00002-of-00002.safetensors"));
   SavePlanOptions options;
   options.max_file_bytes = 1000;  // cuts the 1,600 bytes of "m" and of "master" by rows
-  plan = PlanSave(ranks, options);
+  plan = Plan(ranks, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectSound(ranks, *plan);
   EXPECT_EQ(plan->manifest.files_size(), 10);
@@ -144,7 +150,7 @@ TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
     const int64_t begin = r % 2 == 0 ? 0 : cut, end = r % 2 == 0 ? cut : 70;
     Add(ranks[r], "wte", MASTER_WEIGHT, F32, shape, FlatRangeToBoxes(WholeBox(shape), begin, end));
   }
-  const auto plan = PlanSave(ranks, {});
+  const auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectSound(ranks, *plan);
 }
@@ -158,7 +164,7 @@ TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
   Add(ranks[0], "outside", WEIGHT, F32, {4}, {{{2}, {3}}});
   Add(ranks[0], "nowhere", WEIGHT, F32, {4}, {});
   Add(ranks[1], "alias", WEIGHT, F32, {4}, {}).set_alias_of("missing");
-  const absl::Status status = PlanSave(ranks, {}).status();
+  const absl::Status status = Plan(ranks, {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(
       std::string(status.message()),
@@ -171,7 +177,7 @@ TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
 TEST(SavePlanTest, NothingToSave) {
   std::vector<LocalPlan> ranks(3);
   Add(ranks[1], "empty", WEIGHT, F32, {0, 3}, {{{0, 0}, {0, 3}}});
-  const auto plan = PlanSave(ranks, {});
+  const auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->manifest.tensors_size(), 1);
   EXPECT_EQ(plan->manifest.files_size(), 0);
@@ -203,7 +209,7 @@ TEST(SavePlanTest, RandomZeroShardings) {
     }
     SavePlanOptions options;
     options.max_file_bytes = 16 + random() % 400;
-    const auto plan = PlanSave(ranks, options);
+    const auto plan = Plan(ranks, options);
     ASSERT_TRUE(plan.ok()) << plan.status();
     ExpectSound(ranks, *plan);
   }
