@@ -1,11 +1,13 @@
-// Copy, Fill, Add, Scale, SumRows, embeddings and positions, Sum and SumOfSquares.
+// Copy, Fill, Add, AddBias, Scale, SumRows, embeddings and positions, sums and sums of squares.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -158,6 +160,92 @@ TEST_P(MovementTest, SumsOfWholeTensors) {
       first[1] = sums[1];
       EXPECT_NEAR(sums[0], reference_->Sum(x), 1e-9 * (1 + count));
       EXPECT_NEAR(sums[1], reference_->SumOfSquares(x), 1e-11 * (1 + count));
+    }
+  }
+}
+
+TEST_P(MovementTest, AddsBias) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{37, 131}, Shape{3, 20000}}) {
+    const int64_t columns = shape[1];
+    const Tensor x = random_.Normal(DType::kF32, {shape[0], columns + 5});
+    const Tensor bias = random_.Normal(dtype(), {columns});
+    ExpectMatchesReference([&](Backend& backend, DType output, DType statistic) {
+      std::vector<Output> outputs;
+      outputs.push_back({"out", random_.Normal(output, shape)});
+      outputs.push_back({"without bias", random_.Normal(output, shape)});
+      outputs.push_back({"in place", Converted(x.view().Slice(1, 2, columns + 2), statistic)});
+      outputs.push_back({"part of wider rows", Tensor(output, {shape[0], columns + 9})});
+      // The bias has the dtype of the output.
+      const Tensor own_bias = Converted(bias, output), wide_bias = Converted(bias, statistic);
+      const Tensor own_x = Converted(x, statistic);
+      const TensorView from = own_x.view().Slice(1, 2, columns + 2);
+      const TensorView in_place = outputs[2].tensor;
+      backend.AddBias(from, own_bias, outputs[0].tensor);
+      backend.AddBias(from, {}, outputs[1].tensor);
+      backend.AddBias(in_place, {}, in_place);
+      backend.AddBias(in_place, wide_bias, in_place);
+      backend.AddBias(from, own_bias, outputs[3].tensor.view().Slice(1, 4, columns + 4));
+      return outputs;
+    });
+  }
+}
+
+// The sum is rounded once.
+TEST_P(MovementTest, BiasIsAddedBeforeRounding) {
+  const std::unique_ptr<Backend> backend = MakeCpuBackend(2);
+  const Tensor x = random_.Normal(DType::kF32, {9, 131}), bias = random_.Normal(dtype(), {131});
+  const Tensor actual(dtype(), {9, 131}), expected(dtype(), {9, 131});
+  backend->AddBias(x, bias, actual);
+  const Tensor sum = Converted(x, DType::kF32);
+  for (int64_t row = 0; row < 9; ++row) {
+    const TensorView one = sum.view().Slice(0, row, row + 1).Reshape({131});
+    backend->Add(one, bias, one);
+  }
+  backend->Copy(sum, expected);
+  ExpectBitwiseEqual(actual, expected);
+}
+
+TEST_P(MovementTest, SumsOfSquaresByBlock) {
+  for (const auto& [count, block] : {std::pair<int64_t, int64_t>{0, 256},
+                                     {1, 256},
+                                     {256, 256},
+                                     {100003, 256},
+                                     {70001, 1000},
+                                     {301, 1},
+                                     {500, 70000}}) {
+    SCOPED_TRACE(::testing::Message() << count << " by " << block);
+    const Tensor x = random_.Normal(dtype(), {count}, 0.25);
+    std::vector<double> expected((count + block - 1) / block), first;
+    reference_->SumOfSquaresByBlock(x, block, expected);
+    for (int threads : {1, 2, 3, 5}) {
+      const std::unique_ptr<Backend> backend = MakeCpuBackend(threads);
+      std::vector<double> sums(expected.size(), -1);
+      backend->SumOfSquaresByBlock(x, block, sums);
+      if (threads == 1) first = sums;
+      EXPECT_EQ(sums, first);
+    }
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_NEAR(first[i], expected[i], 1e-13 * expected[i]) << i;
+    }
+  }
+}
+
+// What an owner of some blocks computes is what the owner of all would.
+TEST_P(MovementTest, SumsOfSquaresOfABlockDependOnItAlone) {
+  const int64_t count = 100003, block = 256, blocks = (count + block - 1) / block;
+  const std::unique_ptr<Backend> backend = MakeCpuBackend(3);
+  const Tensor x = random_.Normal(dtype(), {count});
+  std::vector<double> whole(blocks);
+  backend->SumOfSquaresByBlock(x, block, whole);
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {1, blocks}, {77, 300}}) {
+    for (int64_t shift : {0, 1, 16}) {
+      const TensorView from = x.view().Slice(0, begin * block, std::min(count, end * block));
+      const Tensor room(dtype(), {from.elements() + shift});
+      const TensorView part = room.view().Slice(0, shift, shift + from.elements());
+      backend->Copy(from, part);
+      std::vector<double> sums(end - begin);
+      backend->SumOfSquaresByBlock(part, block, sums);
+      EXPECT_EQ(sums, std::vector<double>(whole.begin() + begin, whole.begin() + end));
     }
   }
 }
