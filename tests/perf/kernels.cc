@@ -108,7 +108,38 @@ class KernelBenchmark {
       PrintPeak("linear_dw", shape, operations,
                 [&] { backend_.MatMul(y.view().Transpose(0, 1), x, d_w, true); });
       if (head) Loss(rows, y);
+      // The sums over shards: where the layer is cut along its input, forward, else of d_x.
+      for (int64_t shards : {2, 4}) {
+        if (out == kChannels) {
+          ShardSum("linear_forward", shape, shards, {rows, in, out}, /*b_transposed=*/true);
+        } else {
+          ShardSum("linear_dx", shape, shards, {rows, out, in}, /*b_transposed=*/false);
+        }
+      }
     }
+  }
+
+  struct Extents {
+    int64_t m, k, n;
+  };
+
+  // c[M,N] (fp32) = a sum of products over K / shards each.
+  void ShardSum(const std::string& operation, const std::string& shape, int64_t shards,
+                const Extents& e, bool b_transposed) {
+    const int64_t k = e.k / shards;
+    std::vector<Tensor> memory;
+    std::vector<MatMulOperands> products;
+    for (int64_t i = 0; i < shards; ++i) {
+      memory.push_back(Make(dtype_, {e.m, k}));
+      const TensorView a = memory.back();
+      memory.push_back(Make(dtype_, b_transposed ? Shape{e.n, k} : Shape{k, e.n}));
+      const TensorView b = memory.back();
+      products.push_back({a, b_transposed ? b.Transpose(0, 1) : b});
+    }
+    const Tensor c(kF32, {e.m, e.n});
+    PrintPeak(operation + "_of_" + std::to_string(shards) + "_shards", shape,
+              2.0 * static_cast<double>(e.m * e.k * e.n),
+              [&] { backend_.MatMulTree(products, c); });
   }
 
   void Loss(int64_t rows, const Tensor& logits) {
@@ -144,6 +175,9 @@ class KernelBenchmark {
                    [&] { backend_.GeluBackward(d_wide, wide, d_wide); });
     PrintBandwidth("sum_rows", wide_shape, wide_bytes,
                    [&] { backend_.SumRows(wide, d_wide_bias, true); });
+    const Tensor sum = Make(kF32, {rows, kChannels});
+    PrintBandwidth("add_bias", narrow_shape, static_cast<double>(sum.view().bytes()) + narrow_bytes,
+                   [&] { backend_.AddBias(sum, bias, y); });
     const Dropout dropout = {.probability = 0.1, .global_columns = kHidden};
     PrintBandwidth("dropout", wide_shape, 2 * wide_bytes,
                    [&] { backend_.ApplyDropout(dropout, wide); });
@@ -182,6 +216,9 @@ class KernelBenchmark {
       backend_.AdamW(options, grad, rounded ? master.view() : TensorView(), m, v, param);
     });
     PrintBandwidth("sum_of_squares", shape, elements * 4, [&] { backend_.SumOfSquares(grad); });
+    std::vector<double> sums(count / 256);
+    PrintBandwidth("sum_of_squares_by_block", shape, elements * 4,
+                   [&] { backend_.SumOfSquaresByBlock(grad, 256, sums); });
   }
 
   Backend& backend_;

@@ -8,8 +8,11 @@
 // heads, K key/value heads, D head size.
 //
 // Rules that every implementation keeps:
-// - Results are a pure function of the operands and their shapes: never of the thread count, of addresses or of time. Work is cut into
-//   blocks by shape alone, each block is computed by one thread, sums over blocks are taken in a fixed order.
+// - Results are a pure function of the operands and their shapes (of a matrix product also of its strides): never of the thread
+//   count, of addresses or of time. Work is cut into blocks by shape alone, each block is computed by one thread, sums over blocks
+//   are taken in a fixed order.
+// - What is computed row by row, sample by sample, head by head or element by element (norms and losses but for the gradients of
+//   weights, activations, dropout, attention, AdamW) does not depend on which others the call is given.
 // - "compute dtype" is fp32 or bf16 (fp64 in the reference); sums are fp32 or better. Statistics, losses and parameter gradients
 //   are fp32 (fp64 where the compute dtype is fp64).
 // - Operands are dense in their last dim unless said otherwise. Outputs may not overlap inputs except where "in place" is allowed.
