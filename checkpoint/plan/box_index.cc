@@ -1,5 +1,7 @@
 #include "checkpoint/plan/box_index.h"
 
+#include <bit>
+#include <limits>
 #include <numeric>
 
 namespace tessera::ckpt {
@@ -17,7 +19,8 @@ size_t DistinctOffsets(const std::vector<Box>& boxes, size_t dim) {
 
 BoxIndex::BoxIndex(std::vector<Box> boxes) : boxes_(std::move(boxes)), order_(boxes_.size()) {
   std::iota(order_.begin(), order_.end(), size_t{0});
-  if (boxes_.empty() || boxes_[0].shape.empty()) return;
+  if (boxes_.empty()) return;
+  has_dims_ = !boxes_[0].shape.empty();
   size_t most = 0;
   for (size_t d = 0; boxes_.size() > 1 && d < boxes_[0].shape.size(); ++d) {
     const size_t distinct = DistinctOffsets(boxes_, d);
@@ -26,23 +29,25 @@ BoxIndex::BoxIndex(std::vector<Box> boxes) : boxes_(std::move(boxes)), order_(bo
       dim_ = d;
     }
   }
-  std::ranges::stable_sort(order_, {}, [&](size_t i) { return boxes_[i].global_offset[dim_]; });
-  int64_t max_end = 0;
-  for (size_t i : order_) {
-    max_end = std::max(max_end, boxes_[i].global_offset[dim_] + boxes_[i].shape[dim_]);
-    max_end_.push_back(max_end);
+  if (has_dims_) {
+    std::ranges::stable_sort(order_, {}, [&](size_t i) { return boxes_[i].global_offset[dim_]; });
+  }
+  leaves_ = std::bit_ceil(boxes_.size());
+  max_end_.assign(2 * leaves_, std::numeric_limits<int64_t>::min());
+  for (size_t i = 0; i < order_.size(); ++i) {
+    const Box& box = boxes_[order_[i]];
+    max_end_[leaves_ + i] = has_dims_ ? box.global_offset[dim_] + box.shape[dim_] : 1;
+  }
+  for (size_t node = leaves_; node-- > 1;) {
+    max_end_[node] = std::max(max_end_[2 * node], max_end_[2 * node + 1]);
   }
 }
 
-std::pair<size_t, size_t> BoxIndex::Candidates(const Box& query) const {
-  if (max_end_.empty()) return {0, order_.size()};
-  const int64_t begin = query.global_offset[dim_], end = begin + query.shape[dim_];
-  const size_t first = std::ranges::upper_bound(max_end_, begin) - max_end_.begin();
-  const size_t last =
-      std::ranges::lower_bound(order_, end, {},
-                               [&](size_t i) { return boxes_[i].global_offset[dim_]; }) -
-      order_.begin();
-  return {first, std::max(first, last)};
+size_t BoxIndex::CountBefore(int64_t end) const {
+  if (!has_dims_) return order_.size();
+  return std::ranges::lower_bound(order_, end, {},
+                                  [&](size_t i) { return boxes_[i].global_offset[dim_]; }) -
+         order_.begin();
 }
 
 }  // namespace tessera::ckpt

@@ -13,9 +13,11 @@
 namespace tessera::ckpt {
 
 // Finds the boxes of one tensor that overlap a given one without looking at all of them: boxes are sorted along the dim in which
-// they differ most, and a query looks only at those whose interval in that dim meets its own.
+// they differ most, under a tree of the furthest end in each half, so that a query looks only at those whose interval in that
+// dim meets its own.
 //
-// Cost: O(n log n) to build; a query O(log n + boxes met in that dim), for the slabs, grids and flat ranges that shardings are.
+// Cost: O(n log n) to build; a query O(log n) for each box met in that dim, of which the slabs, grids and flat ranges that shardings
+// are have few.
 class BoxIndex {
  public:
   // Precondition: all boxes have the same rank.
@@ -26,22 +28,42 @@ class BoxIndex {
   // fn(index of the box, common part), ascending along the sorted dim. Empty boxes overlap nothing.
   template <typename Function>
   void ForEachOverlap(const Box& query, Function&& fn) const {
-    const auto [first, last] = Candidates(query);
-    for (size_t i = first; i < last; ++i) {
-      if (const std::optional<Box> common = Intersect(boxes_[order_[i]], query)) {
-        fn(order_[i], *common);
+    if (boxes_.empty()) return;
+    // A scalar has no dims to sort by.
+    const int64_t begin = has_dims_ ? query.global_offset[dim_] : 0;
+    const int64_t end = has_dims_ ? begin + query.shape[dim_] : 1;
+    Visit(1, 0, leaves_, CountBefore(end), begin, [&](size_t position) {
+      if (const std::optional<Box> common = Intersect(boxes_[order_[position]], query)) {
+        fn(order_[position], *common);
       }
-    }
+    });
   }
 
  private:
-  // Positions in order_ that can overlap.
-  std::pair<size_t, size_t> Candidates(const Box& query) const;
+  // How many boxes begin before `end`: those at the first positions of order_.
+  size_t CountBefore(int64_t end) const;
+
+  // fn(position) for positions below `count` in [first, first + width) whose box ends after `begin`. `node` is the tree's node
+  // over that range.
+  template <typename Function>
+  void Visit(size_t node, size_t first, size_t width, size_t count, int64_t begin,
+             const Function& fn) const {
+    if (first >= count || max_end_[node] <= begin) return;
+    if (width == 1) {
+      fn(first);
+      return;
+    }
+    Visit(2 * node, first, width / 2, count, begin, fn);
+    Visit(2 * node + 1, first + width / 2, width / 2, count, begin, fn);
+  }
 
   std::vector<Box> boxes_;
-  std::vector<size_t> order_;     // by offset along dim_
-  std::vector<int64_t> max_end_;  // of order_[0..i], along dim_; ascending
+  std::vector<size_t> order_;  // by offset along dim_
+  std::vector<int64_t>
+      max_end_;        // of the boxes under each node; the children of node i are 2i and 2i + 1
+  size_t leaves_ = 1;  // a power of two
   size_t dim_ = 0;
+  bool has_dims_ = false;
 };
 
 }  // namespace tessera::ckpt

@@ -15,9 +15,9 @@
 namespace tessera::ckpt {
 
 struct SavePlanOptions {
-  // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along their first dim.
+  // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along their first dims.
   uint64_t max_file_bytes = uint64_t{4} << 30;
-  // Replicated boxes above this are cut along their first dim where that helps to balance their holders.
+  // Replicated boxes above this are cut along their first dims where that helps to balance their holders.
   uint64_t min_split_bytes = uint64_t{256} << 10;
   uint32_t checksum_chunk_bytes = 1 << 20;
 };
@@ -36,9 +36,8 @@ struct SavePlan {
 //
 // Weights and buffers go to model-*, master weights and optimizer states to optimizer-* files.
 //
-// Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one name) and all tensors whose
-// boxes leave a gap or lie outside, naming tensor, ranks and boxes.
-// Cost: O(n log n) for n shards over all ranks.
+// Errors: MergeLocalPlans's.
+// Cost: O(n log n) for n shards over all ranks; what ranks describe in the same words counts once.
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options);
 

@@ -1,0 +1,318 @@
+#include "checkpoint/plan/merge_plans.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/layout/coverage.h"
+#include "checkpoint/plan/box_index.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr size_t kMaxReportedProblems = 50;
+
+template <typename Repeated>
+std::vector<int64_t> ToVector(const Repeated& values) {
+  return {values.begin(), values.end()};
+}
+
+std::string Describe(const LocalTensor& tensor) {
+  std::string text = absl::StrCat(Role_Name(tensor.role()), " ", DType_Name(tensor.dtype()), " ",
+                                  ShapeToString(ToVector(tensor.global_shape())));
+  if (tensor.padded_shape_size() > 0) {
+    absl::StrAppend(&text, " padded to ", ShapeToString(ToVector(tensor.padded_shape())));
+  }
+  if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
+  return text;
+}
+
+bool Agree(const LocalTensor& a, const LocalTensor& b) {
+  return a.role() == b.role() && a.dtype() == b.dtype() && a.alias_of() == b.alias_of() &&
+         std::ranges::equal(a.global_shape(), b.global_shape()) &&
+         std::ranges::equal(a.padded_shape(), b.padded_shape());
+}
+
+bool ColumnsFit(const LocalTensor& tensor) {
+  const uint64_t numbers =
+      uint64_t{tensor.shard_count()} * static_cast<uint64_t>(tensor.global_shape_size());
+  return static_cast<uint64_t>(tensor.shard_offset_size()) == numbers &&
+         static_cast<uint64_t>(tensor.shard_shape_size()) == numbers;
+}
+
+Box ShardBoxOf(const LocalTensor& tensor, uint32_t shard) {
+  const int rank = tensor.global_shape_size();
+  const size_t at = size_t{shard} * rank;
+  return {{tensor.shard_offset().begin() + at, tensor.shard_offset().begin() + at + rank},
+          {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
+}
+
+// fn(serialized LocalTensor) for each tensor of a serialized LocalPlan; false where it is none. Nothing is copied: of the
+// descriptions of thousands of ranks few differ.
+template <typename Function>
+bool ForEachTensor(const std::string& plan, Function&& fn) {
+  using google::protobuf::internal::WireFormatLite;
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(plan.data()),
+                                            static_cast<int>(plan.size()));
+  constexpr uint32_t kTensors = WireFormatLite::MakeTag(LocalPlan::kTensorsFieldNumber,
+                                                        WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  while (const uint32_t tag = in.ReadTag()) {
+    uint32_t length;
+    if (tag != kTensors || !in.ReadVarint32(&length)) return false;
+    const size_t begin = in.CurrentPosition();
+    if (!in.Skip(static_cast<int>(length))) return false;
+    fn(std::string_view(plan).substr(begin, length));
+  }
+  return in.ConsumedEntireMessage();
+}
+
+class Merger {
+ public:
+  absl::Status AddRank(uint32_t rank, const std::string& plan) {
+    uint32_t local_tensor = 0;
+    bool readable = true;
+    const bool complete = ForEachTensor(plan, [&](std::string_view bytes) {
+      const auto [at, is_new] =
+          by_bytes_.try_emplace(absl::string_view(bytes.data(), bytes.size()),
+                                static_cast<uint32_t>(state_.descriptions.size()));
+      if (is_new) {
+        LocalTensor& tensor = state_.descriptions.emplace_back().tensor;
+        readable &= tensor.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())) &&
+                    ColumnsFit(tensor);
+      }
+      std::vector<Describer>& describers = state_.descriptions[at->second].describers;
+      if (is_new || describers.back().rank != rank) describers.push_back({rank, local_tensor});
+      ++local_tensor;
+    });
+    if (complete && readable) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("rank ", rank, " sent a plan that cannot be parsed"));
+  }
+
+  MergedState Finish(std::vector<std::string>& problems) && {
+    for (uint32_t d = 0; d < state_.descriptions.size(); ++d) MergeDescription(d, problems);
+    for (MergedTensor& tensor : state_.tensors) {
+      for (HeldBox& held : tensor.boxes) held.rank_set = RankSetOf(held);
+    }
+    return std::move(state_);
+  }
+
+ private:
+  struct BoxHash {
+    size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
+  };
+  using BoxMap = absl::flat_hash_map<Box, size_t, BoxHash>;
+
+  void MergeDescription(uint32_t d, std::vector<std::string>& problems) {
+    Description& description = state_.descriptions[d];
+    const LocalTensor& tensor = description.tensor;
+    const auto [at, is_new] = by_name_.try_emplace(tensor.name(), state_.tensors.size());
+    if (is_new) {
+      state_.tensors.push_back({d, ToVector(tensor.global_shape()), DTypeSize(tensor.dtype()), {}});
+      boxes_.emplace_back();
+    }
+    const Description& first = state_.descriptions[state_.tensors[at->second].description];
+    if (!is_new && !Agree(first.tensor, tensor)) {
+      problems.push_back(absl::StrCat("tensor ", tensor.name(), ": rank ", first.describers[0].rank,
+                                      " says ", Describe(first.tensor), ", rank ",
+                                      description.describers[0].rank, " says ", Describe(tensor)));
+      return;
+    }
+    std::vector<uint32_t> ranks;
+    ranks.reserve(description.describers.size());
+    for (const Describer& describer : description.describers) ranks.push_back(describer.rank);
+    description.rank_set = Intern(std::move(ranks));
+    AddShards(d, tensor, at->second);
+  }
+
+  void AddShards(uint32_t description, const LocalTensor& tensor, size_t merged) {
+    std::vector<HeldBox>& boxes = state_.tensors[merged].boxes;
+    for (uint32_t s = 0; s < tensor.shard_count(); ++s) {
+      Box box = ShardBoxOf(tensor, s);
+      if (box.empty()) continue;
+      const auto [at, is_new] = boxes_[merged].try_emplace(box, boxes.size());
+      if (is_new) boxes.push_back({std::move(box), {}, 0});
+      boxes[at->second].shards.push_back({description, s});
+    }
+  }
+
+  uint32_t RankSetOf(const HeldBox& held) {
+    if (held.shards.size() == 1) return state_.descriptions[held.shards[0].description].rank_set;
+    std::vector<uint32_t> ranks;
+    for (const ShardRef& shard : held.shards) {
+      const auto& more = state_.rank_sets[state_.descriptions[shard.description].rank_set];
+      ranks.insert(ranks.end(), more.begin(), more.end());
+    }
+    std::ranges::sort(ranks);
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return Intern(std::move(ranks));
+  }
+
+  uint32_t Intern(std::vector<uint32_t> ranks) {
+    const auto [at, is_new] =
+        rank_sets_.try_emplace(ranks, static_cast<uint32_t>(state_.rank_sets.size()));
+    if (is_new) state_.rank_sets.push_back(std::move(ranks));
+    return at->second;
+  }
+
+  MergedState state_;
+  absl::flat_hash_map<absl::string_view, uint32_t> by_bytes_;  // into the descriptions
+  absl::flat_hash_map<absl::string_view, size_t> by_name_;     // into the tensors
+  absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_sets_;
+  std::vector<BoxMap> boxes_;  // of each tensor
+};
+
+// Appends to `out` what is left of `box` without `hole`: at most two boxes per dim.
+void Subtract(const Box& box, const Box& hole, std::vector<Box>& out) {
+  const std::optional<Box> common = Intersect(box, hole);
+  if (!common) {
+    out.push_back(box);
+    return;
+  }
+  Box rest = box;
+  for (size_t d = 0; d < box.shape.size(); ++d) {
+    const int64_t begin = rest.global_offset[d], end = begin + rest.shape[d];
+    const int64_t hole_begin = common->global_offset[d], hole_end = hole_begin + common->shape[d];
+    if (begin < hole_begin) {
+      Box below = rest;
+      below.shape[d] = hole_begin - begin;
+      out.push_back(std::move(below));
+    }
+    if (hole_end < end) {
+      Box above = rest;
+      above.global_offset[d] = hole_end;
+      above.shape[d] = end - hole_end;
+      out.push_back(std::move(above));
+    }
+    rest.global_offset[d] = hole_begin;
+    rest.shape[d] = hole_end - hole_begin;
+  }
+}
+
+std::vector<Box> BoxesOf(const MergedTensor& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(tensor.boxes.size());
+  for (const HeldBox& held : tensor.boxes) boxes.push_back(held.box);
+  return boxes;
+}
+
+// Replicas that were cut differently on different ranks (a tied embedding in the buckets of two pipeline stages, for example):
+// keeps the largest boxes whole and cuts from the others what a larger one holds.
+void RemovePartialOverlaps(MergedTensor& tensor) {
+  std::ranges::stable_sort(tensor.boxes, std::greater(),
+                           [](const HeldBox& b) { return ElementCount(b.box.shape); });
+  const BoxIndex index(BoxesOf(tensor));
+  std::vector<HeldBox> kept;
+  for (size_t i = 0; i < tensor.boxes.size(); ++i) {
+    const HeldBox& candidate = tensor.boxes[i];
+    std::vector<Box> rest = {candidate.box};
+    index.ForEachOverlap(candidate.box, [&](size_t other, const Box& common) {
+      if (other >= i) return;
+      std::vector<Box> next;
+      for (const Box& box : rest) Subtract(box, common, next);
+      rest = std::move(next);
+    });
+    for (Box& box : rest) kept.push_back({std::move(box), candidate.shards, candidate.rank_set});
+  }
+  tensor.boxes = std::move(kept);
+}
+
+uint32_t FirstRank(const MergedState& state, const HeldBox& held) {
+  return state.rank_sets[held.rank_set][0];
+}
+
+std::string DescribeCoverageProblem(const MergedState& state, const MergedTensor& tensor,
+                                    const CoverageProblem& problem, const std::vector<Box>& boxes) {
+  std::string message =
+      absl::StrCat("tensor ", state.DescriptionOf(tensor).name(), " ",
+                   ShapeToString(tensor.global_shape), ": ", ToString(problem, boxes));
+  if (problem.kind != CoverageProblem::Kind::kGap) {
+    absl::StrAppend(&message, " (rank ", FirstRank(state, tensor.boxes[problem.first]), ")");
+    return message;
+  }
+  std::vector<std::string> held;
+  for (const HeldBox& box : tensor.boxes) {
+    if (held.size() == 8) {
+      held.push_back(absl::StrCat("and ", tensor.boxes.size() - 8, " more"));
+      break;
+    }
+    held.push_back(absl::StrCat("rank ", FirstRank(state, box), " ", ToString(box.box)));
+  }
+  absl::StrAppend(&message, "; held: ", held.empty() ? "nothing" : absl::StrJoin(held, ", "));
+  return message;
+}
+
+// Proves that the tensor's boxes hold every element exactly once, after making it so where ranks overlap in part.
+void ProveCoverage(const MergedState& state, MergedTensor& tensor,
+                   std::vector<std::string>& problems) {
+  const LocalTensor& description = state.DescriptionOf(tensor);
+  if (!description.alias_of().empty()) {
+    if (!tensor.boxes.empty()) {
+      problems.push_back(
+          absl::StrCat("tensor ", description.name(), ": an alias carries no shards"));
+    }
+    return;
+  }
+  std::vector<Box> boxes = BoxesOf(tensor);
+  std::optional<CoverageProblem> problem = FindCoverageProblem(tensor.global_shape, boxes);
+  if (problem && problem->kind == CoverageProblem::Kind::kOverlap) {
+    RemovePartialOverlaps(tensor);
+    boxes = BoxesOf(tensor);
+    problem = FindCoverageProblem(tensor.global_shape, boxes);
+  }
+  if (problem) problems.push_back(DescribeCoverageProblem(state, tensor, *problem, boxes));
+}
+
+void CheckAliases(const MergedState& state, std::vector<std::string>& problems) {
+  absl::flat_hash_map<absl::string_view, const LocalTensor*> by_name;
+  for (const MergedTensor& t : state.tensors) {
+    by_name[state.DescriptionOf(t).name()] = &state.DescriptionOf(t);
+  }
+  for (const auto& t : state.tensors) {
+    const std::string& target = state.DescriptionOf(t).alias_of();
+    if (target.empty()) continue;
+    const auto at = by_name.find(target);
+    if (at == by_name.end() || !at->second->alias_of().empty()) {
+      problems.push_back(absl::StrCat(
+          "tensor ", state.DescriptionOf(t).name(), ": alias of ", target,
+          at == by_name.end() ? ", which no rank describes" : ", which is an alias itself"));
+    }
+  }
+}
+
+absl::Status ProblemsStatus(std::vector<std::string> problems) {
+  if (problems.empty()) return absl::OkStatus();
+  const size_t count = problems.size();
+  if (count > kMaxReportedProblems) {
+    problems.resize(kMaxReportedProblems);
+    problems.push_back(absl::StrCat("and ", count - kMaxReportedProblems, " more"));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the state cannot be saved:\n  ", absl::StrJoin(problems, "\n  ")));
+}
+
+}  // namespace
+
+absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks) {
+  Merger merger;
+  for (uint32_t r = 0; r < ranks.size(); ++r) {
+    TESSERA_RETURN_IF_ERROR(merger.AddRank(r, ranks[r]));
+  }
+  std::vector<std::string> problems;
+  MergedState state = std::move(merger).Finish(problems);
+  for (MergedTensor& tensor : state.tensors) ProveCoverage(state, tensor, problems);
+  CheckAliases(state, problems);
+  TESSERA_RETURN_IF_ERROR(ProblemsStatus(std::move(problems)));
+  return state;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,75 @@
+#ifndef TESSERA_CHECKPOINT_PLAN_MERGE_PLANS_H_
+#define TESSERA_CHECKPOINT_PLAN_MERGE_PLANS_H_
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/layout/box.h"
+#include "checkpoint/plan/plan.pb.h"
+
+namespace tessera::ckpt {
+
+// A rank that describes a tensor in certain words, and where in its list.
+struct Describer {
+  uint32_t rank;
+  uint32_t local_tensor;
+};
+
+// One description of a tensor, word for word the same on all ranks that give it: the replicas of data parallelism are one of these.
+struct Description {
+  LocalTensor tensor;
+  std::vector<Describer> describers;  // ascending by rank
+  uint32_t rank_set = 0;              // the ranks of all describers, into MergedState::rank_sets
+};
+
+// Where the elements of a box can be had: shard `shard` of every rank that gives the description.
+struct ShardRef {
+  uint32_t description;  // into MergedState::descriptions
+  uint32_t shard;
+};
+
+struct HeldBox {
+  Box box;
+  absl::InlinedVector<ShardRef, 1> shards;  // one or more
+  uint32_t rank_set = 0;                    // whoever holds it, into MergedState::rank_sets
+};
+
+struct MergedTensor {
+  uint32_t description;  // the first rank's, into MergedState::descriptions
+  Shape global_shape;
+  uint64_t element_bytes;
+  std::vector<HeldBox> boxes;  // distinct; none of them empty
+
+  uint64_t BytesOf(const HeldBox& held) const {
+    return static_cast<uint64_t>(ElementCount(held.box.shape)) * element_bytes;
+  }
+};
+
+// The state as all ranks together describe it.
+struct MergedState {
+  std::deque<Description> descriptions;          // in order of first appearance
+  std::vector<std::vector<uint32_t>> rank_sets;  // distinct; each ascending
+  std::vector<MergedTensor> tensors;             // in order of first appearance
+
+  const LocalTensor& DescriptionOf(const MergedTensor& tensor) const {
+    return descriptions[tensor.description].tensor;
+  }
+};
+
+// Joins the ranks' serialized LocalPlans: tensors by name, boxes that are equal, ranks that say the same. Where boxes of one tensor overlap
+// only in part, one keeps the common elements: afterwards the boxes of every tensor hold each element exactly once.
+//
+// Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one name), aliases that lead
+// nowhere, and all tensors whose boxes leave a gap or lie outside, naming tensor, ranks and boxes.
+// Cost: reading the descriptions once; n log n in the distinct boxes of a tensor.
+absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_PLAN_MERGE_PLANS_H_
