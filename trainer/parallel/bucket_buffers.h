@@ -35,6 +35,11 @@ class BucketBuffers {
   // Empties the loan.
   void Return(Loan& loan);
 
+  // Of all that the limits allow.
+  int64_t most_elements() const {
+    return sizes_[0].elements * sizes_[0].limit + sizes_[1].elements * sizes_[1].limit;
+  }
+
  private:
   struct Buffer {
     Tensor tensor;

@@ -91,12 +91,34 @@ std::vector<OwnedGradient> GradientReducer::OwnedRanges() const {
 
 BucketBuffers GradientReducer::MakeBuffers() const {
   int64_t small = 0, large = 0;
+  int small_buckets = 0, large_buckets = 0;
   for (const GradientBucket& bucket : buckets_) {
     const int64_t elements = bucket.elements();
-    large = std::max(large, elements);
-    if (elements <= options_.bucket_elements) small = std::max(small, elements);
+    const bool is_small = elements <= options_.bucket_elements;
+    (is_small ? small : large) = std::max(is_small ? small : large, elements);
+    ++(is_small ? small_buckets : large_buckets);
   }
-  return BucketBuffers(options_.dtype, backend_.device(), small, large, kBucketBuffers, 1);
+  return BucketBuffers(options_.dtype, backend_.device(), small, large,
+                       std::min(small_buckets, kBucketBuffers), std::min(large_buckets, 1));
+}
+
+int64_t GradientReducer::TieBufferElements() const {
+  int64_t largest = 0;
+  for (size_t b = 0; options_.tie != nullptr && b < buckets_.size(); ++b) {
+    const bool tied = layout_.parameters[buckets_[b].parameters[0]].on_two_stages;
+    if (tied) largest = std::max(largest, OwnedPiece(static_cast<int>(b)).elements());
+  }
+  return std::min(largest, options_.bucket_elements);
+}
+
+int64_t GradientReducer::memory_bytes() const {
+  const int64_t kept = gradients_.view().elements();
+  int64_t elements = kept + TieBufferElements();
+  if (!in_place_) {
+    elements += kept * MostOpenTerms(options_.micro_batches, options_.exact);
+    elements += buffers_.most_elements();
+  }
+  return elements * ElementSize(options_.dtype);
 }
 
 void GradientReducer::BindResult() {
@@ -289,8 +311,8 @@ void GradientReducer::AddSecondContribution(int second_bucket) {
 absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
   Communicator& tie = *options_.tie;
   const int other = 1 - tie.rank();
-  const int64_t part = std::min(options_.bucket_elements, piece.elements());
-  if (tie_buffer_.view().empty() || tie_buffer_.view().elements() < part) {
+  const int64_t part = TieBufferElements();
+  if (tie_buffer_.view().empty()) {
     MemoryScope scope(MemoryCategory::kGradients);
     tie_buffer_ = Tensor(options_.dtype, {part}, backend_.device());
   }

@@ -101,6 +101,9 @@ class GradientReducer : public GradientObserver {
   // receives the rest. Nothing to do for ZeRO 0.
   absl::Status GatherValues(TensorView values);
 
+  // Of gradients, as above: what a step takes at most, made or not yet.
+  int64_t memory_bytes() const;
+
   const GradientLayout& layout() const { return layout_; }
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
 
@@ -134,6 +137,7 @@ class GradientReducer : public GradientObserver {
   std::vector<Bucket> MakeSums();
   std::vector<OwnedGradient> OwnedRanges() const;
   BucketBuffers MakeBuffers() const;
+  int64_t TieBufferElements() const;
   // Where the gradients are between steps.
   void BindResult();
   TensorView OwnedPiece(int bucket) const;
