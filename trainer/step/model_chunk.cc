@@ -1,0 +1,119 @@
+#include "trainer/step/model_chunk.h"
+
+#include <utility>
+
+#include "checkpoint/base/status_macros.h"
+#include "models/factory.h"
+#include "trainer/tensor/memory.h"
+
+namespace tessera {
+namespace {
+
+bool Exact(const TrainConfig& config) { return config.parallel().numerics() == Numerics::EXACT; }
+
+std::vector<FlatParameter> FlatParameters(const ParameterSet& parameters) {
+  std::vector<FlatParameter> flat;
+  for (const Parameter* parameter : parameters.parameters()) {
+    flat.push_back({.flat_offset = parameter->flat_offset,
+                    .elements = parameter->elements(),
+                    .weight_decay = parameter->weight_decay});
+  }
+  return flat;
+}
+
+}  // namespace
+
+BatchSlot::BatchSlot(Model& model, int64_t batch, int64_t sequence, ActivationUse use)
+    : ids(DType::kI32, {batch, sequence}),
+      targets(DType::kI32, {batch, sequence}),
+      activations(model.NewActivations(batch, sequence, use)) {}
+
+absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_t dropout_seed,
+                                              const Mesh& mesh,
+                                              const TensorParallel& tensor_parallel, int chunk,
+                                              Backend& backend) {
+  const ChunkLayers layers = mesh.LayersOf(config.model().num_layers(), chunk);
+  const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
+                             .with_gradients = false,  // the reducer's
+                             .seed = dropout_seed,
+                             .stage = {.first_layer = layers.first,
+                                       .last_layer = layers.last,
+                                       .has_embedding = layers.has_embedding,
+                                       .has_head = layers.has_head},
+                             .tensor_parallel = &tensor_parallel,
+                             .separate_tied_gradients = Exact(config)};
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                           MakeModel(config.model(), options, backend));
+  return ModelChunk(config, mesh, layers, std::move(model), backend);
+}
+
+void ModelChunk::PrepareTraining(int64_t micro_batches, int64_t slots) {
+  MakeReducer(micro_batches);
+  MakeOptimizer();
+  const TrainingConfig& training = config_->training();
+  for (int64_t i = 0; i < slots; ++i) {
+    slots_.emplace_back(*model_, training.micro_batch_size(), training.seq_length(),
+                        training.recompute_activations() ? ActivationUse::kTrainingRecompute
+                                                         : ActivationUse::kTraining);
+  }
+}
+
+GradientLayout ModelChunk::Layout() const {
+  GradientLayout layout;
+  layout.value_elements = parameters().flat_elements();
+  layout.gradient_elements = parameters().gradient_elements();
+  for (const Parameter* parameter : parameters().parameters()) {
+    const bool tied = !parameter->tied_name.empty();
+    layout.parameters.push_back(
+        {.key = parameter->key,
+         .begin = parameter->flat_offset,
+         .elements = parameter->elements(),
+         .tied = tied,
+         .second_begin = parameter->second_grad_offset,
+         // The embedding and the head are in different chunks.
+         .on_two_stages = tied && layers_.has_embedding != layers_.has_head});
+  }
+  return layout;
+}
+
+void ModelChunk::MakeReducer(int64_t micro_batches) {
+  GradientReducerOptions options;
+  options.data_parallel = mesh_->data();
+  options.tie = mesh_->tied();
+  options.zero_stage = mesh_->topology().zero_stage;
+  options.exact = Exact(*config_);
+  options.bucket_elements = config_->parallel().ddp_bucket_size();
+  options.micro_batches = micro_batches;
+  options.dtype = parameters().grad_dtype();
+  options.bind = [set = &parameters()](int64_t begin, int64_t end, TensorView memory) {
+    set->BindGradients(begin, end, memory);
+  };
+  reducer_ = std::make_unique<GradientReducer>(*backend_, Layout(), std::move(options));
+}
+
+void ModelChunk::MakeOptimizer() {
+  std::vector<OwnedRange> ranges;
+  const TensorView values = parameters().values();
+  for (const OwnedGradient& owned : reducer_->owned()) {
+    ranges.push_back({.begin = owned.begin,
+                      .end = owned.end,
+                      .values = values.Slice(0, owned.begin, owned.end),
+                      .grads = owned.grad});
+  }
+  MemoryScope scope(MemoryCategory::kOptimizer);
+  optimizer_ =
+      std::make_unique<AdamW>(*backend_, config_->optimizer(), FlatParameters(parameters()),
+                              std::move(ranges), values.dtype());
+}
+
+void ModelChunk::AppendGradientParts(std::vector<GradientPart>* parts) const {
+  tessera::AppendGradientParts(reducer_->layout(), reducer_->owned(), parts);
+}
+
+int64_t ModelChunk::activation_bytes() const {
+  int64_t bytes = 0;
+  for (const BatchSlot& slot : slots_) bytes += slot.activations->bytes();
+  return bytes;
+}
+
+}  // namespace tessera

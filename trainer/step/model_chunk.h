@@ -1,0 +1,79 @@
+#ifndef TESSERA_TRAINER_STEP_MODEL_CHUNK_H_
+#define TESSERA_TRAINER_STEP_MODEL_CHUNK_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/model.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/parallel/gradient_norm.h"
+#include "trainer/parallel/gradient_reducer.h"
+#include "trainer/parallel/mesh.h"
+#include "trainer/parallel/tensor_parallel.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// One micro-batch's buffers.
+struct BatchSlot {
+  BatchSlot(Model& model, int64_t batch, int64_t sequence, ActivationUse use);
+
+  Tensor ids;      // int32 [B,T]
+  Tensor targets;  // int32 [B,T]
+  std::unique_ptr<Activations> activations;
+};
+
+// The layers of one pipeline chunk on this rank, and all that belongs to training them.
+class ModelChunk {
+ public:
+  static absl::StatusOr<ModelChunk> Create(const TrainConfig& config, uint64_t dropout_seed,
+                                           const Mesh& mesh, const TensorParallel& tensor_parallel,
+                                           int chunk, Backend& backend);
+
+  // Gradients, optimizer state and `slots` sets of activations, for `micro_batches` a step.
+  void PrepareTraining(int64_t micro_batches, int64_t slots);
+
+  Model& model() const { return *model_; }
+  ParameterSet& parameters() const { return model_->parameters(); }
+  GradientReducer& reducer() const { return *reducer_; }
+  bool has_optimizer() const { return optimizer_ != nullptr; }
+  AdamW& optimizer() const { return *optimizer_; }
+  BatchSlot& slot(int64_t i) { return slots_[i]; }
+
+  // Token ids are of use to the first layers, targets to the last.
+  bool reads_data() const { return layers_.has_embedding || layers_.has_head; }
+  bool has_head() const { return layers_.has_head; }
+
+  void AppendGradientParts(std::vector<GradientPart>* parts) const;
+  int64_t activation_bytes() const;
+
+ private:
+  ModelChunk(const TrainConfig& config, const Mesh& mesh, const ChunkLayers& layers,
+             std::unique_ptr<Model> model, Backend& backend)
+      : config_(&config),
+        mesh_(&mesh),
+        layers_(layers),
+        model_(std::move(model)),
+        backend_(&backend) {}
+
+  GradientLayout Layout() const;
+  void MakeReducer(int64_t micro_batches);
+  void MakeOptimizer();
+
+  const TrainConfig* config_;
+  const Mesh* mesh_;
+  ChunkLayers layers_;
+  std::unique_ptr<Model> model_;
+  Backend* backend_;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::vector<BatchSlot> slots_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STEP_MODEL_CHUNK_H_

@@ -1,0 +1,91 @@
+#include "trainer/step/model_stage.h"
+
+#include <algorithm>
+
+#include "checkpoint/base/status_macros.h"
+#include "glog/logging.h"
+
+namespace tessera {
+namespace {
+
+std::span<int32_t> Span(const Tensor& tensor) {
+  return {tensor.view().as<int32_t>(), static_cast<size_t>(tensor.view().elements())};
+}
+
+}  // namespace
+
+MicroBatch TrainingStage::Batch(const PipelinePass& pass) {
+  const BatchSlot& slot = chunks_[pass.chunk].slot(pass.slot);
+  return {.ids = slot.ids,
+          .targets = slot.targets,
+          .step = step_.step,
+          .first_sample = GlobalMicroBatch(step_.split, step_.data_rank, pass.micro_batch) *
+                          step_.micro_batch_size,
+          .training = true};
+}
+
+absl::StatusOr<double> TrainingStage::Forward(const PipelinePass& pass, TensorView input,
+                                              TensorView output) {
+  ModelChunk& chunk = chunks_[pass.chunk];
+  const BatchSlot& slot = chunk.slot(pass.slot);
+  const MicroBatch batch = Batch(pass);
+  if (chunk.reads_data()) {
+    TESSERA_RETURN_IF_ERROR(step_.data->FillBatch(step_.consumed_samples, batch.first_sample,
+                                                  step_.micro_batch_size, Span(slot.ids),
+                                                  Span(slot.targets)));
+  }
+  return chunk.model().Forward(batch, *slot.activations, input, output);
+}
+
+absl::Status TrainingStage::Backward(const PipelinePass& pass, TensorView d_output,
+                                     TensorView d_input) {
+  ModelChunk& chunk = chunks_[pass.chunk];
+  GradientReducer& reducer = chunk.reducer();
+  reducer.StartMicroBatch(pass.micro_batch);
+  return chunk.model().Backward(Batch(pass), *chunk.slot(pass.slot).activations, step_.loss_scale,
+                                reducer.accumulate(), d_output, d_input, &reducer);
+}
+
+EvaluationStage::EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoader& data,
+                                 const BatchShape& shape, std::span<const int64_t> micro_batches)
+    : chunks_(chunks), data_(data), shape_(shape), micro_batches_(micro_batches) {
+  for (const ModelChunk& chunk : chunks) {
+    slots_.emplace_back(chunk.model(), shape.batch, shape.sequence, ActivationUse::kForwardOnly);
+  }
+}
+
+absl::StatusOr<double> EvaluationStage::Forward(const PipelinePass& pass, TensorView input,
+                                                TensorView output) {
+  ModelChunk& chunk = chunks_[pass.chunk];
+  const BatchSlot& slot = slots_[pass.chunk];
+  const int64_t first = micro_batches_[pass.micro_batch] * shape_.batch;
+  if (chunk.reads_data()) {
+    TESSERA_RETURN_IF_ERROR(
+        data_.FillEvaluationBatch(first, shape_.batch, Span(slot.ids), Span(slot.targets)));
+  }
+  const MicroBatch batch{.ids = slot.ids, .targets = slot.targets, .first_sample = first};
+  return chunk.model().Forward(batch, *slot.activations, input, output);
+}
+
+absl::Status EvaluationStage::Backward(const PipelinePass&, TensorView, TensorView) {
+  LOG(FATAL) << "an evaluation has no backward pass";
+}
+
+absl::StatusOr<double> SamplingStage::Forward(const PipelinePass& pass, TensorView input,
+                                              TensorView output) {
+  ModelChunk& chunk = chunks_[pass.chunk];
+  const BatchSlot slot(chunk.model(), 1, static_cast<int64_t>(context_.size()),
+                       ActivationUse::kForwardOnly);
+  std::copy(context_.begin(), context_.end(), slot.ids.view().as<int32_t>());
+  const MicroBatch batch{.ids = slot.ids};
+  TESSERA_RETURN_IF_ERROR(chunk.model().Forward(batch, *slot.activations, input, output).status());
+  if (!chunk.has_head()) return 0.0;
+  TESSERA_RETURN_IF_ERROR(chunk.model().LastLogits(batch, *slot.activations, logits_));
+  return 0.0;
+}
+
+absl::Status SamplingStage::Backward(const PipelinePass&, TensorView, TensorView) {
+  LOG(FATAL) << "sampling has no backward pass";
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+#ifndef TESSERA_TRAINER_STEP_MODEL_STAGE_H_
+#define TESSERA_TRAINER_STEP_MODEL_STAGE_H_
+
+// What a pipeline does with a model's chunks: train, evaluate, sample.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/data/batch_loader.h"
+#include "trainer/parallel/micro_batches.h"
+#include "trainer/parallel/pipeline.h"
+#include "trainer/step/model_chunk.h"
+
+namespace tessera {
+
+// Forward and backward passes of one optimizer step: gradients go to the chunks' reducers.
+class TrainingStage final : public PipelineStage {
+ public:
+  struct Step {
+    const BatchLoader* data = nullptr;
+    int64_t step = 0;
+    int64_t consumed_samples = 0;
+    MicroBatchSplit split;
+    int data_rank = 0;
+    int64_t micro_batch_size = 1;
+    double loss_scale = 1;
+  };
+  TrainingStage(std::vector<ModelChunk>& chunks, const Step& step) : chunks_(chunks), step_(step) {}
+
+  absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
+                                 TensorView output) override;
+  absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input) override;
+
+ private:
+  MicroBatch Batch(const PipelinePass& pass);
+
+  std::vector<ModelChunk>& chunks_;
+  const Step step_;
+};
+
+// Losses of some of the micro-batches that a data set begins with.
+class EvaluationStage final : public PipelineStage {
+ public:
+  struct BatchShape {
+    int64_t batch = 1;
+    int64_t sequence = 1;
+  };
+  // `micro_batches`: by position in the pipeline's run, which one of the data set.
+  EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoader& data, const BatchShape& shape,
+                  std::span<const int64_t> micro_batches);
+
+  absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
+                                 TensorView output) override;
+  absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input) override;
+
+ private:
+  std::vector<ModelChunk>& chunks_;
+  const BatchLoader& data_;
+  const BatchShape shape_;
+  const std::span<const int64_t> micro_batches_;
+  std::vector<BatchSlot> slots_;  // by chunk
+};
+
+// Logits of the token after one context, on the last stage.
+class SamplingStage final : public PipelineStage {
+ public:
+  // `logits` [1,V]: fp32.
+  SamplingStage(std::vector<ModelChunk>& chunks, std::span<const int32_t> context,
+                const TensorView& logits)
+      : chunks_(chunks), context_(context), logits_(logits) {}
+
+  absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
+                                 TensorView output) override;
+  absl::Status Backward(const PipelinePass& pass, TensorView d_output, TensorView d_input) override;
+
+ private:
+  std::vector<ModelChunk>& chunks_;
+  const std::span<const int32_t> context_;
+  const TensorView logits_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STEP_MODEL_STAGE_H_

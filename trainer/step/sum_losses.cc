@@ -1,0 +1,57 @@
+#include "trainer/step/sum_losses.h"
+
+#include <cstddef>
+
+#include "checkpoint/base/status_macros.h"
+#include "glog/logging.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/parallel/tree_sum.h"
+
+namespace tessera {
+namespace {
+
+// The losses of all micro-batches, one rank's after the other's.
+absl::StatusOr<std::vector<double>> Gather(std::span<const double> mine,
+                                           const MicroBatchesByRank& owners,
+                                           Communicator* data_parallel) {
+  if (data_parallel == nullptr) return std::vector<double>(mine.begin(), mine.end());
+  std::vector<int64_t> counts;
+  int64_t total = 0;
+  for (const std::vector<int64_t>& indices : owners) {
+    counts.push_back(static_cast<int64_t>(indices.size()));
+    total += counts.back();
+  }
+  std::vector<double> all(total);
+  TESSERA_RETURN_IF_ERROR(
+      data_parallel->AllGather(mine, std::span(all), counts, {.what = "losses"}));
+  return all;
+}
+
+std::vector<double> InGlobalOrder(std::span<const double> by_rank,
+                                  const MicroBatchesByRank& owners) {
+  std::vector<double> ordered(by_rank.size());
+  size_t next = 0;
+  for (const std::vector<int64_t>& indices : owners) {
+    for (const int64_t index : indices) ordered[index] = by_rank[next++];
+  }
+  return ordered;
+}
+
+}  // namespace
+
+absl::StatusOr<double> SumLosses(std::span<const double> mine, const MicroBatchesByRank& owners,
+                                 const Mesh& mesh) {
+  double sum = 0;
+  if (mesh.last_stage()) {
+    CHECK_EQ(mine.size(), owners[mesh.coordinate().data].size());
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all, Gather(mine, owners, mesh.data()));
+    sum = TreeSum(InGlobalOrder(all, owners));
+  }
+  if (mesh.pipeline() != nullptr) {
+    TESSERA_RETURN_IF_ERROR(mesh.pipeline()->Broadcast(
+        std::span(&sum, 1), mesh.topology().pipeline - 1, {.what = "the loss"}));
+  }
+  return sum;
+}
+
+}  // namespace tessera

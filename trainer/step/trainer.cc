@@ -1,0 +1,251 @@
+#include "trainer/step/trainer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/base/status_macros.h"
+#include "glog/logging.h"
+#include "trainer/optim/schedule.h"
+#include "trainer/parallel/gradient_norm.h"
+#include "trainer/parallel/micro_batches.h"
+#include "trainer/parallel/pipeline.h"
+#include "trainer/parallel/tensor_parallel.h"
+#include "trainer/step/model_chunk.h"
+#include "trainer/step/model_stage.h"
+#include "trainer/step/sum_losses.h"
+
+namespace tessera {
+namespace {
+
+int Shards(const TrainConfig& config, const Topology& topology) {
+  const bool exact = config.parallel().numerics() == Numerics::EXACT;
+  return VirtualShards(topology, exact ? static_cast<int>(config.parallel().exact_tp_shards()) : 0);
+}
+
+MicroBatchSplit TrainingSplit(const TrainConfig& config, const Topology& topology) {
+  return {.zero_stage = topology.zero_stage,
+          .data_ranks = topology.data,
+          .micro_batches =
+              config.training().global_batch_size() / config.training().micro_batch_size()};
+}
+
+MicroBatchesByRank TrainingOwners(const MicroBatchSplit& split) {
+  MicroBatchesByRank owners(split.data_ranks);
+  for (int rank = 0; rank < split.data_ranks; ++rank) {
+    for (int64_t i = 0; i < split.local(); ++i) {
+      owners[rank].push_back(GlobalMicroBatch(split, rank, i));
+    }
+  }
+  return owners;
+}
+
+// Dealt out one by one: their number need not be a multiple of the ranks.
+MicroBatchesByRank EvaluationOwners(int64_t micro_batches, int ranks) {
+  MicroBatchesByRank owners(ranks);
+  for (int64_t i = 0; i < micro_batches; ++i) owners[i % ranks].push_back(i);
+  return owners;
+}
+
+}  // namespace
+
+class Trainer::Impl {
+ public:
+  Impl(const TrainConfig& config, const Options& options, Mesh& mesh, Backend& backend)
+      : config_(config),
+        options_(options),
+        mesh_(mesh),
+        backend_(backend),
+        tensor_parallel_(mesh.tensor(), Shards(config, mesh.topology()),
+                         mesh.topology().sequence_parallel),
+        split_(TrainingSplit(config, mesh.topology())) {}
+
+  absl::Status Build() {
+    for (int chunk = 0; chunk < mesh_.topology().virtual_pipeline; ++chunk) {
+      TESSERA_ASSIGN_OR_RETURN(
+          ModelChunk built,
+          ModelChunk::Create(config_, options_.seed, mesh_, tensor_parallel_, chunk, backend_));
+      chunks_.push_back(std::move(built));
+    }
+    TESSERA_RETURN_IF_ERROR(MakePipeline());
+    if (!options_.trains) return absl::OkStatus();
+    std::vector<GradientPart> parts;
+    for (int chunk = 0; chunk < static_cast<int>(chunks_.size()); ++chunk) {
+      chunks_[chunk].PrepareTraining(split_.local(), pipeline_->slots(chunk));
+      chunks_[chunk].AppendGradientParts(&parts);
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        norm_, GradientNorm::Create(
+                   backend_, std::move(parts),
+                   {.data = mesh_.data(), .tensor = mesh_.tensor(), .pipeline = mesh_.pipeline()}));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
+  absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
+  absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
+
+  std::vector<ModelChunk>& chunks() { return chunks_; }
+  const TrainConfig& config() const { return config_; }
+
+ private:
+  absl::Status MakePipeline() {
+    const TrainingConfig& training = config_.training();
+    TESSERA_ASSIGN_OR_RETURN(
+        pipeline_, Pipeline::Create(mesh_.pipeline(),
+                                    {.chunks = mesh_.topology().virtual_pipeline,
+                                     .micro_batches = split_.local(),
+                                     .rows = chunks_.front().model().BoundaryRows(
+                                         training.micro_batch_size(), training.seq_length()),
+                                     .columns = config_.model().hidden_size(),
+                                     .dtype = chunks_.front().parameters().values().view().dtype(),
+                                     .device = backend_.device()}));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
+
+  const TrainConfig config_;
+  const Options options_;
+  Mesh& mesh_;
+  Backend& backend_;
+  const TensorParallel tensor_parallel_;
+  const MicroBatchSplit split_;
+  std::vector<ModelChunk> chunks_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<GradientNorm> norm_;
+};
+
+absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
+                                               const StepPosition& position) {
+  CHECK(options_.trains);
+  const TrainingConfig& training = config_.training();
+  const int64_t tokens = training.global_batch_size() * training.seq_length();
+  TrainingStage stage(chunks_, {.data = &data,
+                                .step = position.step,
+                                .consumed_samples = position.consumed_samples,
+                                .split = split_,
+                                .data_rank = mesh_.coordinate().data,
+                                .micro_batch_size = training.micro_batch_size(),
+                                .loss_scale = 1.0 / static_cast<double>(tokens)});
+  TESSERA_ASSIGN_OR_RETURN(const PipelineRun run, pipeline_->Train(stage));
+  for (ModelChunk& chunk : chunks_) TESSERA_RETURN_IF_ERROR(chunk.reducer().Finish());
+  StepResult result;
+  result.pipeline_wait_share = run.waiting_share();
+  TESSERA_ASSIGN_OR_RETURN(result.grad_norm, norm_->Compute());
+  result.learning_rate = LearningRate(config_.optimizer(), position.step);
+  TESSERA_ASSIGN_OR_RETURN(result.updated, Update(result.grad_norm, result.learning_rate));
+  TESSERA_ASSIGN_OR_RETURN(const double loss_sum,
+                           SumLosses(run.losses, TrainingOwners(split_), mesh_));
+  result.loss = loss_sum / static_cast<double>(tokens);
+  return result;
+}
+
+// The norm is the same everywhere, and so is what every rank decides by it.
+absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rate) {
+  const double scale = ClipCoefficient(grad_norm, config_.optimizer().clip_grad());
+  bool updated = true;
+  for (ModelChunk& chunk : chunks_) {
+    updated = chunk.optimizer().Step(learning_rate, grad_norm, scale);
+    if (!updated) continue;
+    TESSERA_RETURN_IF_ERROR(chunk.reducer().GatherValues(chunk.parameters().values()));
+  }
+  return updated;
+}
+
+absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data, int64_t samples) {
+  const int64_t sequence = config_.training().seq_length();
+  samples = std::min(samples, data.order().num_samples());
+  const int64_t batch = std::min(config_.training().micro_batch_size(), samples);
+  const int64_t micro_batches = samples / batch;
+  const MicroBatchesByRank owners = EvaluationOwners(micro_batches, mesh_.topology().data);
+  const std::vector<int64_t>& mine = owners[mesh_.coordinate().data];
+  std::vector<double> losses;
+  if (!mine.empty()) {
+    EvaluationStage stage(chunks_, data, {batch, sequence}, mine);
+    TESSERA_ASSIGN_OR_RETURN(
+        PipelineRun run, pipeline_->Forward(stage, static_cast<int64_t>(mine.size()),
+                                            chunks_.front().model().BoundaryRows(batch, sequence)));
+    losses = std::move(run.losses);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const double loss_sum, SumLosses(losses, owners, mesh_));
+  const int64_t tokens = micro_batches * batch * sequence;
+  return EvaluationResult{loss_sum / static_cast<double>(tokens), tokens};
+}
+
+absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int32_t> context) {
+  const int64_t length = static_cast<int64_t>(context.size());
+  const Tensor logits(DType::kF32, {1, config_.model().vocab_size()});
+  SamplingStage stage(chunks_, context, logits);
+  TESSERA_RETURN_IF_ERROR(
+      pipeline_->Forward(stage, 1, chunks_.front().model().BoundaryRows(1, length)).status());
+  if (mesh_.pipeline() != nullptr) {
+    TESSERA_RETURN_IF_ERROR(mesh_.pipeline()->Broadcast(logits, mesh_.topology().pipeline - 1,
+                                                        {.what = "logits of the next token"}));
+  }
+  const float* values = logits.view().as<float>();
+  return std::vector<float>(values, values + logits.view().elements());
+}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
+  for (ModelChunk& chunk : impl_->chunks()) {
+    chunks_.push_back({&chunk.parameters(), chunk.has_optimizer() ? &chunk.optimizer() : nullptr});
+  }
+}
+
+Trainer::~Trainer() = default;
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainConfig& config,
+                                                         const Options& options, Mesh& mesh,
+                                                         Backend& backend) {
+  auto impl = std::make_unique<Impl>(config, options, mesh, backend);
+  TESSERA_RETURN_IF_ERROR(impl->Build());
+  return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
+}
+
+void Trainer::InitializeWeights(uint64_t seed) {
+  for (ModelChunk& chunk : impl_->chunks()) chunk.parameters().Initialize(seed);
+}
+
+void Trainer::ResetOptimizer() {
+  for (const TrainedChunk& chunk : chunks_) {
+    if (chunk.optimizer != nullptr) chunk.optimizer->Reset();
+  }
+}
+
+void Trainer::set_updates(int64_t updates) {
+  for (const TrainedChunk& chunk : chunks_) chunk.optimizer->set_updates(updates);
+}
+
+int64_t Trainer::updates() const { return chunks_.front().optimizer->updates(); }
+
+int64_t Trainer::skipped_in_a_row() const { return chunks_.front().optimizer->skipped_in_a_row(); }
+
+absl::StatusOr<StepResult> Trainer::Step(const BatchLoader& data, const StepPosition& position) {
+  return impl_->Step(data, position);
+}
+
+absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int64_t samples) {
+  return impl_->Evaluate(data, samples);
+}
+
+absl::StatusOr<std::vector<float>> Trainer::NextLogits(std::span<const int32_t> context) {
+  return impl_->NextLogits(context);
+}
+
+double Trainer::FlopsPerToken() const {
+  return impl_->chunks().front().model().FlopsPerToken(impl_->config().training().seq_length());
+}
+
+Trainer::Memory Trainer::memory() const {
+  Memory sum;
+  for (const ModelChunk& chunk : impl_->chunks()) {
+    sum.weights += chunk.parameters().values().view().bytes();
+    sum.activations += chunk.activation_bytes();
+    if (!chunk.has_optimizer()) continue;
+    sum.gradients += chunk.reducer().memory_bytes();
+    sum.optimizer += chunk.optimizer().state_bytes();
+  }
+  return sum;
+}
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+#ifndef TESSERA_TRAINER_STEP_TRAINER_H_
+#define TESSERA_TRAINER_STEP_TRAINER_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "models/layers/parameter.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/data/batch_loader.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/optim/adamw.h"
+#include "trainer/parallel/mesh.h"
+
+namespace tessera {
+
+// This rank's part of a model: the layers of one pipeline chunk, its virtual tensor shards of them,
+// and the optimizer state of what it owns.
+struct TrainedChunk {
+  ParameterSet* parameters = nullptr;
+  AdamW* optimizer = nullptr;  // null where nothing is trained
+};
+
+// Where a step stands in the run.
+struct StepPosition {
+  int64_t step = 0;              // completed optimizer steps
+  int64_t consumed_samples = 0;  // sequences read before this step
+};
+
+struct StepResult {
+  double loss = 0;  // mean per token of the global batch
+  double grad_norm = 0;
+  double learning_rate = 0;
+  bool updated = true;  // false: the gradients were not finite, nothing has changed
+  // Share of the forward and backward passes that this rank spent waiting for its pipeline
+  // neighbours.
+  double pipeline_wait_share = 0;
+};
+
+struct EvaluationResult {
+  double loss = 0;  // mean per token
+  int64_t tokens = 0;
+};
+
+// One model on all ranks of a mesh: what an optimizer step, an evaluation and a sampled token are,
+// whatever the topology. Every rank makes the same calls with the same arguments and gets the same
+// results, to the bit; in EXACT numerics they are the same on every topology, too.
+//
+// Errors: those of the data, and those of a Communicator, which end the run on every rank.
+// Threads: one.
+class Trainer {
+ public:
+  struct Options {
+    bool trains = true;  // false: no gradients, no optimizer, Step() must not be called
+    uint64_t seed = 0;   // of dropout
+  };
+  // `config` is resolved; mesh and backend must outlive the trainer. Weights are zero until they are
+  // initialised or loaded into chunks(); ResetOptimizer() after that, unless its state is loaded, too.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainConfig& config,
+                                                         const Options& options, Mesh& mesh,
+                                                         Backend& backend);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // In model order.
+  const std::vector<TrainedChunk>& chunks() const { return chunks_; }
+
+  // Initial weights, the same on every topology.
+  void InitializeWeights(uint64_t seed);
+  // Master weights become the weights, moments zero.
+  void ResetOptimizer();
+  // Updates counted by the bias correction.
+  void set_updates(int64_t updates);
+  int64_t updates() const;
+  int64_t skipped_in_a_row() const;
+
+  // Reads the global batch at `position`, goes forward and backward, clips, updates.
+  absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
+
+  // Mean loss over the first `samples` sequences of `data` (fewer where there are not as many;
+  // whole micro-batches), without dropout: the same ones every time.
+  absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
+
+  // Logits [vocab_size] of the token after `context`.
+  absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
+
+  // Floating-point operations of the whole model for one token of training.
+  double FlopsPerToken() const;
+  // What this rank holds, in bytes.
+  struct Memory {
+    int64_t weights = 0;
+    int64_t gradients = 0;
+    int64_t optimizer = 0;
+    int64_t activations = 0;
+  };
+  Memory memory() const;
+
+ private:
+  class Impl;
+  explicit Trainer(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+  std::vector<TrainedChunk> chunks_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STEP_TRAINER_H_
