@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "trainer/kernels/cpu/cpu_backend.h"
@@ -59,9 +60,12 @@ struct Fixture {
     }
   }
   std::unique_ptr<AdamW> Optimizer(int64_t begin, int64_t end) {
-    return std::make_unique<AdamW>(
-        *backend, Config(), std::vector<FlatParameter>{{0, 5, true}, {8, 3, false}},
-        std::vector<OwnedRange>{Range(begin, end)}, values.view().dtype());
+    return Optimizer({Range(begin, end)});
+  }
+  std::unique_ptr<AdamW> Optimizer(std::vector<OwnedRange> ranges) {
+    return std::make_unique<AdamW>(*backend, Config(),
+                                   std::vector<FlatParameter>{{0, 5, true}, {8, 3, false}},
+                                   std::move(ranges), values.view().dtype());
   }
   OwnedRange Range(int64_t begin, int64_t end) const {
     return {begin, end, values.view().Slice(0, begin, end), grads.view().Slice(0, begin, end)};
@@ -152,6 +156,56 @@ TEST_P(AdamWTest, StateOfAPartSaysWhereItBegins) {
   ASSERT_EQ(second.exp_avg.elements(), 1);
   EXPECT_EQ(Get(second.value, 0), 1.0f);
   EXPECT_TRUE(fixture.Optimizer(0, 8)->State(1).exp_avg.empty());
+}
+
+// What one rank owns of several buckets.
+TEST_P(AdamWTest, SeveralRangesEqualTheWhole) {
+  Fixture whole(GetParam()), parts(GetParam());
+  const std::unique_ptr<AdamW> all = whole.Optimizer(0, 11);
+  const std::unique_ptr<AdamW> ends = parts.Optimizer({parts.Range(0, 2), parts.Range(9, 11)});
+  const std::unique_ptr<AdamW> middle = parts.Optimizer(2, 9);
+  const std::unique_ptr<AdamW> nothing = parts.Optimizer(std::vector<OwnedRange>());
+  EXPECT_EQ(ends->state_bytes() + middle->state_bytes(), all->state_bytes());
+  EXPECT_EQ(nothing->state_bytes(), 0);
+  for (int step = 1; step <= 3; ++step) {
+    whole.SetGrads(step);
+    parts.SetGrads(step);
+    for (AdamW* optimizer : {all.get(), ends.get(), middle.get(), nothing.get()}) {
+      ASSERT_TRUE(optimizer->Step(0.01, 1.0, 1.0));
+    }
+  }
+  for (int i = 0; i < 11; ++i) EXPECT_EQ(Get(whole.values, i), Get(parts.values, i)) << i;
+  for (int p = 0; p < 2; ++p) {
+    const AdamW::ParameterState expected = all->State(p);
+    const AdamW::ParameterState states[] = {ends->State(p), middle->State(p)};
+    EXPECT_EQ(states[0].exp_avg.elements() + states[1].exp_avg.elements(),
+              expected.exp_avg.elements());
+    for (const AdamW::ParameterState& state : states) {
+      for (int64_t i = 0; i < state.exp_avg.elements(); ++i) {
+        EXPECT_EQ(Get(state.exp_avg, i), Get(expected.exp_avg, state.begin + i));
+        EXPECT_EQ(Get(state.exp_avg_sq, i), Get(expected.exp_avg_sq, state.begin + i));
+        EXPECT_EQ(Get(state.value, i), Get(expected.value, state.begin + i));
+      }
+    }
+    EXPECT_TRUE(nothing->State(p).exp_avg.empty());
+  }
+}
+
+// Weights of full precision from elsewhere.
+TEST_P(AdamWTest, SetMasterTakesTheOwnedParts) {
+  Fixture fixture(GetParam());
+  const std::unique_ptr<AdamW> optimizer =
+      fixture.Optimizer({fixture.Range(1, 4), fixture.Range(9, 10)});
+  Tensor flat(DType::kF32, {11});
+  for (int i = 0; i < 11; ++i) Set(flat, i, 1.0f + 0.001f * static_cast<float>(i));
+  const float value = Get(fixture.values, 1);
+  optimizer->SetMaster(flat);
+  EXPECT_EQ(Get(fixture.values, 1), value);
+  const TensorView first = optimizer->State(0).master, second = optimizer->State(1).master;
+  ASSERT_EQ(first.empty(), GetParam().dtype == DType::kF32);
+  if (first.empty()) return;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Get(first, i), Get(flat, 1 + i));
+  EXPECT_EQ(Get(second, 0), Get(flat, 9));
 }
 
 TEST_P(AdamWTest, NonFiniteGradientNormSkipsTheUpdate) {
