@@ -21,8 +21,8 @@
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/mpi/mpi_world.h"
 
-ABSL_FLAG(int64_t, max_bytes, int64_t{64} << 20, "Largest size; 268435456 for 256 MB.");
-ABSL_FLAG(int, rounds, 15, "Rounds behind each median.");
+ABSL_FLAG(int64_t, max_bytes, int64_t{256} << 20, "Largest size.");
+ABSL_FLAG(int, rounds, 25, "Rounds behind each median.");
 
 namespace tessera {
 namespace {

@@ -55,6 +55,12 @@ run "late rank" -- late 3
 says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
 exits_with_error
 
+# Before the world exists each rank can only speak for itself.
+run "absent rank" -- absent 1
+grep -Eq '^rank [023]: MPI does not start: some rank has not arrived after 3s$' <<<"$output" ||
+  fail "$name: no message"
+exits_with_error
+
 # mpirun itself sees the death of a process that it started, and names it.
 run "killed rank" -- die 1
 grep -q 'process rank 1 .*exited on signal 9' <<<"$output" || fail "$name: mpirun does not name it"

@@ -4,6 +4,7 @@
 //   die RANK, stop RANK      that rank does it to itself between two operations
 //   error RANK       that rank returns an error; "error all": every rank does
 //   late RANK        that rank computes for too long
+//   absent RANK      that rank does not even start
 
 #include <signal.h>
 #include <unistd.h>
@@ -70,6 +71,11 @@ int main(int argc, char** argv) {
   const bool suite = which == "conformance" || which == "parts";
   options.timeout = suite ? absl::Seconds(60) : absl::Seconds(4);
   if (which == "parts") options.part_bytes = 1000;
+  if (which == "absent") {
+    options.start_timeout = absl::Seconds(3);
+    const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    if (rank != nullptr && culprit == rank) std::this_thread::sleep_for(std::chrono::minutes(1));
+  }
   return tessera::RunMpiRank(options, [&](tessera::Communicator& comm) {
     if (suite) return tessera::Conformance(comm);
     return tessera::Steps(comm, which, culprit == "all" ? -1 : std::atoi(culprit.c_str()));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <thread>
@@ -24,6 +25,15 @@ constexpr std::chrono::milliseconds kElection(300);
 // For MPI_Abort to end the other ranks, and for MPI_Finalize.
 constexpr absl::Duration kAbortTime = absl::Seconds(5);
 constexpr absl::Duration kFinalizeTime = absl::Seconds(30);
+
+// "rank 3: " as the launcher says, for messages from before MPI knows; empty where it does not say.
+std::string LaunchedAs() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    const char* rank = std::getenv(name);
+    if (rank != nullptr) return absl::StrCat("rank ", rank, ": ");
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -99,9 +109,10 @@ MpiWorld::~MpiWorld() = default;
 absl::StatusOr<std::unique_ptr<MpiWorld>> MpiWorld::Create(CommOptions options) {
   absl::StatusOr<std::unique_ptr<Monitor>> monitor = Monitor::Create();
   if (!monitor.ok()) return monitor.status();
-  (*monitor)->Watch(options.start_timeout,
-                    absl::StrCat("MPI does not start: some rank has not arrived after ",
-                                 absl::FormatDuration(options.start_timeout)));
+  (*monitor)->Watch(
+      options.start_timeout,
+      absl::StrCat(LaunchedAs(), "MPI does not start: some rank has not arrived after ",
+                   absl::FormatDuration(options.start_timeout)));
   int provided = 0;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
     return absl::UnavailableError("MPI_Init failed");
