@@ -1,0 +1,287 @@
+// What planning a save costs at scale: every rank of Llama-3 405B on 8,960 and of 70B on 1,024 ranks describes its state with its
+// optimizer, rank 0 plans, every rank takes its part. The ranks run one after the other in this process, through the code that
+// a save runs, over a group that records when each waits for which:
+//
+//   figure plan.<model>_<ranks>.first_seconds   critical path: the slowest rank's description, rank 0, and the slowest way down
+//                                               the tree of parts; without the network
+//   figure plan.<model>_<ranks>.cached_seconds  the same for the second save of the same structure
+//   figure plan.<model>_<ranks>.encode_seconds, parse_seconds, manifest_bytes   of the manifest, checksums included
+//   figure plan.<model>_<ranks>.peak_memory     of rank 0, above what it has before
+//   figure plan.growth                          seconds per described shard, 8,960 ranks over 64
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/engine/local_plan.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/engine/save_agreement.h"
+#include "checkpoint/format/manifest.h"
+#include "tests/perf/plan_scale_state.h"
+
+namespace {
+
+std::atomic<int64_t> live_bytes = 0, peak_bytes = 0;
+
+void* Allocate(size_t size) {
+  void* const memory = std::malloc(size);
+  if (memory == nullptr) std::abort();
+  const int64_t now = live_bytes += static_cast<int64_t>(malloc_usable_size(memory));
+  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes = now;
+  return memory;
+}
+
+void Free(void* memory) {
+  if (memory != nullptr) live_bytes -= static_cast<int64_t>(malloc_usable_size(memory));
+  std::free(memory);
+}
+
+}  // namespace
+
+void* operator new(size_t size) { return Allocate(size); }
+void* operator new[](size_t size) { return Allocate(size); }
+void operator delete(void* memory) noexcept { Free(memory); }
+void operator delete[](void* memory) noexcept { Free(memory); }
+void operator delete(void* memory, size_t) noexcept { Free(memory); }
+void operator delete[](void* memory, size_t) noexcept { Free(memory); }
+
+namespace tessera::ckpt {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// The mail of all simulated ranks.
+struct Mail {
+  std::vector<std::string> gathered;
+  std::map<std::pair<int, int>, std::deque<std::string>> messages;  // by source and destination
+};
+
+// One rank that runs alone. First it runs as far as Gather(), which keeps its message and ends it with an error; later
+// again, when all that it waits for has been sent.
+class SimulatedGroup final : public ProcessGroup {
+ public:
+  SimulatedGroup(Mail& mail, int rank, int size, bool only_to_gather)
+      : mail_(mail), rank_(rank), size_(size), only_to_gather_(only_to_gather) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  // When the rank called Gather(), and when it had what it waited for after that.
+  double gather_called() const { return gather_called_; }
+  int source() const { return source_; }
+
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine, absl::Duration) override {
+    gather_called_ = Now();
+    if (only_to_gather_) {
+      mail_.gathered[rank_] = std::string(mine);
+      return absl::CancelledError("as far as it goes alone");
+    }
+    if (rank_ != 0) return std::vector<std::string>();
+    return std::move(mail_.gathered);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view, absl::Duration) override {
+    return absl::UnimplementedError("not simulated");
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+    mail_.messages[{rank_, destination}].emplace_back(reinterpret_cast<const char*>(data.data()),
+                                                      data.size());
+    return std::make_unique<Done>();
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+    source_ = source;
+    std::deque<std::string>& queue = mail_.messages[{source, rank_}];
+    std::memcpy(data.data(), queue.front().data(), data.size());
+    queue.pop_front();
+    return std::make_unique<Done>();
+  }
+
+ private:
+  struct Done final : Transfer {
+    absl::Status Wait(absl::Duration) override { return absl::OkStatus(); }
+  };
+
+  Mail& mail_;
+  const int rank_, size_;
+  const bool only_to_gather_;
+  double gather_called_ = 0;
+  int source_ = 0;
+};
+
+struct Save {
+  double describe_seconds = 0;    // the slowest rank
+  double coordinate_seconds = 0;  // rank 0
+  double receive_seconds = 0;     // the slowest way from rank 0 to a rank
+  int64_t peak_bytes = 0;         // of rank 0
+  int64_t described_shards = 0;
+  int64_t sent_bytes = 0;  // to rank 0
+  Manifest manifest;
+  bool ok = true;
+  bool from_cache = true;
+  double seconds() const { return describe_seconds + coordinate_seconds + receive_seconds; }
+};
+
+absl::StatusOr<SaveTask> RunRank(SimulatedGroup& group, const StateDict& state, PlanCache& cache,
+                                 Manifest* manifest) {
+  if (const absl::Status checked = CheckStateDict(state); !checked.ok()) return checked;
+  return AgreeOnSave(
+      group, DescribeState(state), 1, SavePlanOptions(), cache,
+      [&](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+        if (is_new) *manifest = planned;
+        return std::string("step-00000001");
+      },
+      absl::InfiniteDuration());
+}
+
+Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>& caches) {
+  Save save;
+  Mail mail;
+  mail.gathered.resize(grid.size());
+  for (int rank = 0; rank < grid.size(); ++rank) {
+    const StateDict state = LlamaState(model, grid, rank);
+    for (const ShardedTensor& tensor : state.tensors) save.described_shards += tensor.shards.size();
+    SimulatedGroup group(mail, rank, grid.size(), true);
+    const double start = Now();
+    RunRank(group, state, caches[rank], nullptr).IgnoreError();
+    save.describe_seconds = std::max(save.describe_seconds, group.gather_called() - start);
+  }
+  for (const std::string& message : mail.gathered) save.sent_bytes += message.size();
+  std::vector<double> arrival(grid.size(), 0);  // since rank 0 was done
+  for (int rank = 0; rank < grid.size(); ++rank) {
+    const StateDict state = LlamaState(model, grid, rank);
+    SimulatedGroup group(mail, rank, grid.size(), false);
+    const int64_t before = live_bytes;
+    peak_bytes = before;
+    const auto task = RunRank(group, state, caches[rank], &save.manifest);
+    const double seconds = Now() - group.gather_called();
+    save.ok &= task.ok();
+    if (!task.ok()) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, task.status().ToString().c_str());
+      break;
+    }
+    save.from_cache &= task->from_cache;
+    if (rank == 0) {
+      save.coordinate_seconds = seconds;
+      save.peak_bytes = peak_bytes - before;
+    } else {
+      arrival[rank] = arrival[group.source()] + seconds;
+      save.receive_seconds = std::max(save.receive_seconds, arrival[rank]);
+    }
+  }
+  return save;
+}
+
+// As the commit completes it; what a checksum says does not matter here, that it does not compress does.
+void AddChecksumsAndDigests(Manifest& manifest) {
+  uint64_t state = 1;
+  const auto next = [&] { return state = state * 6364136223846793005u + 1442695040888963407u; };
+  for (DataFile& file : *manifest.mutable_files()) {
+    const uint64_t chunks = (file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes();
+    for (uint64_t c = 0; c < chunks; ++c) {
+      file.add_chunk_crc32c(static_cast<uint32_t>(next() >> 32));
+    }
+  }
+  for (LogicalTensor& tensor : *manifest.mutable_tensors()) {
+    tensor.mutable_digest()->set_lo(next());
+    tensor.mutable_digest()->set_hi(next());
+  }
+}
+
+int64_t ShardsOf(const Manifest& manifest) {
+  int64_t shards = 0;
+  for (const LogicalTensor& tensor : manifest.tensors()) shards += ShardCount(tensor);
+  return shards;
+}
+
+double MaxOverMean(const Manifest& manifest, int ranks, const std::vector<PlanCache>&) {
+  // Files are named by kind and numbered over the ranks, one of each kind for each that writes.
+  std::vector<double> model, optimizer;
+  for (const DataFile& file : manifest.files()) {
+    (file.path().starts_with("model") ? model : optimizer).push_back(file.size_bytes());
+  }
+  if (static_cast<int>(model.size()) != ranks || static_cast<int>(optimizer.size()) != ranks)
+    return 0;
+  double most = 0, sum = 0;
+  for (int r = 0; r < ranks; ++r) {
+    most = std::max(most, model[r] + optimizer[r]);
+    sum += model[r] + optimizer[r];
+  }
+  return most * ranks / sum;
+}
+
+struct Result {
+  bool ok;
+  double seconds_per_shard;
+};
+
+Result Report(const LlamaShape& model, const char* name, const Grid& grid, bool figures) {
+  std::vector<PlanCache> caches(grid.size());
+  Save first = Simulate(model, grid, caches);
+  const Save cached = Simulate(model, grid, caches);
+  if (!first.ok || !cached.ok || first.from_cache || !cached.from_cache) return {false, 0};
+  const double balance = MaxOverMean(first.manifest, grid.size(), caches);
+  AddChecksumsAndDigests(first.manifest);
+  const int64_t shards = ShardsOf(first.manifest);
+  double start = Now();
+  const auto encoded = EncodeManifest(std::move(first.manifest));
+  const double encode_seconds = Now() - start;
+  if (!encoded.ok()) {
+    std::fprintf(stderr, "%s\n", encoded.status().ToString().c_str());
+    return {false, 0};
+  }
+  start = Now();
+  const auto parsed = DecodeManifest(*encoded);
+  const double parse_seconds = Now() - start;
+  if (!parsed.ok()) return {false, 0};
+  std::printf(
+      "%5s %6d ranks (dp%d tp%d pp%d): %8ld shards described, %7ld written, max/mean %.3f\n"
+      "      first %.3f s = describe %.4f + rank 0 %.3f + hand out %.4f, %.1f MB to rank 0, "
+      "%.0f MB peak; cached %.4f s, %.2f MB to rank 0; %.2f us per described shard\n",
+      name, grid.size(), grid.data, grid.tensor, grid.pipeline, first.described_shards, shards,
+      balance, first.seconds(), first.describe_seconds, first.coordinate_seconds,
+      first.receive_seconds, first.sent_bytes / 1e6, first.peak_bytes / 1e6, cached.seconds(),
+      cached.sent_bytes / 1e6, first.seconds() / first.described_shards * 1e6);
+  if (figures) {
+    const auto figure = [&](const char* what, double value, const char* unit) {
+      std::printf("figure plan.%s_%d.%s %.6g %s\n", name, grid.size(), what, value, unit);
+    };
+    figure("first_seconds", first.seconds(), "s");
+    figure("cached_seconds", cached.seconds(), "s");
+    figure("encode_seconds", encode_seconds, "s");
+    figure("parse_seconds", parse_seconds, "s");
+    figure("manifest_bytes", static_cast<double>(encoded->size()), "B");
+    figure("peak_memory", static_cast<double>(first.peak_bytes), "B");
+  }
+  std::fflush(stdout);
+  return {true, first.seconds() / first.described_shards};
+}
+
+int Main() {
+  bool ok = Report(kLlama70B, "70b", {16, 8, 8}, true).ok;
+  const Result small = Report(kLlama405B, "405b", {1, 8, 8}, false);
+  for (const Grid& grid : {Grid{2, 8, 16}, Grid{8, 8, 16}, Grid{32, 8, 16}}) {
+    ok &= Report(kLlama405B, "405b", grid, false).ok;
+  }
+  const Result large = Report(kLlama405B, "405b", {70, 8, 16}, true);
+  ok &= small.ok && large.ok;
+  if (ok)
+    std::printf("figure plan.growth %.3f ratio\n",
+                large.seconds_per_shard / small.seconds_per_shard);
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
+
+int main() { return tessera::ckpt::Main(); }

@@ -1,0 +1,33 @@
+#ifndef TESSERA_TESTS_PERF_PLAN_SCALE_STATE_H_
+#define TESSERA_TESTS_PERF_PLAN_SCALE_STATE_H_
+
+#include <cstdint>
+
+#include "checkpoint/engine/state_dict.h"
+
+namespace tessera::ckpt {
+
+// A Llama-3, as far as its tensors go.
+struct LlamaShape {
+  int layers;
+  int64_t hidden;
+  int64_t ffn_hidden;
+  int64_t kv_hidden;  // all key-value heads
+  int64_t vocab;
+};
+inline constexpr LlamaShape kLlama70B = {80, 8192, 28672, 1024, 128256};
+inline constexpr LlamaShape kLlama405B = {126, 16384, 53248, 1024, 128256};
+
+struct Grid {
+  int data, tensor, pipeline;
+  int size() const { return data * tensor * pipeline; }
+};
+
+// What one rank holds while it trains with AdamW in bf16 under ZeRO-2: its part of the weights, as do all ranks that differ from it
+// in data parallelism alone; of the fp32 master weights and moments, its part of the stage's flattened parameters, which
+// begins and ends anywhere. Ranks: tensor fastest, then data, then pipeline. The memory does not exist.
+StateDict LlamaState(const LlamaShape& model, const Grid& grid, int rank);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_TESTS_PERF_PLAN_SCALE_STATE_H_
