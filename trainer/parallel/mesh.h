@@ -52,8 +52,8 @@ class Mesh {
   bool first_stage() const { return coordinate_.pipeline == 0; }
   bool last_stage() const { return coordinate_.pipeline == topology_.pipeline - 1; }
   // Of one of this rank's chunks.
-  ChunkLayers LayersOf(int64_t num_layers, int chunk) const {
-    return LayersOfChunk(num_layers, topology_, coordinate_.pipeline, chunk);
+  ChunkLayers LayersOf(int64_t num_layers, int64_t head_layers, int chunk) const {
+    return LayersOfChunk(num_layers, head_layers, topology_, coordinate_.pipeline, chunk);
   }
 
   // What this rank has sent since the last call (at first: since Create), operations that were not

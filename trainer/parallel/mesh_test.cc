@@ -91,7 +91,7 @@ TEST(MeshTest, OneRankNeedsNoWorld) {
   }
   EXPECT_TRUE((*mesh)->first_stage() && (*mesh)->last_stage());
   EXPECT_TRUE((*mesh)->TakeTraffic().empty());
-  EXPECT_EQ((*mesh)->LayersOf(12, 0), (ChunkLayers{0, 12, true, true}));
+  EXPECT_EQ((*mesh)->LayersOf(12, 0, 0), (ChunkLayers{0, 12, true, true}));
 }
 
 TEST(MeshTest, AWorldOfAnotherSizeIsNamed) {
@@ -166,9 +166,9 @@ TEST(MeshTest, LayersOfEachStage) {
     const auto mesh = Mesh::Create({.pipeline = 2, .virtual_pipeline = 2}, &comm);
     if (!mesh.ok()) return mesh.status();
     const bool first = comm.rank() == 0;
-    EXPECT_EQ((*mesh)->LayersOf(5, 0),
+    EXPECT_EQ((*mesh)->LayersOf(5, 0, 0),
               first ? (ChunkLayers{0, 1, true, false}) : (ChunkLayers{1, 2, false, false}));
-    EXPECT_EQ((*mesh)->LayersOf(5, 1),
+    EXPECT_EQ((*mesh)->LayersOf(5, 0, 1),
               first ? (ChunkLayers{2, 4, false, false}) : (ChunkLayers{4, 5, false, true}));
     return absl::OkStatus();
   });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -178,21 +179,35 @@ absl::StatusOr<Topology> ParseTopology(std::string_view text) {
   return topology;
 }
 
-ChunkLayers LayersOfChunk(int64_t num_layers, const Topology& topology, int pipeline, int chunk) {
+int64_t HeadInLayers(const ModelConfig& model) {
+  const double c = static_cast<double>(model.hidden_size());
+  const double f = static_cast<double>(model.ffn_hidden_size());
+  const double kv = c / static_cast<double>(model.num_attention_heads()) *
+                    static_cast<double>(model.num_query_groups());
+  const double mlp_matrices = model.architecture() == ModelConfig::LLAMA3 ? 3 : 2;
+  const double layer = 2 * c * c + 2 * c * kv + mlp_matrices * c * f;
+  return std::llround(static_cast<double>(model.vocab_size()) * c / layer);
+}
+
+ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
+                          int pipeline, int chunk) {
   const int64_t stages = int64_t{topology.pipeline} * topology.virtual_pipeline;
   const int64_t stage = int64_t{chunk} * topology.pipeline + pipeline;
   CHECK(stage >= 0 && stage < stages && num_layers >= stages)
       << num_layers << " layers, stage " << stage << " of " << stages;
-  const int64_t each = num_layers / stages;
-  const int64_t left_over = num_layers % stages;
-  // The virtual stages [stages - 1 - left_over, stages - 1) have one layer more.
+  ChunkLayers layers = {
+      .first = 0, .last = num_layers, .has_embedding = stage == 0, .has_head = stage == stages - 1};
+  if (stages == 1) return layers;
+  const int64_t of_last = std::max<int64_t>((num_layers + head_layers) / stages - head_layers, 1);
+  const int64_t others = stages - 1, of_others = num_layers - of_last;
+  const int64_t each = of_others / others, left_over = of_others % others;
+  // The virtual stages [others - left_over, others) have one layer more.
   const auto begin = [&](int64_t at) {
-    return at * each + std::clamp(at - (stages - 1 - left_over), int64_t{0}, left_over);
+    return at * each + std::max<int64_t>(at - (others - left_over), 0);
   };
-  return {.first = begin(stage),
-          .last = begin(stage + 1),
-          .has_embedding = stage == 0,
-          .has_head = stage == stages - 1};
+  layers.first = begin(stage);
+  if (!layers.has_head) layers.last = begin(stage + 1);
+  return layers;
 }
 
 int VirtualShards(const Topology& topology, int exact_tp_shards) {

@@ -61,11 +61,16 @@ struct ChunkLayers {
   bool operator==(const ChunkLayers&) const = default;
 };
 
-// Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. Layers
-// are spread as evenly as they go; the ones left over go to the virtual stages right before the
-// last, which has the head as well, so that the first ranks, who hold the most activations, get
-// them last. Preconditions: the topology fits the model, and the chunk exists.
-ChunkLayers LayersOfChunk(int64_t num_layers, const Topology& topology, int pipeline, int chunk);
+// What a model's head costs in time, counted in layers: by the weights in matrix products, rounded.
+int64_t HeadInLayers(const ModelConfig& model);
+
+// Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. The head
+// counts as `head_layers`, so the last stage, which has it, gets as many layers fewer, but at least
+// one; the others get as many as each other, and what is left over goes to those right before the
+// last, so that the first ranks, who hold the most activations, get it last. Preconditions: the
+// topology fits the model, and the chunk exists.
+ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
+                          int pipeline, int chunk);
 
 // How a step's samples are split.
 struct BatchSizes {

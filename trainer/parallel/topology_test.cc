@@ -143,13 +143,14 @@ TEST(TopologyTest, ExactNumericsNeedWholeSubtreesOfMicroBatches) {
                              HasSubstr("data_parallel_size"), HasSubstr("power of two")));
 }
 
-std::vector<int64_t> LayerCounts(int64_t num_layers, const Topology& topology) {
+std::vector<int64_t> LayerCounts(int64_t num_layers, const Topology& topology,
+                                 int64_t head_layers = 0) {
   std::vector<int64_t> counts;
   int64_t next = 0;
   const int stages = topology.pipeline * topology.virtual_pipeline;
   for (int stage = 0; stage < stages; ++stage) {
-    const ChunkLayers layers =
-        LayersOfChunk(num_layers, topology, stage % topology.pipeline, stage / topology.pipeline);
+    const ChunkLayers layers = LayersOfChunk(num_layers, head_layers, topology,
+                                             stage % topology.pipeline, stage / topology.pipeline);
     EXPECT_EQ(layers.first, next);
     EXPECT_EQ(layers.has_embedding, stage == 0);
     EXPECT_EQ(layers.has_head, stage == stages - 1);
@@ -166,6 +167,22 @@ TEST(TopologyTest, LayersLiterally) {
   EXPECT_THAT(LayerCounts(6, {.pipeline = 4}), ElementsAre(1, 2, 2, 1));
   EXPECT_THAT(LayerCounts(7, {.pipeline = 4}), ElementsAre(2, 2, 2, 1));
   EXPECT_THAT(LayerCounts(5, {.pipeline = 2, .virtual_pipeline = 2}), ElementsAre(1, 1, 2, 1));
+}
+
+// GPT-2 124M's head costs as much as five layers.
+TEST(TopologyTest, TheHeadCountsAsLayers) {
+  EXPECT_THAT(LayerCounts(12, {.pipeline = 2}, 5), ElementsAre(9, 3));
+  EXPECT_THAT(LayerCounts(12, {.pipeline = 4}, 5), ElementsAre(3, 4, 4, 1));
+  EXPECT_THAT(LayerCounts(2, {.pipeline = 2}, 5), ElementsAre(1, 1));
+  EXPECT_THAT(LayerCounts(32, {.pipeline = 4}, 2), ElementsAre(8, 9, 9, 6));
+  ModelConfig gpt2;
+  gpt2.set_architecture(ModelConfig::GPT2);
+  gpt2.set_hidden_size(768);
+  gpt2.set_ffn_hidden_size(4 * 768);
+  gpt2.set_num_attention_heads(12);
+  gpt2.set_num_query_groups(12);
+  gpt2.set_vocab_size(50257);
+  EXPECT_EQ(HeadInLayers(gpt2), 5);
 }
 
 TEST(TopologyTest, LayersAreSpreadEvenlyAndTheLastStageHasNoMoreThanOthers) {

@@ -4,6 +4,7 @@
 
 #include "checkpoint/base/status_macros.h"
 #include "models/factory.h"
+#include "trainer/parallel/topology.h"
 #include "trainer/tensor/memory.h"
 
 namespace tessera {
@@ -32,7 +33,8 @@ absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_
                                               const Mesh& mesh,
                                               const TensorParallel& tensor_parallel, int chunk,
                                               Backend& backend) {
-  const ChunkLayers layers = mesh.LayersOf(config.model().num_layers(), chunk);
+  const ChunkLayers layers =
+      mesh.LayersOf(config.model().num_layers(), HeadInLayers(config.model()), chunk);
   const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
                              .with_gradients = false,  // the reducer's
                              .seed = dropout_seed,
