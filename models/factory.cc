@@ -6,6 +6,26 @@
 #include "models/model_config.h"
 
 namespace tessera {
+namespace {
+
+// Whether every virtual shard gets as many heads and columns as any other.
+absl::Status CheckShards(const ModelConfig& config, int shards) {
+  const struct {
+    const char* name;
+    int64_t value;
+  } fields[] = {{"num_attention_heads", config.num_attention_heads()},
+                {"num_query_groups", config.num_query_groups()},
+                {"ffn_hidden_size", config.ffn_hidden_size()}};
+  for (const auto& field : fields) {
+    if (field.value % shards == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(field.name, " is ", field.value,
+                                                   ": the number of tensor-parallel shards (",
+                                                   shards, ") must divide it"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
                                                  const ModelOptions& options, Backend& backend) {
@@ -23,6 +43,9 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
         absl::StrCat("layers [", stage.first_layer, ", ", *stage.last_layer,
                      ") of a stage: num_layers is ", resolved->num_layers()));
   }
+  if (whole.tensor_parallel == nullptr) whole.tensor_parallel = &kNoTensorParallel;
+  absl::Status status = CheckShards(*resolved, whole.tensor_parallel->shards());
+  if (!status.ok()) return status;
   const auto make =
       resolved->architecture() == ModelConfig::GPT2 ? &gpt2::MakeModel : &llama3::MakeModel;
   return make(*resolved, whole, backend);

@@ -9,7 +9,6 @@
 #include "models/gpt2/llmc.h"
 #include "models/llama3/llmc.h"
 #include "models/llmc_files/file.h"
-#include "models/llmc_files/tensors.h"
 
 namespace tessera {
 namespace {
@@ -121,6 +120,17 @@ absl::Status CheckTied(const LlmcReader& reader, const ModelConfig& config, DTyp
   return absl::OkStatus();
 }
 
+absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config, const LlmcFileOptions& options) {
+  if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
+    return absl::InvalidArgumentError(absl::StrCat("a llm.c file has float32 or bfloat16, not ",
+                                                   std::string(DTypeName(options.dtype))));
+  }
+  const int32_t version = options.dtype == DType::kF32 ? kVersionF32 : kVersionBF16;
+  return config.architecture() == ModelConfig::GPT2
+             ? gpt2::MakeLlmcHeader(config, version)
+             : llama3::MakeLlmcHeader(config, version, options);
+}
+
 }  // namespace
 
 absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const std::string& path) {
@@ -149,19 +159,26 @@ absl::Status ImportLlmc(const std::string& path, const ModelConfig& config,
 absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, const ParameterSet& parameters,
                         const TensorView& flat) {
-  if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("a llm.c file has float32 or bfloat16, not ",
-                                                   std::string(DTypeName(options.dtype))));
-  }
-  const int32_t version = options.dtype == DType::kF32 ? kVersionF32 : kVersionBF16;
-  absl::StatusOr<LlmcHeader> header = config.architecture() == ModelConfig::GPT2
-                                          ? gpt2::MakeLlmcHeader(config, version)
-                                          : llama3::MakeLlmcHeader(config, version, options);
+  absl::StatusOr<LlmcHeader> header = MakeHeader(config, options);
   if (!header.ok()) return header.status();
   absl::StatusOr<LlmcWriter> writer = LlmcWriter::Create(path, *header);
   if (!writer.ok()) return writer.status();
   const std::vector<LlmcTensor> tensors = Tensors(config, (*header)[7]);
   auto status = ExportLlmcTensors(*writer, options.dtype, tensors, parameters, flat);
+  if (!status.ok()) return status;
+  return writer->Close();
+}
+
+absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
+                        const LlmcFileOptions& options, std::span<const LlmcPart> parts,
+                        const LlmcRanks& ranks, bool writes) {
+  absl::StatusOr<LlmcHeader> header = MakeHeader(config, options);
+  if (!header.ok()) return header.status();
+  const std::vector<LlmcTensor> tensors = Tensors(config, (*header)[7]);
+  if (!writes) return ExportLlmcTensors(nullptr, options.dtype, tensors, parts, ranks);
+  absl::StatusOr<LlmcWriter> writer = LlmcWriter::Create(path, *header);
+  if (!writer.ok()) return writer.status();
+  auto status = ExportLlmcTensors(&*writer, options.dtype, tensors, parts, ranks);
   if (!status.ok()) return status;
   return writer->Close();
 }

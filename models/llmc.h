@@ -5,6 +5,7 @@
 // same: GPT-2 (versions 3 and 5) and Llama-3. Little-endian, 1024 bytes of header, then every
 // tensor over all layers at once.
 
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,6 +13,7 @@
 #include "models/config.pb.h"
 #include "models/layers/parameter.h"
 #include "models/llmc_files/info.h"
+#include "models/llmc_files/tensors.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -34,6 +36,12 @@ absl::Status ImportLlmc(const std::string& path, const ModelConfig& config,
 absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, const ParameterSet& parameters,
                         const TensorView& flat);
+
+// The same for a model that several ranks hold together, each some parts of it. Every rank calls it;
+// the one that `writes` makes the file, and has it complete when it returns.
+absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
+                        const LlmcFileOptions& options, std::span<const LlmcPart> parts,
+                        const LlmcRanks& ranks, bool writes);
 
 }  // namespace tessera
 

@@ -1,6 +1,7 @@
 #include "models/model_config.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -63,8 +64,8 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   return resolved;
 }
 
-int64_t PaddedVocabSize(const ModelConfig& config) {
-  const int64_t multiple = config.make_vocab_size_divisible_by();
+int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards) {
+  const int64_t multiple = std::lcm(config.make_vocab_size_divisible_by(), shards);
   return (config.vocab_size() + multiple - 1) / multiple * multiple;
 }
 

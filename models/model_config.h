@@ -19,8 +19,9 @@ std::vector<std::string_view> ModelSizeNames();
 // its value.
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 
-// Rows of the token embedding in memory. Precondition (here and below): resolved.
-int64_t PaddedVocabSize(const ModelConfig& config);
+// Rows of the token embedding in memory, over all ranks: a multiple of make_vocab_size_divisible_by
+// and of the number of virtual tensor shards. Precondition (here and below): resolved.
+int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards = 1);
 
 // Weights of the unsharded model, padding excluded, tied parameters once.
 int64_t ParameterCount(const ModelConfig& config);

@@ -17,7 +17,7 @@ struct ModelOptions {
   bool with_gradients = true;
   uint64_t seed = 1234;  // of dropout; initial weights take theirs in ParameterSet::Initialize
   StageLayers stage;     // which layers; all of them by default
-  // Which shards of them; null: one rank, one shard. Must outlive the model.
+  // Which shards of them; null: one rank, one shard. Its communicator must outlive the model.
   const TensorParallel* tensor_parallel = nullptr;
   // Where one stage uses a tied table at both ends: the head's contribution to its gradient is kept
   // apart (Parameter::second_grad).

@@ -1,5 +1,7 @@
 #include "models/gpt2/model.h"
 
+#include <utility>
+
 #include "models/gpt2/names.h"
 #include "models/gpt2/sharding.h"
 #include "models/layers/decoder.h"
@@ -7,34 +9,44 @@
 namespace tessera::gpt2 {
 namespace {
 
-TransformerBlock MakeBlock(const ModelConfig& config, int64_t layer, const BlockParameters& p,
-                           uint64_t seed) {
-  const int64_t heads = config.num_attention_heads();
-  const AttentionShape shape = {heads, heads, config.hidden_size() / heads};
-  const double epsilon = config.norm_epsilon(), dropout = config.hidden_dropout();
-  const auto linear = [](Parameter* weight, Parameter* bias) {
-    return Linear(*weight, bias, WeightLayout::kInOut);
-  };
-  const auto site = [&](double probability, const char* name) {
-    return DropoutSite(probability, seed, LayerName(layer, name));
-  };
-  return TransformerBlock(TransformerBlockParts{
-      .attention_norm = std::make_unique<LayerNorm>(*p.norm1_weight, *p.norm1_bias, epsilon),
-      .qkv = linear(p.qkv_weight, p.qkv_bias),
-      .attention = Attention(shape, site(config.attention_dropout(), "attn.attn_dropout"), nullptr),
-      .projection = linear(p.projection_weight, p.projection_bias),
-      .attention_dropout = site(dropout, "attn.resid_dropout"),
-      .mlp_norm = std::make_unique<LayerNorm>(*p.norm2_weight, *p.norm2_bias, epsilon),
-      .up = linear(p.up_weight, p.up_bias),
-      .activation = Activation::kGelu,
-      .down = linear(p.down_weight, p.down_bias),
-      .mlp_dropout = site(dropout, "mlp.dropout")});
+Linear MakeLinear(Parameter* weight, Parameter* bias) {
+  return Linear(*weight, bias, WeightLayout::kInOut);
 }
 
-int64_t MatrixWeights(const ModelConfig& config, const StageLayers& stage, size_t blocks) {
+TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& options, int64_t layer,
+                           const BlockParameters& p) {
+  const TensorParallel& tensor_parallel = *options.tensor_parallel;
+  const int64_t heads = config.num_attention_heads() / tensor_parallel.shards();
+  AttentionShape shape = {heads, heads, config.hidden_size() / config.num_attention_heads(),
+                          tensor_parallel.first_shard() * heads};
+  const double epsilon = config.norm_epsilon(), dropout = config.hidden_dropout();
+  const auto site = [&](double probability, const char* name) {
+    return DropoutSite(probability, options.seed, LayerName(layer, name));
+  };
+  TransformerBlockParts parts;
+  parts.attention_norm = std::make_unique<LayerNorm>(*p.norm1_weight, *p.norm1_bias, epsilon);
+  for (const AttentionParameters& shard : p.attention) {
+    parts.attention.push_back(
+        {.qkv = MakeLinear(shard.qkv_weight, shard.qkv_bias),
+         .attention =
+             Attention(shape, site(config.attention_dropout(), "attn.attn_dropout"), nullptr),
+         .projection = MakeLinear(shard.projection_weight, nullptr)});
+    shape.first_head += heads;
+  }
+  parts.attention_end = {p.projection_bias, site(dropout, "attn.resid_dropout")};
+  parts.mlp_norm = std::make_unique<LayerNorm>(*p.norm2_weight, *p.norm2_bias, epsilon);
+  for (const MlpParameters& shard : p.mlp) {
+    parts.mlp.push_back({.up = MakeLinear(shard.up_weight, shard.up_bias),
+                         .down = MakeLinear(shard.down_weight, nullptr)});
+  }
+  parts.activation = Activation::kGelu;
+  parts.mlp_end = {p.down_bias, site(dropout, "mlp.dropout")};
+  return TransformerBlock(std::move(parts));
+}
+
+int64_t MatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  return static_cast<int64_t>(blocks) * (4 * c * c + 2 * c * f) +
-         (stage.has_head ? config.vocab_size() * c : 0);
+  return config.num_layers() * (4 * c * c + 2 * c * f) + config.vocab_size() * c;
 }
 
 }  // namespace
@@ -42,27 +54,28 @@ int64_t MatrixWeights(const ModelConfig& config, const StageLayers& stage, size_
 std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend) {
   const StageLayers& stage = options.stage;
-  const uint64_t dropout_seed = options.seed;
   DecoderParts parts;
   parts.parameters = std::make_unique<ParameterSet>();
-  const StageParameters p = DeclareParameters(config, stage, *parts.parameters);
+  const StageParameters p = DeclareParameters(config, options, *parts.parameters);
   parts.parameters->Allocate(options.compute_dtype, backend.device(), options.with_gradients);
   parts.hidden_size = config.hidden_size();
+  parts.tensor_parallel = *options.tensor_parallel;
+  parts.layout = p.layout;
   if (stage.has_embedding) {
-    parts.embedding.emplace(*p.token_embedding, p.position_embedding,
-                            DropoutSite(config.hidden_dropout(), dropout_seed, "transformer.drop"));
+    parts.embedding.emplace(p.table, p.position_embedding,
+                            DropoutSite(config.hidden_dropout(), options.seed, "transformer.drop"));
   }
   for (size_t i = 0; i < p.blocks.size(); ++i) {
     parts.blocks.push_back(
-        MakeBlock(config, stage.first_layer + static_cast<int64_t>(i), p.blocks[i], dropout_seed));
+        MakeBlock(config, options, stage.first_layer + static_cast<int64_t>(i), p.blocks[i]));
   }
   if (stage.has_head) {
     parts.head.emplace(std::make_unique<LayerNorm>(*p.final_norm_weight, *p.final_norm_bias,
                                                    config.norm_epsilon()),
-                       *p.token_embedding, config.vocab_size());
+                       p.table, config.vocab_size());
   }
-  parts.tied_head = stage.has_embedding && stage.has_head;
-  parts.matrix_weights = MatrixWeights(config, stage, p.blocks.size());
+  parts.matrix_weights = MatrixWeights(config);
+  parts.attention_columns = config.num_layers() * config.hidden_size();
   return std::make_unique<Decoder>(std::move(parts), backend);
 }
 

@@ -1,6 +1,7 @@
 #include "models/gpt2/sharding.h"
 
 #include <cmath>
+#include <utility>
 
 #include "models/gpt2/names.h"
 #include "models/layers/declare.h"
@@ -9,54 +10,117 @@
 namespace tessera::gpt2 {
 namespace {
 
-BlockParameters DeclareBlock(const ModelConfig& config, int64_t layer, ParameterSet& set) {
-  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
-  const Initialization normal = InitNormal(config.init_method_std());
-  // The residual stream sums 2L branches: scaled so that its variance does not grow with depth.
-  const Initialization residual = InitNormal(
-      config.init_method_std() / std::sqrt(2.0 * static_cast<double>(config.num_layers())));
-  const auto add = [&](const char* tensor, Shape shape, Initialization init) {
-    return &set.Add(WholeParameter(LayerName(layer, tensor), std::move(shape), init));
-  };
-  BlockParameters p;
-  p.norm1_weight = add(kNorm1Weight, {c}, kInitOnes);
-  p.norm1_bias = add(kNorm1Bias, {c}, kInitZeros);
-  p.qkv_weight = add(kQkvWeight, {c, 3 * c}, normal);
-  p.qkv_bias = add(kQkvBias, {3 * c}, kInitZeros);
-  p.projection_weight = add(kProjectionWeight, {c, c}, residual);
-  p.projection_bias = add(kProjectionBias, {c}, kInitZeros);
-  p.norm2_weight = add(kNorm2Weight, {c}, kInitOnes);
-  p.norm2_bias = add(kNorm2Bias, {c}, kInitZeros);
-  p.up_weight = add(kUpWeight, {c, f}, normal);
-  p.up_bias = add(kUpBias, {f}, kInitZeros);
-  p.down_weight = add(kDownWeight, {f, c}, residual);
-  p.down_bias = add(kDownBias, {c}, kInitZeros);
-  return p;
-}
+// Declares the parameters of one block, in order.
+class BlockDeclaration {
+ public:
+  BlockDeclaration(const ModelConfig& config, const TensorParallel& tensor_parallel, int64_t layer,
+                   ParameterSet& set)
+      : config_(config),
+        shards_(LocalShards(tensor_parallel)),
+        layer_(layer),
+        set_(set),
+        normal_(InitNormal(config.init_method_std())),
+        // The residual stream sums 2L branches: scaled so that its variance does not grow with
+        // depth.
+        residual_(InitNormal(config.init_method_std() /
+                             std::sqrt(2.0 * static_cast<double>(config.num_layers())))) {}
+
+  BlockParameters Declare() {
+    const int64_t c = config_.hidden_size();
+    BlockParameters p;
+    p.norm1_weight = Whole(kNorm1Weight, c, kInitOnes);
+    p.norm1_bias = Whole(kNorm1Bias, c, kInitZeros);
+    for (const VirtualShard& shard : shards_) p.attention.push_back(Attention(shard));
+    p.projection_bias = Whole(kProjectionBias, c, kInitZeros);
+    p.norm2_weight = Whole(kNorm2Weight, c, kInitOnes);
+    p.norm2_bias = Whole(kNorm2Bias, c, kInitZeros);
+    for (const VirtualShard& shard : shards_) p.mlp.push_back(Mlp(shard));
+    p.down_bias = Whole(kDownBias, c, kInitZeros);
+    return p;
+  }
+
+ private:
+  Parameter* Whole(const char* tensor, int64_t size, Initialization init) {
+    return &set_.Add(WholeParameter(LayerName(layer_, tensor), {size}, init));
+  }
+
+  Parameter* Sharded(const char* tensor, Shape shape, int dim, const VirtualShard& shard,
+                     Initialization init) {
+    return &set_.Add(
+        ShardedParameter(LayerName(layer_, tensor), std::move(shape), dim, shard, init));
+  }
+
+  // q, k and v are thirds of the last dim.
+  Parameter* Thirds(const char* tensor, const Shape& shape, const VirtualShard& shard,
+                    Initialization init) {
+    const int64_t third = shape.back() / 3;
+    std::vector<Section> sections;
+    for (int64_t i = 0; i < 3; ++i) {
+      sections.push_back({LayerName(layer_, tensor), shape, i * third, third});
+    }
+    return &set_.Add(
+        ShardedParameter(sections, static_cast<int>(shape.size()) - 1, shard, init));
+  }
+
+  AttentionParameters Attention(const VirtualShard& shard) {
+    const int64_t c = config_.hidden_size();
+    AttentionParameters p;
+    p.qkv_weight = Thirds(kQkvWeight, {c, 3 * c}, shard, normal_);
+    p.qkv_bias = Thirds(kQkvBias, {3 * c}, shard, kInitZeros);
+    p.projection_weight = Sharded(kProjectionWeight, {c, c}, 0, shard, residual_);
+    return p;
+  }
+
+  MlpParameters Mlp(const VirtualShard& shard) {
+    const int64_t c = config_.hidden_size(), f = config_.ffn_hidden_size();
+    MlpParameters p;
+    p.up_weight = Sharded(kUpWeight, {c, f}, 1, shard, normal_);
+    p.up_bias = Sharded(kUpBias, {f}, 0, shard, kInitZeros);
+    p.down_weight = Sharded(kDownWeight, {f, c}, 0, shard, residual_);
+    return p;
+  }
+
+  const ModelConfig& config_;
+  const std::vector<VirtualShard> shards_;
+  const int64_t layer_;
+  ParameterSet& set_;
+  const Initialization normal_;
+  const Initialization residual_;
+};
 
 }  // namespace
 
-StageParameters DeclareParameters(const ModelConfig& config, const StageLayers& stage,
+StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set) {
+  const StageLayers& stage = options.stage;
+  const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const int64_t c = config.hidden_size();
   const Initialization normal = InitNormal(config.init_method_std());
+  const bool both_ends = stage.has_embedding && stage.has_head;
+  const TableDeclaration table = {
+      .name = kTokenEmbedding,
+      .vocab_size = config.vocab_size(),
+      .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
+      .channels = c,
+      .init = normal,
+      .tied_name = kHead,
+      .has_second_grad = both_ends && options.separate_tied_gradients};
   StageParameters p;
-  if (stage.has_embedding || stage.has_head) {
-    Parameter table =
-        WholeParameter(kTokenEmbedding, {config.vocab_size(), c}, normal, PaddedVocabSize(config));
-    table.tied_name = kHead;
-    p.token_embedding = &set.Add(std::move(table));
-  }
   if (stage.has_embedding) {
+    p.table = DeclareTable(table, tensor_parallel, set);
+    if (both_ends && !table.has_second_grad) p.layout.shared_table_end = set.flat_elements();
     p.position_embedding =
         &set.Add(WholeParameter(kPositionEmbedding, {config.max_position_embeddings(), c}, normal));
   }
   for (int64_t layer = stage.first_layer; layer < *stage.last_layer; ++layer) {
-    p.blocks.push_back(DeclareBlock(config, layer, set));
+    p.layout.boundaries.push_back(set.flat_elements());
+    p.blocks.push_back(BlockDeclaration(config, tensor_parallel, layer, set).Declare());
   }
+  p.layout.boundaries.push_back(set.flat_elements());
   if (stage.has_head) {
     p.final_norm_weight = &set.Add(WholeParameter(kFinalNormWeight, {c}, kInitOnes));
     p.final_norm_bias = &set.Add(WholeParameter(kFinalNormBias, {c}, kInitZeros));
+    if (!stage.has_embedding) p.table = DeclareTable(table, tensor_parallel, set);
   }
   return p;
 }

@@ -17,6 +17,7 @@ AttentionOptions Attention::Options(const Pass& pass) const {
     options.dropout_probability = dropout_.probability();
     options.dropout_stream = dropout_.stream(pass);
     options.first_sample = pass.first_sample;
+    options.first_head = shape_.first_head;
   }
   return options;
 }

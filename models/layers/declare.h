@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "models/layers/parameter.h"
+#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 
@@ -13,34 +14,39 @@ inline constexpr Initialization kInitZeros = {Initialization::kZeros, 0};
 inline constexpr Initialization kInitOnes = {Initialization::kOnes, 0};
 inline Initialization InitNormal(double deviation) { return {Initialization::kNormal, deviation}; }
 
-// A parameter that is one whole logical tensor; rows beyond it, up to `padded_rows`, are padding.
-// Vectors do not decay.
-inline Parameter WholeParameter(std::string name, Shape shape, Initialization init,
-                                int64_t padded_rows = 0) {
-  Parameter parameter;
-  parameter.shape = shape;
-  if (padded_rows > shape[0]) parameter.shape[0] = padded_rows;
-  const std::vector<int64_t> origin(shape.size(), 0);
-  parameter.weight_decay = shape.size() > 1;
-  parameter.pieces.push_back({std::move(name), shape, origin, origin, shape});
-  parameter.init = init;
-  return parameter;
-}
+// Which virtual shard of how many.
+struct VirtualShard {
+  int index = 0;
+  int count = 1;
+};
 
-// Whole logical tensors [rows_i, columns] below each other in one buffer.
-inline Parameter StackedParameter(
-    const std::vector<std::pair<std::string, int64_t>>& names_and_rows, int64_t columns,
-    Initialization init) {
-  Parameter parameter;
-  int64_t rows = 0;
-  for (const auto& [name, count] : names_and_rows) {
-    parameter.pieces.push_back({name, {count, columns}, {0, 0}, {rows, 0}, {count, columns}});
-    rows += count;
-  }
-  parameter.shape = {rows, columns};
-  parameter.init = init;
-  return parameter;
-}
+// Those of this rank.
+std::vector<VirtualShard> LocalShards(const TensorParallel& tensor_parallel);
+
+// A whole logical tensor. Vectors do not decay.
+Parameter WholeParameter(std::string name, Shape shape, Initialization init);
+
+// Rows or columns of a fused buffer: `extent` elements of one dim of a logical tensor, from `begin`
+// on, all of its other dims.
+struct Section {
+  std::string name;
+  Shape global_shape;
+  int64_t begin = 0;
+  int64_t extent = 0;
+};
+
+// One virtual shard of each section, next to each other along `dim`: its part of q, then of k, then
+// of v. Precondition: the number of shards divides every extent.
+Parameter ShardedParameter(const std::vector<Section>& sections, int dim, const VirtualShard& shard,
+                           Initialization init);
+// The same for one section that is a whole logical tensor.
+Parameter ShardedParameter(std::string name, Shape global_shape, int dim, const VirtualShard& shard,
+                           Initialization init);
+
+// One virtual shard of the rows of a table [rows,C] that is padded to `padded_rows`, which the
+// number of shards divides. The last shards may have few rows that are no padding, or none.
+Parameter TableParameter(std::string name, Shape global_shape, int64_t padded_rows,
+                         const VirtualShard& shard, Initialization init);
 
 }  // namespace tessera
 

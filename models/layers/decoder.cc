@@ -17,6 +17,14 @@ constexpr int64_t kMaxForwardLogitsBytes = int64_t{64} << 20;
 
 TensorView Flat(const TensorView& x) { return x.empty() ? x : x.Reshape({x.elements()}); }
 
+absl::Status Prepare(GradientObserver* observer, int64_t begin, int64_t end) {
+  return observer == nullptr || begin == end ? absl::OkStatus() : observer->Prepare(begin, end);
+}
+
+absl::Status Ready(GradientObserver* observer, int64_t begin, int64_t end) {
+  return observer == nullptr || begin == end ? absl::OkStatus() : observer->Ready(begin, end);
+}
+
 }  // namespace
 
 struct Decoder::Buffers : public Activations {
@@ -26,30 +34,41 @@ struct Decoder::Buffers : public Activations {
   int64_t sequence = 0;
   ActivationUse use = ActivationUse::kTraining;
   Tensor memory;
-  std::vector<TensorView> inputs;  // [R,C]; entry i of block i, the last one of the head
+  std::vector<TensorView> inputs;  // [r,C]; entry i of block i, the last one of the head
   std::vector<TransformerBlock::Kept> kept;
   TransformerBlock::Scratch scratch;
+  Embedding::Scratch embedding;
   LmHead::Buffers head;
-  TensorView d;  // [R,C]: the gradient on its way down; only where the embedding is, else the
+  TensorView d;  // [r,C]: the gradient on its way down; only where the embedding is, else the
                  // caller's d_input serves
 };
 
 Decoder::Decoder(DecoderParts parts, Backend& backend)
     : parts_(std::move(parts)), backend_(backend) {}
 
-Pass Decoder::MakePass(const MicroBatch& batch) const {
+Pass Decoder::MakePass(int64_t batch, int64_t sequence) const {
   return {.backend = backend_,
-          .batch = batch.ids.dim(0),
-          .sequence = batch.ids.dim(1),
-          .step = batch.step,
-          .first_sample = batch.first_sample,
-          .training = batch.training};
+          .tensor_parallel = parts_.tensor_parallel,
+          .batch = batch,
+          .sequence = sequence};
+}
+
+Pass Decoder::MakePass(const MicroBatch& batch) const {
+  Pass pass = MakePass(batch.ids.dim(0), batch.ids.dim(1));
+  pass.step = batch.step;
+  pass.first_sample = batch.first_sample;
+  pass.training = batch.training;
+  return pass;
+}
+
+int64_t Decoder::BoundaryRows(int64_t batch, int64_t sequence) const {
+  return MakePass(batch, sequence).own_rows();
 }
 
 Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& arena) const {
   const bool backward = use != ActivationUse::kForwardOnly;
   const int64_t blocks = static_cast<int64_t>(parts_.blocks.size());
-  const Shape shape = {pass.rows(), parts_.hidden_size};
+  const Shape shape = {pass.own_rows(), parts_.hidden_size};
   Buffers buffers;
   buffers.batch = pass.batch;
   buffers.sequence = pass.sequence;
@@ -70,6 +89,10 @@ Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& are
     buffers.scratch = parts_.blocks.front().LayOutScratch(arena, pass, dtype(), backward);
   }
   arena.Rewind(mark);
+  if (parts_.embedding.has_value()) {
+    buffers.embedding = parts_.embedding->LayOutScratch(arena, pass, dtype());
+  }
+  arena.Rewind(mark);
   if (parts_.head.has_value()) {
     buffers.head = parts_.head->LayOut(arena, pass, dtype(), backward,
                                        backward ? kMaxTrainingLogitsBytes : kMaxForwardLogitsBytes);
@@ -81,7 +104,7 @@ std::unique_ptr<Activations> Decoder::NewActivations(int64_t batch, int64_t sequ
                                                      ActivationUse use) {
   CHECK(batch > 0 && sequence > 0) << batch << " x " << sequence;
   if (parts_.rope != nullptr) parts_.rope->Prepare(sequence);
-  const Pass pass = {.backend = backend_, .batch = batch, .sequence = sequence};
+  const Pass pass = MakePass(batch, sequence);
   Arena measure;
   LayOut(pass, use, measure);
   MemoryScope scope(MemoryCategory::kActivations);
@@ -93,8 +116,6 @@ std::unique_ptr<Activations> Decoder::NewActivations(int64_t batch, int64_t sequ
   return buffers;
 }
 
-int64_t Decoder::BoundaryRows(int64_t batch, int64_t sequence) const { return batch * sequence; }
-
 absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& activations,
                                         TensorView input, TensorView output) {
   const auto& buffers = static_cast<const Buffers&>(activations);
@@ -104,13 +125,14 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   CHECK(input.empty() == parts_.embedding.has_value());
   CHECK(output.empty() == parts_.head.has_value());
   if (parts_.embedding.has_value()) {
-    parts_.embedding->Forward(pass, Flat(batch.ids), buffers.inputs.front());
+    TESSERA_RETURN_IF_ERROR(parts_.embedding->Forward(pass, Flat(batch.ids), buffers.embedding,
+                                                      buffers.inputs.front()));
   } else {
     backend_.Copy(input, buffers.inputs.front());
   }
   for (size_t i = 0; i < parts_.blocks.size(); ++i) {
-    parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.kept[i], buffers.scratch,
-                             buffers.inputs[i + 1]);
+    TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.kept[i],
+                                                     buffers.scratch, buffers.inputs[i + 1]));
   }
   if (!parts_.head.has_value()) {
     backend_.Copy(buffers.inputs.back(), output);
@@ -123,8 +145,6 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
 absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations,
                                double loss_scale, bool accumulate, TensorView d_output,
                                TensorView d_input, GradientObserver* observer) {
-  const int64_t gradients = parts_.parameters->gradient_elements();
-  if (observer != nullptr) TESSERA_RETURN_IF_ERROR(observer->Prepare(0, gradients));
   const auto& buffers = static_cast<const Buffers&>(activations);
   const Pass pass = MakePass(batch);
   CHECK(buffers.use != ActivationUse::kForwardOnly);
@@ -132,44 +152,69 @@ absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations
   CHECK(d_input.empty() == parts_.embedding.has_value());
   const TensorView d = parts_.embedding.has_value() ? buffers.d : d_input;
   if (parts_.head.has_value()) {
-    parts_.head->Backward(pass, buffers.inputs.back(), Flat(batch.targets), buffers.head,
-                          loss_scale, accumulate, d);
+    TESSERA_RETURN_IF_ERROR(
+        BackwardHead(pass, batch, buffers, loss_scale, accumulate, d, observer));
   } else {
     backend_.Copy(d_output, d);
   }
-  const size_t blocks = parts_.blocks.size();
-  for (size_t i = blocks; i-- > 0;) {
-    // The one set of a recomputing model still holds the last block's.
-    if (buffers.use == ActivationUse::kTrainingRecompute && i + 1 != blocks) {
-      parts_.blocks[i].ForwardKept(pass, buffers.inputs[i], buffers.kept[i], buffers.scratch);
-    }
-    parts_.blocks[i].Backward(pass, buffers.inputs[i], buffers.kept[i], buffers.scratch, accumulate,
-                              d);
+  for (size_t i = parts_.blocks.size(); i-- > 0;) {
+    TESSERA_RETURN_IF_ERROR(BackwardBlock(pass, i, buffers, accumulate, d, observer));
   }
-  if (parts_.embedding.has_value()) {
-    parts_.embedding->Backward(pass, Flat(batch.ids), d, accumulate || parts_.tied_head,
-                               accumulate);
+  if (!parts_.embedding.has_value()) return absl::OkStatus();
+  return BackwardEmbedding(pass, batch, buffers, accumulate, d, observer);
+}
+
+absl::Status Decoder::BackwardHead(const Pass& pass, const MicroBatch& batch,
+                                   const Buffers& buffers, double loss_scale, bool accumulate,
+                                   const TensorView& d, GradientObserver* observer) const {
+  // To the end of the gradient space: second contributions are the head's.
+  const int64_t begin = parts_.layout.boundaries.back(), end = parts_.parameters->gradient_elements();
+  TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
+  TESSERA_RETURN_IF_ERROR(Prepare(observer, 0, parts_.layout.shared_table_end));
+  TESSERA_RETURN_IF_ERROR(parts_.head->Backward(pass, buffers.inputs.back(), Flat(batch.targets),
+                                                buffers.head, loss_scale, accumulate, d));
+  return Ready(observer, begin, end);
+}
+
+absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& buffers,
+                                    bool accumulate, const TensorView& d,
+                                    GradientObserver* observer) const {
+  const TransformerBlock& block = parts_.blocks[i];
+  const TensorView& x = buffers.inputs[i];
+  // The one set of a recomputing model still holds the last block's.
+  if (buffers.use == ActivationUse::kTrainingRecompute && i + 1 != parts_.blocks.size()) {
+    TESSERA_RETURN_IF_ERROR(block.ForwardKept(pass, x, buffers.kept[i], buffers.scratch));
   }
-  return observer == nullptr ? absl::OkStatus() : observer->Ready(0, gradients);
+  const int64_t begin = parts_.layout.boundaries[i], end = parts_.layout.boundaries[i + 1];
+  TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
+  TESSERA_RETURN_IF_ERROR(
+      block.Backward(pass, x, buffers.kept[i], buffers.scratch, accumulate, d));
+  return Ready(observer, begin, end);
+}
+
+absl::Status Decoder::BackwardEmbedding(const Pass& pass, const MicroBatch& batch,
+                                        const Buffers& buffers, bool accumulate,
+                                        const TensorView& d, GradientObserver* observer) const {
+  const int64_t shared = parts_.layout.shared_table_end, end = parts_.layout.boundaries.front();
+  TESSERA_RETURN_IF_ERROR(Prepare(observer, shared, end));
+  TESSERA_RETURN_IF_ERROR(parts_.embedding->Backward(
+      pass, Flat(batch.ids), buffers.embedding, d,
+      /*table_has_gradient=*/accumulate || shared > 0, accumulate));
+  return Ready(observer, 0, end);
 }
 
 absl::Status Decoder::LastLogits(const MicroBatch& batch, Activations& activations,
                                  TensorView logits) {
   const auto& buffers = static_cast<const Buffers&>(activations);
   CHECK(parts_.head.has_value());
-  parts_.head->LastLogits(MakePass(batch), buffers.inputs.back(), buffers.head, logits);
-  return absl::OkStatus();
+  return parts_.head->LastLogits(MakePass(batch), buffers.inputs.back(), buffers.head, logits);
 }
 
 double Decoder::FlopsPerToken(int64_t sequence) const {
   // Query t meets t + 1 keys: (T + 1) / 2 on average, twice (scores and values), two operations
   // each, three times (forward, and twice that backward).
-  double attention = 0;
-  for (const TransformerBlock& block : parts_.blocks) {
-    attention += 6.0 * static_cast<double>(block.attention_shape().out_columns()) *
-                 static_cast<double>(sequence + 1);
-  }
-  return 6.0 * static_cast<double>(parts_.matrix_weights) + attention;
+  return 6.0 * static_cast<double>(parts_.matrix_weights) +
+         6.0 * static_cast<double>(parts_.attention_columns) * static_cast<double>(sequence + 1);
 }
 
 }  // namespace tessera

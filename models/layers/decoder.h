@@ -1,17 +1,20 @@
 #ifndef TESSERA_MODELS_LAYERS_DECODER_H_
 #define TESSERA_MODELS_LAYERS_DECODER_H_
 
-// Legend: B batch, T sequence, R = B*T rows, C channels, V vocabulary.
+// Legend: B batch, T sequence, R = B*T rows, r of them on this rank (Pass), C channels,
+// V vocabulary.
 
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "models/layers/decoder_layout.h"
 #include "models/layers/embedding.h"
 #include "models/layers/lm_head.h"
 #include "models/layers/rope.h"
 #include "models/layers/transformer_block.h"
 #include "models/model.h"
+#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 
@@ -20,22 +23,28 @@ namespace tessera {
 struct DecoderParts {
   std::unique_ptr<ParameterSet> parameters;
   int64_t hidden_size = 0;               // C
+  TensorParallel tensor_parallel;
   std::optional<Embedding> embedding;    // first stage
   std::vector<TransformerBlock> blocks;  // of this stage
   std::optional<LmHead> head;            // last stage
-  bool tied_head = false;                // embedding and head are one parameter of this stage
-  std::shared_ptr<Rope> rope;            // shared by the blocks' attention; null for none
-  int64_t matrix_weights = 0;            // weights of this stage that take part in a matrix product
+  DecoderLayout layout;
+  std::shared_ptr<Rope> rope;     // shared by the blocks' attention; null for none
+  int64_t matrix_weights = 0;     // of the whole model, those that take part in a matrix product
+  int64_t attention_columns = 0;  // of the whole model: sum over layers of heads * head size
 };
 
-// A decoder-only transformer, or the consecutive layers of it that one pipeline stage holds:
-// embedding, blocks, final norm and head.
+// A decoder-only transformer, or the consecutive layers of it that one pipeline stage holds, or
+// some virtual shards of these: embedding, blocks, final norm and head.
+//
+// What an observer is told, in this order: the head's gradients (with the second contribution to a
+// tied table, if that is apart), each block's from the last to the first, the embedding's. A table
+// that both ends write to is prepared before the head, and ready with the embedding.
 //
 // Memory of one Activations, in one allocation:
 //   inputs  each block's input and the last one's output
 //   kept    what a block's backward reads: a set a block, or one for all where they are recomputed
 //   shared  what lives inside one block's forward or backward; in the same place, the head's
-//           buffers: its forward and its backward have no block between them
+//           buffers: its forward and its backward have no block between them; and the embedding's
 class Decoder final : public Model {
  public:
   Decoder(DecoderParts parts, Backend& backend);
@@ -58,6 +67,15 @@ class Decoder final : public Model {
   struct Buffers;
   Buffers LayOut(const Pass& pass, ActivationUse use, Arena& arena) const;
   Pass MakePass(const MicroBatch& batch) const;
+  Pass MakePass(int64_t batch, int64_t sequence) const;
+  absl::Status BackwardHead(const Pass& pass, const MicroBatch& batch, const Buffers& buffers,
+                            double loss_scale, bool accumulate, const TensorView& d,
+                            GradientObserver* observer) const;
+  absl::Status BackwardBlock(const Pass& pass, size_t i, const Buffers& buffers, bool accumulate,
+                             const TensorView& d, GradientObserver* observer) const;
+  absl::Status BackwardEmbedding(const Pass& pass, const MicroBatch& batch, const Buffers& buffers,
+                                 bool accumulate, const TensorView& d,
+                                 GradientObserver* observer) const;
   DType dtype() const { return parts_.parameters->values().view().dtype(); }
 
   DecoderParts parts_;

@@ -1,21 +1,75 @@
 #include "models/layers/embedding.h"
 
+#include <algorithm>
+
+#include "checkpoint/base/status_macros.h"
+
 namespace tessera {
 
-void Embedding::Forward(const Pass& pass, const TensorView& ids, const TensorView& x) const {
-  pass.backend.EmbeddingForward(table_->value, ids, /*first_id=*/0, x);
-  if (positions_ != nullptr) {
-    pass.backend.AddPositions(positions_->value.Slice(0, 0, pass.sequence), pass.sequence, x);
-  }
-  dropout_.Apply(pass, x);
+Embedding::Scratch Embedding::LayOutScratch(Arena& arena, const Pass& pass, DType dtype) const {
+  const Shape shape = {pass.rows(), channels()};
+  Scratch scratch;
+  if (shards_.size() > 1) scratch.shard = arena.Take(dtype, shape);
+  if (pass.splits_rows()) scratch.all = arena.Take(dtype, shape);
+  return scratch;
 }
 
-void Embedding::Backward(const Pass& pass, const TensorView& ids, const TensorView& d_x,
-                         bool table_has_gradient, bool accumulate) const {
+absl::Status Embedding::Forward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
+                                const TensorView& x) const {
+  Backend& backend = pass.backend;
+  const TensorView& all = pass.splits_rows() ? scratch.all : x;
+  // Every row is in one shard and zero in the others: the sum is exact.
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const VocabularyShard& shard = shards_[i];
+    const TensorView& found = i == 0 ? all : scratch.shard;
+    backend.EmbeddingForward(shard.table->value, ids, shard.first_id, found);
+    if (i > 0) backend.Add(all, found, all);
+  }
+  if (pass.splits_rows()) {
+    TESSERA_RETURN_IF_ERROR(pass.tensor_parallel.ReduceScatter(all, "embeddings"));
+    backend.Copy(pass.OwnRows(all), x);
+  } else {
+    TESSERA_RETURN_IF_ERROR(pass.tensor_parallel.AllReduce(all, "embeddings"));
+  }
+  if (positions_ != nullptr) AddPositions(pass, x);
+  dropout_.Apply(pass, x);
+  return absl::OkStatus();
+}
+
+// This rank's rows may begin and end inside a sequence: whole sequences are added in one call.
+void Embedding::AddPositions(const Pass& pass, const TensorView& x) const {
+  const int64_t rows = x.dim(0), sequence = pass.sequence;
+  for (int64_t row = 0; row < rows;) {
+    const int64_t first = (pass.first_own_row() + row) % sequence;
+    const int64_t whole = first == 0 ? (rows - row) / sequence * sequence : 0;
+    const int64_t count = whole > 0 ? whole : std::min(sequence - first, rows - row);
+    const int64_t positions = std::min(count, sequence);
+    pass.backend.AddPositions(positions_->value.Slice(0, first, first + positions), positions,
+                              x.Slice(0, row, row + count));
+    row += count;
+  }
+}
+
+absl::Status Embedding::Backward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
+                                 const TensorView& d_x, bool table_has_gradient,
+                                 bool accumulate) const {
+  Backend& backend = pass.backend;
   dropout_.Apply(pass, d_x);
-  if (!table_has_gradient) pass.backend.Fill(table_->grad, 0);
-  pass.backend.EmbeddingBackward(d_x, ids, /*first_id=*/0, table_->grad);
-  if (positions_ == nullptr) return;
+  TensorView all = d_x;
+  if (pass.splits_rows()) {
+    all = scratch.all;
+    backend.Copy(d_x, pass.OwnRows(all));
+    TESSERA_RETURN_IF_ERROR(pass.GatherRows(all, "gradient of embeddings"));
+  }
+  for (const VocabularyShard& shard : shards_) {
+    if (!table_has_gradient) backend.Fill(shard.table->grad, 0);
+    backend.EmbeddingBackward(all, ids, shard.first_id, shard.table->grad);
+  }
+  if (positions_ != nullptr) BackwardPositions(pass, all, accumulate);
+  return absl::OkStatus();
+}
+
+void Embedding::BackwardPositions(const Pass& pass, const TensorView& d_x, bool accumulate) const {
   const TensorView& d_positions = positions_->grad;
   pass.backend.AddPositionsBackward(d_x, pass.sequence, d_positions.Slice(0, 0, pass.sequence),
                                     accumulate);

@@ -1,28 +1,48 @@
 #ifndef TESSERA_MODELS_LAYERS_EMBEDDING_H_
 #define TESSERA_MODELS_LAYERS_EMBEDDING_H_
 
-// Legend: R = B*T rows, C channels, V padded vocabulary.
+// Legend: T sequence, R = B*T rows, r of them on this rank, C channels.
 
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "models/layers/arena.h"
 #include "models/layers/parameter.h"
 #include "models/layers/pass.h"
+#include "models/layers/vocabulary.h"
 
 namespace tessera {
 
-// x[R,C] = dropout(table[ids] + positions[r % T]). Positions are GPT-2's; null for none.
+// x[r,C] = dropout(table[ids] + positions[r % T]). Positions are GPT-2's; null for none.
 class Embedding {
  public:
-  Embedding(Parameter& table, Parameter* positions, DropoutSite dropout)
-      : table_(&table), positions_(positions), dropout_(dropout) {}
+  // What lives inside one Forward or Backward; nothing for one shard.
+  struct Scratch {
+    TensorView shard;  // [R,C]: what one virtual shard has, where there are several here
+    TensorView all;    // [R,C]: all rows, where they are split
+  };
 
-  void Forward(const Pass& pass, const TensorView& ids, const TensorView& x) const;
-  // d_x [R,C] is overwritten (the dropout). The table's gradient is always added to:
+  // This rank's virtual shards of the table.
+  Embedding(std::vector<VocabularyShard> shards, Parameter* positions, DropoutSite dropout)
+      : shards_(std::move(shards)), positions_(positions), dropout_(dropout) {}
+
+  Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype) const;
+
+  absl::Status Forward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
+                       const TensorView& x) const;
+  // d_x [r,C] is overwritten (the dropout). The table's gradient is always added to:
   // `table_has_gradient` says whether it already holds something (a tied head's part, an earlier
   // micro-batch) or must be cleared first.
-  void Backward(const Pass& pass, const TensorView& ids, const TensorView& d_x,
-                bool table_has_gradient, bool accumulate) const;
+  absl::Status Backward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
+                        const TensorView& d_x, bool table_has_gradient, bool accumulate) const;
 
  private:
-  Parameter* table_;
+  int64_t channels() const { return shards_[0].table->shape[1]; }
+  void AddPositions(const Pass& pass, const TensorView& x) const;
+  void BackwardPositions(const Pass& pass, const TensorView& d_x, bool accumulate) const;
+
+  std::vector<VocabularyShard> shards_;
   Parameter* positions_;
   DropoutSite dropout_;
 };

@@ -2,16 +2,25 @@
 
 namespace tessera {
 
-void Linear::Forward(Backend& backend, const TensorView& x, const TensorView& y) const {
+MatMulOperands Linear::ForwardTerm(const TensorView& x) const {
   const TensorView& w = weight_->value;
-  backend.MatMul(x, layout_ == WeightLayout::kInOut ? w : w.Transpose(0, 1), y,
-                 /*accumulate=*/false, bias_ == nullptr ? TensorView() : bias_->value);
+  return {x, layout_ == WeightLayout::kInOut ? w : w.Transpose(0, 1)};
+}
+
+MatMulOperands Linear::BackwardInputTerm(const TensorView& d_y) const {
+  const TensorView& w = weight_->value;
+  return {d_y, layout_ == WeightLayout::kInOut ? w.Transpose(0, 1) : w};
+}
+
+void Linear::Forward(Backend& backend, const TensorView& x, const TensorView& y) const {
+  const MatMulOperands product = ForwardTerm(x);
+  backend.MatMul(product.a, product.b, y, /*accumulate=*/false,
+                 bias_ == nullptr ? TensorView() : bias_->value);
 }
 
 void Linear::BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const {
-  const TensorView& w = weight_->value;
-  backend.MatMul(d_y, layout_ == WeightLayout::kInOut ? w.Transpose(0, 1) : w, d_x,
-                 /*accumulate=*/false);
+  const MatMulOperands product = BackwardInputTerm(d_y);
+  backend.MatMul(product.a, product.b, d_x, /*accumulate=*/false);
 }
 
 void Linear::BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,

@@ -9,10 +9,12 @@ namespace tessera {
 // How a weight lies in memory, which is how its family's files have it.
 enum class WeightLayout {
   kInOut,  // [in, out]: GPT-2 (Conv1D)
-  kOutIn,  // [out, in]: Llama, embeddings used as a head
+  kOutIn,  // [out, in]: Llama
 };
 
-// y[R,out] = x[R,in] W (+ bias). Parameters belong to the model's ParameterSet.
+// y[R,out] = x[R,in] W (+ bias): a layer or one virtual shard of it. A column-parallel shard has
+// some of the outputs, and its part of the bias; a row-parallel one has some of the inputs, and its
+// product is a term of a sum. Parameters belong to the model's ParameterSet.
 class Linear {
  public:
   Linear(Parameter& weight, Parameter* bias, WeightLayout layout)
@@ -24,6 +26,10 @@ class Linear {
   // Gradients of weight and bias: added to, or overwritten when `accumulate` is false.
   void BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
                       bool accumulate) const;
+
+  // The products themselves, bias aside, as terms of a sum over shards.
+  MatMulOperands ForwardTerm(const TensorView& x) const;
+  MatMulOperands BackwardInputTerm(const TensorView& d_y) const;
 
   int64_t in_features() const { return weight_->shape[layout_ == WeightLayout::kInOut ? 0 : 1]; }
   int64_t out_features() const { return weight_->shape[layout_ == WeightLayout::kInOut ? 1 : 0]; }

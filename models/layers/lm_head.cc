@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "checkpoint/base/status_macros.h"
+#include "models/layers/shard_sum.h"
+
 namespace tessera {
 namespace {
 
@@ -25,76 +28,143 @@ TensorView FirstRows(const TensorView& x, const Chunk& chunk) {
   return x.Slice(0, 0, chunk.end - chunk.begin);
 }
 
+// The part [rows, ...] of a virtual shard of x [S, rows, ...].
+TensorView ShardPart(const TensorView& x, int64_t shard) {
+  return x.Slice(0, shard, shard + 1).Reshape(Shape(x.shape().begin() + 1, x.shape().end()));
+}
+
+const TensorView& Gradient(const VocabularyShard& shard) {
+  return shard.table->has_second_grad ? shard.table->second_grad : shard.table->grad;
+}
+
 }  // namespace
 
 LmHead::Buffers LmHead::LayOut(Arena& arena, const Pass& pass, DType dtype, bool backward,
                                int64_t max_logits_bytes) const {
-  const int64_t rows = pass.rows();
-  const DType statistics = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  const int64_t row_bytes = linear_.out_features() * ElementSize(dtype);
+  const int64_t rows = pass.rows(), own_rows = pass.own_rows(), shards = pass.shards();
+  const DType statistics = SumDType(dtype);
+  const int64_t row_bytes = shards * shard_rows() * ElementSize(dtype);
   const int64_t height = std::clamp<int64_t>(max_logits_bytes / row_bytes, 1, rows);
   Buffers buffers;
-  buffers.normed = arena.Take(dtype, {rows, linear_.in_features()});
-  if (backward) buffers.d_normed = arena.Take(dtype, {rows, linear_.in_features()});
-  buffers.norm_stats = arena.Take(statistics, {norm_->statistics(), rows});
-  buffers.logits = arena.Take(dtype, {height, linear_.out_features()});
-  buffers.stats = arena.Take(statistics, {1, rows, 3});
+  buffers.normed = arena.Take(dtype, {rows, channels()});
+  if (backward) {
+    buffers.d_normed = arena.Take(dtype, {own_rows, channels()});
+    if (NeedsSumScratch(pass, dtype)) buffers.sum = arena.Take(statistics, {rows, channels()});
+    buffers.norms = NormGradients(arena, pass, dtype, *norm_, /*count=*/1);
+  }
+  buffers.norm_stats = arena.Take(statistics, {norm_->statistics(), own_rows});
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    buffers.logits.push_back(arena.Take(dtype, {height, shard_rows()}));
+  }
+  buffers.stats = arena.Take(statistics, {shards, rows, 3});
   buffers.combined = arena.Take(statistics, {rows, 3});
   buffers.losses = arena.Take(statistics, {rows});
+  buffers.last = arena.Take(dtype, {pass.batch, channels()});
+  if (shards > 1) buffers.last_logits = arena.Take(DType::kF32, {shards, pass.batch, shard_rows()});
   return buffers;
 }
 
-double LmHead::Forward(const Pass& pass, const TensorView& x, const TensorView& targets,
-                       const Buffers& buffers) const {
+void LmHead::Project(const Pass& pass, const VocabularyShard& shard, const TensorView& normed,
+                     const TensorView& logits) const {
+  pass.backend.MatMul(normed, shard.table->value.Transpose(0, 1), logits, /*accumulate=*/false);
+}
+
+absl::StatusOr<double> LmHead::Forward(const Pass& pass, const TensorView& x,
+                                       const TensorView& targets, const Buffers& buffers) const {
   Backend& backend = pass.backend;
-  const int64_t rows = pass.rows(), height = buffers.logits.dim(0);
-  norm_->Forward(backend, x, buffers.normed, buffers.norm_stats);
-  const TensorView stats = buffers.stats.Reshape({rows, 3});
+  const int64_t rows = pass.rows(), height = buffers.logits[0].dim(0);
+  TESSERA_RETURN_IF_ERROR(NormForward(pass, *norm_, x, buffers.normed, buffers.norm_stats));
   for (int64_t i = 0; i < ChunkCount(rows, height); ++i) {
     const Chunk chunk = RowChunk(i, rows, height);
-    const TensorView logits = FirstRows(buffers.logits, chunk);
-    linear_.Forward(backend, Rows(buffers.normed, chunk), logits);
-    backend.CrossEntropyStats(logits, vocab_size_, Rows(targets, chunk), /*first_id=*/0,
-                              Rows(stats, chunk));
+    for (size_t v = 0; v < shards_.size(); ++v) {
+      const VocabularyShard& shard = shards_[v];
+      const TensorView logits = FirstRows(buffers.logits[v], chunk);
+      const int64_t global = pass.tensor_parallel.first_shard() + static_cast<int64_t>(v);
+      Project(pass, shard, Rows(buffers.normed, chunk), logits);
+      backend.CrossEntropyStats(logits, shard.valid, Rows(targets, chunk), shard.first_id,
+                                Rows(ShardPart(buffers.stats, global), chunk));
+    }
   }
+  TESSERA_RETURN_IF_ERROR(
+      pass.tensor_parallel.AllGather(buffers.stats, "statistics of cross-entropy"));
   backend.CrossEntropyLoss(buffers.stats, targets, buffers.combined, buffers.losses);
   return backend.Sum(buffers.losses);
 }
 
-void LmHead::Backward(const Pass& pass, const TensorView& x, const TensorView& targets,
-                      const Buffers& buffers, double loss_scale, bool accumulate,
-                      const TensorView& d) const {
+absl::Status LmHead::Backward(const Pass& pass, const TensorView& x, const TensorView& targets,
+                              const Buffers& buffers, double loss_scale, bool accumulate,
+                              const TensorView& d) const {
   Backend& backend = pass.backend;
-  const int64_t rows = pass.rows(), height = buffers.logits.dim(0);
+  const int64_t rows = pass.rows(), height = buffers.logits[0].dim(0);
   const int64_t last = ChunkCount(rows, height) - 1;
+  const TensorView partial = PartialSumPlace(pass, buffers.sum, buffers.d_normed);
   for (int64_t i = last; i >= 0; --i) {
     const Chunk chunk = RowChunk(i, rows, height);
-    const TensorView logits = FirstRows(buffers.logits, chunk);
     const TensorView normed = Rows(buffers.normed, chunk);
-    if (i != last) linear_.Forward(backend, normed, logits);
-    backend.CrossEntropyBackward(Rows(buffers.combined, chunk), Rows(targets, chunk), vocab_size_,
-                                 /*first_id=*/0, loss_scale, logits);
-    linear_.BackwardWeight(backend, normed, logits, accumulate || i != last);
-    linear_.BackwardInput(backend, logits, Rows(buffers.d_normed, chunk));
+    std::vector<MatMulOperands> products;
+    for (size_t v = 0; v < shards_.size(); ++v) {
+      const VocabularyShard& shard = shards_[v];
+      const TensorView logits = FirstRows(buffers.logits[v], chunk);
+      if (i != last) Project(pass, shard, normed, logits);
+      backend.CrossEntropyBackward(Rows(buffers.combined, chunk), Rows(targets, chunk),
+                                   shard.valid, shard.first_id, loss_scale, logits);
+      backend.MatMul(logits.Transpose(0, 1), normed, Gradient(shard), accumulate || i != last);
+      products.push_back({logits, shard.table->value});
+    }
+    AddLocalShards(pass, products, Rows(partial, chunk));
   }
-  norm_->Backward(backend, buffers.d_normed, x, buffers.norm_stats, d, /*accumulate_dx=*/false,
-                  accumulate);
+  TESSERA_RETURN_IF_ERROR(FinishShardSum(pass, partial, /*bias=*/{}, buffers.d_normed,
+                                         "gradient of the head's input"));
+  buffers.norms.Backward(pass, *norm_, 0, buffers.d_normed, x, buffers.norm_stats, d,
+                         /*accumulate_dx=*/false, accumulate);
+  const Norm* norms[] = {norm_.get()};
+  return buffers.norms.Finish(pass, norms, accumulate);
 }
 
-void LmHead::LastLogits(const Pass& pass, const TensorView& x, const Buffers& buffers,
-                        const TensorView& logits) const {
+// last [B,C] = the last row of each sequence, whichever rank has it.
+absl::Status LmHead::LastRows(const Pass& pass, const TensorView& x, const TensorView& last) const {
+  const int ranks = pass.splits_rows() ? pass.tensor_parallel.size() : 1;
+  // Sequences that end before this rank's first row, for every rank and their end.
+  std::vector<int64_t> ended, counts;
+  for (int rank = 0; rank <= ranks; ++rank) {
+    ended.push_back(pass.rows() / ranks * rank / pass.sequence);
+    if (rank > 0) counts.push_back(ended[rank] - ended[rank - 1]);
+  }
+  const int rank = pass.splits_rows() ? pass.tensor_parallel.rank() : 0;
+  for (int64_t b = ended[rank]; b < ended[rank + 1]; ++b) {
+    const int64_t row = (b + 1) * pass.sequence - 1 - pass.first_own_row();
+    pass.backend.Copy(x.Slice(0, row, row + 1), last.Slice(0, b, b + 1));
+  }
+  if (!pass.splits_rows()) return absl::OkStatus();
+  return pass.tensor_parallel.AllGather(last, counts, "last rows");
+}
+
+absl::Status LmHead::LastLogits(const Pass& pass, const TensorView& x, const Buffers& buffers,
+                                const TensorView& logits) const {
   Backend& backend = pass.backend;
-  const TensorView last_position =
-      x.Reshape({pass.batch, pass.sequence, x.dim(1)}).Slice(1, pass.sequence - 1, pass.sequence);
-  const TensorView last(last_position.data(), x.dtype(), {pass.batch, x.dim(1)},
-                        {pass.sequence * x.dim(1), 1});
+  TESSERA_RETURN_IF_ERROR(LastRows(pass, x, buffers.last));
   const TensorView normed = buffers.normed.Slice(0, 0, pass.batch);
   const int64_t statistics = buffers.norm_stats.dim(0);
-  const TensorView stats(buffers.norm_stats.data(), buffers.norm_stats.dtype(),
-                         {statistics, pass.batch});
-  norm_->Forward(backend, last, normed, stats);
-  backend.MatMul(normed, weight_->value.Slice(0, 0, vocab_size_).Transpose(0, 1), logits,
-                 /*accumulate=*/false);
+  const TensorView stats(buffers.stats.data(), buffers.stats.dtype(), {statistics, pass.batch});
+  norm_->Forward(backend, buffers.last, normed, stats);
+  if (pass.shards() == 1) {
+    const TensorView weight = shards_[0].table->value.Slice(0, 0, vocab_size_);
+    backend.MatMul(normed, weight.Transpose(0, 1), logits, /*accumulate=*/false);
+    return absl::OkStatus();
+  }
+  for (size_t v = 0; v < shards_.size(); ++v) {
+    const int64_t global = pass.tensor_parallel.first_shard() + static_cast<int64_t>(v);
+    Project(pass, shards_[v], normed, ShardPart(buffers.last_logits, global));
+  }
+  TESSERA_RETURN_IF_ERROR(pass.tensor_parallel.AllGather(buffers.last_logits, "last logits"));
+  for (int64_t v = 0; v < pass.shards(); ++v) {
+    const int64_t begin = std::min(v * shard_rows(), vocab_size_);
+    const int64_t end = std::min((v + 1) * shard_rows(), vocab_size_);
+    if (begin == end) continue;
+    backend.Copy(ShardPart(buffers.last_logits, v).Slice(1, 0, end - begin),
+                 logits.Slice(1, begin, end));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -1,59 +1,75 @@
 #ifndef TESSERA_MODELS_LAYERS_LM_HEAD_H_
 #define TESSERA_MODELS_LAYERS_LM_HEAD_H_
 
-// Legend: B batch, T sequence, R = B*T rows, r rows of a chunk, C channels, V vocabulary, Vp
-// padded.
+// Legend: B batch, T sequence, R = B*T rows, r of them on this rank, n rows of a chunk, C channels,
+// V vocabulary, S virtual shards, Vs rows of one, padding included.
 
+#include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "models/layers/arena.h"
-#include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/layers/pass.h"
+#include "models/layers/split_norm.h"
+#include "models/layers/vocabulary.h"
 
 namespace tessera {
 
 // Final norm, projection to the vocabulary and cross-entropy. Logits have the compute dtype, losses
-// fp32. They are made in chunks of rows of at most `max_logits_bytes`: where one chunk holds all
-// rows (the usual case) they are kept for the backward pass, which turns them into their gradient
-// in place; otherwise it computes every chunk but the last again.
+// fp32; a rank has the logits of its shards of the vocabulary alone. They are made in chunks of
+// rows: where one chunk holds all rows (the usual case) they are kept for the backward pass, which
+// turns them into their gradient in place; otherwise it computes every chunk but the last again.
 class LmHead {
  public:
   struct Buffers {
-    TensorView normed;      // [R,C]
-    TensorView d_normed;    // [R,C]
-    TensorView norm_stats;  // [1|2, R]
-    TensorView logits;      // [r,Vp]
-    TensorView stats;       // [1,R,3]
-    TensorView combined;    // [R,3]
-    TensorView losses;      // [R]
+    TensorView normed;               // [R,C]
+    TensorView d_normed;             // [r,C]
+    TensorView sum;                  // [R,C] in SumDType, where NeedsSumScratch
+    TensorView norm_stats;           // [1|2, r]
+    std::vector<TensorView> logits;  // [n,Vs], by shard of this rank
+    TensorView stats;                // [S,R,3]
+    TensorView combined;             // [R,3]
+    TensorView losses;               // [R]
+    TensorView last;                 // [B,C]: the last row of each sequence
+    TensorView last_logits;          // [S,B,Vs] fp32; not needed for one shard
+    NormGradients norms;
   };
 
-  // weight [Vp,C], of which `vocab_size` rows are real.
-  LmHead(std::unique_ptr<Norm> norm, Parameter& weight, int64_t vocab_size)
-      : norm_(std::move(norm)),
-        weight_(&weight),
-        linear_(weight, nullptr, WeightLayout::kOutIn),
-        vocab_size_(vocab_size) {}
+  // This rank's virtual shards, of a vocabulary of `vocab_size` tokens. Gradients of weights that
+  // have a second one go there.
+  LmHead(std::unique_ptr<Norm> norm, std::vector<VocabularyShard> shards, int64_t vocab_size)
+      : norm_(std::move(norm)), shards_(std::move(shards)), vocab_size_(vocab_size) {}
 
+  // `max_logits_bytes`: of one chunk, over the whole vocabulary, so that the chunks, which sums over
+  // rows depend on, are the same wherever the shards are.
   Buffers LayOut(Arena& arena, const Pass& pass, DType dtype, bool backward,
                  int64_t max_logits_bytes) const;
 
-  // Sum of the losses of the rows of x [R,C] against targets [R].
-  double Forward(const Pass& pass, const TensorView& x, const TensorView& targets,
-                 const Buffers& buffers) const;
-  // d [R,C] is overwritten with loss_scale times the gradient of x.
-  void Backward(const Pass& pass, const TensorView& x, const TensorView& targets,
-                const Buffers& buffers, double loss_scale, bool accumulate,
-                const TensorView& d) const;
-  // logits [B,V] fp32 of the last row of each sequence of x [R,C].
-  void LastLogits(const Pass& pass, const TensorView& x, const Buffers& buffers,
-                  const TensorView& logits) const;
+  // Sum of the losses of the rows of x [r,C], all ranks' together, against targets [R].
+  absl::StatusOr<double> Forward(const Pass& pass, const TensorView& x, const TensorView& targets,
+                                 const Buffers& buffers) const;
+  // d [r,C] is overwritten with loss_scale times the gradient of x.
+  absl::Status Backward(const Pass& pass, const TensorView& x, const TensorView& targets,
+                        const Buffers& buffers, double loss_scale, bool accumulate,
+                        const TensorView& d) const;
+  // logits [B,V] fp32 of the last row of each sequence of x [r,C].
+  absl::Status LastLogits(const Pass& pass, const TensorView& x, const Buffers& buffers,
+                          const TensorView& logits) const;
 
  private:
+  int64_t channels() const { return norm_->channels(); }
+  int64_t shard_rows() const { return shards_[0].table->shape[0]; }
+  // Logits of `normed` [n,C] in one shard.
+  void Project(const Pass& pass, const VocabularyShard& shard, const TensorView& normed,
+               const TensorView& logits) const;
+  absl::Status LastRows(const Pass& pass, const TensorView& x, const TensorView& last) const;
+
   std::unique_ptr<Norm> norm_;
-  Parameter* weight_;
-  Linear linear_;
+  std::vector<VocabularyShard> shards_;
   int64_t vocab_size_;
 };
 

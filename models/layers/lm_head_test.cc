@@ -25,10 +25,10 @@ Result RunHead(int64_t logits_rows, const TensorView& x, const TensorView& targe
   ParameterSet set;
   Parameter& norm = set.Add(WholeParameter("norm", {kChannels}, kInitOnes));
   Parameter& weight =
-      set.Add(WholeParameter("head", {kVocabulary, kChannels}, InitNormal(0.5), kPadded));
+      set.Add(TableParameter("head", {kVocabulary, kChannels}, kPadded, {}, InitNormal(0.5)));
   set.Allocate(DType::kF64, {}, true);
   set.Initialize(1);
-  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), weight, kVocabulary);
+  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), {{&weight, 0, kVocabulary}}, kVocabulary);
   const Pass pass = {.backend = *backend, .batch = 2, .sequence = 5};
   const int64_t max_bytes = logits_rows * kPadded * ElementSize(DType::kF64);
   Arena measure;
@@ -36,14 +36,14 @@ Result RunHead(int64_t logits_rows, const TensorView& x, const TensorView& targe
   Tensor memory(DType::kF64, {measure.high_water_bytes() / 8});
   Arena place(memory.view().data());
   const LmHead::Buffers buffers = head.LayOut(place, pass, DType::kF64, true, max_bytes);
-  EXPECT_EQ(buffers.logits.dim(0), std::min<int64_t>(logits_rows, 10));
+  EXPECT_EQ(buffers.logits[0].dim(0), std::min<int64_t>(logits_rows, 10));
 
   Result result;
   result.d = Tensor(DType::kF64, {10, kChannels});
-  result.loss = head.Forward(pass, x, targets, buffers);
-  head.Backward(pass, x, targets, buffers, 0.5, /*accumulate=*/false, result.d);
-  head.Forward(pass, x, targets, buffers);
-  head.Backward(pass, x, targets, buffers, 0.5, /*accumulate=*/true, result.d);
+  for (const bool accumulate : {false, true}) {
+    result.loss = head.Forward(pass, x, targets, buffers).value();
+    EXPECT_TRUE(head.Backward(pass, x, targets, buffers, 0.5, accumulate, result.d).ok());
+  }
   result.grads = testing::Cloned(set.grads());
   return result;
 }

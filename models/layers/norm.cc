@@ -18,9 +18,9 @@ void LayerNorm::Forward(Backend& backend, const TensorView& x, const TensorView&
 
 void LayerNorm::Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                          const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
-                         bool accumulate) const {
+                         const Gradients& gradients, bool accumulate) const {
   backend.LayerNormBackward(d_out, x, weight_->value, Statistic(stats, 0), Statistic(stats, 1), d_x,
-                            accumulate_dx, weight_->grad, bias_->grad, accumulate);
+                            accumulate_dx, gradients.weight, gradients.bias, accumulate);
 }
 
 void RmsNorm::Forward(Backend& backend, const TensorView& x, const TensorView& out,
@@ -30,9 +30,9 @@ void RmsNorm::Forward(Backend& backend, const TensorView& x, const TensorView& o
 
 void RmsNorm::Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                        const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
-                       bool accumulate) const {
+                       const Gradients& gradients, bool accumulate) const {
   backend.RmsNormBackward(d_out, x, weight_->value, Statistic(stats, 0), d_x, accumulate_dx,
-                          weight_->grad, accumulate);
+                          gradients.weight, accumulate);
 }
 
 }  // namespace tessera

@@ -10,15 +10,25 @@ namespace tessera {
 // of the output, which a second Forward gives back bit for bit at the cost of one pass.
 class Norm {
  public:
+  // Of the parameters, fp32 or fp64, [C].
+  struct Gradients {
+    TensorView weight;
+    TensorView bias;  // empty where there is none
+  };
+
   virtual ~Norm() = default;
   virtual int64_t statistics() const = 0;
+  virtual int64_t channels() const = 0;          // C
+  virtual int64_t gradient_vectors() const = 0;  // of Gradients
   virtual void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                        const TensorView& stats) const = 0;
-  // d_x: overwritten, or added to when accumulate_dx (the residual branch). Weight gradients
-  // likewise by `accumulate`.
+  // d_x: overwritten, or added to when accumulate_dx (the residual branch). `gradients` likewise
+  // by `accumulate`.
   virtual void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                         const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
-                        bool accumulate) const = 0;
+                        const Gradients& gradients, bool accumulate) const = 0;
+  // The parameters' own.
+  virtual Gradients gradients() const = 0;
 };
 
 class LayerNorm final : public Norm {
@@ -26,11 +36,14 @@ class LayerNorm final : public Norm {
   LayerNorm(Parameter& weight, Parameter& bias, double epsilon)
       : weight_(&weight), bias_(&bias), epsilon_(epsilon) {}
   int64_t statistics() const override { return 2; }  // mean, 1 / standard deviation
+  int64_t channels() const override { return weight_->shape[0]; }
+  int64_t gradient_vectors() const override { return 2; }
   void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                const TensorView& stats) const override;
   void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                 const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
-                bool accumulate) const override;
+                const Gradients& gradients, bool accumulate) const override;
+  Gradients gradients() const override { return {weight_->grad, bias_->grad}; }
 
  private:
   Parameter* weight_;
@@ -42,11 +55,14 @@ class RmsNorm final : public Norm {
  public:
   RmsNorm(Parameter& weight, double epsilon) : weight_(&weight), epsilon_(epsilon) {}
   int64_t statistics() const override { return 1; }  // 1 / root mean square
+  int64_t channels() const override { return weight_->shape[0]; }
+  int64_t gradient_vectors() const override { return 1; }
   void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                const TensorView& stats) const override;
   void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                 const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
-                bool accumulate) const override;
+                const Gradients& gradients, bool accumulate) const override;
+  Gradients gradients() const override { return {weight_->grad, {}}; }
 
  private:
   Parameter* weight_;

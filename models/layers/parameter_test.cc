@@ -41,7 +41,7 @@ TEST(ParameterSetTest, WithoutGradientsThereAreNone) {
 
 TEST(ParameterSetTest, InitialValuesHaveTheirDistributionAndPaddingIsZero) {
   ParameterSet set;
-  Parameter& table = set.Add(WholeParameter("table", {1000, 64}, InitNormal(0.02), 1024));
+  Parameter& table = set.Add(TableParameter("table", {1000, 64}, 1024, {}, InitNormal(0.02)));
   Parameter& norm = set.Add(WholeParameter("norm", {64}, kInitOnes));
   set.Allocate(DType::kF32, {}, false);
   set.Initialize(1);

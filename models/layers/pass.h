@@ -5,13 +5,17 @@
 #include <string_view>
 
 #include "trainer/kernels/backend.h"
+#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 
-// What every layer needs to know of the micro-batch that passes through it. R = batch * sequence
-// rows, batch-major.
+// What every layer needs to know of the micro-batch that passes through it.
+//
+// R = batch * sequence rows, batch-major. Between tensor-parallel regions a rank has r of them, in
+// one run: all, or, where sequence parallelism splits them, R / ranks.
 struct Pass {
   Backend& backend;
+  const TensorParallel& tensor_parallel = kNoTensorParallel;
   int64_t batch = 0;
   int64_t sequence = 0;
   int64_t step = 0;
@@ -19,7 +23,25 @@ struct Pass {
   bool training = false;  // dropout on
 
   int64_t rows() const { return batch * sequence; }
+  int shards() const { return tensor_parallel.shards(); }
+  // Rows that cannot be cut evenly (a sampled text of any length) stay whole.
+  bool splits_rows() const {
+    return tensor_parallel.sequence_parallel() && rows() % tensor_parallel.shards() == 0;
+  }
+  int64_t own_rows() const { return splits_rows() ? rows() / tensor_parallel.size() : rows(); }
+  int64_t first_own_row() const { return splits_rows() ? own_rows() * tensor_parallel.rank() : 0; }
+  // Of x [R, ...].
+  TensorView OwnRows(const TensorView& x) const {
+    return splits_rows() ? x.Slice(0, first_own_row(), first_own_row() + own_rows()) : x;
+  }
+  // Own rows of x [R, ...] are in place: the others come from their ranks.
+  absl::Status GatherRows(const TensorView& x, std::string_view what) const {
+    return splits_rows() ? tensor_parallel.AllGather(x, what) : absl::OkStatus();
+  }
 };
+
+// fp32, or fp64 where the compute dtype is: of sums, statistics and losses.
+inline DType SumDType(DType compute) { return compute == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 // One place of the model where elements are dropped: a random stream of its own, keyed by (seed,
 // step, name).
@@ -35,7 +57,7 @@ class DropoutSite {
     return {seed_, RandomUse::kDropout,
             MixCoordinates(static_cast<uint64_t>(pass.step), name_hash_)};
   }
-  // x [R,C] in place; the backward pass is the same call on the gradient.
+  // x [r,C], this rank's rows, in place; the backward pass is the same call on the gradient.
   void Apply(const Pass& pass, const TensorView& x) const {
     if (!active(pass)) return;
     Dropout dropout;
@@ -43,6 +65,7 @@ class DropoutSite {
     dropout.stream = stream(pass);
     dropout.first_sample = pass.first_sample;
     dropout.rows_per_sample = pass.sequence;
+    dropout.row_offset = pass.first_own_row();
     dropout.global_columns = x.dim(1);
     pass.backend.ApplyDropout(dropout, x);
   }

@@ -1,114 +1,206 @@
 #include "models/layers/transformer_block.h"
 
+#include "checkpoint/base/status_macros.h"
+#include "models/layers/shard_sum.h"
+
 namespace tessera {
 namespace {
 
-DType StatisticsDType(DType compute) { return compute == DType::kF64 ? DType::kF64 : DType::kF32; }
-
-// The gradient that enters a branch: d itself, or a copy with the branch's dropped elements
-// cleared.
-TensorView BranchGradient(const Pass& pass, const DropoutSite& dropout, const TensorView& d,
-                          const TensorView& buffer) {
-  if (!dropout.active(pass)) return d;
-  pass.backend.Copy(d, buffer);
-  dropout.Apply(pass, buffer);
-  return buffer;
-}
+enum NormIndex { kAttentionNorm, kMlpNorm, kNorms };
 
 }  // namespace
 
 TransformerBlock::Kept TransformerBlock::LayOutKept(Arena& arena, const Pass& pass,
                                                     DType dtype) const {
-  const int64_t rows = pass.rows();
-  const DType stats = StatisticsDType(dtype);
+  const int64_t rows = pass.rows(), own_rows = pass.own_rows();
+  const DType stats = SumDType(dtype);
   Kept kept;
-  kept.attention_norm_stats = arena.Take(stats, {parts_.attention_norm->statistics(), rows});
-  kept.qkv = arena.Take(dtype, {rows, parts_.qkv.out_features()});
-  kept.attention_out = arena.Take(dtype, {rows, parts_.projection.in_features()});
-  kept.log_sum_exp = arena.Take(stats, {pass.batch, attention_shape().heads, pass.sequence});
-  kept.mid = arena.Take(dtype, {rows, parts_.projection.out_features()});
-  kept.mlp_norm_stats = arena.Take(stats, {parts_.mlp_norm->statistics(), rows});
-  kept.up = arena.Take(dtype, {rows, parts_.up.out_features()});
-  kept.act = arena.Take(dtype, {rows, parts_.down.in_features()});
+  kept.attention_norm_stats = arena.Take(stats, {parts_.attention_norm->statistics(), own_rows});
+  for (const AttentionShard& shard : parts_.attention) {
+    kept.attention.push_back(
+        {.qkv = arena.Take(dtype, {rows, shard.qkv.out_features()}),
+         .out = arena.Take(dtype, {rows, shard.projection.in_features()}),
+         .log_sum_exp =
+             arena.Take(stats, {pass.batch, shard.attention.shape().heads, pass.sequence})});
+  }
+  kept.mid = arena.Take(dtype, {own_rows, parts_.mlp_norm->channels()});
+  kept.mlp_norm_stats = arena.Take(stats, {parts_.mlp_norm->statistics(), own_rows});
+  for (const MlpShard& shard : parts_.mlp) {
+    kept.mlp.push_back({.up = arena.Take(dtype, {rows, shard.up.out_features()}),
+                        .act = arena.Take(dtype, {rows, shard.down.in_features()})});
+  }
   return kept;
 }
 
 TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pass& pass,
                                                           DType dtype, bool backward) const {
   const int64_t rows = pass.rows();
+  const Shape hidden = {rows, parts_.attention_norm->channels()};
   Scratch scratch;
-  scratch.normed = arena.Take(dtype, {rows, parts_.qkv.in_features()});
+  int64_t mark = arena.Mark();
+  scratch.normed = arena.Take(dtype, hidden);
+  if (NeedsSumScratch(pass, dtype)) {
+    arena.Rewind(mark);
+    scratch.sum = arena.Take(SumDType(dtype), hidden);
+  }
   if (!backward) return scratch;
-  scratch.d_branch = arena.Take(dtype, {rows, parts_.qkv.in_features()});
-  const int64_t mark = arena.Mark();
-  scratch.d_attention_out = arena.Take(dtype, {rows, parts_.projection.in_features()});
-  scratch.d_qkv = arena.Take(dtype, {rows, parts_.qkv.out_features()});
+  scratch.d_branch = arena.Take(dtype, hidden);
+  scratch.norms = NormGradients(arena, pass, dtype, *parts_.attention_norm, kNorms);
+  mark = arena.Mark();
+  scratch.d_attention_out =
+      arena.Take(dtype, {rows, parts_.attention.front().projection.in_features()});
+  for (const AttentionShard& shard : parts_.attention) {
+    scratch.d_qkv.push_back(arena.Take(dtype, {rows, shard.qkv.out_features()}));
+  }
   arena.Rewind(mark);
-  scratch.d_act = arena.Take(dtype, {rows, parts_.down.in_features()});
-  scratch.d_up = parts_.activation == Activation::kGelu
-                     ? scratch.d_act
-                     : arena.Take(dtype, {rows, parts_.up.out_features()});
+  const bool in_place = parts_.activation == Activation::kGelu;
+  for (const MlpShard& shard : parts_.mlp) {
+    const bool own = in_place || scratch.d_act.empty();
+    scratch.d_act.push_back(own ? arena.Take(dtype, {rows, shard.down.in_features()})
+                                : scratch.d_act.front());
+    scratch.d_up.push_back(in_place ? scratch.d_act.back()
+                                    : arena.Take(dtype, {rows, shard.up.out_features()}));
+  }
   return scratch;
 }
 
-void TransformerBlock::Forward(const Pass& pass, const TensorView& x, const Kept& kept,
-                               const Scratch& scratch, const TensorView& y) const {
-  ForwardKept(pass, x, kept, scratch);
-  parts_.down.Forward(pass.backend, kept.act, y);
-  parts_.mlp_dropout.Apply(pass, y);
-  pass.backend.Add(kept.mid, y, y);
+absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x, const Kept& kept,
+                                       const Scratch& scratch, const TensorView& y) const {
+  TESSERA_RETURN_IF_ERROR(ForwardKept(pass, x, kept, scratch));
+  std::vector<MatMulOperands> products;
+  for (size_t i = 0; i < parts_.mlp.size(); ++i) {
+    products.push_back(parts_.mlp[i].down.ForwardTerm(kept.mlp[i].act));
+  }
+  return EndBranch(pass, parts_.mlp_end, products, kept.mid, scratch.sum, y);
 }
 
-void TransformerBlock::ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
-                                   const Scratch& scratch) const {
+absl::Status TransformerBlock::ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
+                                           const Scratch& scratch) const {
+  TESSERA_RETURN_IF_ERROR(NormForward(pass, *parts_.attention_norm, x, scratch.normed,
+                                      kept.attention_norm_stats));
+  std::vector<MatMulOperands> products;
+  for (size_t i = 0; i < parts_.attention.size(); ++i) {
+    const AttentionShard& shard = parts_.attention[i];
+    const AttentionShard::Kept& own = kept.attention[i];
+    shard.qkv.Forward(pass.backend, scratch.normed, own.qkv);
+    shard.attention.Forward(pass, own.qkv, own.out, own.log_sum_exp);
+    products.push_back(shard.projection.ForwardTerm(own.out));
+  }
+  TESSERA_RETURN_IF_ERROR(
+      EndBranch(pass, parts_.attention_end, products, x, scratch.sum, kept.mid));
+
+  TESSERA_RETURN_IF_ERROR(
+      NormForward(pass, *parts_.mlp_norm, kept.mid, scratch.normed, kept.mlp_norm_stats));
+  for (size_t i = 0; i < parts_.mlp.size(); ++i) {
+    parts_.mlp[i].up.Forward(pass.backend, scratch.normed, kept.mlp[i].up);
+    ActivationForward(parts_.activation, pass.backend, kept.mlp[i].up, kept.mlp[i].act);
+  }
+  return absl::OkStatus();
+}
+
+// out [r,C] = residual + dropout(sum over shards + bias)
+absl::Status TransformerBlock::EndBranch(const Pass& pass, const BranchEnd& end,
+                                         std::span<const MatMulOperands> products,
+                                         const TensorView& residual, const TensorView& sum,
+                                         const TensorView& out) const {
+  const TensorView bias = end.bias == nullptr ? TensorView() : end.bias->value;
+  TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, bias, sum, out, "end of a branch"));
+  end.dropout.Apply(pass, out);
+  pass.backend.Add(residual, out, out);
+  return absl::OkStatus();
+}
+
+// The gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d itself,
+// or a copy in `buffer` [R,C] with dropped elements cleared and other ranks' rows.
+absl::StatusOr<TensorView> TransformerBlock::BackwardEnd(const Pass& pass, const BranchEnd& end,
+                                                         const TensorView& d,
+                                                         const TensorView& buffer,
+                                                         bool accumulate) const {
+  TensorView d_sum = d;
+  if (end.dropout.active(pass) || pass.splits_rows()) {
+    pass.backend.Copy(d, pass.OwnRows(buffer));
+    end.dropout.Apply(pass, pass.OwnRows(buffer));
+    TESSERA_RETURN_IF_ERROR(pass.GatherRows(buffer, "gradient of a branch"));
+    d_sum = buffer;
+  }
+  if (end.bias != nullptr) pass.backend.SumRows(d_sum, end.bias->grad, accumulate);
+  return d_sum;
+}
+
+// d [r,C] += the gradient of x, the norm's input; `products` [R,C] are the shards' parts of that of
+// the norm's output.
+absl::Status TransformerBlock::BackwardStart(const Pass& pass, int norm,
+                                             std::span<const MatMulOperands> products,
+                                             const TensorView& x, const TensorView& stats,
+                                             const Scratch& scratch, bool accumulate,
+                                             const TensorView& d) const {
+  const TensorView d_normed = scratch.d_branch.Slice(0, 0, pass.own_rows());
+  TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, /*bias=*/{}, scratch.sum, d_normed,
+                                        "gradient of normalised rows"));
+  scratch.norms.Backward(pass, norm == kMlpNorm ? *parts_.mlp_norm : *parts_.attention_norm, norm,
+                         d_normed, x, stats, d, /*accumulate_dx=*/true, accumulate);
+  return absl::OkStatus();
+}
+
+absl::Status TransformerBlock::Backward(const Pass& pass, const TensorView& x, const Kept& kept,
+                                        const Scratch& scratch, bool accumulate,
+                                        const TensorView& d) const {
+  TESSERA_RETURN_IF_ERROR(BackwardMlp(pass, kept, scratch, accumulate, d));
+  TESSERA_RETURN_IF_ERROR(BackwardAttention(pass, x, kept, scratch, accumulate, d));
+  const Norm* norms[kNorms] = {parts_.attention_norm.get(), parts_.mlp_norm.get()};
+  return scratch.norms.Finish(pass, norms, accumulate);
+}
+
+absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const Kept& kept,
+                                           const Scratch& scratch, bool accumulate,
+                                           const TensorView& d) const {
   Backend& backend = pass.backend;
-  parts_.attention_norm->Forward(backend, x, scratch.normed, kept.attention_norm_stats);
-  parts_.qkv.Forward(backend, scratch.normed, kept.qkv);
-  parts_.attention.Forward(pass, kept.qkv, kept.attention_out, kept.log_sum_exp);
-  parts_.projection.Forward(backend, kept.attention_out, kept.mid);
-  parts_.attention_dropout.Apply(pass, kept.mid);
-  backend.Add(x, kept.mid, kept.mid);
-
-  parts_.mlp_norm->Forward(backend, kept.mid, scratch.normed, kept.mlp_norm_stats);
-  parts_.up.Forward(backend, scratch.normed, kept.up);
-  ActivationForward(parts_.activation, backend, kept.up, kept.act);
+  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
+                           BackwardEnd(pass, parts_.mlp_end, d, scratch.d_branch, accumulate));
+  for (size_t i = 0; i < parts_.mlp.size(); ++i) {
+    const Linear& down = parts_.mlp[i].down;
+    down.BackwardWeight(backend, kept.mlp[i].act, d_sum, accumulate);
+    down.BackwardInput(backend, d_sum, scratch.d_act[i]);
+    ActivationBackward(parts_.activation, backend, scratch.d_act[i], kept.mlp[i].up,
+                       scratch.d_up[i]);
+  }
+  TESSERA_RETURN_IF_ERROR(
+      NormForward(pass, *parts_.mlp_norm, kept.mid, scratch.normed, kept.mlp_norm_stats));
+  std::vector<MatMulOperands> products;
+  for (size_t i = 0; i < parts_.mlp.size(); ++i) {
+    const Linear& up = parts_.mlp[i].up;
+    up.BackwardWeight(backend, scratch.normed, scratch.d_up[i], accumulate);
+    products.push_back(up.BackwardInputTerm(scratch.d_up[i]));
+  }
+  return BackwardStart(pass, kMlpNorm, products, kept.mid, kept.mlp_norm_stats, scratch, accumulate,
+                       d);
 }
 
-void TransformerBlock::Backward(const Pass& pass, const TensorView& x, const Kept& kept,
-                                const Scratch& scratch, bool accumulate,
-                                const TensorView& d) const {
-  BackwardMlp(pass, kept, scratch, accumulate, d);
-  BackwardAttention(pass, x, kept, scratch, accumulate, d);
-}
-
-void TransformerBlock::BackwardMlp(const Pass& pass, const Kept& kept, const Scratch& scratch,
-                                   bool accumulate, const TensorView& d) const {
+absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorView& x,
+                                                 const Kept& kept, const Scratch& scratch,
+                                                 bool accumulate, const TensorView& d) const {
   Backend& backend = pass.backend;
-  const TensorView d_end = BranchGradient(pass, parts_.mlp_dropout, d, scratch.d_branch);
-  parts_.down.BackwardWeight(backend, kept.act, d_end, accumulate);
-  parts_.down.BackwardInput(backend, d_end, scratch.d_act);
-  ActivationBackward(parts_.activation, backend, scratch.d_act, kept.up, scratch.d_up);
-  parts_.mlp_norm->Forward(backend, kept.mid, scratch.normed, kept.mlp_norm_stats);
-  parts_.up.BackwardWeight(backend, scratch.normed, scratch.d_up, accumulate);
-  parts_.up.BackwardInput(backend, scratch.d_up, scratch.d_branch);
-  parts_.mlp_norm->Backward(backend, scratch.d_branch, kept.mid, kept.mlp_norm_stats, d,
-                            /*accumulate_dx=*/true, accumulate);
-}
-
-void TransformerBlock::BackwardAttention(const Pass& pass, const TensorView& x, const Kept& kept,
-                                         const Scratch& scratch, bool accumulate,
-                                         const TensorView& d) const {
-  Backend& backend = pass.backend;
-  const TensorView d_end = BranchGradient(pass, parts_.attention_dropout, d, scratch.d_branch);
-  parts_.projection.BackwardWeight(backend, kept.attention_out, d_end, accumulate);
-  parts_.projection.BackwardInput(backend, d_end, scratch.d_attention_out);
-  parts_.attention.Backward(pass, scratch.d_attention_out, kept.qkv, kept.attention_out,
-                            kept.log_sum_exp, scratch.d_qkv);
-  parts_.attention_norm->Forward(backend, x, scratch.normed, kept.attention_norm_stats);
-  parts_.qkv.BackwardWeight(backend, scratch.normed, scratch.d_qkv, accumulate);
-  parts_.qkv.BackwardInput(backend, scratch.d_qkv, scratch.d_branch);
-  parts_.attention_norm->Backward(backend, scratch.d_branch, x, kept.attention_norm_stats, d,
-                                  /*accumulate_dx=*/true, accumulate);
+  TESSERA_ASSIGN_OR_RETURN(
+      const TensorView d_sum,
+      BackwardEnd(pass, parts_.attention_end, d, scratch.d_branch, accumulate));
+  for (size_t i = 0; i < parts_.attention.size(); ++i) {
+    const AttentionShard& shard = parts_.attention[i];
+    const AttentionShard::Kept& own = kept.attention[i];
+    shard.projection.BackwardWeight(backend, own.out, d_sum, accumulate);
+    shard.projection.BackwardInput(backend, d_sum, scratch.d_attention_out);
+    shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
+                             scratch.d_qkv[i]);
+  }
+  TESSERA_RETURN_IF_ERROR(NormForward(pass, *parts_.attention_norm, x, scratch.normed,
+                                      kept.attention_norm_stats));
+  std::vector<MatMulOperands> products;
+  for (size_t i = 0; i < parts_.attention.size(); ++i) {
+    const Linear& qkv = parts_.attention[i].qkv;
+    qkv.BackwardWeight(backend, scratch.normed, scratch.d_qkv[i], accumulate);
+    products.push_back(qkv.BackwardInputTerm(scratch.d_qkv[i]));
+  }
+  return BackwardStart(pass, kAttentionNorm, products, x, kept.attention_norm_stats, scratch,
+                       accumulate, d);
 }
 
 }  // namespace tessera

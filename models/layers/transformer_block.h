@@ -1,58 +1,93 @@
 #ifndef TESSERA_MODELS_LAYERS_TRANSFORMER_BLOCK_H_
 #define TESSERA_MODELS_LAYERS_TRANSFORMER_BLOCK_H_
 
-// Legend: B batch, T sequence, R = B*T rows, C channels, H query heads, K key/value heads, D head
-// size, U columns before the activation, F after it.
+// Legend: B batch, T sequence, R = B*T rows, r of them on this rank between tensor-parallel
+// regions, C channels; of one virtual shard: H query heads, K key/value heads, D head size, U
+// columns before the activation, F after it.
 
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "models/layers/activation.h"
 #include "models/layers/arena.h"
 #include "models/layers/attention.h"
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
 #include "models/layers/pass.h"
+#include "models/layers/split_norm.h"
 
 namespace tessera {
 
+// Some of the heads, with their part of both projections.
+struct AttentionShard {
+  Linear qkv;  // column-parallel
+  Attention attention;
+  Linear projection;  // row-parallel
+
+  // What the backward pass reads.
+  struct Kept {
+    TensorView qkv;          // [R,(H+2K)D], q and k rotated
+    TensorView out;          // [R,HD]
+    TensorView log_sum_exp;  // [B,H,T]
+  };
+};
+
+// Some of the MLP's columns.
+struct MlpShard {
+  Linear up;    // column-parallel
+  Linear down;  // row-parallel
+
+  struct Kept {
+    TensorView up;   // [R,U]
+    TensorView act;  // [R,F]
+  };
+};
+
+// What follows the sum of a branch's shards.
+struct BranchEnd {
+  Parameter* bias = nullptr;  // [C]; null for none
+  DropoutSite dropout;
+};
+
 // One layer of a decoder:
-//   mid = x   + dropout(projection(attention(qkv(norm1(x)))))
-//   y   = mid + dropout(down(activation(up(norm2(mid)))))
+//   mid = x   + dropout(bias + sum over shards of projection(attention(qkv(norm1(x)))))
+//   y   = mid + dropout(bias + sum over shards of down(activation(up(norm2(mid)))))
 // GPT-2 and Llama differ only in the parts.
 struct TransformerBlockParts {
   std::unique_ptr<Norm> attention_norm;
-  Linear qkv;
-  Attention attention;
-  Linear projection;
-  DropoutSite attention_dropout;
+  std::vector<AttentionShard> attention;  // this rank's virtual shards, in order
+  BranchEnd attention_end;
   std::unique_ptr<Norm> mlp_norm;
-  Linear up;
-  Activation activation;
-  Linear down;
-  DropoutSite mlp_dropout;
+  std::vector<MlpShard> mlp;
+  Activation activation = Activation::kGelu;
+  BranchEnd mlp_end;
 };
 
 class TransformerBlock {
  public:
   // What the backward pass reads, besides the block's input.
   struct Kept {
-    TensorView attention_norm_stats;  // [1|2, R]
-    TensorView qkv;                   // [R,(H+2K)D], q and k rotated
-    TensorView attention_out;         // [R,HD]
-    TensorView log_sum_exp;           // [B,H,T]
-    TensorView mid;                   // [R,C]
-    TensorView mlp_norm_stats;        // [1|2, R]
-    TensorView up;                    // [R,U]
-    TensorView act;                   // [R,F]
+    TensorView attention_norm_stats;  // [1|2, r]
+    std::vector<AttentionShard::Kept> attention;
+    TensorView mid;             // [r,C]
+    TensorView mlp_norm_stats;  // [1|2, r]
+    std::vector<MlpShard::Kept> mlp;
   };
   // What lives only inside one Forward or one Backward.
   struct Scratch {
-    TensorView normed;           // [R,C]
-    TensorView d_branch;         // [R,C]: gradient of a branch's end, then of its beginning
-    TensorView d_attention_out;  // [R,HD], shares memory with the two below
-    TensorView d_qkv;            // [R,(H+2K)D]
-    TensorView d_act;            // [R,F]
-    TensorView d_up;  // [R,U]; d_act itself where the activation's backward works in place
+    TensorView normed;    // [R,C]
+    TensorView sum;       // [R,C] in SumDType, where NeedsSumScratch; in the place of `normed`,
+                          // which is dead by then
+    TensorView d_branch;  // [R,C]: gradient of a branch's end, then of its beginning
+    // In the same memory, one branch's or the other's:
+    TensorView d_attention_out;     // [R,HD]
+    std::vector<TensorView> d_qkv;  // [R,(H+2K)D], by shard
+    std::vector<TensorView> d_act;  // [R,F], by shard; shared where d_up is not in its place
+    std::vector<TensorView> d_up;   // [R,U], by shard
+    NormGradients norms;            // of both
   };
 
   explicit TransformerBlock(TransformerBlockParts parts) : parts_(std::move(parts)) {}
@@ -61,23 +96,31 @@ class TransformerBlock {
   // `backward`: false leaves out what only Backward uses.
   Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype, bool backward) const;
 
-  // x, y [R,C], distinct.
-  void Forward(const Pass& pass, const TensorView& x, const Kept& kept, const Scratch& scratch,
-               const TensorView& y) const;
+  // x, y [r,C], distinct.
+  absl::Status Forward(const Pass& pass, const TensorView& x, const Kept& kept,
+                       const Scratch& scratch, const TensorView& y) const;
   // Forward without its end, which nothing in Backward reads: fills `kept` again from x.
-  void ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
-                   const Scratch& scratch) const;
-  // d [R,C]: on entry the gradient of y, on return that of x.
-  void Backward(const Pass& pass, const TensorView& x, const Kept& kept, const Scratch& scratch,
-                bool accumulate, const TensorView& d) const;
-
-  const AttentionShape& attention_shape() const { return parts_.attention.shape(); }
+  absl::Status ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
+                           const Scratch& scratch) const;
+  // d [r,C]: on entry the gradient of y, on return that of x.
+  absl::Status Backward(const Pass& pass, const TensorView& x, const Kept& kept,
+                        const Scratch& scratch, bool accumulate, const TensorView& d) const;
 
  private:
-  void BackwardMlp(const Pass& pass, const Kept& kept, const Scratch& scratch, bool accumulate,
-                   const TensorView& d) const;
-  void BackwardAttention(const Pass& pass, const TensorView& x, const Kept& kept,
-                         const Scratch& scratch, bool accumulate, const TensorView& d) const;
+  absl::Status EndBranch(const Pass& pass, const BranchEnd& end,
+                         std::span<const MatMulOperands> products, const TensorView& residual,
+                         const TensorView& sum, const TensorView& out) const;
+  absl::StatusOr<TensorView> BackwardEnd(const Pass& pass, const BranchEnd& end,
+                                         const TensorView& d, const TensorView& buffer,
+                                         bool accumulate) const;
+  absl::Status BackwardMlp(const Pass& pass, const Kept& kept, const Scratch& scratch,
+                           bool accumulate, const TensorView& d) const;
+  absl::Status BackwardAttention(const Pass& pass, const TensorView& x, const Kept& kept,
+                                 const Scratch& scratch, bool accumulate,
+                                 const TensorView& d) const;
+  absl::Status BackwardStart(const Pass& pass, int norm, std::span<const MatMulOperands> products,
+                             const TensorView& x, const TensorView& stats, const Scratch& scratch,
+                             bool accumulate, const TensorView& d) const;
 
   TransformerBlockParts parts_;
 };

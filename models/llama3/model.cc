@@ -7,28 +7,39 @@
 namespace tessera::llama3 {
 namespace {
 
-TransformerBlock MakeBlock(const ModelConfig& config, int64_t layer, const BlockParameters& p,
-                           uint64_t seed, const std::shared_ptr<Rope>& rope) {
-  const int64_t heads = config.num_attention_heads();
-  const AttentionShape shape = {heads, config.num_query_groups(), config.hidden_size() / heads};
+Linear MakeLinear(Parameter* weight) {
+  return Linear(*weight, /*bias=*/nullptr, WeightLayout::kOutIn);
+}
+
+TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& options, int64_t layer,
+                           const BlockParameters& p, const std::shared_ptr<Rope>& rope) {
+  const TensorParallel& tensor_parallel = *options.tensor_parallel;
+  const int shards = tensor_parallel.shards();
+  const int64_t heads = config.num_attention_heads() / shards;
+  AttentionShape shape = {heads, config.num_query_groups() / shards,
+                          config.hidden_size() / config.num_attention_heads(),
+                          tensor_parallel.first_shard() * heads};
   const double epsilon = config.norm_epsilon(), dropout = config.hidden_dropout();
-  const auto linear = [](Parameter* weight) {
-    return Linear(*weight, /*bias=*/nullptr, WeightLayout::kOutIn);
-  };
   const auto site = [&](double probability, const char* name) {
-    return DropoutSite(probability, seed, LayerName(layer, name));
+    return DropoutSite(probability, options.seed, LayerName(layer, name));
   };
-  return TransformerBlock(TransformerBlockParts{
-      .attention_norm = std::make_unique<RmsNorm>(*p.norm1, epsilon),
-      .qkv = linear(p.qkv),
-      .attention = Attention(shape, site(config.attention_dropout(), "self_attn.dropout"), rope),
-      .projection = linear(p.out),
-      .attention_dropout = site(dropout, "self_attn.residual_dropout"),
-      .mlp_norm = std::make_unique<RmsNorm>(*p.norm2, epsilon),
-      .up = linear(p.gate_up),
-      .activation = Activation::kSwiGlu,
-      .down = linear(p.down),
-      .mlp_dropout = site(dropout, "mlp.residual_dropout")});
+  TransformerBlockParts parts;
+  parts.attention_norm = std::make_unique<RmsNorm>(*p.norm1, epsilon);
+  for (const AttentionParameters& shard : p.attention) {
+    parts.attention.push_back(
+        {.qkv = MakeLinear(shard.qkv),
+         .attention = Attention(shape, site(config.attention_dropout(), "self_attn.dropout"), rope),
+         .projection = MakeLinear(shard.out)});
+    shape.first_head += heads;
+  }
+  parts.attention_end = {/*bias=*/nullptr, site(dropout, "self_attn.residual_dropout")};
+  parts.mlp_norm = std::make_unique<RmsNorm>(*p.norm2, epsilon);
+  for (const MlpParameters& shard : p.mlp) {
+    parts.mlp.push_back({.up = MakeLinear(shard.gate_up), .down = MakeLinear(shard.down)});
+  }
+  parts.activation = Activation::kSwiGlu;
+  parts.mlp_end = {/*bias=*/nullptr, site(dropout, "mlp.residual_dropout")};
+  return TransformerBlock(std::move(parts));
 }
 
 std::shared_ptr<Rope> MakeRope(const ModelConfig& config) {
@@ -43,11 +54,10 @@ std::shared_ptr<Rope> MakeRope(const ModelConfig& config) {
                                 config.rotary_base(), scaling);
 }
 
-int64_t MatrixWeights(const ModelConfig& config, const StageLayers& stage, size_t blocks) {
+int64_t MatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
-  return static_cast<int64_t>(blocks) * (2 * c * c + 2 * c * kv + 3 * c * f) +
-         (stage.has_head ? config.vocab_size() * c : 0);
+  return config.num_layers() * (2 * c * c + 2 * c * kv + 3 * c * f) + config.vocab_size() * c;
 }
 
 }  // namespace
@@ -55,28 +65,29 @@ int64_t MatrixWeights(const ModelConfig& config, const StageLayers& stage, size_
 std::unique_ptr<Model> MakeModel(const ModelConfig& config, const ModelOptions& options,
                                  Backend& backend) {
   const StageLayers& stage = options.stage;
-  const uint64_t dropout_seed = options.seed;
   DecoderParts parts;
   parts.parameters = std::make_unique<ParameterSet>();
-  const StageParameters p = DeclareParameters(config, stage, *parts.parameters);
+  const StageParameters p = DeclareParameters(config, options, *parts.parameters);
   parts.parameters->Allocate(options.compute_dtype, backend.device(), options.with_gradients);
   parts.hidden_size = config.hidden_size();
+  parts.tensor_parallel = *options.tensor_parallel;
+  parts.layout = p.layout;
   parts.rope = MakeRope(config);
   if (stage.has_embedding) {
     parts.embedding.emplace(
-        *p.token_embedding, /*positions=*/nullptr,
-        DropoutSite(config.hidden_dropout(), dropout_seed, "model.embedding_dropout"));
+        p.table, /*positions=*/nullptr,
+        DropoutSite(config.hidden_dropout(), options.seed, "model.embedding_dropout"));
   }
   for (size_t i = 0; i < p.blocks.size(); ++i) {
-    parts.blocks.push_back(MakeBlock(config, stage.first_layer + static_cast<int64_t>(i),
-                                     p.blocks[i], dropout_seed, parts.rope));
+    parts.blocks.push_back(MakeBlock(config, options, stage.first_layer + static_cast<int64_t>(i),
+                                     p.blocks[i], parts.rope));
   }
   if (stage.has_head) {
-    parts.head.emplace(std::make_unique<RmsNorm>(*p.final_norm, config.norm_epsilon()), *p.head,
+    parts.head.emplace(std::make_unique<RmsNorm>(*p.final_norm, config.norm_epsilon()), p.head,
                        config.vocab_size());
   }
-  parts.tied_head = stage.has_embedding && p.head == p.token_embedding;
-  parts.matrix_weights = MatrixWeights(config, stage, p.blocks.size());
+  parts.matrix_weights = MatrixWeights(config);
+  parts.attention_columns = config.num_layers() * config.hidden_size();
   return std::make_unique<Decoder>(std::move(parts), backend);
 }
 

@@ -1,6 +1,8 @@
 #include "models/llama3/sharding.h"
 
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include "models/layers/declare.h"
 #include "models/llama3/names.h"
@@ -9,9 +11,16 @@
 namespace tessera::llama3 {
 namespace {
 
-BlockParameters DeclareBlock(const ModelConfig& config, int64_t layer, ParameterSet& set) {
+// Rows of two or three logical tensors [rows,C] in one buffer.
+Section Rows(std::string name, int64_t rows, int64_t columns) {
+  return {std::move(name), {rows, columns}, 0, rows};
+}
+
+BlockParameters DeclareBlock(const ModelConfig& config, const TensorParallel& tensor_parallel,
+                             int64_t layer, ParameterSet& set) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
+  const std::vector<VirtualShard> shards = LocalShards(tensor_parallel);
   const Initialization normal = InitNormal(config.init_method_std());
   // The residual stream sums 2L branches: scaled so that its variance does not grow with depth.
   const Initialization residual = InitNormal(
@@ -19,38 +28,57 @@ BlockParameters DeclareBlock(const ModelConfig& config, int64_t layer, Parameter
   const auto name = [&](const char* tensor) { return LayerName(layer, tensor); };
   BlockParameters p;
   p.norm1 = &set.Add(WholeParameter(name(kNorm1), {c}, kInitOnes));
-  p.qkv = &set.Add(
-      StackedParameter({{name(kQuery), c}, {name(kKey), kv}, {name(kValue), kv}}, c, normal));
-  p.out = &set.Add(WholeParameter(name(kOut), {c, c}, residual));
+  for (const VirtualShard& shard : shards) {
+    p.attention.push_back(
+        {.qkv = &set.Add(ShardedParameter(
+             {Rows(name(kQuery), c, c), Rows(name(kKey), kv, c), Rows(name(kValue), kv, c)}, 0,
+             shard, normal)),
+         .out = &set.Add(ShardedParameter(name(kOut), {c, c}, 1, shard, residual))});
+  }
   p.norm2 = &set.Add(WholeParameter(name(kNorm2), {c}, kInitOnes));
-  p.gate_up = &set.Add(StackedParameter({{name(kGate), f}, {name(kUp), f}}, c, normal));
-  p.down = &set.Add(WholeParameter(name(kDown), {c, f}, residual));
+  for (const VirtualShard& shard : shards) {
+    p.mlp.push_back({.gate_up = &set.Add(ShardedParameter(
+                         {Rows(name(kGate), f, c), Rows(name(kUp), f, c)}, 0, shard, normal)),
+                     .down = &set.Add(ShardedParameter(name(kDown), {c, f}, 1, shard, residual))});
+  }
   return p;
 }
 
 }  // namespace
 
-StageParameters DeclareParameters(const ModelConfig& config, const StageLayers& stage,
+StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set) {
-  const int64_t c = config.hidden_size();
+  const StageLayers& stage = options.stage;
+  const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const bool tied = !config.untie_embeddings_and_output_weights();
-  const Initialization normal = InitNormal(config.init_method_std());
+  const bool tied_here = tied && stage.has_embedding && stage.has_head;
+  const TableDeclaration table = {
+      .name = kTokenEmbedding,
+      .vocab_size = config.vocab_size(),
+      .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
+      .channels = config.hidden_size(),
+      .init = InitNormal(config.init_method_std()),
+      .tied_name = tied ? kHead : "",
+      .has_second_grad = tied_here && options.separate_tied_gradients};
   StageParameters p;
-  if (stage.has_embedding || (tied && stage.has_head)) {
-    Parameter table =
-        WholeParameter(kTokenEmbedding, {config.vocab_size(), c}, normal, PaddedVocabSize(config));
-    if (tied) table.tied_name = kHead;
-    p.token_embedding = &set.Add(std::move(table));
+  if (stage.has_embedding) {
+    p.table = DeclareTable(table, tensor_parallel, set);
+    if (tied_here && !table.has_second_grad) p.layout.shared_table_end = set.flat_elements();
   }
   for (int64_t layer = stage.first_layer; layer < *stage.last_layer; ++layer) {
-    p.blocks.push_back(DeclareBlock(config, layer, set));
+    p.layout.boundaries.push_back(set.flat_elements());
+    p.blocks.push_back(DeclareBlock(config, tensor_parallel, layer, set));
   }
-  if (stage.has_head) {
-    p.final_norm = &set.Add(WholeParameter(kFinalNorm, {c}, kInitOnes));
-    p.head = tied ? p.token_embedding
-                  : &set.Add(WholeParameter(kHead, {config.vocab_size(), c}, normal,
-                                            PaddedVocabSize(config)));
+  p.layout.boundaries.push_back(set.flat_elements());
+  if (!stage.has_head) return p;
+  p.final_norm = &set.Add(WholeParameter(kFinalNorm, {config.hidden_size()}, kInitOnes));
+  if (tied_here) {
+    p.head = p.table;
+    return p;
   }
+  TableDeclaration head = table;
+  if (!tied) head.name = kHead;
+  p.head = DeclareTable(head, tensor_parallel, set);
   return p;
 }
 

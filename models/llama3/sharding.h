@@ -1,36 +1,48 @@
 #ifndef TESSERA_MODELS_LLAMA3_SHARDING_H_
 #define TESSERA_MODELS_LLAMA3_SHARDING_H_
 
-// Which boxes of which logical tensors a stage holds, and how they lie in memory.
+// Which boxes of which logical tensors a rank of a stage holds, and how they lie in memory.
 // Legend: C hidden size, H query heads, K key/value heads, D head size, F MLP width, V vocabulary,
-// Vp padded.
+// Vp padded, S virtual shards.
 
 #include <vector>
 
 #include "models/config.pb.h"
+#include "models/layers/decoder_layout.h"
 #include "models/layers/parameter.h"
-#include "models/layers/stage.h"
+#include "models/layers/vocabulary.h"
+#include "models/model_options.h"
 
 namespace tessera::llama3 {
 
+struct AttentionParameters {
+  Parameter* qkv;  // [(H+2K)D/S,C]: the shard's heads of q_proj, of k_proj, of v_proj
+  Parameter* out;  // [C,HD/S]
+};
+
+struct MlpParameters {
+  Parameter* gate_up;  // [2F/S,C]: the shard's rows of gate_proj, of up_proj
+  Parameter* down;     // [C,F/S]
+};
+
 struct BlockParameters {
-  Parameter* norm1;    // [C]
-  Parameter* qkv;      // [(H+2K)D,C]: q_proj, k_proj, v_proj
-  Parameter* out;      // [C,HD]
-  Parameter* norm2;    // [C]
-  Parameter* gate_up;  // [2F,C]: gate_proj, up_proj
-  Parameter* down;     // [C,F]
+  Parameter* norm1;  // [C]
+  std::vector<AttentionParameters> attention;
+  Parameter* norm2;  // [C]
+  std::vector<MlpParameters> mlp;
 };
 
 struct StageParameters {
-  Parameter* token_embedding = nullptr;  // [Vp,C]: on the first stage, and on the last when tied
+  std::vector<VocabularyShard> table;  // [Vp/S,C]: on the first stage, and on the last when tied
   std::vector<BlockParameters> blocks;
-  Parameter* final_norm = nullptr;  // [C]: last
-  Parameter* head = nullptr;        // [Vp,C]: last; the token embedding when tied
+  Parameter* final_norm = nullptr;    // [C]: last
+  std::vector<VocabularyShard> head;  // [Vp/S,C]: last; the token embedding when tied
+  DecoderLayout layout;
 };
 
-// Declares the stage's parameters in model order. `stage.last_layer` is set.
-StageParameters DeclareParameters(const ModelConfig& config, const StageLayers& stage,
+// Declares the parameters of the stage's virtual shards that are here, in the order of the forward
+// pass. options.stage.last_layer is set.
+StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set);
 
 }  // namespace tessera::llama3

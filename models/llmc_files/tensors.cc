@@ -21,17 +21,20 @@ struct Target {
   int64_t first_column, columns;  // of the logical tensor
   int64_t base;                   // flat element of the piece's first
   int64_t stride;                 // of a row, in elements
+  TensorView flat;                // the buffer that `base` counts in
 };
 
 using Targets = std::multimap<std::string, Target>;
 
-Targets FindTargets(const ParameterSet& parameters) {
-  Targets targets;
+// `wanted` (may be null) chooses among the parameters.
+void FindTargets(const ParameterSet& parameters, const TensorView& flat,
+                 const std::function<bool(const Parameter&)>& wanted, Targets* targets) {
   for (const Parameter* parameter : parameters.parameters()) {
+    if (wanted != nullptr && !wanted(*parameter)) continue;
     for (const ParameterPiece& piece : parameter->pieces) {
       const bool vector = piece.shape.size() == 1;
       CHECK(vector || piece.shape.size() == 2) << piece.name;
-      Target target;
+      Target target{.flat = flat};
       target.first_row = vector ? 0 : piece.global_offset[0];
       target.rows = vector ? 1 : piece.shape[0];
       target.first_column = piece.global_offset.back();
@@ -39,11 +42,10 @@ Targets FindTargets(const ParameterSet& parameters) {
       target.stride = parameter->shape.back();
       target.base = parameter->flat_offset + piece.local_offset.back() +
                     (vector ? 0 : piece.local_offset[0] * target.stride);
-      targets.emplace(piece.name, target);
-      if (!parameter->tied_name.empty()) targets.emplace(parameter->tied_name, target);
+      targets->emplace(piece.name, target);
+      if (!parameter->tied_name.empty()) targets->emplace(parameter->tied_name, target);
     }
   }
-  return targets;
 }
 
 // A rectangle of the file's matrix, dense in a buffer.
@@ -123,6 +125,15 @@ void WithElements(const TensorView& flat, const Use& use) {
   LOG(FATAL) << "weights of type " << DTypeName(flat.dtype());
 }
 
+// Zeros in the rows of a block that are padding.
+void ClearPadding(const LlmcTensor& tensor, const Block& block, float* values) {
+  const int64_t width = block.end_column - block.begin_column;
+  const int64_t first = std::max(block.begin_row, tensor.real_rows);
+  if (first >= block.end_row) return;
+  std::fill(values + (first - block.begin_row) * width,
+            values + (block.end_row - block.begin_row) * width, 0.0f);
+}
+
 // Values of one block, as fp32 and as the file has them.
 class BlockBuffer {
  public:
@@ -168,7 +179,8 @@ class BlockBuffer {
 absl::Status ImportLlmcTensors(const LlmcReader& reader, DType file_dtype,
                                const std::vector<LlmcTensor>& tensors,
                                const ParameterSet& parameters, const TensorView& flat) {
-  const Targets targets = FindTargets(parameters);
+  Targets targets;
+  FindTargets(parameters, flat, nullptr, &targets);
   BlockBuffer buffer(file_dtype);
   int64_t offset = kLlmcHeaderBytes;
   for (const LlmcTensor& tensor : tensors) {
@@ -201,8 +213,8 @@ absl::Status ImportLlmcTensors(const LlmcReader& reader, DType file_dtype,
 absl::Status ExportLlmcTensors(LlmcWriter& writer, DType file_dtype,
                                const std::vector<LlmcTensor>& tensors,
                                const ParameterSet& parameters, const TensorView& flat) {
-  const Targets targets = FindTargets(parameters);
-  BlockBuffer buffer(file_dtype);
+  Targets targets;
+  FindTargets(parameters, flat, nullptr, &targets);
   for (const LlmcTensor& tensor : tensors) {
     const auto [first, last] = targets.equal_range(tensor.name);
     int64_t held = 0;
@@ -212,19 +224,41 @@ absl::Status ExportLlmcTensors(LlmcWriter& writer, DType file_dtype,
           absl::StrCat(tensor.name, ": ", held, " of ", tensor.real_rows * tensor.columns,
                        " elements are here; only a whole model can be exported"));
     }
+  }
+  const LlmcPart part{.parameters = &parameters, .flat = flat};
+  return ExportLlmcTensors(&writer, file_dtype, tensors, std::span(&part, 1), {});
+}
+
+absl::Status ExportLlmcTensors(LlmcWriter* writer, DType file_dtype,
+                               const std::vector<LlmcTensor>& tensors,
+                               std::span<const LlmcPart> parts, const LlmcRanks& ranks) {
+  Targets targets;
+  for (const LlmcPart& part : parts) {
+    FindTargets(*part.parameters, part.flat, ranks.gives, &targets);
+  }
+  // Adds nothing to any number, a negative zero included.
+  constexpr float kNothing = -0.0f;
+  BlockBuffer buffer(file_dtype);
+  for (const LlmcTensor& tensor : tensors) {
+    const auto [first, last] = targets.equal_range(tensor.name);
     const auto write = [&, first = first, last = last](const Block& block) {
       const std::span<std::byte> bytes = buffer.Bytes(block.elements());
-      std::fill(buffer.values().begin(), buffer.values().end(), 0.0f);
+      std::fill(buffer.values().begin(), buffer.values().end(), kNothing);
       float* values = buffer.values().data();
       for (auto it = first; it != last; ++it) {
-        WithElements(flat, [&](const auto* elements) {
+        WithElements(it->second.flat, [&](const auto* elements) {
           ForEachCommonElement(tensor, block, it->second, [&](int64_t to, int64_t from) {
             values[to] = static_cast<float>(elements[from]);
           });
         });
       }
+      if (ranks.sum != nullptr) {
+        if (auto status = ranks.sum(buffer.values()); !status.ok()) return status;
+      }
+      if (writer == nullptr) return absl::OkStatus();
+      ClearPadding(tensor, block, values);
       buffer.Encode();
-      return writer.Append(bytes);
+      return writer->Append(bytes);
     };
     if (auto status = ForEachBlock(tensor.rows, tensor.columns, write); !status.ok()) return status;
   }

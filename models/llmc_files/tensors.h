@@ -5,6 +5,8 @@
 // MiB between the file and the pieces of a ParameterSet.
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,27 @@ absl::Status ImportLlmcTensors(const LlmcReader& reader, DType file_dtype,
 absl::Status ExportLlmcTensors(LlmcWriter& writer, DType file_dtype,
                                const std::vector<LlmcTensor>& tensors,
                                const ParameterSet& parameters, const TensorView& flat);
+
+// Parameters of one pipeline chunk, with their values as above.
+struct LlmcPart {
+  const ParameterSet* parameters = nullptr;
+  TensorView flat;
+};
+
+// Ranks that hold a model together.
+struct LlmcRanks {
+  // Whether this rank gives the values of a parameter: of several ranks with a copy, one does.
+  std::function<bool(const Parameter&)> gives;
+  // `values` becomes the sum of all ranks' values.
+  std::function<absl::Status(std::span<float> values)> sum;
+};
+
+// The same for a model in parts, on one or several ranks. Every rank calls it; the one with a
+// `writer` writes, others have null. Memory: one block of values. Wire: an all-reduce of the whole
+// model in fp32.
+absl::Status ExportLlmcTensors(LlmcWriter* writer, DType file_dtype,
+                               const std::vector<LlmcTensor>& tensors,
+                               std::span<const LlmcPart> parts, const LlmcRanks& ranks);
 
 }  // namespace tessera
 
