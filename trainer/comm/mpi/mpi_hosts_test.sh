@@ -16,7 +16,9 @@ if [[ ${2:-} != inside ]]; then
 fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-folder=$(mktemp -d "${TEST_TMPDIR:-/tmp}/hosts.XXXXXX")
+folder=$(mktemp -d /tmp/mpi_hosts.XXXXXX)
+# Open MPI's own files carry the user's number, which is 0 in here, for whoever it is outside.
+export TMPDIR=$folder
 holders=()
 trap 'kill "${holders[@]}"; rm -rf "$folder"' EXIT
 failures=0
