@@ -58,8 +58,7 @@ class BlockDeclaration {
     for (int64_t i = 0; i < 3; ++i) {
       sections.push_back({LayerName(layer_, tensor), shape, i * third, third});
     }
-    return &set_.Add(
-        ShardedParameter(sections, static_cast<int>(shape.size()) - 1, shard, init));
+    return &set_.Add(ShardedParameter(sections, static_cast<int>(shape.size()) - 1, shard, init));
   }
 
   AttentionParameters Attention(const VirtualShard& shard) {
@@ -97,14 +96,13 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
   const int64_t c = config.hidden_size();
   const Initialization normal = InitNormal(config.init_method_std());
   const bool both_ends = stage.has_embedding && stage.has_head;
-  const TableDeclaration table = {
-      .name = kTokenEmbedding,
-      .vocab_size = config.vocab_size(),
-      .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
-      .channels = c,
-      .init = normal,
-      .tied_name = kHead,
-      .has_second_grad = both_ends && options.separate_tied_gradients};
+  const TableDeclaration table = {.name = kTokenEmbedding,
+                                  .vocab_size = config.vocab_size(),
+                                  .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
+                                  .channels = c,
+                                  .init = normal,
+                                  .tied_name = kHead,
+                                  .has_second_grad = both_ends && options.separate_tied_gradients};
   StageParameters p;
   if (stage.has_embedding) {
     p.table = DeclareTable(table, tensor_parallel, set);

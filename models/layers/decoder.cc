@@ -142,9 +142,9 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   return parts_.head->Forward(pass, buffers.inputs.back(), Flat(batch.targets), buffers.head);
 }
 
-absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations,
-                               double loss_scale, bool accumulate, TensorView d_output,
-                               TensorView d_input, GradientObserver* observer) {
+absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations, double loss_scale,
+                               bool accumulate, TensorView d_output, TensorView d_input,
+                               GradientObserver* observer) {
   const auto& buffers = static_cast<const Buffers&>(activations);
   const Pass pass = MakePass(batch);
   CHECK(buffers.use != ActivationUse::kForwardOnly);
@@ -168,7 +168,8 @@ absl::Status Decoder::BackwardHead(const Pass& pass, const MicroBatch& batch,
                                    const Buffers& buffers, double loss_scale, bool accumulate,
                                    const TensorView& d, GradientObserver* observer) const {
   // To the end of the gradient space: second contributions are the head's.
-  const int64_t begin = parts_.layout.boundaries.back(), end = parts_.parameters->gradient_elements();
+  const int64_t begin = parts_.layout.boundaries.back(),
+                end = parts_.parameters->gradient_elements();
   TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
   TESSERA_RETURN_IF_ERROR(Prepare(observer, 0, parts_.layout.shared_table_end));
   TESSERA_RETURN_IF_ERROR(parts_.head->Backward(pass, buffers.inputs.back(), Flat(batch.targets),
@@ -187,8 +188,7 @@ absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& b
   }
   const int64_t begin = parts_.layout.boundaries[i], end = parts_.layout.boundaries[i + 1];
   TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
-  TESSERA_RETURN_IF_ERROR(
-      block.Backward(pass, x, buffers.kept[i], buffers.scratch, accumulate, d));
+  TESSERA_RETURN_IF_ERROR(block.Backward(pass, x, buffers.kept[i], buffers.scratch, accumulate, d));
   return Ready(observer, begin, end);
 }
 
@@ -197,9 +197,9 @@ absl::Status Decoder::BackwardEmbedding(const Pass& pass, const MicroBatch& batc
                                         const TensorView& d, GradientObserver* observer) const {
   const int64_t shared = parts_.layout.shared_table_end, end = parts_.layout.boundaries.front();
   TESSERA_RETURN_IF_ERROR(Prepare(observer, shared, end));
-  TESSERA_RETURN_IF_ERROR(parts_.embedding->Backward(
-      pass, Flat(batch.ids), buffers.embedding, d,
-      /*table_has_gradient=*/accumulate || shared > 0, accumulate));
+  TESSERA_RETURN_IF_ERROR(
+      parts_.embedding->Backward(pass, Flat(batch.ids), buffers.embedding, d,
+                                 /*table_has_gradient=*/accumulate || shared > 0, accumulate));
   return Ready(observer, 0, end);
 }
 

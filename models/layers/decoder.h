@@ -22,7 +22,7 @@ namespace tessera {
 // allocated.
 struct DecoderParts {
   std::unique_ptr<ParameterSet> parameters;
-  int64_t hidden_size = 0;               // C
+  int64_t hidden_size = 0;  // C
   TensorParallel tensor_parallel;
   std::optional<Embedding> embedding;    // first stage
   std::vector<TransformerBlock> blocks;  // of this stage

@@ -106,15 +106,15 @@ absl::Status LmHead::Backward(const Pass& pass, const TensorView& x, const Tenso
       const VocabularyShard& shard = shards_[v];
       const TensorView logits = FirstRows(buffers.logits[v], chunk);
       if (i != last) Project(pass, shard, normed, logits);
-      backend.CrossEntropyBackward(Rows(buffers.combined, chunk), Rows(targets, chunk),
-                                   shard.valid, shard.first_id, loss_scale, logits);
+      backend.CrossEntropyBackward(Rows(buffers.combined, chunk), Rows(targets, chunk), shard.valid,
+                                   shard.first_id, loss_scale, logits);
       backend.MatMul(logits.Transpose(0, 1), normed, Gradient(shard), accumulate || i != last);
       products.push_back({logits, shard.table->value});
     }
     AddLocalShards(pass, products, Rows(partial, chunk));
   }
-  TESSERA_RETURN_IF_ERROR(FinishShardSum(pass, partial, /*bias=*/{}, buffers.d_normed,
-                                         "gradient of the head's input"));
+  TESSERA_RETURN_IF_ERROR(
+      FinishShardSum(pass, partial, /*bias=*/{}, buffers.d_normed, "gradient of the head's input"));
   buffers.norms.Backward(pass, *norm_, 0, buffers.d_normed, x, buffers.norm_stats, d,
                          /*accumulate_dx=*/false, accumulate);
   const Norm* norms[] = {norm_.get()};

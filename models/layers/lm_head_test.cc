@@ -28,7 +28,8 @@ Result RunHead(int64_t logits_rows, const TensorView& x, const TensorView& targe
       set.Add(TableParameter("head", {kVocabulary, kChannels}, kPadded, {}, InitNormal(0.5)));
   set.Allocate(DType::kF64, {}, true);
   set.Initialize(1);
-  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), {{&weight, 0, kVocabulary}}, kVocabulary);
+  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), {{&weight, 0, kVocabulary}},
+                    kVocabulary);
   const Pass pass = {.backend = *backend, .batch = 2, .sequence = 5};
   const int64_t max_bytes = logits_rows * kPadded * ElementSize(DType::kF64);
   Arena measure;

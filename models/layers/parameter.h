@@ -19,7 +19,7 @@ struct ParameterPiece {
   std::vector<int64_t> global_offset;  // of the piece in the logical tensor
   std::vector<int64_t> local_offset;   // of the piece in the local buffer
   Shape shape;                         // of the piece, padding excluded
-  Shape padded_global_shape = {};  // with the padding that ranks have in memory; empty: none
+  Shape padded_global_shape = {};      // with the padding that ranks have in memory; empty: none
 };
 
 struct Initialization {

@@ -60,17 +60,17 @@ absl::Status NormForward(const Pass& pass, const Norm& norm, const TensorView& x
   return pass.GatherRows(out, "normalised rows");
 }
 
-NormGradients::NormGradients(Arena& arena, const Pass& pass, DType dtype,
-                             const Norm& norm, int count) {
+NormGradients::NormGradients(Arena& arena, const Pass& pass, DType dtype, const Norm& norm,
+                             int count) {
   if (pass.shards() == 1) return;
   const int64_t vectors = norm.gradient_vectors(), channels = norm.channels();
   blocks_ = arena.Take(SumDType(dtype), {BlocksOf(pass).count, vectors, channels});
   sums_ = arena.Take(SumDType(dtype), {count, vectors, channels});
 }
 
-void NormGradients::Backward(const Pass& pass, const Norm& norm, int index,
-                             const TensorView& d_out, const TensorView& x, const TensorView& stats,
-                             const TensorView& d_x, bool accumulate_dx, bool accumulate) const {
+void NormGradients::Backward(const Pass& pass, const Norm& norm, int index, const TensorView& d_out,
+                             const TensorView& x, const TensorView& stats, const TensorView& d_x,
+                             bool accumulate_dx, bool accumulate) const {
   if (pass.shards() == 1) {
     norm.Backward(pass.backend, d_out, x, stats, d_x, accumulate_dx, norm.gradients(), accumulate);
     return;

@@ -76,8 +76,8 @@ absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x, co
 
 absl::Status TransformerBlock::ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
                                            const Scratch& scratch) const {
-  TESSERA_RETURN_IF_ERROR(NormForward(pass, *parts_.attention_norm, x, scratch.normed,
-                                      kept.attention_norm_stats));
+  TESSERA_RETURN_IF_ERROR(
+      NormForward(pass, *parts_.attention_norm, x, scratch.normed, kept.attention_norm_stats));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
@@ -180,9 +180,8 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
                                                  const Kept& kept, const Scratch& scratch,
                                                  bool accumulate, const TensorView& d) const {
   Backend& backend = pass.backend;
-  TESSERA_ASSIGN_OR_RETURN(
-      const TensorView d_sum,
-      BackwardEnd(pass, parts_.attention_end, d, scratch.d_branch, accumulate));
+  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum, BackwardEnd(pass, parts_.attention_end, d,
+                                                               scratch.d_branch, accumulate));
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
     const AttentionShard::Kept& own = kept.attention[i];
@@ -191,8 +190,8 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
     shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
                              scratch.d_qkv[i]);
   }
-  TESSERA_RETURN_IF_ERROR(NormForward(pass, *parts_.attention_norm, x, scratch.normed,
-                                      kept.attention_norm_stats));
+  TESSERA_RETURN_IF_ERROR(
+      NormForward(pass, *parts_.attention_norm, x, scratch.normed, kept.attention_norm_stats));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const Linear& qkv = parts_.attention[i].qkv;

@@ -52,14 +52,13 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
   const TensorParallel& tensor_parallel = *options.tensor_parallel;
   const bool tied = !config.untie_embeddings_and_output_weights();
   const bool tied_here = tied && stage.has_embedding && stage.has_head;
-  const TableDeclaration table = {
-      .name = kTokenEmbedding,
-      .vocab_size = config.vocab_size(),
-      .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
-      .channels = config.hidden_size(),
-      .init = InitNormal(config.init_method_std()),
-      .tied_name = tied ? kHead : "",
-      .has_second_grad = tied_here && options.separate_tied_gradients};
+  const TableDeclaration table = {.name = kTokenEmbedding,
+                                  .vocab_size = config.vocab_size(),
+                                  .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
+                                  .channels = config.hidden_size(),
+                                  .init = InitNormal(config.init_method_std()),
+                                  .tied_name = tied ? kHead : "",
+                                  .has_second_grad = tied_here && options.separate_tied_gradients};
   StageParameters p;
   if (stage.has_embedding) {
     p.table = DeclareTable(table, tensor_parallel, set);

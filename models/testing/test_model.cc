@@ -55,6 +55,9 @@ void AddOne(const TensorView& x) {
       case DType::kF64:
         x.as<double>()[i] += 1;
         break;
+      case DType::kBF16:
+        x.as<BFloat16>()[i] = BFloat16(static_cast<float>(x.as<BFloat16>()[i]) + 1);
+        break;
       default:
         LOG(FATAL) << "weights of type " << DTypeName(x.dtype());
     }

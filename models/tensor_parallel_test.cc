@@ -1,0 +1,218 @@
+// Tensor and sequence parallelism: equalities that hold bit for bit over any number of ranks, and
+// nearness of different numbers of shards.
+
+#include <cstdint>
+#include <iterator>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "models/factory.h"
+#include "models/testing/sharded_run.h"
+#include "trainer/kernels/reference/reference_backend.h"
+#include "trainer/kernels/testing/compare.h"
+
+namespace tessera {
+namespace {
+
+using testing::ExpectBitwiseEqual;
+using testing::ExpectClose;
+using testing::ExpectSameBits;
+using testing::Logical;
+using testing::RunSharded;
+using testing::ShardedGpt2;
+using testing::ShardedLlama3;
+using testing::ShardedResult;
+using testing::ShardedRun;
+using testing::WithDropout;
+
+struct Family {
+  std::string name;
+  ModelConfig config;
+};
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
+class TensorParallelModelTest : public ::testing::TestWithParam<Family> {
+ protected:
+  ShardedRun Base(DType dtype, int shards) const {
+    ShardedRun run;
+    run.config = GetParam().config;
+    run.dtype = dtype;
+    run.shards = shards;
+    return run;
+  }
+};
+
+std::string Describe(const ShardedRun& run) {
+  return std::string(DTypeName(run.dtype)) + ", " + std::to_string(run.shards) + " shards, tp" +
+         std::to_string(run.ranks) + (run.sequence_parallel ? "_sp" : "") +
+         (run.use == ActivationUse::kTrainingRecompute ? ", recompute" : "");
+}
+
+void ExpectNear(const ShardedResult& actual, const ShardedResult& expected, double tolerance) {
+  EXPECT_NEAR(actual.loss / expected.loss, 1, tolerance);
+  ExpectClose(actual.last_logits, expected.last_logits, {.of_maximum = tolerance}, "logits");
+  const auto grads = Logical(actual, actual.grads);
+  for (const auto& [name, tensor] : Logical(expected, expected.grads)) {
+    ASSERT_TRUE(grads.contains(name)) << name;
+    ExpectClose(grads.at(name), tensor, {.absolute = tolerance, .of_maximum = tolerance}, name);
+  }
+}
+
+// The same function whatever the number of shards and ranks.
+TEST_P(TensorParallelModelTest, ShardsChangeNothingButRounding) {
+  const ShardedResult whole = RunSharded(Base(DType::kF64, 1));
+  for (const auto& [shards, ranks] : {std::pair(2, 1), {4, 1}, {4, 2}, {4, 4}}) {
+    ShardedRun run = Base(DType::kF64, shards);
+    run.ranks = ranks;
+    run.sequence_parallel = ranks == 2;
+    const ShardedResult sharded = RunSharded(run);
+    // Statistics and logits for sampling are fp32 nowhere but in the latter.
+    EXPECT_NEAR(sharded.loss / whole.loss, 1, 1e-12);
+    const auto grads = Logical(sharded, sharded.grads);
+    for (const auto& [name, tensor] : Logical(whole, whole.grads)) {
+      ExpectClose(grads.at(name), tensor, {.absolute = 1e-13, .of_maximum = 1e-12}, name);
+    }
+    ExpectClose(sharded.last_logits, whole.last_logits, {.of_maximum = 1e-6}, "logits");
+  }
+}
+
+TEST_P(TensorParallelModelTest, ValuesAreTheSameForAnySharding) {
+  const ShardedResult whole = RunSharded(Base(DType::kF32, 1));
+  const auto expected = Logical(whole, whole.values);
+  for (const int ranks : {1, 2, 4}) {
+    ShardedRun run = Base(DType::kF32, 4);
+    run.ranks = ranks;
+    const ShardedResult sharded = RunSharded(run);
+    const auto values = Logical(sharded, sharded.values);
+    EXPECT_EQ(values.size(), expected.size());
+    for (const auto& [name, tensor] : expected) ExpectBitwiseEqual(values.at(name), tensor, name);
+  }
+}
+
+TEST_P(TensorParallelModelTest, NoBitDependsOnTheRanks) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int shards : {2, 4}) {
+      ShardedRun run = Base(dtype, shards);
+      run.micro_batches = 2;
+      const ShardedResult expected = RunSharded(run);
+      for (int ranks = 1; ranks <= shards; ranks *= 2) {
+        for (const bool sequence_parallel : {false, true}) {
+          for (const auto use : {ActivationUse::kTraining, ActivationUse::kTrainingRecompute}) {
+            run.ranks = ranks;
+            run.sequence_parallel = sequence_parallel;
+            run.use = use;
+            ExpectSameBits(RunSharded(run), expected, Describe(run));
+          }
+        }
+      }
+    }
+  }
+}
+
+// FAST: as many shards as ranks, also where they are no power of two.
+TEST_P(TensorParallelModelTest, PlainTensorParallelismIsNearOneRank) {
+  ShardedRun run = Base(DType::kF32, 1);
+  run.config.set_num_attention_heads(12);
+  run.config.set_num_query_groups(12);
+  run.config.set_hidden_size(48);
+  run.config.set_ffn_hidden_size(36);
+  const ShardedResult whole = RunSharded(run);
+  for (const int ranks : {2, 3, 4, 6}) {
+    run.shards = run.ranks = ranks;
+    run.sequence_parallel = ranks != 2;
+    ExpectNear(RunSharded(run), whole, 1e-5);
+  }
+}
+
+// Rows that the shards do not divide stay whole, and give the same bits.
+TEST_P(TensorParallelModelTest, UnevenRowsAreNotSplit) {
+  for (const int64_t sequence : {1, 5}) {
+    ShardedRun run = Base(DType::kF32, 4);
+    run.batch = 3;
+    run.sequence = sequence;
+    const ShardedResult expected = RunSharded(run);
+    run.ranks = 4;
+    for (const bool sequence_parallel : {false, true}) {
+      run.sequence_parallel = sequence_parallel;
+      ExpectSameBits(RunSharded(run), expected, Describe(run));
+    }
+  }
+}
+
+// A tied table has its two contributions on the stages that make them; one stage can keep them
+// apart.
+TEST_P(TensorParallelModelTest, StagesTogetherAreTheModel) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ShardedRun run = Base(dtype, 4);
+    run.config.set_num_layers(3);
+    run.micro_batches = 2;
+    run.separate_tied_gradients = true;
+    ShardedResult expected = RunSharded(run);
+    for (auto it = expected.grads.begin(); it != expected.grads.end();) {
+      auto next = std::next(it);
+      if (const size_t end = it->first.find("/second"); end != std::string::npos) {
+        auto node = expected.grads.extract(it);
+        node.key().replace(end, std::string::npos, "/last");
+        expected.grads.insert(std::move(node));
+      }
+      it = next;
+    }
+    run.stages = {{.last_layer = 1, .has_head = false},
+                  {.first_layer = 1, .last_layer = 2, .has_embedding = false, .has_head = false},
+                  {.first_layer = 2, .has_embedding = false}};
+    for (const int ranks : {1, 2, 4}) {
+      for (const bool sequence_parallel : {false, true}) {
+        run.ranks = ranks;
+        run.sequence_parallel = sequence_parallel;
+        ExpectSameBits(RunSharded(run), expected, Describe(run));
+      }
+    }
+  }
+}
+
+TEST_P(TensorParallelModelTest, ActivationsShrinkWithRanks) {
+  ShardedRun run = Base(DType::kF32, 4);
+  run.batch = 4;
+  int64_t bytes[3];
+  for (int i = 0; i < 3; ++i) {
+    run.ranks = i == 0 ? 1 : 4;
+    run.sequence_parallel = i == 2;
+    bytes[i] = RunSharded(run).activation_bytes;
+  }
+  EXPECT_LT(bytes[1], bytes[0] * 3 / 4);
+  EXPECT_LT(bytes[2], bytes[1] * 3 / 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TensorParallelModelTest,
+                         ::testing::Values(Family{"Gpt2", WithDropout(ShardedGpt2())},
+                                           Family{"Llama3Tied", WithDropout(ShardedLlama3(true))},
+                                           Family{"Llama3Untied",
+                                                  WithDropout(ShardedLlama3(false))}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(TensorParallelFactoryTest, WhatShardsDoNotDivideIsNamed) {
+  const auto backend = MakeReferenceBackend();
+  const auto message = [&](const ModelConfig& config, int shards) {
+    const TensorParallel tensor_parallel(nullptr, shards, false);
+    ModelOptions options;
+    options.tensor_parallel = &tensor_parallel;
+    const auto model = MakeModel(config, options, *backend);
+    EXPECT_EQ(model.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(model.status().message());
+  };
+  EXPECT_EQ(message(ShardedGpt2(), 8),
+            "num_attention_heads is 4: the number of tensor-parallel shards (8) must divide it");
+  EXPECT_EQ(message(ShardedLlama3(true), 8),
+            "num_query_groups is 4: the number of tensor-parallel shards (8) must divide it");
+  ModelConfig odd = ShardedGpt2();
+  odd.set_ffn_hidden_size(30);
+  EXPECT_EQ(message(odd, 4),
+            "ffn_hidden_size is 30: the number of tensor-parallel shards (4) must divide it");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,69 @@
+#ifndef TESSERA_MODELS_TESTING_SHARDED_RUN_H_
+#define TESSERA_MODELS_TESTING_SHARDED_RUN_H_
+
+// Models under tensor parallelism: the same forward and backward passes on any number of ranks, and
+// what they found, put together.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/config.pb.h"
+#include "models/layers/parameter.h"
+#include "models/layers/stage.h"
+#include "models/model.h"
+#include "models/model_options.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::testing {
+
+// Small configurations that four shards divide; of the vocabulary the last has no token at all.
+ModelConfig ShardedGpt2();
+ModelConfig ShardedLlama3(bool tied);  // grouped-query attention
+ModelConfig WithDropout(ModelConfig config);
+
+struct ShardedRun {
+  ModelConfig config;
+  DType dtype = DType::kF32;  // kF64: the reference backend
+  int shards = 1;
+  int ranks = 1;
+  bool sequence_parallel = false;
+  ActivationUse use = ActivationUse::kTraining;
+  int64_t batch = 3;
+  int64_t sequence = 8;
+  int micro_batches = 1;
+  bool separate_tied_gradients = false;
+  std::vector<StageLayers> stages = {StageLayers()};  // run one after the other
+};
+
+// By Parameter::key; second contributions by key + "/second"; where a tied table is on two stages,
+// the last one's by key + "/last".
+using TensorsByKey = std::map<std::string, Tensor>;
+
+struct ShardedResult {
+  double loss = 0;
+  std::map<std::string, Parameter> parameters;  // their views are dead
+  TensorsByKey values;
+  TensorsByKey grads;
+  Tensor last_logits;            // [B,V], of the last micro-batch, without dropout
+  int64_t activation_bytes = 0;  // of rank 0, all stages
+};
+
+// Random weights and tokens. Fails the test where ranks disagree about the loss, the logits or what
+// is replicated.
+ShardedResult RunSharded(const ShardedRun& run);
+
+// `tensors` (values or grads) as logical tensors: name -> [global shape], fp64. Fails the test where
+// an element is missing or there twice.
+std::map<std::string, Tensor> Logical(const ShardedResult& result, const TensorsByKey& tensors);
+
+// The same losses, gradients and logits, to the bit. Results with one number of shards.
+void ExpectSameBits(const ShardedResult& actual, const ShardedResult& expected,
+                    const std::string& what);
+
+}  // namespace tessera::testing
+
+#endif  // TESSERA_MODELS_TESTING_SHARDED_RUN_H_
