@@ -35,7 +35,8 @@ struct GradientReducerOptions {
   std::function<void(int64_t begin, int64_t end, TensorView memory)> bind;
 };
 
-// What this rank updates: a flat range of values and its gradient.
+// What this rank updates: a flat range of values and its gradient. Gaps between parameters hold
+// anything.
 struct OwnedGradient {
   int64_t begin = 0;
   int64_t end = 0;

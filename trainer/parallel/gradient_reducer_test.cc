@@ -284,6 +284,32 @@ TEST(GradientReducerWireTest, BytesAreTheTheory) {
   }
 }
 
+// As soon as its bucket is complete.
+TEST(GradientReducerWireTest, ReductionsStartDuringTheBackwardPass) {
+  for (const int zero : {0, 1, 2}) {
+    const Case which{.ranks = 2, .zero = zero};
+    const CommOp op = zero == 0 ? CommOp::kAllReduce : CommOp::kReduceScatter;
+    ThreadWorld world(which.ranks);
+    const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+      const std::unique_ptr<Backend> backend = MakeReferenceBackend();
+      FakeModel model(Parameters(Table::kPlain), 1);
+      GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
+      // Buckets hold parameters 7; 6; 5; 4 and 3; 2 and 1; 0.
+      const std::vector<int64_t> calls_after = {6, 5, 4, 4, 3, 3, 2, 1};
+      reducer.StartMicroBatch(0);
+      for (int i = 7; i >= 0; --i) {
+        const GradientParameter& parameter = model.layout().parameters[i];
+        const int64_t begin = parameter.begin, end = begin + parameter.elements;
+        TESSERA_RETURN_IF_ERROR(reducer.Prepare(begin, end));
+        TESSERA_RETURN_IF_ERROR(reducer.Ready(begin, end));
+        EXPECT_EQ(group.counters()[op].calls, calls_after[i]) << i;
+      }
+      return reducer.Finish();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
   for (const int zero : {0, 1, 2}) {
     const Case which{.ranks = 5, .zero = zero};
