@@ -21,10 +21,13 @@
 #include "nlohmann/json.hpp"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
+#include "trainer/parallel/topology.h"
 #include "trainer/random/philox.h"
 
 namespace tessera {
@@ -143,28 +146,48 @@ class ResumeTest : public ::testing::Test {
     return Checkpoints(run) / absl::StrFormat("step-%08d", step);
   }
 
-  // Trains as the command does. Returns the notes about where the state came from.
+  // Trains as the command does, on as many threads as the topology has ranks. Returns rank 0's notes
+  // about where the state came from.
   absl::StatusOr<std::string> Train(const TrainConfig& unresolved) {
     const absl::StatusOr<TrainConfig> config = ResolveConfig(unresolved);
     if (!config.ok()) return config.status();
     std::string notes;
+    const int ranks = ConfigTopology(*config).world_size();
+    const absl::Status status =
+        ranks == 1 ? TrainRank(*config, nullptr, &notes)
+                   : ThreadWorld(ranks).Run([&](Communicator& world) {
+                       std::string own;
+                       return TrainRank(*config, &world, world.rank() == 0 ? &notes : &own);
+                     });
+    if (!status.ok()) return status;
+    return notes;
+  }
+
+  static absl::Status TrainRank(const TrainConfig& config, Communicator* world,
+                                std::string* notes) {
     const absl::StatusOr<std::unique_ptr<Session>> session =
-        BuildSession(*config, [&](const std::string& note) { notes += note + "\n"; });
+        BuildSession(config, world, [&](const std::string& note) { *notes += note + "\n"; });
     if (!session.ok()) return session.status();
-    if ((*session)->optimizer == nullptr) return notes + "nothing left to train";
-    fs::create_directories(config->output().run_dir());
-    auto metrics = MetricsWriter::Open(
-        config->output().run_dir() + "/metrics.jsonl",
-        (*session)->resumed ? std::optional((*session)->progress.step) : std::nullopt);
-    if (!metrics.ok()) return metrics.status();
+    if (!(*session)->trains) {
+      *notes += "nothing left to train";
+      return absl::OkStatus();
+    }
+    std::unique_ptr<MetricsWriter> metrics;
+    if ((*session)->first_rank()) {
+      fs::create_directories(config.output().run_dir());
+      auto opened = MetricsWriter::Open(
+          config.output().run_dir() + "/metrics.jsonl",
+          (*session)->resumed ? std::optional((*session)->progress.step) : std::nullopt);
+      if (!opened.ok()) return opened.status();
+      metrics = *std::move(opened);
+    }
     std::FILE* null = std::fopen("/dev/null", "w");
     ProgressLine line({.total_steps = kSteps, .out = null, .detect_terminal = false});
-    TrainLoop loop(**session, line, metrics->get());
+    TrainLoop loop(**session, line, metrics.get());
     const absl::Status status = loop.Run();
     std::fclose(null);
-    if (!status.ok()) return status;
-    if (const absl::Status closed = (*metrics)->Close(); !closed.ok()) return closed;
-    return notes;
+    if (!status.ok() || metrics == nullptr) return status;
+    return metrics->Close();
   }
 
   // A folder of checkpoints that holds a copy of the run's first ones only, up to `step`: what a

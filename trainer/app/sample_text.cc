@@ -2,34 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "checkpoint/base/status_macros.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
-namespace {
-
-// Logits of the token after `context`.
-absl::StatusOr<std::vector<float>> NextLogits(Model& model, std::span<const int32_t> context,
-                                              int64_t vocab_size) {
-  const int64_t length = static_cast<int64_t>(context.size());
-  const Tensor ids(DType::kI32, {1, length});
-  std::copy(context.begin(), context.end(), ids.view().as<int32_t>());
-  const Tensor logits(DType::kF32, {1, vocab_size});
-  const std::unique_ptr<Activations> activations =
-      model.NewActivations(1, length, ActivationUse::kForwardOnly);
-  const MicroBatch batch{.ids = ids};
-  TESSERA_RETURN_IF_ERROR(model.Forward(batch, *activations, {}, {}).status());
-  TESSERA_RETURN_IF_ERROR(model.LastLogits(batch, *activations, logits));
-  const float* data = logits.view().as<float>();
-  return std::vector<float>(data, data + vocab_size);
-}
-
-}  // namespace
 
 int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t top_k,
                     float uniform) {
@@ -52,8 +31,9 @@ int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t t
   return ids[std::min<int64_t>(chosen - cumulative.begin(), kept - 1)];
 }
 
-absl::Status SampleText(Model& model, const Tokenizer& tokenizer, const SamplingConfig& config,
-                        int64_t max_context, const RandomStream& stream,
+absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
+                        const SamplingConfig& config, int64_t max_context,
+                        const RandomStream& stream,
                         const std::function<void(std::string_view)>& emit) {
   std::vector<int32_t> tokens{tokenizer.end_of_text()};
   if (!config.prompt().empty()) {
@@ -64,8 +44,7 @@ absl::Status SampleText(Model& model, const Tokenizer& tokenizer, const Sampling
     const std::span<const int32_t> all(tokens);
     const std::span<const int32_t> context =
         all.last(std::min<size_t>(all.size(), static_cast<size_t>(max_context)));
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<float> logits,
-                             NextLogits(model, context, tokenizer.vocab_size()));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<float> logits, next_logits(context));
     const int32_t next = ChooseToken(logits, config.temperature(), config.top_k(),
                                      RandomUniform(stream, static_cast<uint64_t>(i)));
     if (next == tokenizer.end_of_text()) break;

@@ -5,9 +5,10 @@
 #include <functional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "models/model.h"
+#include "absl/status/statusor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/tokenizer.h"
 #include "trainer/random/philox.h"
@@ -20,11 +21,16 @@ namespace tessera {
 int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t top_k,
                     float uniform);
 
+// Logits of the token after a context, for the whole vocabulary.
+using NextLogits = std::function<absl::StatusOr<std::vector<float>>(std::span<const int32_t>)>;
+
 // Continues config.prompt() by num_tokens_to_generate tokens and hands each token's text to `emit`
 // as it comes; ends early at end of text. The model sees the last `max_context` tokens.
-// Deterministic in `stream`. Errors: those of the tokenizer.
-absl::Status SampleText(Model& model, const Tokenizer& tokenizer, const SamplingConfig& config,
-                        int64_t max_context, const RandomStream& stream,
+// Deterministic in `stream`: ranks that get the same logits choose the same tokens. Errors: those of
+// the tokenizer and of `next_logits`.
+absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
+                        const SamplingConfig& config, int64_t max_context,
+                        const RandomStream& stream,
                         const std::function<void(std::string_view)>& emit);
 
 }  // namespace tessera

@@ -1,28 +1,31 @@
 #include "trainer/app/session.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/units.h"
-#include "models/factory.h"
+#include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "models/model_config.h"
+#include "trainer/app/host_share.h"
+#include "trainer/config/config.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/parallel/topology.h"
 #include "trainer/tensor/memory.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {
 
 using Notes = std::function<void(const std::string&)>;
 
-int ThreadCount(const TrainConfig& config) {
+int ThreadCount(const TrainConfig& config, const HostShare& host) {
   if (config.training().threads() > 0) return static_cast<int>(config.training().threads());
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return host.threads();
 }
 
 absl::StatusOr<DataSource> OpenData(const std::string& pattern, const TrainConfig& config,
@@ -44,16 +47,6 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& conf
         " tokens, the model's vocab_size is ", config.model().vocab_size()));
   }
   return tokenizer;
-}
-
-std::vector<FlatParameter> FlatParameters(const ParameterSet& parameters) {
-  std::vector<FlatParameter> flat;
-  for (const Parameter* parameter : parameters.parameters()) {
-    flat.push_back({.flat_offset = parameter->flat_offset,
-                    .elements = ElementCount(parameter->shape),
-                    .weight_decay = parameter->weight_decay});
-  }
-  return flat;
 }
 
 // Names the checkpoint that an error is about.
@@ -86,19 +79,18 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
 absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
   TESSERA_RETURN_IF_ERROR(In(saved, CheckSameModel(saved.manifest, session.config.model())));
-  const bool with_optimizer =
-      session.optimizer != nullptr && !options.no_load_optim() && !options.finetune();
+  const bool with_optimizer = session.trains && !options.no_load_optim() && !options.finetune();
   if (session.train_data.has_value() && !options.finetune()) {
     TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest, session.data_identity())));
   }
-  TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
-                           LoadTensors(saved, session.model->parameters(),
-                                       with_optimizer ? session.optimizer.get() : nullptr));
-  if (session.optimizer != nullptr) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const LoadNotes loaded,
+      LoadTensors(saved, session.state(), with_optimizer, session.group()));
+  if (session.trains) {
     if (with_optimizer) {
-      session.optimizer->set_updates(session.progress.updates);
+      session.trainer->set_updates(session.progress.updates);
     } else {
-      session.optimizer->ResetMaster();
+      session.trainer->ResetOptimizer();
     }
   }
   notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
@@ -107,6 +99,9 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
                         : with_optimizer   ? "weights and optimizer"
                                            : "weights"));
   for (const std::string& sentence : loaded.sentences) notes(sentence);
+  for (const std::string& sentence : DescribeChanges(saved.manifest, session.config)) {
+    notes(sentence);
+  }
   if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
     notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
                        session.config.training().seed(), " instead"));
@@ -114,47 +109,67 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   return absl::OkStatus();
 }
 
-// Master weights take the file's full precision; what is computed with is rounded from them.
+// Master weights take the file's full precision; what is computed with is rounded from them. The
+// fp32 buffer of a chunk lives no longer than its turn.
 absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
-  const ParameterSet& parameters = session.model->parameters();
-  if (session.optimizer == nullptr || !session.optimizer->has_master()) {
-    return ImportLlmc(llmc_file, session.config.model(), parameters, parameters.values());
+  for (const TrainedChunk& chunk : session.trainer->chunks()) {
+    const ParameterSet& parameters = *chunk.parameters;
+    const ModelConfig& model = session.config.model();
+    if (chunk.optimizer == nullptr || !chunk.optimizer->has_master()) {
+      TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, model, parameters, parameters.values()));
+      continue;
+    }
+    const Tensor full(DType::kF32, {parameters.flat_elements()});
+    TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, model, parameters, full));
+    session.backend->Copy(full, parameters.values());
+    chunk.optimizer->SetMaster(full);
   }
-  const Tensor master(DType::kF32, {parameters.flat_elements()});
-  TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, session.config.model(), parameters, master));
-  session.backend->Copy(master, parameters.values());
-  session.optimizer->SetMaster(master);
   return absl::OkStatus();
 }
 
-// Whether the machine has room for the weights and what belongs to them, before anything of that size
-// is made.
-absl::Status CheckModelFits(const TrainConfig& config, bool trains) {
+// ", for its 8 processes" where a machine has several.
+std::string ForProcesses(const HostShare& host) {
+  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
+}
+
+std::string Bytes(int64_t bytes) { return ckpt::HumanBytes(static_cast<uint64_t>(bytes)); }
+
+// Whether the machine has room for the weights and what belongs to them, of all its ranks, before
+// anything of that size is made.
+absl::Status CheckModelFits(const TrainConfig& config, bool trains, const HostShare& host) {
+  const Topology topology = ConfigTopology(config);
   const bool bf16 = config.training().bf16();
-  const int64_t weight_bytes = bf16 ? 2 : 4;
-  const int64_t training_bytes = bf16 ? 4 + 12 : 4 + 8;  // gradient; master weight and moments
   const int64_t weights = ParameterCount(config.model());
-  const int64_t needed = weights * (weight_bytes + (trains ? training_bytes : 0));
+  const int64_t here = weights / (int64_t{topology.tensor} * topology.pipeline);
+  const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
+  const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
+  int64_t mine = here * (bf16 ? 2 : 4);
+  if (trains) {
+    mine += here * 4 / gradient_owners;
+    mine += here * (bf16 ? 12 : 8) / state_owners;  // moments; of bf16, master weights
+  }
   const int64_t available = AvailableHostMemory();
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
   if (needed <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "a model of %d weights needs %s of memory %s, of which %s are available", weights,
-      ckpt::HumanBytes(static_cast<uint64_t>(needed)), trains ? "to train" : "",
-      ckpt::HumanBytes(static_cast<uint64_t>(available))));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a model of ", weights, " weights needs ", Bytes(needed), " of memory",
+                   trains ? " to train" : "", ForProcesses(host), ", of which ", Bytes(available),
+                   " are available"));
 }
 
 // Whether the machine has room for all that has been allocated and, so far, hardly touched.
-absl::Status CheckMemory(const Session& session) {
-  const int64_t needed = TensorMemory().live_bytes, available = AvailableHostMemory();
+absl::Status CheckMemory(const Session& session, const HostShare& host) {
+  const Trainer::Memory mine = session.trainer->memory();
+  const int64_t available = AvailableHostMemory();
+  TESSERA_ASSIGN_OR_RETURN(
+      const int64_t needed,
+      host.Sum(mine.weights + mine.gradients + mine.optimizer + mine.activations));
   if (needed <= available) return absl::OkStatus();
-  const ParameterSet& parameters = session.model->parameters();
-  const auto text = [](int64_t bytes) { return ckpt::HumanBytes(static_cast<uint64_t>(bytes)); };
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the run needs ", text(needed), " of memory, of which ", text(available),
-      " are available: weights ", text(parameters.values().view().bytes()), ", gradients ",
-      text(parameters.grads().view().bytes()), ", optimizer ",
-      text(session.optimizer == nullptr ? 0 : session.optimizer->state_bytes()), ", activations ",
-      text(session.activations == nullptr ? 0 : session.activations->bytes()),
+      "the run needs ", Bytes(needed), " of memory", ForProcesses(host), ", of which ",
+      Bytes(available), " are available: weights ", Bytes(mine.weights), ", gradients ",
+      Bytes(mine.gradients), ", optimizer ", Bytes(mine.optimizer), ", activations ",
+      Bytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
       "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
 }
 
@@ -166,15 +181,34 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
     notes(
         absl::StrCat("no checkpoint in ", session.config.checkpoint().load(), ": starting afresh"));
   }
-  ParameterSet& parameters = session.model->parameters();
-  if (llmc_file.empty()) {
-    parameters.Initialize(session.progress.seed);
-  } else {
+  if (!llmc_file.empty()) {
     TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session));
     notes(absl::StrCat("weights from ", llmc_file));
     return absl::OkStatus();
   }
-  if (session.optimizer != nullptr) session.optimizer->ResetMaster();
+  session.trainer->InitializeWeights(session.progress.seed);
+  if (session.trains) session.trainer->ResetOptimizer();
+  return absl::OkStatus();
+}
+
+// Everything but the model.
+absl::Status OpenFiles(Session& session) {
+  const TrainConfig& config = session.config;
+  const uint64_t seed = session.progress.data_seed;
+  if (session.trains) {
+    TESSERA_ASSIGN_OR_RETURN(
+        session.save_folder,
+        ReserveSaveFolder(config.checkpoint(), session.progress.step, session.group()));
+    TESSERA_ASSIGN_OR_RETURN(session.train_data,
+                             OpenData(config.data().train_data_path(), config, seed));
+  }
+  if (!config.data().valid_data_path().empty()) {
+    TESSERA_ASSIGN_OR_RETURN(session.valid_data,
+                             OpenData(config.data().valid_data_path(), config, seed));
+  }
+  if (!config.data().tokenizer_model().empty()) {
+    TESSERA_ASSIGN_OR_RETURN(session.tokenizer, OpenTokenizer(config));
+  }
   return absl::OkStatus();
 }
 
@@ -187,54 +221,44 @@ DataIdentity Session::data_identity() const {
           .samples_per_epoch = train_data->dataset->num_samples()};
 }
 
+std::vector<StateChunk> Session::state() const {
+  std::vector<StateChunk> chunks;
+  for (const TrainedChunk& chunk : trainer->chunks()) {
+    chunks.push_back({.parameters = chunk.parameters, .optimizer = chunk.optimizer});
+  }
+  return chunks;
+}
+
+RankGroup Session::group() const {
+  return {.ranks = *ranks,
+          .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
+}
+
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolved_config,
-                                                      const Notes& notes) {
+                                                      Communicator* world, const Notes& notes) {
   auto session = std::make_unique<Session>();
   session->config = resolved_config;
   const TrainConfig& config = session->config;
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved, FindSavedRun(config.checkpoint()));
+  TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
+  session->ranks = MakeProcessGroup(world);
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(config.checkpoint(), session->group()));
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
   session->resumed = saved.has_value() && !config.checkpoint().finetune();
-  const bool trains = session->progress.step < config.training().train_iters();
-  if (trains) {
-    TESSERA_ASSIGN_OR_RETURN(session->save_folder,
-                             ReserveSaveFolder(config.checkpoint(), session->progress.step));
-  }
-
-  if (trains) {
-    TESSERA_ASSIGN_OR_RETURN(session->train_data, OpenData(config.data().train_data_path(), config,
-                                                           session->progress.data_seed));
-  }
-  if (!config.data().valid_data_path().empty()) {
-    TESSERA_ASSIGN_OR_RETURN(session->valid_data, OpenData(config.data().valid_data_path(), config,
-                                                           session->progress.data_seed));
-  }
-  if (!config.data().tokenizer_model().empty()) {
-    TESSERA_ASSIGN_OR_RETURN(session->tokenizer, OpenTokenizer(config));
-  }
+  session->trains = session->progress.step < config.training().train_iters();
+  TESSERA_RETURN_IF_ERROR(OpenFiles(*session));
 
   if (config.training().bf16() && !CpuHasBf16Products()) {
     return absl::InvalidArgumentError("bf16: this processor has no bf16 products (AVX-512)");
   }
-  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, trains));
-  session->backend = MakeCpuBackend(ThreadCount(config));
-  const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
-                             .with_gradients = trains,
-                             .seed = session->progress.seed};
-  TESSERA_ASSIGN_OR_RETURN(session->model, MakeModel(config.model(), options, *session->backend));
-  const ParameterSet& parameters = session->model->parameters();
-  if (trains) {
-    session->optimizer = std::make_unique<AdamW>(
-        *session->backend, config.optimizer(), FlatParameters(parameters),
-        std::vector<OwnedRange>{
-            {0, parameters.flat_elements(), parameters.values(), parameters.grads()}},
-        parameters.values().view().dtype());
-    session->activations = session->model->NewActivations(
-        config.training().micro_batch_size(), config.training().seq_length(),
-        config.training().recompute_activations() ? ActivationUse::kTrainingRecompute
-                                                  : ActivationUse::kTraining);
-  }
-  TESSERA_RETURN_IF_ERROR(CheckMemory(*session));
+  TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
+  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, host));
+  session->backend = MakeCpuBackend(ThreadCount(config, host));
+  TESSERA_ASSIGN_OR_RETURN(
+      session->trainer,
+      Trainer::Create(config, {.trains = session->trains, .seed = session->progress.seed},
+                      *session->mesh, *session->backend));
+  TESSERA_RETURN_IF_ERROR(CheckMemory(*session, host));
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
   return session;
 }

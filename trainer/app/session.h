@@ -9,16 +9,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/model.h"
+#include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
 #include "trainer/data/tokenizer.h"
 #include "trainer/kernels/backend.h"
-#include "trainer/optim/adamw.h"
+#include "trainer/parallel/mesh.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
 #include "trainer/state/folder_lock.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/state_dict.h"
+#include "trainer/step/trainer.h"
 
 namespace tessera {
 
@@ -28,29 +31,37 @@ struct DataSource {
   std::unique_ptr<BatchLoader> loader;
 };
 
-// Everything that a run works with, ready at `progress`: built from the config, then filled from a
-// checkpoint, from an llm.c file, or with initial weights.
+// Everything that a rank of a run works with, ready at `progress`: built from the config, then
+// filled from a checkpoint, from an llm.c file, or with initial weights.
 struct Session {
   TrainConfig config;  // resolved
+  std::unique_ptr<Mesh> mesh;
+  std::unique_ptr<ckpt::ProcessGroup> ranks;  // all of the mesh
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<Model> model;
-  std::unique_ptr<AdamW> optimizer;          // null when there is nothing to train
-  std::unique_ptr<Activations> activations;  // of a training micro-batch; likewise
-  std::optional<DataSource> train_data;      // likewise
+  std::unique_ptr<Trainer> trainer;
+  bool trains = false;                  // there are steps left
+  std::optional<DataSource> train_data;  // likewise
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
-  std::unique_ptr<FolderLock> save_folder;  // null when nothing is saved
+  std::unique_ptr<FolderLock> save_folder;  // of rank 0; null when nothing is saved
   bool resumed = false;                     // a checkpoint gave the progress
 
+  bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;
+  // What the trainer holds, as checkpoints see it.
+  std::vector<StateChunk> state() const;
+  RankGroup group() const;
 };
 
-// Builds a session. `notes` is told, in sentences, where weights and state came from. Errors name
-// the setting or file that is wrong. Writes nothing; only creates the folder `save` where it is
-// missing, so that a run that could not save ends before it trains.
+// Builds a session. `world` (null for one process) must have as many ranks as the config's topology
+// and outlive the session; every rank of it calls this, and of an error on one of them alone the
+// others hear when it leaves. `notes` is told, in sentences, where weights and state came from.
+// Errors name the setting or file that is wrong. Writes nothing; only creates the folder `save`
+// where it is missing, so that a run that could not save ends before it trains.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
-    const TrainConfig& resolved_config, const std::function<void(const std::string&)>& notes);
+    const TrainConfig& resolved_config, Communicator* world,
+    const std::function<void(const std::string&)>& notes);
 
 }  // namespace tessera
 

@@ -10,11 +10,13 @@ namespace {
 std::atomic<int> stop_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler must not wait for a lock");
 
-void OnSignal(int signal) { stop_signal = signal; }
+void OnSignal(int signal) {
+  stop_signal = signal == SIGUSR1 ? SIGINT : signal == SIGUSR2 ? SIGTERM : signal;
+}
 
 }  // namespace
 
-void CatchStopSignals() {
+void CatchStopSignals(bool launched) {
   struct sigaction action = {};
   action.sa_handler = OnSignal;
   // The second signal meets the default handler. Restarting system calls keeps a save in progress
@@ -22,6 +24,9 @@ void CatchStopSignals() {
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  if (!launched) return;
+  sigaction(SIGUSR1, &action, nullptr);
+  sigaction(SIGUSR2, &action, nullptr);
 }
 
 int StopSignal() { return stop_signal; }

@@ -2,15 +2,18 @@
 
 #include <chrono>
 #include <span>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/units.h"
 #include "trainer/app/gemm_peak.h"
+#include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
-#include "trainer/optim/schedule.h"
+#include "trainer/comm/communicator.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/run_state.h"
+#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 namespace {
@@ -20,21 +23,30 @@ using Clock = std::chrono::steady_clock;
 // After this many updates in a row with broken gradients there is nothing left to save by going on.
 constexpr int64_t kMostSkippedInARow = 10;
 
-std::span<int32_t> Span(const Tensor& tensor) {
-  return {tensor.view().as<int32_t>(), static_cast<size_t>(tensor.view().elements())};
-}
-
 double Seconds(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-RateMeter::Options RateOptions(const Session& session) {
+// What products of matrices all ranks reach together, each with its own threads and at the same
+// time.
+absl::StatusOr<double> MeasurePeak(const Session& session) {
+  double peak = MeasureGemmPeak(
+      *session.backend, session.config.training().bf16() ? DType::kBF16 : DType::kF32);
+  if (Communicator* world = session.mesh->world(); world != nullptr) {
+    TESSERA_RETURN_IF_ERROR(
+        world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));
+  }
+  return peak;
+}
+
+absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
-  return {.total_steps = training.train_iters(),
-          .tokens_per_step = training.global_batch_size() * training.seq_length(),
-          .flops_per_token = session.model->FlopsPerToken(training.seq_length()),
-          .peak_flops =
-              MeasureGemmPeak(*session.backend, training.bf16() ? DType::kBF16 : DType::kF32)};
+  TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
+  return RateMeter::Options{
+      .total_steps = training.train_iters(),
+      .tokens_per_step = training.global_batch_size() * training.seq_length(),
+      .flops_per_token = session.trainer->FlopsPerToken(),
+      .peak_flops = peak};
 }
 
 }  // namespace
@@ -44,35 +56,26 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line, MetricsWrite
       config_(session.config),
       progress_line_(progress_line),
       metrics_(metrics),
-      rates_(RateOptions(session)),
-      saved_step_(session.resumed ? session.progress.step : -1) {
-  const TrainingConfig& training = config_.training();
-  ids_ = Tensor(DType::kI32, {training.micro_batch_size(), training.seq_length()});
-  targets_ = Tensor(DType::kI32, {training.micro_batch_size(), training.seq_length()});
-  for (const Parameter* parameter : session_.model->parameters().parameters()) {
-    grads_.push_back(parameter->grad);
-  }
-  if (session_.valid_data.has_value() && training.eval_interval() > 0) {
-    evaluator_ = std::make_unique<Evaluator>(*session_.model, *session_.valid_data->loader,
-                                             training.eval_iters() * training.global_batch_size(),
-                                             training.micro_batch_size(), training.seq_length());
-  }
-}
+      saved_step_(session.resumed ? session.progress.step : -1) {}
 
 absl::Status TrainLoop::Run() {
   const Progress& progress = session_.progress;
+  TESSERA_ASSIGN_OR_RETURN(const RateMeter::Options rates, RateOptions(session_));
+  rates_.emplace(rates);
+  // What building the session sent belongs to no step.
+  session_.mesh->TakeTraffic();
   while (progress.step < config_.training().train_iters()) {
     const Clock::time_point start = Clock::now();
     TESSERA_ASSIGN_OR_RETURN(StepMetrics metrics, TrainStep());
-    rates_.Measure(Seconds(start), &metrics);
+    rates_->Measure(Seconds(start), &metrics);
     TESSERA_RETURN_IF_ERROR(Report(metrics));
-    if (evaluator_ != nullptr && AtInterval(config_.training().eval_interval())) {
+    if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
     if (AtInterval(config_.checkpoint().save_interval())) TESSERA_RETURN_IF_ERROR(Save());
-    if (StopSignal() != 0) {
+    if (stopped_by_ != 0) {
       progress_line_.Message(
-          absl::StrFormat("stopped by signal %d after step %d", StopSignal(), progress.step));
+          absl::StrFormat("stopped by signal %d after step %d", stopped_by_, progress.step));
       return absl::OkStatus();
     }
     if (AtInterval(config_.training().exit_interval())) break;
@@ -82,68 +85,45 @@ absl::Status TrainLoop::Run() {
 
 absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   Progress& progress = session_.progress;
-  AdamW& optimizer = *session_.optimizer;
-  const TrainingConfig& training = config_.training();
-
-  TESSERA_ASSIGN_OR_RETURN(const double loss_sum, ForwardBackward());
-  const double grad_norm = GradNorm(*session_.backend, grads_);
-  const double learning_rate = LearningRate(config_.optimizer(), progress.step);
-  const bool updated = optimizer.Step(learning_rate, grad_norm,
-                                      ClipCoefficient(grad_norm, config_.optimizer().clip_grad()));
-
+  TESSERA_ASSIGN_OR_RETURN(
+      const StepResult result,
+      session_.trainer->Step(*session_.train_data->loader,
+                             {.step = progress.step, .consumed_samples = progress.consumed_samples}));
+  TESSERA_ASSIGN_OR_RETURN(
+      StepAgreement agreed,
+      AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share));
+  stopped_by_ = agreed.stop_signal;
   progress.step += 1;
-  progress.updates = optimizer.updates();
-  progress.consumed_samples += training.global_batch_size();
-  progress.last_loss =
-      loss_sum / static_cast<double>(training.global_batch_size() * training.seq_length());
-  progress.last_learning_rate = learning_rate;
-  return StepMetrics{.step = progress.step,
-                     .loss = progress.last_loss,
-                     .lr = learning_rate,
-                     .grad_norm = grad_norm,
-                     .skipped = !updated,
-                     .consumed_samples = progress.consumed_samples};
-}
-
-absl::StatusOr<double> TrainLoop::ForwardBackward() {
-  const TrainingConfig& training = config_.training();
-  const int64_t micro = training.micro_batch_size();
-  const double loss_scale =
-      1.0 / static_cast<double>(training.global_batch_size() * training.seq_length());
-  double loss_sum = 0;
-  for (int64_t first = 0; first < training.global_batch_size(); first += micro) {
-    TESSERA_RETURN_IF_ERROR(session_.train_data->loader->FillBatch(
-        session_.progress.consumed_samples, first, micro, Span(ids_), Span(targets_)));
-    const MicroBatch batch{.ids = ids_,
-                           .targets = targets_,
-                           .step = session_.progress.step,
-                           .first_sample = first,
-                           .training = true};
-    TESSERA_ASSIGN_OR_RETURN(const double loss,
-                             session_.model->Forward(batch, *session_.activations, {}, {}));
-    TESSERA_RETURN_IF_ERROR(session_.model->Backward(batch, *session_.activations, loss_scale,
-                                                     /*accumulate=*/first > 0, {}, {}, nullptr));
-    loss_sum += loss;
-  }
-  return loss_sum;
+  progress.updates = session_.trainer->updates();
+  progress.consumed_samples += config_.training().global_batch_size();
+  progress.last_loss = result.loss;
+  progress.last_learning_rate = result.learning_rate;
+  StepMetrics metrics{.step = progress.step,
+                      .loss = result.loss,
+                      .lr = result.learning_rate,
+                      .grad_norm = result.grad_norm,
+                      .skipped = !result.updated,
+                      .consumed_samples = progress.consumed_samples};
+  metrics.wire = std::move(agreed.wire);
+  metrics.pipeline_wait_share = agreed.pipeline_wait_share;
+  return metrics;
 }
 
 absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   progress_line_.Step(metrics);
   if (metrics_ != nullptr) TESSERA_RETURN_IF_ERROR(metrics_->Write(metrics));
-  if (metrics.skipped && session_.optimizer->skipped_in_a_row() >= kMostSkippedInARow) {
+  if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMostSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
         "training has diverged: the gradients of the last %d steps were not finite; resume from an "
         "earlier checkpoint with a lower --lr",
-        session_.optimizer->skipped_in_a_row()));
+        session_.trainer->skipped_in_a_row()));
   }
   return absl::OkStatus();
 }
 
 absl::Status TrainLoop::Evaluate() {
   Progress& progress = session_.progress;
-  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, evaluator_->Run());
-  metrics.step = progress.step;
+  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, EvaluateSession(session_));
   metrics.best = metrics.loss < progress.best_loss;
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
@@ -158,11 +138,24 @@ absl::Status TrainLoop::Save() {
       const ckpt::SaveReport report,
       SaveRun(config_,
               DescribeRun(config_, config_.model(), session_.progress, session_.data_identity()),
-              session_.model->parameters(), *session_.optimizer));
+              session_.state(), session_.group()));
   saved_step_ = session_.progress.step;
   progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", saved_step_,
                                          ckpt::HumanBytes(report.bytes_written), report.seconds));
   return absl::OkStatus();
+}
+
+absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {
+  const TrainingConfig& training = session.config.training();
+  const Clock::time_point start = Clock::now();
+  TESSERA_ASSIGN_OR_RETURN(
+      const EvaluationResult result,
+      session.trainer->Evaluate(*session.valid_data->loader,
+                                training.eval_iters() * training.global_batch_size()));
+  return EvalMetrics{.step = session.progress.step,
+                     .loss = result.loss,
+                     .tokens = result.tokens,
+                     .seconds = Seconds(start)};
 }
 
 bool TrainLoop::AtInterval(int64_t interval) const {

@@ -3,36 +3,34 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/model.h"
-#include "trainer/app/evaluate.h"
 #include "trainer/app/session.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 
-// One optimizer step after the other: read, forward and backward for each micro-batch, clip,
-// update, report, evaluate, save.
+// One optimizer step after the other: train, report, evaluate, save. Every rank of a run has its
+// loop, and all do the same.
 class TrainLoop {
  public:
   // `session` (with something to train) must outlive the loop; its progress moves on.
   // `progress_line` is where a person looks; `metrics` may be null.
   TrainLoop(Session& session, ProgressLine& progress_line, MetricsWriter* metrics);
 
-  // Trains up to train_iters, or until exit_interval or a stop signal ends the run. Saves every
-  // save_interval steps and after the last one; a run that a signal ends saves nothing more than it
-  // has. Errors: those of data, checkpoint and metrics.
+  // Trains up to train_iters, or until exit_interval or a stop signal to any rank ends the run.
+  // Saves every save_interval steps and after the last one; a run that a signal ends saves nothing
+  // more than it has. Errors: those of data, ranks, checkpoint and metrics.
   absl::Status Run();
+
+  // The signal that ended Run(), the same on every rank; 0 when none did.
+  int stopped_by() const { return stopped_by_; }
 
  private:
   absl::StatusOr<StepMetrics> TrainStep();
-  // Sum of the token losses of the global batch; leaves the gradients of its mean.
-  absl::StatusOr<double> ForwardBackward();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
   absl::Status Save();
@@ -42,13 +40,13 @@ class TrainLoop {
   const TrainConfig& config_;
   ProgressLine& progress_line_;
   MetricsWriter* const metrics_;
-  RateMeter rates_;
-  Tensor ids_;                     // int32 [B,T]
-  Tensor targets_;                 // int32 [B,T]
-  std::vector<TensorView> grads_;  // by parameter
-  std::unique_ptr<Evaluator> evaluator_;
+  std::optional<RateMeter> rates_;  // from Run() on
   int64_t saved_step_ = -1;
+  int stopped_by_ = 0;
 };
+
+// Mean loss over the first samples of the validation data, timed. Collective, as Trainer::Evaluate.
+absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session);
 
 }  // namespace tessera
 

@@ -1,127 +1,109 @@
-// Trains a model: `train --config FILE --flag=value ...`, see --help.
+// Trains a model: `train --config FILE --flag=value ...`, see --help. One process, or one of those
+// that mpirun or srun has started; trainer/configs/launch.py starts as many as the settings ask for,
+// which it learns by `train --print-launch ...`.
+
+#include <unistd.h>
 
 #include <cstdio>
-#include <memory>
-#include <optional>
+#include <cstring>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/base/status_macros.h"
+#include "absl/time/time.h"
 #include "checkpoint/base/users_folder.h"
 #include "glog/logging.h"
-#include "models/llmc.h"
-#include "models/model.h"
-#include "trainer/app/evaluate.h"
-#include "trainer/app/sample_text.h"
-#include "trainer/app/session.h"
+#include "nlohmann/json.hpp"
+#include "trainer/app/launch.h"
+#include "trainer/app/run.h"
 #include "trainer/app/stop_signal.h"
-#include "trainer/app/train_loop.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/mpi/mpi_world.h"
 #include "trainer/config/config.h"
-#include "trainer/metrics/metrics.h"
-#include "trainer/metrics/progress.h"
 #include "trainer/metrics/standard_streams.h"
+#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {
 
-absl::Status Train(Session& session, ProgressLine& progress_line) {
-  const TrainConfig& config = session.config;
-  std::unique_ptr<MetricsWriter> metrics;
-  if (const std::string& run_dir = config.output().run_dir(); !run_dir.empty()) {
-    TESSERA_RETURN_IF_ERROR(WriteConfig(config, run_dir));
-    const std::optional<int64_t> resumed_step =
-        session.resumed ? std::optional(session.progress.step) : std::nullopt;
-    TESSERA_ASSIGN_OR_RETURN(metrics,
-                             MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step));
-  }
-  TrainLoop loop(session, progress_line, metrics.get());
-  absl::Status status = loop.Run();
-  progress_line.Finish();
-  if (metrics != nullptr) status.Update(metrics->Close());  // the first error is the one to report
-  return status;
-}
+constexpr int kWrongSettings = 2;
 
-// What the weights are worth, where there is nothing to train.
-absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
-  const TrainingConfig& training = session.config.training();
-  if (!session.valid_data.has_value() || training.eval_interval() == 0) return absl::OkStatus();
-  Evaluator evaluator(*session.model, *session.valid_data->loader,
-                      training.eval_iters() * training.global_batch_size(),
-                      training.micro_batch_size(), training.seq_length());
-  TESSERA_ASSIGN_OR_RETURN(EvalMetrics metrics, evaluator.Run());
-  metrics.step = session.progress.step;
-  progress_line.Eval(metrics);
-  return absl::OkStatus();
-}
-
-absl::Status ExportWeights(const Session& session) {
-  const ParameterSet& parameters = session.model->parameters();
-  const LlmcFileOptions options{.dtype = parameters.values().view().dtype()};
-  return ExportLlmc(session.config.checkpoint().export_llmc(), session.config.model(), options,
-                    parameters, parameters.values());
-}
-
-absl::Status Sample(const Session& session) {
-  if (session.tokenizer == nullptr) {
-    return absl::InvalidArgumentError(
-        "num_tokens_to_generate: printing text needs tokenizer_model");
-  }
-  const RandomStream stream{.seed = session.progress.seed,
-                            .use = RandomUse::kSampling,
-                            .stream = static_cast<uint64_t>(session.progress.step)};
-  std::printf("%s", session.config.sampling().prompt().c_str());
-  const absl::Status status =
-      SampleText(*session.model, *session.tokenizer, session.config.sampling(),
-                 session.config.training().seq_length(), stream, [](std::string_view text) {
-                   std::fwrite(text.data(), 1, text.size(), stdout);
-                   std::fflush(stdout);
-                 });
-  std::printf("\n");
-  return status;
-}
-
-absl::Status Run(const TrainConfig& config) {
-  std::printf("%s\n", ConfigDifferences(config).c_str());
-  ProgressLine progress_line({.total_steps = config.training().train_iters(),
-                              .log_interval = config.output().log_interval()});
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Session> session,
-      BuildSession(config, [&](const std::string& note) { progress_line.Message(note); }));
-  if (session->optimizer != nullptr) {
-    TESSERA_RETURN_IF_ERROR(Train(*session, progress_line));
+// One sentence for what every process of a world finds out by itself: rank 0 says it. The others
+// stay until it has, for a launcher may end them all with the first.
+int Refuse(const absl::Status& status, const Launch& launch) {
+  if (launch.in_world && launch.rank != 0) {
+    sleep(2);
   } else {
-    progress_line.Message("nothing left to train: step " + std::to_string(session->progress.step) +
-                          " of " + std::to_string(config.training().train_iters()));
-    TESSERA_RETURN_IF_ERROR(EvaluateOnly(*session, progress_line));
-  }
-  if (StopSignal() != 0) return absl::OkStatus();
-  if (!config.checkpoint().export_llmc().empty()) {
-    TESSERA_RETURN_IF_ERROR(ExportWeights(*session));
-    progress_line.Message("weights written to " + config.checkpoint().export_llmc());
-  }
-  if (config.sampling().num_tokens_to_generate() > 0) return Sample(*session);
-  return absl::OkStatus();
-}
-
-int Main(int argc, char** argv) {
-  ckpt::EnterUsersFolder();
-  const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
-  if (line.ok() && !line->help.empty()) {
-    std::printf("%s", line->help.c_str());
-    return 0;
-  }
-  const absl::StatusOr<TrainConfig> config =
-      line.ok() ? ResolveConfig(line->config) : absl::StatusOr<TrainConfig>(line.status());
-  CatchStopSignals();
-  const absl::Status status = config.ok() ? Run(*config) : config.status();
-  if (!status.ok()) {
     std::fflush(stdout);
     std::fprintf(stderr, "train: %s\n", std::string(status.message()).c_str());
-    return absl::IsInvalidArgument(status) ? 2 : 1;
   }
-  return StopSignal() == 0 ? 0 : 128 + StopSignal();
+  return absl::IsInvalidArgument(status) ? kWrongSettings : 1;
+}
+
+// What launch.py asks for, as JSON, of settings that may still lack training data.
+absl::Status PrintLaunch(TrainConfig config) {
+  const bool has_data = !config.data().train_data_path().empty();
+  if (!has_data) config.mutable_data()->set_train_data_path("to be found");
+  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
+  if (!resolved.ok()) return resolved.status();
+  const nlohmann::json launch = {
+      {"processes", ConfigTopology(*resolved).world_size()},
+      {"needs_data", !has_data && resolved->training().train_iters() > 0},
+      {"valid_data_path", resolved->data().valid_data_path()},
+      {"tokenizer_model", resolved->data().tokenizer_model()},
+      {"vocab_size", resolved->model().vocab_size()},
+  };
+  std::printf("%s\n", launch.dump().c_str());
+  return absl::OkStatus();
+}
+
+CommOptions WorldOptions(const TrainConfig& config) {
+  CommOptions options;
+  options.timeout = absl::Minutes(config.parallel().distributed_timeout_minutes());
+  return options;
+}
+
+int RunInWorld(const TrainConfig& config, const Launch& launch) {
+  int stopped_by = 0;
+  const int code = RunMpiRank(WorldOptions(config), [&](Communicator& world) -> absl::Status {
+    const absl::Status size = CheckWorldSize(ConfigTopology(config), world.size());
+    if (!size.ok()) return size;
+    return RunRank(config, launch, &world, &stopped_by);
+  });
+  return code == 0 && stopped_by != 0 ? 128 + stopped_by : code;
+}
+
+int RunAlone(const TrainConfig& config, const Launch& launch) {
+  int stopped_by = 0;
+  absl::Status status = CheckWorldSize(ConfigTopology(config), 1);
+  if (status.ok()) status = RunRank(config, launch, nullptr, &stopped_by);
+  if (!status.ok()) return Refuse(status, launch);
+  return stopped_by == 0 ? 0 : 128 + stopped_by;
+}
+
+int Main(std::vector<const char*> arguments) {
+  ckpt::EnterUsersFolder();
+  const Launch launch = DetectLaunch();
+  const auto is_print_launch = [](const char* word) {
+    return std::strcmp(word, "--print-launch") == 0;
+  };
+  const bool print_launch = std::erase_if(arguments, is_print_launch) > 0;
+  const absl::StatusOr<CommandLine> line =
+      ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
+  if (!line.ok()) return Refuse(line.status(), launch);
+  if (!line->help.empty()) {
+    if (launch.rank == 0) std::printf("%s", line->help.c_str());
+    return 0;
+  }
+  if (print_launch) {
+    const absl::Status printed = PrintLaunch(line->config);
+    return printed.ok() ? 0 : Refuse(printed, launch);
+  }
+  const absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);
+  if (!config.ok()) return Refuse(config.status(), launch);
+  CatchStopSignals(launch.in_world);
+  return launch.in_world ? RunInWorld(*config, launch) : RunAlone(*config, launch);
 }
 
 }  // namespace
@@ -131,5 +113,5 @@ int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;
-  return tessera::Main(argc, argv);
+  return tessera::Main(std::vector<const char*>(argv, argv + argc));
 }

@@ -32,6 +32,27 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
+// What only several ranks have, as the end of a record.
+std::string ParallelFields(const StepMetrics& metrics) {
+  std::string text;
+  if (metrics.pipeline_wait_share >= 0) {
+    absl::StrAppend(&text, ",\"pipeline_wait_share\":", JsonNumber(metrics.pipeline_wait_share));
+  }
+  if (metrics.wire.empty()) return text;
+  absl::StrAppend(&text, ",\"wire_bytes\":", metrics.wire_bytes(), ",\"wire\":{");
+  const std::string* axis = nullptr;
+  for (const WireBytes& part : metrics.wire) {
+    if (axis == nullptr || *axis != part.axis) {
+      absl::StrAppend(&text, axis == nullptr ? "" : "},", "\"", part.axis, "\":{");
+    } else {
+      absl::StrAppend(&text, ",");
+    }
+    absl::StrAppend(&text, "\"", part.operation, "\":", part.bytes);
+    axis = &part.axis;
+  }
+  return absl::StrCat(text, "}}");
+}
+
 // The step of one record; nullopt: this is no record.
 std::optional<int64_t> RecordStep(const std::string& line) {
   const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -93,6 +114,12 @@ void RateMeter::Measure(double step_seconds, StepMetrics* metrics) {
   metrics->eta_seconds = mean_seconds_ * static_cast<double>(options_.total_steps - metrics->step);
 }
 
+int64_t StepMetrics::wire_bytes() const {
+  int64_t sum = 0;
+  for (const WireBytes& part : wire) sum += part.bytes;
+  return sum;
+}
+
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
     const std::string& path, std::optional<int64_t> resumed_step) {
   std::string kept;
@@ -123,11 +150,11 @@ absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
   return WriteLine(absl::StrFormat(
       "{\"kind\":\"step\",\"step\":%d,\"loss\":%s,\"loss_bits\":\"%s\",\"lr\":%s,"
       "\"grad_norm\":%s,\"skipped\":%s,\"consumed_samples\":%d,\"step_seconds\":%s,"
-      "\"tokens_per_second\":%s,\"peak_share\":%s}\n",
+      "\"tokens_per_second\":%s,\"peak_share\":%s%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), JsonNumber(metrics.lr),
       JsonNumber(metrics.grad_norm), metrics.skipped ? "true" : "false", metrics.consumed_samples,
       JsonNumber(metrics.step_seconds), JsonNumber(metrics.tokens_per_second),
-      JsonNumber(metrics.peak_share)));
+      JsonNumber(metrics.peak_share), ParallelFields(metrics)));
 }
 
 absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {

@@ -9,11 +9,19 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tessera {
+
+// What all ranks together sent in a step, by one operation along one axis of the mesh.
+struct WireBytes {
+  std::string axis;       // "dp", "tp", "pp", ...
+  std::string operation;  // "reduce-scatter", ...
+  int64_t bytes = 0;
+};
 
 struct StepMetrics {
   int64_t step = 0;  // completed, this one included: the first is 1
@@ -26,6 +34,13 @@ struct StepMetrics {
   double tokens_per_second = 0;
   double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate; 0: unknown
   double eta_seconds = 0;  // until the last step
+  // Several ranks only: ordered by axis; empty for one process.
+  std::vector<WireBytes> wire;
+  // Part of the forward and backward passes spent waiting for other pipeline stages, mean over
+  // ranks; negative without a pipeline.
+  double pipeline_wait_share = -1;
+
+  int64_t wire_bytes() const;
 };
 
 struct EvalMetrics {
@@ -58,8 +73,9 @@ class RateMeter {
 // metrics.jsonl: one JSON object a line, {"kind":"step","step":N,"loss":...} or
 // {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17 significant digits; "loss_bits" (and
 // "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that two runs are compared bit
-// for bit with a text tool. A number that JSON cannot express (NaN, infinity) is null. Every line
-// is handed to the operating system before the call returns: a killed process loses none.
+// for bit with a text tool. A number that JSON cannot express (NaN, infinity) is null. Steps of several
+// ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
+// "pipeline_wait_share". Every line is handed to the operating system before the call returns: a killed process loses none.
 class MetricsWriter {
  public:
   // `resumed_step` absent: a new run, an existing file is emptied. Present: records of later steps

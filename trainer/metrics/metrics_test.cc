@@ -76,6 +76,27 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
   EXPECT_EQ(writer->Write(AtStep(2)).code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(MetricsWriterTest, SeveralRanksRecordTheirTraffic) {
+  const std::string path = testing::TempDir() + "/traffic.jsonl";
+  auto writer = MetricsWriter::Open(path, std::nullopt);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  StepMetrics metrics;
+  metrics.step = 1;
+  metrics.pipeline_wait_share = 0.25;
+  metrics.wire = {{"tp", "all-reduce", 30}, {"dp", "reduce-scatter", 500}, {"dp", "all-gather", 7}};
+  ASSERT_TRUE((*writer)->Write(metrics).ok());
+  ASSERT_TRUE((*writer)->Close().ok());
+  std::ifstream file(path);
+  std::string line;
+  ASSERT_TRUE(std::getline(file, line));
+  const nlohmann::json record = nlohmann::json::parse(line);
+  EXPECT_EQ(record["wire_bytes"], 537);
+  EXPECT_EQ(record["wire"]["tp"]["all-reduce"], 30);
+  EXPECT_EQ(record["wire"]["dp"]["reduce-scatter"], 500);
+  EXPECT_EQ(record["wire"]["dp"]["all-gather"], 7);
+  EXPECT_EQ(record["pipeline_wait_share"], 0.25);
+}
+
 TEST(MetricsWriterTest, EvaluationsAreRecordsToo) {
   const std::string path = Path("eval.jsonl");
   const auto writer = Open(path, std::nullopt);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/base/units.h"
 
 namespace tessera {
 namespace {
@@ -40,6 +41,13 @@ std::string FormatStep(const StepMetrics& metrics, int64_t total_steps) {
                       metrics.skipped ? " SKIPPED" : "", FormatRate(metrics.tokens_per_second));
   if (metrics.peak_share > 0) {
     absl::StrAppendFormat(&line, " | %.0f%% peak", metrics.peak_share * 100);
+  }
+  if (!metrics.wire.empty()) {
+    absl::StrAppend(&line, " | ", ckpt::HumanBytes(static_cast<uint64_t>(metrics.wire_bytes())),
+                    " wire");
+  }
+  if (metrics.pipeline_wait_share >= 0) {
+    absl::StrAppendFormat(&line, " | %.0f%% bubble", metrics.pipeline_wait_share * 100);
   }
   absl::StrAppend(&line, " | eta ", FormatDuration(metrics.eta_seconds));
   return line;

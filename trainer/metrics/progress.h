@@ -46,7 +46,8 @@ class ProgressLine {
   bool printed_any_ = false;
 };
 
-// "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta 1m05s"
+// "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta 1m05s"; several
+// ranks have "| 1.2 GB wire" and, with a pipeline, "| 9% bubble" before the last part.
 std::string FormatStep(const StepMetrics& metrics, int64_t total_steps);
 std::string FormatEval(const EvalMetrics& metrics);
 // "42s", "3m05s", "2h07m", "3d04h"; "?" where unknown (negative or not finite).

@@ -7,12 +7,14 @@
 #include <unordered_set>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/process_group.h"
 #include "checkpoint/storage/posix_storage.h"
-#include "trainer/state/state_dict.h"
+#include "trainer/state/saved_run.pb.h"
 
 namespace tessera {
 namespace {
@@ -105,11 +107,19 @@ void Append(ckpt::StateDict from, ckpt::StateDict& to) {
   for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
 }
 
-// Saved tensors that nobody asked for, except those that are left out on purpose.
+// Saved tensors that no rank asked for, except those that are left out on purpose: rank 0's error.
 absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wanted,
-                             const std::function<bool(const ckpt::LogicalTensor&)>& left_out) {
-  std::unordered_set<std::string> names;
-  for (const ckpt::ShardedTensor& tensor : wanted.tensors) names.insert(tensor.name);
+                             const std::function<bool(const ckpt::LogicalTensor&)>& left_out,
+                             const RankGroup& group) {
+  std::string mine;
+  for (const ckpt::ShardedTensor& tensor : wanted.tensors) absl::StrAppend(&mine, tensor.name, "\n");
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
+                           group.ranks.Gather(mine, group.deadline));
+  if (group.ranks.rank() != 0) return absl::OkStatus();
+  absl::flat_hash_set<absl::string_view> names;
+  for (const std::string& lines : ranks) {
+    for (const absl::string_view name : absl::StrSplit(lines, '\n')) names.insert(name);
+  }
   std::vector<std::string> unexpected;
   for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
     if (!names.contains(tensor.name()) && !left_out(tensor)) unexpected.push_back(tensor.name());
@@ -120,10 +130,7 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
       " holds tensors that this model has no place for: ", absl::StrJoin(unexpected, ", ")));
 }
 
-}  // namespace
-
-absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config) {
-  if (config.load().empty()) return std::nullopt;
+absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(config.load());
   // Who asks for weights does not mean a fresh start.
   const bool required =
@@ -147,50 +154,35 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& con
   return run;
 }
 
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet& parameters,
-                                      AdamW* optimizer) {
-  ckpt::SingleProcessGroup group;
-  LoadNotes notes;
-  if (optimizer != nullptr && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        saved.Describe(),
-        " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
+// What rank 0 tells the others about the checkpoint that it has found.
+std::string Encode(const std::optional<SavedRun>& run) {
+  SavedRunMessage message;
+  message.set_found(run.has_value());
+  if (run.has_value()) {
+    message.set_directory(run->directory);
+    if (run->older_step.has_value()) message.set_older_step(*run->older_step);
+    message.set_manifest(run->manifest.SerializeAsString());
   }
-  ckpt::StateDict wanted = WeightState(parameters);
-  const std::unordered_set<std::string> passed_over = TakeWeightsFromMaster(saved.manifest, wanted);
-  if (!passed_over.empty()) notes.sentences.push_back("fp32 weights come from the master weights");
-
-  const bool masters_from_weights = optimizer != nullptr && optimizer->has_master() &&
-                                    !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
-  if (optimizer != nullptr) Append(OptimizerTensors(parameters, *optimizer), wanted);
-  if (masters_from_weights) RemoveMasters(wanted);
-  const bool no_masters = optimizer == nullptr || !optimizer->has_master();
-  TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, [&](const ckpt::LogicalTensor& tensor) {
-    return passed_over.contains(tensor.name()) ||
-           (no_masters && tensor.role() == ckpt::MASTER_WEIGHT) ||
-           (optimizer == nullptr && BelongsToOptimizer(tensor.role()));
-  }));
-
-  ckpt::LoadOptions options;
-  options.allow_unexpected = true;  // checked above, with what is left out on purpose
-  const absl::StatusOr<ckpt::LoadReport> loaded =
-      ckpt::Load(*saved.storage, saved.directory, wanted, group, options);
-  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
-  notes.report = *loaded;
-  if (masters_from_weights) {
-    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(parameters, *optimizer));
-    TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
-                             ckpt::Load(*saved.storage, saved.directory, masters, group, options));
-    notes.report.bytes_read += report.bytes_read;
-    notes.report.seconds += report.seconds;
-    notes.sentences.push_back("master weights come from the saved weights");
-  }
-  return notes;
+  return message.SerializeAsString();
 }
 
-absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
+absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
+                                               const CheckpointConfig& config) {
+  SavedRunMessage message;
+  SavedRun run;
+  if (!message.ParseFromString(bytes) || !run.manifest.ParseFromString(message.manifest())) {
+    return absl::InternalError("rank 0's message about the checkpoint does not parse");
+  }
+  if (!message.found()) return std::nullopt;
+  TESSERA_ASSIGN_OR_RETURN(run.storage, ckpt::OpenPosixStorage(config.load()));
+  run.directory = message.directory();
+  if (message.has_older_step()) run.older_step = message.older_step();
+  return run;
+}
+
+// What rank 0 finds out before anybody saves.
+absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointConfig& config,
                                                               int64_t step) {
-  if (config.save().empty()) return nullptr;
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
   TESSERA_RETURN_IF_ERROR(CheckFolder("save", config.save(), *storage));
@@ -207,22 +199,95 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointCo
                    "); resume with --load=", config.save(), ", or save to another folder"));
 }
 
+}  // namespace
+
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
+                                                     const RankGroup& group) {
+  if (config.load().empty()) return std::nullopt;
+  if (group.ranks.rank() != 0) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
+    return Decode(found, config);
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config));
+  TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
+  return run;
+}
+
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+                                      bool with_optimizer, const RankGroup& group) {
+  LoadNotes notes;
+  if (with_optimizer && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        saved.Describe(),
+        " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
+  }
+  ckpt::StateDict wanted = WeightState(chunks);
+  const std::unordered_set<std::string> passed_over = TakeWeightsFromMaster(saved.manifest, wanted);
+  if (!passed_over.empty()) notes.sentences.push_back("fp32 weights come from the master weights");
+
+  const bool has_master = with_optimizer && chunks.front().optimizer->has_master();
+  const bool masters_from_weights = has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
+  if (with_optimizer) Append(OptimizerTensors(chunks), wanted);
+  if (masters_from_weights) RemoveMasters(wanted);
+  const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
+    return passed_over.contains(tensor.name()) ||
+           (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
+           (!with_optimizer && BelongsToOptimizer(tensor.role()));
+  };
+  TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, group));
+
+  ckpt::LoadOptions options;
+  options.allow_unexpected = true;  // checked above, with what is left out on purpose
+  options.deadline = group.deadline;
+  const absl::StatusOr<ckpt::LoadReport> loaded =
+      ckpt::Load(*saved.storage, saved.directory, wanted, group.ranks, options);
+  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
+  notes.report = *loaded;
+  if (masters_from_weights) {
+    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks));
+    TESSERA_ASSIGN_OR_RETURN(
+        const ckpt::LoadReport report,
+        ckpt::Load(*saved.storage, saved.directory, masters, group.ranks, options));
+    notes.report.bytes_read += report.bytes_read;
+    notes.report.seconds += report.seconds;
+    notes.sentences.push_back("master weights come from the saved weights");
+  }
+  return notes;
+}
+
+absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
+                                                              int64_t step,
+                                                              const RankGroup& group) {
+  if (config.save().empty()) return nullptr;
+  std::unique_ptr<FolderLock> lock;
+  if (group.ranks.rank() == 0) {
+    TESSERA_ASSIGN_OR_RETURN(lock, ReserveOnThisRank(config, step));
+  }
+  // The folder is there, and is ours, before anybody goes on.
+  TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
+  return lock;
+}
+
 absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
-                                         const ParameterSet& parameters, const AdamW& optimizer) {
+                                         StateChunks chunks, const RankGroup& group) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<ckpt::Storage> storage,
       ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
-  ckpt::SingleProcessGroup group;
   ckpt::Manifest metadata = run;
-  ckpt::StateDict state = WeightState(parameters);
+  ckpt::StateDict state = WeightState(chunks);
   if (!config.checkpoint().no_save_optim()) {
-    Append(OptimizerTensors(parameters, optimizer), state);
-    *metadata.mutable_optimizer() = OptimizerNames(parameters, optimizer, config.optimizer());
+    Append(OptimizerTensors(chunks), state);
+    TESSERA_ASSIGN_OR_RETURN(
+        *metadata.mutable_optimizer(),
+        OptimizerNames(chunks, config.optimizer(), group.ranks, group.deadline));
   }
-  TESSERA_ASSIGN_OR_RETURN(const ckpt::SaveReport report,
-                           ckpt::Save(*storage, "", metadata, state, group, {}));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::SaveReport report,
+      ckpt::Save(*storage, "", metadata, state, group.ranks, {.deadline = group.deadline}));
   const int keep = static_cast<int>(config.checkpoint().max_checkpoint_keep());
-  if (keep > 0) TESSERA_RETURN_IF_ERROR(ckpt::Prune(*storage, "", keep));
+  if (keep > 0 && group.ranks.rank() == 0) {
+    TESSERA_RETURN_IF_ERROR(ckpt::Prune(*storage, "", keep));
+  }
   return report;
 }
 

@@ -2,6 +2,9 @@
 #define TESSERA_TRAINER_STATE_CHECKPOINTS_H_
 
 // The trainer's side of saving and loading: flags in, calls of the checkpoint library out.
+//
+// Everything here is collective over a group of ranks. An error on one rank alone is for whoever
+// runs the ranks to spread: the rank must leave, so that the others' waits end.
 
 #include <cstdint>
 #include <memory>
@@ -11,16 +14,23 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
-#include "models/layers/parameter.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/optim/adamw.h"
 #include "trainer/state/folder_lock.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/state_dict.h"
 
 namespace tessera {
+
+// The ranks of a run, and how long one waits for the others.
+struct RankGroup {
+  ckpt::ProcessGroup& ranks;
+  absl::Duration deadline = absl::Minutes(10);
+};
 
 // A committed checkpoint, chosen and its manifest read; no tensor has been touched.
 struct SavedRun {
@@ -35,8 +45,10 @@ struct SavedRun {
 // The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where
 // `load` is empty, or holds no checkpoint and nothing asks for one: neither
 // exit_on_missing_checkpoint nor ckpt_step nor finetune. NotFound otherwise, listing what is there;
-// DataLoss for a damaged manifest; InvalidArgument where `load` is itself a checkpoint.
-absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config);
+// DataLoss for a damaged manifest; InvalidArgument where `load` is itself a checkpoint. Rank 0 looks
+// and reads; the others are told.
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
+                                                     const RankGroup& group);
 
 // What LoadTensors did besides loading as it was saved, one sentence each, for the log.
 struct LoadNotes {
@@ -44,24 +56,24 @@ struct LoadNotes {
   ckpt::LoadReport report;
 };
 
-// Loads weights and, where `optimizer` is given, master weights and moments. Differences of
+// Loads weights and, where `with_optimizer`, master weights and moments. Differences of
 // precision are bridged: fp32 weights come from saved master weights; master weights that were not
 // saved come from the saved weights. Everything is compared first (FailedPrecondition listing every
 // mismatch); after DataLoss in the middle of reading, buffers are partly overwritten.
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, const ParameterSet& parameters,
-                                      AdamW* optimizer);
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+                                      bool with_optimizer, const RankGroup& group);
 
-// Keeps config.save for a run that goes on from `step`, until the lock is gone; null without a
-// folder. FailedPrecondition where another process saves there, and where checkpoints of later
+// Keeps config.save for a run that goes on from `step`, until the lock is gone; rank 0 holds it,
+// others have null, as all have without a folder. FailedPrecondition where another process saves there, and where checkpoints of later
 // steps are, of another run or of a future that this run abandons: they would mix with ours, and a
 // committed checkpoint is never replaced. InvalidArgument where it is itself a checkpoint.
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
-                                                              int64_t step);
+                                                              int64_t step, const RankGroup& group);
 
 // Saves step-N under config.checkpoint().save, with the optimizer unless no_save_optim, and prunes
 // beyond max_checkpoint_keep.
 absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
-                                         const ParameterSet& parameters, const AdamW& optimizer);
+                                         StateChunks chunks, const RankGroup& group);
 
 }  // namespace tessera
 

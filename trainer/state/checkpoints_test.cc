@@ -30,21 +30,23 @@ class CheckpointsTest : public ::testing::Test {
   }
 
   std::string folder_;
+  ckpt::SingleProcessGroup alone_;
+  const RankGroup group_{.ranks = alone_};
 };
 
 TEST_F(CheckpointsTest, AnEmptyFolderIsAFreshStartUnlessWeightsAreAskedFor) {
   CheckpointConfig config;
   for (const std::string& folder : {folder_, folder_ + "/none"}) {
     config.set_load(folder);
-    const auto fresh = FindSavedRun(config);
+    const auto fresh = FindSavedRun(config, group_);
     ASSERT_TRUE(fresh.ok()) << fresh.status();
     EXPECT_FALSE(fresh->has_value());
     CheckpointConfig finetune = config;
     finetune.set_finetune(true);
-    EXPECT_TRUE(absl::IsNotFound(FindSavedRun(finetune).status()));
+    EXPECT_TRUE(absl::IsNotFound(FindSavedRun(finetune, group_).status()));
     CheckpointConfig step = config;
     step.set_ckpt_step(3);
-    EXPECT_TRUE(absl::IsNotFound(FindSavedRun(step).status()));
+    EXPECT_TRUE(absl::IsNotFound(FindSavedRun(step, group_).status()));
   }
 }
 
@@ -53,11 +55,11 @@ TEST_F(CheckpointsTest, ACheckpointIsNotTakenForAFolderWithoutAny) {
   CheckpointConfig config;
   config.set_load(folder_ + "/step-00000002");
   config.set_save(folder_ + "/step-00000002");
-  const absl::Status load = FindSavedRun(config).status();
+  const absl::Status load = FindSavedRun(config, group_).status();
   EXPECT_TRUE(absl::IsInvalidArgument(load)) << load;
   EXPECT_THAT(std::string(load.message()),
               HasSubstr("load=" + config.load() + " is a single checkpoint: expected the folder"));
-  const absl::Status save = ReserveSaveFolder(config, 0).status();
+  const absl::Status save = ReserveSaveFolder(config, 0, group_).status();
   EXPECT_TRUE(absl::IsInvalidArgument(save)) << save;
   EXPECT_THAT(std::string(save.message()), HasSubstr("save=" + config.save()));
 }
@@ -65,9 +67,9 @@ TEST_F(CheckpointsTest, ACheckpointIsNotTakenForAFolderWithoutAny) {
 TEST_F(CheckpointsTest, TwoRunsNeverSaveToOneFolder) {
   CheckpointConfig config;
   config.set_save(folder_ + "/new");
-  const auto first = ReserveSaveFolder(config, 0);
+  const auto first = ReserveSaveFolder(config, 0, group_);
   ASSERT_TRUE(first.ok()) << first.status();
-  const absl::Status second = ReserveSaveFolder(config, 0).status();
+  const absl::Status second = ReserveSaveFolder(config, 0, group_).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
 }
 
@@ -76,11 +78,11 @@ TEST_F(CheckpointsTest, ADamagedManifestNamesTheStepBefore) {
   WriteStep("step-00000004");
   CheckpointConfig config;
   config.set_load(folder_);
-  const absl::Status newest = FindSavedRun(config).status();
+  const absl::Status newest = FindSavedRun(config, group_).status();
   EXPECT_TRUE(absl::IsDataLoss(newest)) << newest;
   EXPECT_THAT(std::string(newest.message()), HasSubstr("--ckpt-step=2"));
   config.set_ckpt_step(2);
-  const absl::Status oldest = FindSavedRun(config).status();
+  const absl::Status oldest = FindSavedRun(config, group_).status();
   EXPECT_TRUE(absl::IsDataLoss(oldest)) << oldest;
   EXPECT_THAT(std::string(oldest.message()), ::testing::Not(HasSubstr("--ckpt-step")));
 }

@@ -12,6 +12,8 @@
 #include "absl/time/time.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
+#include "trainer/config/config.h"
+#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {
@@ -19,6 +21,7 @@ namespace {
 constexpr char kPhilox[] = "philox4x32-10";
 constexpr char kVersion[] = "0.1";
 constexpr char kUpdates[] = "optimizer_updates";
+constexpr char kNumerics[] = "numerics";
 
 // Settings that do not change what the weights mean: a run may resume with others.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
@@ -35,6 +38,21 @@ std::string FieldText(const ModelConfig& config, const google::protobuf::FieldDe
   std::string text;
   google::protobuf::TextFormat::PrintFieldValueToString(config, &field, -1, &text);
   return text;
+}
+
+std::string NumericsText(const TrainConfig& config) {
+  if (config.parallel().numerics() == Numerics::FAST) return "FAST";
+  return absl::StrCat("EXACT with ", config.parallel().exact_tp_shards(), " shards");
+}
+
+// Absent and 0 mean 1.
+std::string TopologyText(const ckpt::Topology& topology) {
+  const auto size = [](uint64_t value) { return static_cast<int>(value == 0 ? 1 : value); };
+  return ToString(Topology{.tensor = size(topology.tensor_parallel()),
+                           .data = size(topology.data_parallel()),
+                           .pipeline = size(topology.pipeline_parallel()),
+                           .virtual_pipeline = size(topology.virtual_pipeline()),
+                           .zero_stage = static_cast<int>(topology.zero_stage())});
 }
 
 }  // namespace
@@ -58,6 +76,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   state.set_best_loss(progress.best_loss);
   state.set_last_loss(progress.last_loss);
   (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
+  (*state.mutable_extra())[kNumerics] = NumericsText(config);
   ckpt::DataState& position = *state.mutable_data();
   position.set_consumed_samples(progress.consumed_samples);
   if (data.samples_per_epoch > 0) {
@@ -107,6 +126,26 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
         ", consumed_samples ", progress.consumed_samples, ", best_loss ", progress.best_loss));
   }
   return progress;
+}
+
+std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest,
+                                         const TrainConfig& config) {
+  std::vector<std::string> sentences;
+  const auto& extra = manifest.trainer().extra();
+  const auto saved = extra.find(kNumerics);
+  if (saved == extra.end()) return sentences;  // another program's
+  const std::string numerics = NumericsText(config);
+  if (saved->second != numerics) {
+    sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ", numerics,
+                                     ": the bits of later losses differ from the saved run's"));
+  }
+  Topology topology = ConfigTopology(config);
+  topology.sequence_parallel = false;  // not of the weights
+  const std::string before = TopologyText(manifest.topology()), now = ToString(topology);
+  if (before != now) {
+    sentences.push_back(absl::StrCat("resharded from ", before, " to ", now));
+  }
+  return sentences;
 }
 
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest) {

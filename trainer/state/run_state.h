@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -46,6 +48,10 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 // Checkpoints of foreign programs, which carry no config that we know, pass: their tensors' shapes
 // are compared by the load.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
+
+// What a run that goes on from `manifest` does otherwise than the saved one, as far as the bits of
+// its losses depend on it: topology and numerics. One sentence each, for the log.
+std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config);
 
 // Whether random numbers keyed by the saved seed are the ones that the saved run drew.
 // FailedPrecondition naming both algorithms; a checkpoint without random numbers passes.

@@ -2,11 +2,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/state/parameter_shards.h"
 #include "trainer/tensor/dtype.h"
@@ -29,16 +35,6 @@ ckpt::DType ToCheckpointDType(DType dtype) {
   LOG(FATAL) << "unknown dtype " << static_cast<int>(dtype);
 }
 
-// The logical shape with the padding that the buffer carries in memory; empty where there is none.
-Shape PaddedShape(const Parameter& parameter, const ParameterPiece& piece) {
-  if (parameter.pieces.size() != 1 || parameter.shape == piece.shape) return {};
-  Shape padded = piece.global_shape;
-  for (size_t dim = 0; dim < padded.size(); ++dim) {
-    padded[dim] += parameter.shape[dim] - piece.shape[dim];
-  }
-  return padded;
-}
-
 // Collects shards by logical name, in order of first appearance.
 class StateDictBuilder {
  public:
@@ -55,7 +51,7 @@ class StateDictBuilder {
       tensor.role = role;
       tensor.dtype = ToCheckpointDType(values.dtype());
       tensor.global_shape = logical.piece->global_shape;
-      tensor.padded_shape = PaddedShape(parameter, *logical.piece);
+      tensor.padded_shape = logical.piece->padded_global_shape;
       for (ckpt::LocalShard& shard : logical.shards) tensor.shards.push_back(std::move(shard));
     }
   }
@@ -82,38 +78,91 @@ class StateDictBuilder {
   std::unordered_map<std::string, size_t> index_;
 };
 
+struct NamedParameter {
+  std::string name;
+  bool weight_decay = true;
+};
+
+// What a rank tells of its logical parameters: a line for each, "chunk decays name".
+std::string DescribeParameters(StateChunks chunks) {
+  std::string lines;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    std::unordered_set<std::string> seen;
+    for (const Parameter* parameter : chunks[c].parameters->parameters()) {
+      for (const ParameterPiece& piece : parameter->pieces) {
+        if (!seen.insert(piece.name).second) continue;
+        absl::StrAppend(&lines, c, parameter->weight_decay ? " 1 " : " 0 ", piece.name, "\n");
+      }
+    }
+  }
+  return lines;
+}
+
+// Every logical parameter once, in the model's order: chunk by chunk, and in a chunk by rank, for
+// pipeline stages are in the order of ranks.
+absl::StatusOr<std::vector<NamedParameter>> MergeParameters(const std::vector<std::string>& ranks) {
+  std::map<int, std::vector<NamedParameter>> by_chunk;
+  for (const std::string& lines : ranks) {
+    for (const absl::string_view line : absl::StrSplit(lines, '\n', absl::SkipEmpty())) {
+      const std::vector<absl::string_view> fields = absl::StrSplit(line, absl::MaxSplits(' ', 2));
+      int chunk = 0;
+      if (fields.size() != 3 || !absl::SimpleAtoi(fields[0], &chunk)) {
+        return absl::InternalError(absl::StrCat("a rank describes a parameter as \"", line, "\""));
+      }
+      by_chunk[chunk].push_back({.name = std::string(fields[2]), .weight_decay = fields[1] == "1"});
+    }
+  }
+  std::vector<NamedParameter> merged;
+  std::unordered_set<std::string> seen;
+  for (auto& [chunk, parameters] : by_chunk) {
+    for (NamedParameter& parameter : parameters) {
+      if (seen.insert(parameter.name).second) merged.push_back(std::move(parameter));
+    }
+  }
+  return merged;
+}
+
 }  // namespace
 
 std::string StateName(std::string_view parameter, std::string_view state) {
   return std::string(parameter) + "." + std::string(state);
 }
 
-ckpt::StateDict WeightState(const ParameterSet& parameters) {
+ckpt::StateDict WeightState(StateChunks chunks) {
   StateDictBuilder builder;
-  for (const Parameter* parameter : parameters.parameters()) {
-    builder.Add(*parameter, 0, parameter->value, ckpt::WEIGHT, "");
-    if (!parameter->tied_name.empty()) builder.AddAlias(*parameter);
-  }
-  return builder.Take();
-}
-
-ckpt::StateDict OptimizerTensors(const ParameterSet& parameters, const AdamW& optimizer) {
-  StateDictBuilder builder;
-  const std::vector<Parameter*>& all = parameters.parameters();
-  for (size_t i = 0; i < all.size(); ++i) {
-    const AdamW::ParameterState state = optimizer.State(static_cast<int>(i));
-    if (optimizer.has_master()) {
-      builder.Add(*all[i], state.begin, state.master, ckpt::MASTER_WEIGHT, kMaster);
+  for (const StateChunk& chunk : chunks) {
+    for (const Parameter* parameter : chunk.parameters->parameters()) {
+      builder.Add(*parameter, 0, parameter->value, ckpt::WEIGHT, "");
+      if (!parameter->tied_name.empty()) builder.AddAlias(*parameter);
     }
-    builder.Add(*all[i], state.begin, state.exp_avg, ckpt::OPTIMIZER_STATE, kExpAvg);
-    builder.Add(*all[i], state.begin, state.exp_avg_sq, ckpt::OPTIMIZER_STATE, kExpAvgSq);
   }
   return builder.Take();
 }
 
-ckpt::OptimizerState OptimizerNames(const ParameterSet& parameters, const AdamW& optimizer,
-                                    const OptimizerConfig& config) {
+ckpt::StateDict OptimizerTensors(StateChunks chunks) {
+  StateDictBuilder builder;
+  for (const StateChunk& chunk : chunks) {
+    const std::vector<Parameter*>& all = chunk.parameters->parameters();
+    for (size_t i = 0; i < all.size(); ++i) {
+      const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
+      if (chunk.optimizer->has_master()) {
+        builder.Add(*all[i], state.begin, state.master, ckpt::MASTER_WEIGHT, kMaster);
+      }
+      builder.Add(*all[i], state.begin, state.exp_avg, ckpt::OPTIMIZER_STATE, kExpAvg);
+      builder.Add(*all[i], state.begin, state.exp_avg_sq, ckpt::OPTIMIZER_STATE, kExpAvgSq);
+    }
+  }
+  return builder.Take();
+}
+
+absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
+                                                    const OptimizerConfig& config,
+                                                    ckpt::ProcessGroup& group,
+                                                    absl::Duration deadline) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
+                           group.Gather(DescribeParameters(chunks), deadline));
   ckpt::OptimizerState names;
+  if (group.rank() != 0) return names;
   names.set_algorithm("adamw");
   for (const bool decays : {true, false}) {
     auto& options = *names.add_groups()->mutable_options();
@@ -122,19 +171,17 @@ ckpt::OptimizerState OptimizerNames(const ParameterSet& parameters, const AdamW&
     options["beta2"] = config.adam_beta2();
     options["epsilon"] = config.adam_eps();
   }
-  std::unordered_set<std::string> seen;
-  for (const Parameter* parameter : parameters.parameters()) {
-    for (const ParameterPiece& piece : parameter->pieces) {
-      if (!seen.insert(piece.name).second) continue;
-      ckpt::OptimizerParameter& entry = *names.add_parameters();
-      entry.set_parameter(piece.name);
-      entry.set_group(parameter->weight_decay ? 0 : 1);
-      auto& states = *entry.mutable_states();
-      for (const std::string_view state : {kExpAvg, kExpAvgSq}) {
-        states[std::string(state)] = StateName(piece.name, state);
-      }
-      if (optimizer.has_master()) states[std::string(kMaster)] = StateName(piece.name, kMaster);
+  const bool has_master = chunks.front().optimizer->has_master();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<NamedParameter> parameters, MergeParameters(ranks));
+  for (const NamedParameter& parameter : parameters) {
+    ckpt::OptimizerParameter& entry = *names.add_parameters();
+    entry.set_parameter(parameter.name);
+    entry.set_group(parameter.weight_decay ? 0 : 1);
+    auto& states = *entry.mutable_states();
+    for (const std::string_view state : {kExpAvg, kExpAvgSq}) {
+      states[std::string(state)] = StateName(parameter.name, state);
     }
+    if (has_master) states[std::string(kMaster)] = StateName(parameter.name, kMaster);
   }
   return names;
 }

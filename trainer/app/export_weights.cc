@@ -1,0 +1,42 @@
+#include "trainer/app/export_weights.h"
+
+#include <span>
+#include <vector>
+
+#include "models/layers/parameter.h"
+#include "models/llmc.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/parallel/mesh.h"
+
+namespace tessera {
+namespace {
+
+// Of the ranks with a copy of a parameter, the first gives it: data ranks have the same weights,
+// tensor ranks all that is not sharded, and the first and the last stage a tied table.
+bool IsFirstCopy(const Mesh& mesh, const Parameter& parameter) {
+  if (mesh.coordinate().data != 0) return false;
+  if (parameter.shard < 0 && mesh.coordinate().tensor != 0) return false;
+  return parameter.tied_name.empty() || mesh.first_stage();
+}
+
+}  // namespace
+
+absl::Status ExportWeights(const Session& session) {
+  const Mesh& mesh = *session.mesh;
+  std::vector<LlmcPart> parts;
+  for (const TrainedChunk& chunk : session.trainer->chunks()) {
+    parts.push_back({.parameters = chunk.parameters, .flat = chunk.parameters->values()});
+  }
+  LlmcRanks ranks;
+  if (Communicator* world = mesh.world(); world != nullptr) {
+    ranks.gives = [&mesh](const Parameter& parameter) { return IsFirstCopy(mesh, parameter); };
+    ranks.sum = [world](std::span<float> values) {
+      return world->AllReduce(values, ReduceOp::kSum, {.what = "weights for an llm.c file"});
+    };
+  }
+  const LlmcFileOptions options{.dtype = parts.front().flat.dtype()};
+  return ExportLlmc(session.config.checkpoint().export_llmc(), session.config.model(), options,
+                    parts, ranks, session.first_rank());
+}
+
+}  // namespace tessera

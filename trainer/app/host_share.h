@@ -1,0 +1,38 @@
+#ifndef TESSERA_TRAINER_APP_HOST_SHARE_H_
+#define TESSERA_TRAINER_APP_HOST_SHARE_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "trainer/comm/communicator.h"
+
+namespace tessera {
+
+// What of its machine a rank may count on, others of the same run being there as well.
+class HostShare {
+ public:
+  // Collective over `world`, which must outlive the share; null: this process is alone.
+  static absl::StatusOr<HostShare> Find(Communicator* world);
+
+  int ranks() const { return static_cast<int>(on_this_host_.size()); }
+  // This rank's part of the processors that it may run on: all of them over the ranks that may run
+  // on any of them, at least 1.
+  int threads() const { return threads_; }
+
+  // The sum of `mine` over the ranks of this host. Collective over the world.
+  absl::StatusOr<int64_t> Sum(int64_t mine) const;
+
+ private:
+  HostShare(Communicator* world, std::vector<int> on_this_host, int threads)
+      : world_(world), on_this_host_(std::move(on_this_host)), threads_(threads) {}
+
+  Communicator* world_;
+  std::vector<int> on_this_host_;  // world ranks
+  int threads_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_HOST_SHARE_H_

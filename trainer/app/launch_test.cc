@@ -1,0 +1,68 @@
+#include "trainer/app/launch.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "trainer/parallel/topology.h"
+
+namespace tessera {
+namespace {
+
+// What launchers set; a test that itself runs under one must not see it.
+constexpr const char* kVariables[] = {
+    "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID",
+    "TESSERA_TERMINAL_COLUMNS"};
+
+Launch DetectWith(const std::map<std::string, std::string>& environment) {
+  for (const char* variable : kVariables) unsetenv(variable);
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  return DetectLaunch();
+}
+
+TEST(DetectLaunchTest, AloneWithoutALauncher) {
+  const Launch launch = DetectWith({});
+  EXPECT_FALSE(launch.in_world);
+  EXPECT_EQ(launch.rank, 0);
+  EXPECT_LT(launch.terminal_columns, 0) << "stdout itself tells";
+}
+
+TEST(DetectLaunchTest, EveryLauncherTellsTheRank) {
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const Launch launch = DetectWith({{variable, "3"}});
+    EXPECT_TRUE(launch.in_world) << variable;
+    EXPECT_EQ(launch.rank, 3) << variable;
+    EXPECT_EQ(launch.terminal_columns, 0) << "a rank's terminal is the launcher's";
+  }
+}
+
+TEST(DetectLaunchTest, SlurmStepsOfSeveralTasksAreWorlds) {
+  EXPECT_TRUE(DetectWith({{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "2"}}).in_world);
+  EXPECT_EQ(DetectWith({{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "2"}}).rank, 2);
+  EXPECT_FALSE(DetectWith({{"SLURM_PROCID", "0"}}).in_world) << "a batch script, or a shell in it";
+  EXPECT_FALSE(DetectWith({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}).in_world);
+}
+
+TEST(DetectLaunchTest, TheLauncherKnowsTheTerminal) {
+  EXPECT_EQ(DetectWith({{"PMIX_RANK", "0"}, {"TESSERA_TERMINAL_COLUMNS", "120"}}).terminal_columns,
+            120);
+}
+
+TEST(CheckWorldSizeTest, SaysWhatMpirunNeeds) {
+  const Topology topology{.tensor = 2, .data = 4, .pipeline = 2};
+  EXPECT_TRUE(CheckWorldSize(topology, 16).ok());
+  const absl::Status status = CheckWorldSize(topology, 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_EQ(status.message(),
+            "data_parallel_size=4 * tensor_model_parallel_size=2 * pipeline_model_parallel_size=2 "
+            "needs 16 processes, but 1 was started: use mpirun -n 16");
+  EXPECT_EQ(CheckWorldSize(Topology{}, 2).message(),
+            "data_parallel_size=1 * tensor_model_parallel_size=1 * pipeline_model_parallel_size=1 "
+            "needs 1 process, but 2 were started: start it without mpirun");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,125 @@
+#include "trainer/app/run.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/base/status_macros.h"
+#include "trainer/app/export_weights.h"
+#include "trainer/app/rank_output.h"
+#include "trainer/app/sample_text.h"
+#include "trainer/app/session.h"
+#include "trainer/app/train_loop.h"
+#include "trainer/config/config.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/metrics/progress.h"
+
+namespace tessera {
+namespace {
+
+absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
+  const TrainConfig& config = session.config;
+  std::unique_ptr<MetricsWriter> metrics;
+  if (const std::string& run_dir = config.output().run_dir();
+      !run_dir.empty() && session.first_rank()) {
+    TESSERA_RETURN_IF_ERROR(WriteConfig(config, run_dir));
+    const std::optional<int64_t> resumed_step =
+        session.resumed ? std::optional(session.progress.step) : std::nullopt;
+    TESSERA_ASSIGN_OR_RETURN(metrics,
+                             MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step));
+  }
+  TrainLoop loop(session, progress_line, metrics.get());
+  absl::Status status = loop.Run();
+  progress_line.Finish();
+  if (metrics != nullptr) status.Update(metrics->Close());  // the first error is the one to report
+  if (!status.ok()) return status;
+  return loop.stopped_by();
+}
+
+// What the weights are worth, where there is nothing to train.
+absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
+  if (!session.valid_data.has_value() || session.config.training().eval_interval() == 0) {
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const EvalMetrics metrics, EvaluateSession(session));
+  progress_line.Eval(metrics);
+  return absl::OkStatus();
+}
+
+// Every rank computes the same text; rank 0 prints it.
+absl::Status Sample(const Session& session) {
+  if (session.tokenizer == nullptr) {
+    return absl::InvalidArgumentError(
+        "num_tokens_to_generate: printing text needs tokenizer_model");
+  }
+  const RandomStream stream{.seed = session.progress.seed,
+                            .use = RandomUse::kSampling,
+                            .stream = static_cast<uint64_t>(session.progress.step)};
+  const auto emit = [&session](std::string_view text) {
+    if (!session.first_rank()) return;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  };
+  emit(session.config.sampling().prompt());
+  const absl::Status status = SampleText(
+      [&session](std::span<const int32_t> context) { return session.trainer->NextLogits(context); },
+      *session.tokenizer, session.config.sampling(), session.config.training().seq_length(), stream,
+      emit);
+  emit("\n");
+  return status;
+}
+
+ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launch,
+                                  RankOutput* output) {
+  ProgressLine::Options options{.total_steps = config.training().train_iters(),
+                                .log_interval = config.output().log_interval()};
+  if (output != nullptr) {
+    options.out = output->file();
+    options.detect_terminal = false;
+  } else if (launch.terminal_columns >= 0) {
+    options.detect_terminal = false;
+    options.terminal = launch.terminal_columns > 0;
+    options.width = launch.terminal_columns;
+  }
+  return options;
+}
+
+}  // namespace
+
+absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicator* world,
+                     int* stopped_by) {
+  *stopped_by = 0;
+  std::unique_ptr<RankOutput> output;
+  if (world != nullptr && world->rank() != 0) {
+    TESSERA_ASSIGN_OR_RETURN(output,
+                             RankOutput::Open(config.output().run_dir(), world->rank()));
+  } else {
+    std::printf("%s\n", ConfigDifferences(config).c_str());
+    std::fflush(stdout);
+  }
+  ProgressLine progress_line(LineOptions(config, launch, output.get()));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Session> session,
+      BuildSession(config, world, [&](const std::string& note) { progress_line.Message(note); }));
+  if (session->trains) {
+    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(*session, progress_line));
+  } else {
+    progress_line.Message("nothing left to train: step " + std::to_string(session->progress.step) +
+                          " of " + std::to_string(config.training().train_iters()));
+    TESSERA_RETURN_IF_ERROR(EvaluateOnly(*session, progress_line));
+  }
+  if (*stopped_by != 0) return absl::OkStatus();
+  if (!config.checkpoint().export_llmc().empty()) {
+    TESSERA_RETURN_IF_ERROR(ExportWeights(*session));
+    progress_line.Message("weights written to " + config.checkpoint().export_llmc());
+  }
+  if (config.sampling().num_tokens_to_generate() > 0) return Sample(*session);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

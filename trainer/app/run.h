@@ -1,0 +1,20 @@
+#ifndef TESSERA_TRAINER_APP_RUN_H_
+#define TESSERA_TRAINER_APP_RUN_H_
+
+#include "absl/status/status.h"
+#include "trainer/app/launch.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+// One rank's run from its config to the end: build, train or only evaluate, export, sample.
+// Rank 0 talks to the person and writes the run folder's config and metrics; the others write a log
+// there. `world` is null for one process. `stopped_by` becomes the signal that ended training early,
+// the same on every rank, or 0.
+absl::Status RunRank(const TrainConfig& resolved_config, const Launch& launch, Communicator* world,
+                     int* stopped_by);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_RUN_H_

@@ -1,0 +1,69 @@
+#include "trainer/app/step_agreement.h"
+
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/base/status_macros.h"
+#include "glog/logging.h"
+#include "trainer/comm/communicator.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 5> kGroups = {"tp", "dp", "pp", "tied", "world"};
+// Shares travel as whole numbers, so that one sum carries everything.
+constexpr double kShareUnits = 1e9;
+
+// Summed over ranks.
+struct Counts {
+  enum { kInterrupts, kTerminations, kWaitShare, kTraffic };
+  std::array<int64_t, kTraffic + kGroups.size() * kCommOpCount> values = {};
+
+  int64_t& Traffic(size_t group, int op) { return values[kTraffic + group * kCommOpCount + op]; }
+};
+
+size_t GroupIndex(std::string_view name) {
+  for (size_t i = 0; i < kGroups.size(); ++i) {
+    if (kGroups[i] == name) return i;
+  }
+  LOG(FATAL) << "no group of ranks is called " << name;
+}
+
+}  // namespace
+
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share) {
+  StepAgreement agreement{.stop_signal = stop_signal};
+  if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
+  Counts counts;
+  counts.values[Counts::kInterrupts] = stop_signal == SIGINT ? 1 : 0;
+  counts.values[Counts::kTerminations] = stop_signal == SIGTERM ? 1 : 0;
+  counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
+  for (const WireTraffic& traffic : mesh.TakeTraffic()) {
+    counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
+  }
+  TESSERA_RETURN_IF_ERROR(mesh.world()->AllReduce(std::span<int64_t>(counts.values), ReduceOp::kSum,
+                                                  {.what = "signals and counters of a step"}));
+  agreement.stop_signal = counts.values[Counts::kInterrupts] > 0     ? SIGINT
+                          : counts.values[Counts::kTerminations] > 0 ? SIGTERM
+                                                                     : 0;
+  if (mesh.pipeline() != nullptr) {
+    agreement.pipeline_wait_share = static_cast<double>(counts.values[Counts::kWaitShare]) /
+                                    kShareUnits / mesh.world()->size();
+  }
+  for (size_t group = 0; group < kGroups.size(); ++group) {
+    for (int op = 0; op < kCommOpCount; ++op) {
+      const int64_t bytes = counts.Traffic(group, op);
+      if (bytes == 0) continue;
+      agreement.wire.push_back({.axis = std::string(kGroups[group]),
+                                .operation = std::string(CommOpName(static_cast<CommOp>(op))),
+                                .bytes = bytes});
+    }
+  }
+  return agreement;
+}
+
+}  // namespace tessera

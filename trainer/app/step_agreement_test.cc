@@ -1,0 +1,83 @@
+#include "trainer/app/step_agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/base/status_macros.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/parallel/mesh.h"
+#include "trainer/parallel/topology.h"
+
+namespace tessera {
+namespace {
+
+TEST(AgreeOnStepTest, OneProcessAgreesWithItself) {
+  const auto mesh = Mesh::Create(Topology{}, nullptr);
+  ASSERT_TRUE(mesh.ok()) << mesh.status();
+  const absl::StatusOr<StepAgreement> agreement = AgreeOnStep(**mesh, SIGTERM, 0);
+  ASSERT_TRUE(agreement.ok());
+  EXPECT_EQ(agreement->stop_signal, SIGTERM);
+  EXPECT_TRUE(agreement->wire.empty());
+  EXPECT_LT(agreement->pipeline_wait_share, 0);
+}
+
+TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
+  ThreadWorld world(4);
+  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto mesh,
+                             Mesh::Create(Topology{.data = 2, .pipeline = 2}, &comm));
+    TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*mesh, 0, 0.5 * mesh->rank()));
+    EXPECT_EQ(agreed.stop_signal, 0);
+    EXPECT_DOUBLE_EQ(agreed.pipeline_wait_share, 0.75);
+    const int signal = mesh->rank() == 2 ? SIGTERM : 0;
+    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, signal, 0));
+    EXPECT_EQ(agreed.stop_signal, SIGTERM);
+    // Whoever is interrupted wins over whoever is to end: all take the same.
+    const int either = mesh->rank() == 1 ? SIGINT : mesh->rank() == 3 ? SIGTERM : 0;
+    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, either, 0));
+    EXPECT_EQ(agreed.stop_signal, SIGINT);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
+  ThreadWorld world(4);
+  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto mesh,
+                             Mesh::Create(Topology{.tensor = 2, .data = 2}, &comm));
+    mesh->TakeTraffic();
+    std::vector<float> values(100);
+    TESSERA_RETURN_IF_ERROR(mesh->tensor()->AllReduce(values, ReduceOp::kSum));
+    if (mesh->coordinate().data == 0) {
+      TESSERA_RETURN_IF_ERROR(mesh->data()->Send(values, 1, 0));
+    } else {
+      TESSERA_RETURN_IF_ERROR(mesh->data()->Receive(values, 0, 0));
+    }
+    TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*mesh, 0, 0));
+    EXPECT_LT(agreed.pipeline_wait_share, 0) << "there is no pipeline";
+    EXPECT_EQ(agreed.wire.size(), 2u);
+    if (agreed.wire.size() != 2) return absl::OkStatus();
+    EXPECT_EQ(agreed.wire[0].axis, "tp");
+    EXPECT_EQ(agreed.wire[0].operation, CommOpName(CommOp::kAllReduce));
+    EXPECT_EQ(agreed.wire[0].bytes, 4 * 400) << "each of four ranks, to one other";
+    EXPECT_EQ(agreed.wire[1].axis, "dp");
+    EXPECT_EQ(agreed.wire[1].operation, CommOpName(CommOp::kSend));
+    EXPECT_EQ(agreed.wire[1].bytes, 2 * 400);
+    // The next step sends nothing but what the agreement itself took.
+    TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, 0, 0));
+    EXPECT_EQ(agreed.wire.size(), 1u);
+    if (!agreed.wire.empty()) EXPECT_EQ(agreed.wire[0].axis, "world");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#include "trainer/state/communicator_group.h"
+
+#include <utility>
+
+namespace tessera {
+namespace {
+
+// Of the transfers between two ranks, which arrive in order.
+constexpr int kTag = 0;
+
+class PendingTransfer final : public ckpt::Transfer {
+ public:
+  explicit PendingTransfer(Pending pending) : pending_(std::move(pending)) {}
+  absl::Status Wait(absl::Duration deadline) override { return pending_.Wait(deadline); }
+
+ private:
+  Pending pending_;
+};
+
+constexpr CallOptions Options(absl::Duration deadline) {
+  return {.timeout = deadline, .what = "checkpoint"};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> CommunicatorGroup::Gather(std::string_view mine,
+                                                                   absl::Duration deadline) {
+  return communicator_.GatherBytes(mine, /*root=*/0, Options(deadline));
+}
+
+absl::StatusOr<std::string> CommunicatorGroup::Broadcast(std::string_view from_rank_0,
+                                                         absl::Duration deadline) {
+  return communicator_.BroadcastBytes(from_rank_0, /*root=*/0, Options(deadline));
+}
+
+std::unique_ptr<ckpt::Transfer> CommunicatorGroup::StartSend(std::span<const std::byte> data,
+                                                             int destination) {
+  return std::make_unique<PendingTransfer>(
+      communicator_.StartSend(data, destination, kTag, {.what = "checkpoint"}));
+}
+
+std::unique_ptr<ckpt::Transfer> CommunicatorGroup::StartReceive(std::span<std::byte> data,
+                                                                int source) {
+  return std::make_unique<PendingTransfer>(
+      communicator_.StartReceive(data, source, kTag, {.what = "checkpoint"}));
+}
+
+std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world) {
+  if (world == nullptr) return std::make_unique<ckpt::SingleProcessGroup>();
+  return std::make_unique<CommunicatorGroup>(*world);
+}
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+#ifndef TESSERA_TRAINER_STATE_COMMUNICATOR_GROUP_H_
+#define TESSERA_TRAINER_STATE_COMMUNICATOR_GROUP_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/engine/process_group.h"
+#include "trainer/comm/communicator.h"
+
+namespace tessera {
+
+// The ranks of a communicator as the checkpoint library knows them. Nothing else may use the
+// communicator while the library works. It must outlive the group.
+class CommunicatorGroup final : public ckpt::ProcessGroup {
+ public:
+  explicit CommunicatorGroup(Communicator& communicator) : communicator_(communicator) {}
+
+  int rank() const override { return communicator_.rank(); }
+  int size() const override { return communicator_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override;
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override;
+  std::unique_ptr<ckpt::Transfer> StartSend(std::span<const std::byte> data,
+                                            int destination) override;
+  std::unique_ptr<ckpt::Transfer> StartReceive(std::span<std::byte> data, int source) override;
+
+ private:
+  Communicator& communicator_;
+};
+
+// `world` as a group; null is one process.
+std::unique_ptr<ckpt::ProcessGroup> MakeProcessGroup(Communicator* world);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_COMMUNICATOR_GROUP_H_
