@@ -6,9 +6,11 @@
 
 #include "gtest/gtest.h"
 #include "models/model.h"
+#include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/gradient_check.h"
+#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {
@@ -18,23 +20,22 @@ using testing::ForwardBackward;
 using testing::MakeTestBatch;
 using testing::MakeTestModel;
 using testing::RandomizeWeights;
+using testing::ShardedGpt2;
+using testing::ShardedLlama3;
 using testing::SmallGpt2;
 using testing::SmallLlama3;
 using testing::TestBatch;
+using testing::WithDropout;
 
 struct Case {
   std::string name;
   ModelConfig config;
   ActivationUse use = ActivationUse::kTraining;
   bool two_micro_batches = false;
+  int shards = 1;
+  bool separate_tied_gradients = false;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-
-ModelConfig WithDropout(ModelConfig config) {
-  config.set_hidden_dropout(0.3);
-  config.set_attention_dropout(0.2);
-  return config;
-}
 
 std::vector<Case> Cases() {
   return {
@@ -47,6 +48,13 @@ std::vector<Case> Cases() {
       {"Llama3UntiedRecompute", SmallLlama3(false), ActivationUse::kTrainingRecompute},
       {"Llama3UntiedTwoMicroBatches", SmallLlama3(false), ActivationUse::kTraining, true},
       {"Llama3TiedDropout", WithDropout(SmallLlama3(true))},
+      {"Gpt2TwoShards", WithDropout(ShardedGpt2()), ActivationUse::kTraining, true, 2},
+      {"Gpt2FourShards", WithDropout(ShardedGpt2()), ActivationUse::kTrainingRecompute, false, 4},
+      {"Gpt2Apart", ShardedGpt2(), ActivationUse::kTraining, true, 4, true},
+      {"Llama3TiedTwoShards", WithDropout(ShardedLlama3(true)), ActivationUse::kTraining, true, 2},
+      {"Llama3TiedApart", ShardedLlama3(true), ActivationUse::kTraining, true, 2, true},
+      {"Llama3UntiedFourShards", WithDropout(ShardedLlama3(false)),
+       ActivationUse::kTrainingRecompute, false, 4},
   };
 }
 
@@ -57,6 +65,9 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   const auto backend = MakeReferenceBackend();
   ModelOptions options;
   options.compute_dtype = DType::kF64;
+  const TensorParallel tensor_parallel(nullptr, c.shards, /*sequence_parallel=*/false);
+  options.tensor_parallel = &tensor_parallel;
+  options.separate_tied_gradients = c.separate_tied_gradients;
   const auto model = MakeTestModel(c.config, options, *backend);
   RandomizeWeights(*model, 5);
 
@@ -64,9 +75,8 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   batches.push_back(MakeTestBatch(2, 5, c.config.vocab_size(), 1));
   if (c.two_micro_batches) batches.push_back(MakeTestBatch(2, 5, c.config.vocab_size(), 2));
   const double scale = 0.25;
-  for (const Parameter* parameter : model->parameters().parameters()) {
-    backend->Fill(parameter->grad, 1e3);  // the first micro-batch overwrites whatever is there
-  }
+  // The first micro-batch overwrites whatever is there.
+  backend->Fill(model->parameters().grads(), 1e3);
   for (size_t i = 0; i < batches.size(); ++i) {
     ForwardBackward(*model, batches[i].batch, c.use, scale, /*accumulate=*/i > 0);
   }
@@ -80,8 +90,11 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
     return scale * sum;
   };
   for (const Parameter* parameter : model->parameters().parameters()) {
-    ExpectGradient(loss, parameter->value, parameter->grad, parameter->pieces[0].name,
-                   {.tolerance = 1e-7, .absolute = 1e-8, .max_elements = 12});
+    if (!parameter->second_grad.empty()) {
+      backend->Add(parameter->grad, parameter->second_grad, parameter->grad);
+    }
+    ExpectGradient(loss, parameter->value, parameter->grad, parameter->key,
+                   {.tolerance = 1e-7, .absolute = 1e-8, .max_elements = 12 / c.shards});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,8 +14,10 @@
 #include "models/model.h"
 #include "models/model_config.h"
 #include "models/testing/test_model.h"
+#include "trainer/comm/threads/thread_world.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/compare.h"
+#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {
@@ -43,9 +46,10 @@ class LlmcTest : public ::testing::Test {
     std::ofstream(path, std::ios::binary) << bytes;
     return path;
   }
-  std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype,
-                              const StageLayers& stage = {}) {
+  std::unique_ptr<Model> Make(const ModelConfig& config, DType dtype, const StageLayers& stage = {},
+                              const TensorParallel& tensor_parallel = kNoTensorParallel) {
     ModelOptions options;
+    options.tensor_parallel = &tensor_parallel;
     options.compute_dtype = dtype;
     options.with_gradients = false;
     options.stage = stage;
@@ -269,6 +273,42 @@ TEST_F(LlmcTest, MissingFilesAndFolders) {
                        model->parameters(), model->parameters().values())
                 .code(),
             absl::StatusCode::kNotFound);
+}
+
+// The shards of every rank take their parts; one process with all of them writes the file back.
+TEST_F(LlmcTest, ShardsAreFilledFromTheFileAndMakeItAgain) {
+  for (const std::string name : {"gpt2", "llama3_tied", "llama3_untied"}) {
+    const std::string file = Fixture(name + ".model.bin");
+    const auto info = ReadLlmcInfo(file);
+    ASSERT_TRUE(info.ok()) << info.status();
+    ModelConfig config = info->config;
+    config.set_untie_embeddings_and_output_weights(name == "llama3_untied");
+    ThreadWorld world(2);
+    const absl::Status status = world.Run([&](Communicator& comm) {
+      const auto all = Make(config, DType::kF32, {}, TensorParallel(nullptr, 2, false));
+      const auto part = Make(config, DType::kF32, {}, TensorParallel(&comm, 2, false));
+      for (const Model* model : {all.get(), part.get()}) {
+        const ParameterSet& parameters = model->parameters();
+        const absl::Status read = ImportLlmc(file, config, parameters, parameters.values());
+        EXPECT_TRUE(read.ok()) << read;
+      }
+      std::map<std::string, TensorView> values;
+      for (const Parameter* parameter : all->parameters().parameters()) {
+        EXPECT_TRUE(values.emplace(parameter->key, parameter->value).second) << parameter->key;
+      }
+      EXPECT_LT(part->parameters().flat_elements(), all->parameters().flat_elements());
+      for (const Parameter* parameter : part->parameters().parameters()) {
+        testing::ExpectBitwiseEqual(parameter->value, values.at(parameter->key), parameter->key);
+      }
+      if (comm.rank() != 0) return absl::OkStatus();
+      const absl::Status written = ExportLlmc(folder_ / name, config, info->options,
+                                              all->parameters(), all->parameters().values());
+      EXPECT_TRUE(written.ok()) << written;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(ReadFile(folder_ / name), ReadFile(file)) << name;
+  }
 }
 
 TEST_F(LlmcTest, WhatCannotBeExportedLeavesNoFile) {

@@ -111,10 +111,10 @@ TEST_P(PyTorchTest, LossLogitsAndGradientsAgree) {
   EXPECT_NEAR(loss / state.tokens, state.loss, 1e-5);
 
   Tensor last(DType::kF32, {batch.ids.dim(0), resolved->vocab_size()});
-  ASSERT_TRUE((*model)
-                  ->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {},
-                             nullptr)
-                  .ok());
+  ASSERT_TRUE(
+      (*model)
+          ->Backward(batch, *activations, 1.0 / state.tokens, /*accumulate=*/false, {}, {}, nullptr)
+          .ok());
   const auto forward =
       (*model)->NewActivations(batch.ids.dim(0), sequence, ActivationUse::kForwardOnly);
   MicroBatch no_targets = batch;

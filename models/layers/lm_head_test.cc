@@ -16,21 +16,23 @@ constexpr int64_t kChannels = 6, kVocabulary = 11, kPadded = 16;
 struct Result {
   double loss = 0;
   Tensor d;
-  Tensor grads;
+  Tensor d_norm;
+  Tensor d_table;
 };
 
 // Forward and backward with logits of at most so many rows at once.
-Result RunHead(int64_t logits_rows, const TensorView& x, const TensorView& targets) {
+Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const TensorView& targets) {
   const auto backend = MakeReferenceBackend();
+  const TensorParallel tensor_parallel(nullptr, shards, false);
   ParameterSet set;
   Parameter& norm = set.Add(WholeParameter("norm", {kChannels}, kInitOnes));
-  Parameter& weight =
-      set.Add(TableParameter("head", {kVocabulary, kChannels}, kPadded, {}, InitNormal(0.5)));
+  const std::vector<VocabularyShard> table = DeclareTable(
+      {"head", kVocabulary, kPadded, kChannels, InitNormal(0.5), "", false}, tensor_parallel, set);
   set.Allocate(DType::kF64, {}, true);
   set.Initialize(1);
-  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), {{&weight, 0, kVocabulary}},
-                    kVocabulary);
-  const Pass pass = {.backend = *backend, .batch = 2, .sequence = 5};
+  const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), table, kVocabulary);
+  const Pass pass = {
+      .backend = *backend, .tensor_parallel = tensor_parallel, .batch = 2, .sequence = 5};
   const int64_t max_bytes = logits_rows * kPadded * ElementSize(DType::kF64);
   Arena measure;
   head.LayOut(measure, pass, DType::kF64, true, max_bytes);
@@ -45,20 +47,29 @@ Result RunHead(int64_t logits_rows, const TensorView& x, const TensorView& targe
     result.loss = head.Forward(pass, x, targets, buffers).value();
     EXPECT_TRUE(head.Backward(pass, x, targets, buffers, 0.5, accumulate, result.d).ok());
   }
-  result.grads = testing::Cloned(set.grads());
+  result.d_norm = testing::Cloned(norm.grad);
+  result.d_table = Tensor(DType::kF64, {kPadded, kChannels});
+  for (const VocabularyShard& shard : table) {
+    const TensorView rows =
+        result.d_table.view().Slice(0, shard.first_id, shard.first_id + shard.table->shape[0]);
+    backend->Copy(shard.table->grad, rows);
+  }
   return result;
 }
 
-TEST(LmHeadTest, ChunksOfAnyHeightGiveTheSameLossAndGradients) {
+TEST(LmHeadTest, ChunksOfAnyHeightAndShardsGiveTheSameLossAndGradients) {
   testing::RandomTensors random(1);
   const Tensor x = random.Normal(DType::kF64, {10, kChannels});
   const Tensor targets = random.Ids({10}, -1, kVocabulary);
-  const Result whole = RunHead(100, x, targets);
-  for (const int64_t rows : {1, 3, 4, 9, 10}) {
-    const Result chunked = RunHead(rows, x, targets);
-    EXPECT_NEAR(chunked.loss, whole.loss, 1e-12);
-    testing::ExpectClose(chunked.d, whole.d, {.of_maximum = 1e-12});
-    testing::ExpectClose(chunked.grads, whole.grads, {.of_maximum = 1e-12});
+  const Result whole = RunHead(100, 1, x, targets);
+  for (const int shards : {1, 2, 4}) {
+    for (const int64_t rows : {1, 3, 4, 9, 10}) {
+      const Result chunked = RunHead(rows, shards, x, targets);
+      EXPECT_NEAR(chunked.loss, whole.loss, 1e-12);
+      testing::ExpectClose(chunked.d, whole.d, {.of_maximum = 1e-12});
+      testing::ExpectClose(chunked.d_norm, whole.d_norm, {.of_maximum = 1e-12});
+      testing::ExpectClose(chunked.d_table, whole.d_table, {.of_maximum = 1e-12});
+    }
   }
 }
 

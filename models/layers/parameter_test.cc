@@ -106,6 +106,70 @@ TEST(ParameterSetTest, AnyShardingGivesTheSameValues) {
   }
 }
 
+TEST(ParameterSetTest, ShardsOfFusedSectionsAreBoxesOfTheirLogicalTensors) {
+  // q, k and v as thirds of the columns of one tensor; the second of two shards.
+  const Parameter thirds = ShardedParameter(
+      {{"w", {2, 12}, 0, 4}, {"w", {2, 12}, 4, 4}, {"w", {2, 12}, 8, 4}}, 1, {1, 2}, kInitZeros);
+  EXPECT_EQ(thirds.shape, (Shape{2, 6}));
+  EXPECT_EQ(thirds.shard, 1);
+  ASSERT_EQ(thirds.pieces.size(), 3u);
+  for (int64_t i = 0; i < 3; ++i) {
+    const ParameterPiece& piece = thirds.pieces[i];
+    EXPECT_EQ(piece.global_shape, (Shape{2, 12}));
+    EXPECT_EQ(piece.global_offset, (std::vector<int64_t>{0, 4 * i + 2}));
+    EXPECT_EQ(piece.local_offset, (std::vector<int64_t>{0, 2 * i}));
+    EXPECT_EQ(piece.shape, (Shape{2, 2}));
+  }
+  // Unsharded, they are one box again.
+  const Parameter whole = ShardedParameter(
+      {{"w", {2, 12}, 0, 4}, {"w", {2, 12}, 4, 4}, {"w", {2, 12}, 8, 4}}, 1, {}, kInitZeros);
+  ASSERT_EQ(whole.pieces.size(), 1u);
+  EXPECT_EQ(whole.pieces[0].shape, (Shape{2, 12}));
+  EXPECT_EQ(whole.shard, -1);
+}
+
+TEST(ParameterSetTest, AShardOfATableMayBeAllPadding) {
+  ParameterSet set;
+  const Parameter& partly = set.Add(TableParameter("t", {5, 2}, 8, {2, 4}, InitNormal(1)));
+  const Parameter& empty = set.Add(TableParameter("t", {5, 2}, 8, {3, 4}, InitNormal(1)));
+  EXPECT_EQ(partly.key, "t/v2");
+  EXPECT_EQ(empty.key, "t/v3");
+  EXPECT_EQ(partly.pieces[0].global_offset, (std::vector<int64_t>{4, 0}));
+  EXPECT_EQ(partly.pieces[0].shape, (Shape{1, 2}));
+  EXPECT_EQ(partly.pieces[0].padded_global_shape, (Shape{8, 2}));
+  EXPECT_EQ(empty.pieces[0].shape, (Shape{0, 2}));
+  EXPECT_EQ(set.logical_elements(), 2);
+  set.Allocate(DType::kF32, {}, false);
+  set.Initialize(1);
+  EXPECT_NE(At(partly, 0, 0), 0);
+  EXPECT_EQ(At(partly, 1, 1), 0);
+  for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(empty.value.as<float>()[i], 0);
+}
+
+TEST(ParameterSetTest, GradientsCanBeBoundToOtherMemoryByRange) {
+  ParameterSet set;
+  Parameter table = WholeParameter("table", {4, 4}, kInitZeros);
+  table.has_second_grad = true;
+  const Parameter& a = set.Add(table);
+  const Parameter& b = set.Add(WholeParameter("b", {7}, kInitZeros));
+  set.Allocate(DType::kBF16, {}, /*with_gradients=*/false);
+  EXPECT_EQ(set.flat_elements(), 512);
+  EXPECT_EQ(set.gradient_elements(), 768);
+  EXPECT_EQ(a.second_grad_offset, 512);
+  EXPECT_TRUE(a.grad.empty() && a.second_grad.empty() && b.grad.empty());
+
+  Tensor memory(DType::kF32, {512});
+  set.BindGradients(256, 768, memory);
+  EXPECT_TRUE(a.grad.empty());
+  EXPECT_EQ(b.grad.data(), memory.view().data());
+  EXPECT_EQ(b.grad.shape(), (Shape{7}));
+  EXPECT_EQ(a.second_grad.as<float>(), memory.view().as<float>() + 256);
+  EXPECT_EQ(a.second_grad.shape(), (Shape{4, 4}));
+  set.BindGradients(256, 512, {});
+  EXPECT_TRUE(b.grad.empty());
+  EXPECT_FALSE(a.second_grad.empty());
+}
+
 TEST(ParameterSetTest, TheComputeDtypeOnlyRounds) {
   std::vector<Parameter*> parameters;
   ParameterSet sets[3];
