@@ -20,6 +20,8 @@
 
 namespace tessera::ckpt {
 
+class PlanCache;  // save_agreement.h
+
 // "step-00000042"; steps sort as numbers whatever their width.
 std::string StepDirectoryName(int64_t step);
 
@@ -36,6 +38,9 @@ struct SaveOptions {
   uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
 
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+
+  // The plan of earlier saves of the same group, on every rank or on none; null: every save is planned anew.
+  PlanCache* plan_cache = nullptr;
 };
 
 struct SaveReport {

@@ -1,26 +1,15 @@
 #include "checkpoint/engine/data_writer.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <string>
+#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/checked_math.h"
 #include "checkpoint/base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/box_runs.h"
-#include "checkpoint/engine/copy_elements.h"
-#include "checkpoint/engine/local_plan.h"
+#include "checkpoint/engine/phase.h"
 #include "checkpoint/engine/pieces.h"
-#include "checkpoint/engine/workers.h"
-#include "checkpoint/format/digest.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/plan/save_plan.h"
-#include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -29,191 +18,282 @@ namespace {
 // size, as are all chunk sizes, so that no element straddles a border.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
-// One box on its way to bytes [begin, end) of a file.
-struct Source {
-  uint64_t begin;
-  uint64_t end;
-  size_t element_bytes;
-  size_t digest_slot;
-  const std::byte* data;
-  BoxRuns memory;  // file <-> the shard's memory
-  BoxRuns global;  // file <-> row-major indices of the logical tensor
+// How pieces lie in staging memory.
+struct StagingLayout {
+  uint64_t piece_bytes;
+  uint64_t stride_bytes;  // from buffer to buffer: aligned for direct I/O
+  uint64_t pieces;        // of all files
 };
 
-struct OutputFile {
-  const FilePlan* plan;
-  std::string header;
-  std::vector<Source> sources;  // ascending
-  std::unique_ptr<WritableFile> file;
-  std::vector<uint32_t> crcs;
-  std::atomic<size_t> pieces_left = 0;
-};
-
-struct Piece {
-  OutputFile* file;
-  uint64_t begin;
-  uint64_t end;
-};
-
-// One of several threads: a buffer and the digests of what passed through it.
-struct Worker {
-  AlignedBuffer buffer;
-  std::vector<LogicalDigest> digests;
-};
-
-Source MakeSource(const WriteItem& item, const StateDict& state, size_t digest_slot) {
-  const ShardedTensor& tensor = state.tensors[item.local_tensor()];
-  const LocalShard& shard = tensor.shards[item.local_shard()];
-  const Box box = ItemBox(item);
-  const size_t element_bytes = DTypeSize(tensor.dtype);
-  const std::vector<int64_t> origin(tensor.global_shape.size(), 0);
-  return {item.file_offset(),
-          item.file_offset() + ElementCount(box.shape) * element_bytes,
-          element_bytes,
-          digest_slot,
-          static_cast<const std::byte*>(shard.data),
-          BoxRuns(box, box, shard.box.global_offset, ShardStrides(shard)),
-          BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape))};
+StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
+                            uint64_t limit_bytes) {
+  const uint64_t piece_bytes =
+      LayOutPieces(options.chunk_bytes, options.io_threads, limit_bytes).piece_bytes;
+  uint64_t largest = 0, pieces = 0;
+  for (const FilePlan& file : plan.files()) {
+    largest = std::max(largest, std::min(file.size_bytes(), piece_bytes));
+    pieces += CeilDivide(file.size_bytes(), piece_bytes);
+  }
+  return {piece_bytes, RoundUp(largest, kIoAlignmentBytes), pieces};
 }
-
-// Bytes [begin, end) of a file, which lie inside the source, into `out`.
-void StageSource(const Source& source, uint64_t begin, uint64_t end, std::byte* out,
-                 LogicalDigest& digest) {
-  const int64_t size = source.element_bytes;
-  const int64_t first = (begin - source.begin) / size, last = (end - source.begin) / size;
-  source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
-    GatherElements(source.data + run.strided_element * size, source.memory.run_stride(),
-                   out + (run.outer_element - first) * size, run.count, size);
-  });
-  source.global.ForEach(first, last, [&](const BoxRuns::Run& run) {
-    digest +=
-        DigestRun(run.strided_element, out + (run.outer_element - first) * size, run.count, size);
-  });
-}
-
-// Bytes [begin, end) of the file into `out`.
-void StageBlock(const OutputFile& file, uint64_t begin, uint64_t end, std::byte* out,
-                std::vector<LogicalDigest>& digests) {
-  if (begin < file.header.size()) {
-    const uint64_t header_end = std::min<uint64_t>(end, file.header.size());
-    std::memcpy(out, file.header.data() + begin, header_end - begin);
-  }
-  auto source = std::ranges::upper_bound(file.sources, begin, {}, &Source::end);
-  for (; source != file.sources.end() && source->begin < end; ++source) {
-    const uint64_t first = std::max(begin, source->begin), last = std::min(end, source->end);
-    StageSource(*source, first, last, out + (first - begin), digests[source->digest_slot]);
-  }
-}
-
-class Writer {
- public:
-  Writer(Storage& storage, std::string_view directory, const DataWriterOptions& options)
-      : storage_(storage),
-        directory_(directory),
-        options_(options),
-        layout_(LayOutPieces(options.chunk_bytes, options.io_threads, options.staging_bytes)) {}
-
-  absl::StatusOr<WriteReport> Run(const StateDict& state, const LocalPlan& local,
-                                  const RankPlan& plan) {
-    TESSERA_RETURN_IF_ERROR(CreateFiles(state, local, plan));
-    std::vector<Piece> pieces;
-    uint64_t largest = 0;
-    for (const auto& file : files_) {
-      const uint64_t size = file->plan->size_bytes();
-      for (uint64_t begin = 0; begin < size; begin += layout_.piece_bytes) {
-        const uint64_t end = std::min(size, begin + layout_.piece_bytes);
-        pieces.push_back({file.get(), begin, end});
-        largest = std::max(largest, end - begin);
-        ++file->pieces_left;
-      }
-    }
-    const int workers = static_cast<int>(std::min<size_t>(layout_.workers, pieces.size()));
-    for (int w = 0; w < workers; ++w) {
-      TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(largest));
-      workers_.push_back({std::move(buffer), std::vector<LogicalDigest>(slot_of_tensor_.size())});
-    }
-    TESSERA_RETURN_IF_ERROR(RunTasks(workers, pieces.size(), [&](int worker, size_t i) {
-      return WritePiece(pieces[i], workers_[worker]);
-    }));
-    return Report();
-  }
-
- private:
-  absl::Status CreateFiles(const StateDict& state, const LocalPlan& local, const RankPlan& plan) {
-    for (const FilePlan& file_plan : plan.files()) {
-      auto file = std::make_unique<OutputFile>();
-      file->plan = &file_plan;
-      TESSERA_ASSIGN_OR_RETURN(file->header, DataFileHeader(local, file_plan));
-      for (const WriteItem& item : file_plan.items()) {
-        const size_t slot =
-            slot_of_tensor_.try_emplace(item.manifest_tensor(), slot_of_tensor_.size())
-                .first->second;
-        file->sources.push_back(MakeSource(item, state, slot));
-      }
-      std::ranges::sort(file->sources, {}, &Source::begin);
-      file->crcs.resize((file_plan.size_bytes() + options_.chunk_bytes - 1) / options_.chunk_bytes);
-      TESSERA_ASSIGN_OR_RETURN(
-          file->file,
-          storage_.Create(absl::StrCat(directory_, "/", file_plan.path()), file_plan.size_bytes()));
-      files_.push_back(std::move(file));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status WritePiece(const Piece& piece, Worker& worker) {
-    OutputFile& file = *piece.file;
-    std::byte* const buffer = worker.buffer.data();
-    for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += options_.chunk_bytes) {
-      const uint64_t chunk_end = std::min(piece.end, chunk + options_.chunk_bytes);
-      uint32_t crc = 0;
-      for (uint64_t block = chunk; block < chunk_end; block += kBlockBytes) {
-        const uint64_t block_end = std::min(chunk_end, block + kBlockBytes);
-        std::byte* const out = buffer + (block - piece.begin);
-        StageBlock(file, block, block_end, out, worker.digests);
-        crc = ExtendCrc32c(crc, {out, block_end - block});
-      }
-      file.crcs[chunk / options_.chunk_bytes] = crc;
-    }
-    TESSERA_RETURN_IF_ERROR(file.file->WriteAt(piece.begin, {buffer, piece.end - piece.begin}));
-    if (--file.pieces_left > 0) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(file.file->Sync());
-    return file.file->Close();
-  }
-
-  WriteReport Report() const {
-    WriteReport report;
-    for (const auto& file : files_) {
-      FileReport& file_report = *report.add_files();
-      file_report.set_file_index(file->plan->file_index());
-      file_report.mutable_chunk_crc32c()->Add(file->crcs.begin(), file->crcs.end());
-      report.set_bytes(report.bytes() + file->plan->size_bytes());
-    }
-    for (const auto& [tensor, slot] : slot_of_tensor_) {
-      LogicalDigest digest;
-      for (const Worker& worker : workers_) digest += worker.digests[slot];
-      TensorReport& tensor_report = *report.add_tensors();
-      tensor_report.set_manifest_tensor(tensor);
-      tensor_report.mutable_digest()->set_lo(digest.lo);
-      tensor_report.mutable_digest()->set_hi(digest.hi);
-    }
-    return report;
-  }
-
-  Storage& storage_;
-  const std::string directory_;
-  const DataWriterOptions options_;
-  const PieceLayout layout_;
-  std::vector<std::unique_ptr<OutputFile>> files_;
-  std::map<uint32_t, size_t> slot_of_tensor_;  // by manifest tensor
-  std::vector<Worker> workers_;
-};
 
 }  // namespace
 
-absl::StatusOr<WriteReport> WriteDataFiles(Storage& storage, std::string_view directory,
-                                           const StateDict& state, const LocalPlan& local,
-                                           const RankPlan& plan, const DataWriterOptions& options) {
-  return Writer(storage, directory, options).Run(state, local, plan);
+absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
+    Storage& storage, std::string_view directory, const StateDict& state, const LocalPlan& local,
+    const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool) {
+  std::shared_ptr<DataWriter> writer(new DataWriter(storage, directory, options));
+  TESSERA_RETURN_IF_ERROR(InPhase(kStaging, writer->CutIntoPieces(state, local, plan, pool)));
+  writer->IndexMemory();
+  return writer;
+}
+
+StagingRequest DataWriter::NeededStaging(const RankPlan& plan, const DataWriterOptions& options) {
+  const StagingLayout layout = LayOutStaging(plan, options, options.staging_bytes);
+  const uint64_t threads =
+      LayOutPieces(options.chunk_bytes, options.io_threads, options.staging_bytes).workers;
+  const uint64_t buffers =
+      options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, threads);
+  const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);
+  return {.wanted_bytes = buffers * layout.stride_bytes,
+          .limit_bytes = options.staging_bytes,
+          .least_bytes = std::min(chunk_bytes, layout.stride_bytes)};
+}
+
+absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& local,
+                                       const RankPlan& plan, StagingPool& pool) {
+  TESSERA_RETURN_IF_ERROR(pool.Reserve(NeededStaging(plan, options_)));
+  const std::span<std::byte> staging = pool.memory();
+  const StagingLayout layout = LayOutStaging(plan, options_, staging.size());
+  for (const FilePlan& file_plan : plan.files()) {
+    File& file = files_.emplace_back();
+    TESSERA_ASSIGN_OR_RETURN(file.contents, OutputFile::Make(state, local, file_plan, slots_));
+    const uint64_t size = file_plan.size_bytes();
+    file.crcs.resize(CeilDivide(size, options_.chunk_bytes));
+    for (uint64_t begin = 0; begin < size; begin += layout.piece_bytes) {
+      pieces_.push_back({&file, begin, std::min(size, begin + layout.piece_bytes)});
+      ++file.pieces_left;
+    }
+  }
+  pieces_to_copy_ = pieces_left_ = pieces_.size();
+  released_ = pieces_.empty();
+  if (pieces_.empty()) return absl::OkStatus();
+  for (uint64_t at = 0; at + layout.stride_bytes <= staging.size(); at += layout.stride_bytes) {
+    free_.push_back(staging.data() + at);
+  }
+  std::ranges::reverse(free_);  // taken from the back
+  return absl::OkStatus();
+}
+
+void DataWriter::IndexMemory() {
+  for (size_t p = 0; p < pieces_.size(); ++p) {
+    pieces_[p].file->contents.ForEachMemory(pieces_[p].begin, pieces_[p].end,
+                                            [&](const std::byte* first, const std::byte* last) {
+                                              memory_.push_back({first, last, p});
+                                            });
+  }
+  std::ranges::sort(memory_, {}, &MemoryRange::first);
+  const std::byte* end = nullptr;
+  for (const MemoryRange& range : memory_) {
+    end = std::max(end, range.last);
+    memory_ends_.push_back(end);
+  }
+}
+
+std::vector<size_t> DataWriter::PiecesIn(const std::byte* data, uint64_t size_bytes) const {
+  const std::byte* const end = data + size_bytes;
+  std::vector<size_t> found;
+  size_t i = std::ranges::upper_bound(memory_ends_, data) - memory_ends_.begin();
+  for (; i < memory_.size() && memory_[i].first < end; ++i) {
+    if (memory_[i].last > data) found.push_back(memory_[i].piece);
+  }
+  std::ranges::sort(found);
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+void DataWriter::WaitUntilCopied(const std::byte* data, uint64_t size_bytes) {
+  if (released_.load(std::memory_order_acquire) || size_bytes == 0) return;
+  WaitForPieces(PiecesIn(data, size_bytes));
+}
+
+void DataWriter::WaitUntilAllCopied() {
+  if (released_.load(std::memory_order_acquire)) return;
+  std::vector<size_t> all(pieces_.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = i;
+  WaitForPieces(all);
+}
+
+void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
+  Lock lock(mutex_);
+  const auto is_pending = [&](size_t p) { return pieces_[p].state == PieceState::kPending; };
+  // A save that is over copies nothing more, but what it had begun has to end.
+  const auto is_released = [&](size_t p) {
+    return pieces_[p].state == PieceState::kCopied || (Over() && is_pending(p));
+  };
+  std::ranges::copy_if(pieces, std::back_inserter(wanted_), is_pending);
+  ++waiters_;
+  changed_.notify_all();
+  auto unreleased = pieces.begin(), pending = pieces.begin();
+  while (true) {
+    unreleased = std::find_if_not(unreleased, pieces.end(), is_released);
+    if (unreleased == pieces.end()) break;
+    pending = std::find_if(pending, pieces.end(), is_pending);
+    if (pending != pieces.end() && !free_.empty() && !Over()) {
+      CopyPiece(lock, pieces_[*pending], nullptr);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+  --waiters_;
+}
+
+std::optional<std::chrono::steady_clock::time_point> DataWriter::copied_at() const {
+  const Lock lock(mutex_);
+  return copied_at_;
+}
+
+absl::StatusOr<WriteReport> DataWriter::Run() {
+  const size_t workers = std::min<size_t>(options_.io_threads, pieces_.size());
+  digests_.assign(workers, Digests(slots_.size()));
+  std::vector<std::thread> others;
+  for (size_t w = 1; w < workers; ++w) others.emplace_back([this, w] { Work(digests_[w]); });
+  if (workers > 0) Work(digests_[0]);
+  for (std::thread& thread : others) thread.join();
+
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return copying_ == 0; });  // those who wait for the copy make it too
+  released_.store(true, std::memory_order_release);
+  changed_.notify_all();
+  if (!error_.ok()) return error_;
+  return Report();
+}
+
+// Who waits for the copy leaves the processor to those who make it.
+bool DataWriter::MayCopy() const {
+  const bool all = options_.copy_ahead_threads == 0 || waiters_ > 0;
+  return !free_.empty() && copying_ < (all ? options_.io_threads : options_.copy_ahead_threads);
+}
+
+// Copies while it may, else writes.
+void DataWriter::Work(Digests& digests) {
+  Lock lock(mutex_);
+  while (!Over()) {
+    const std::optional<size_t> next = MayCopy() ? NextToCopy() : std::nullopt;
+    if (next) {
+      CopyPiece(lock, pieces_[*next], waiters_ > 0 ? nullptr : &digests);
+    } else if (!copied_.empty()) {
+      Piece& piece = pieces_[copied_.front()];
+      copied_.pop_front();
+      const absl::Status written = WritePiece(lock, piece, digests);
+      if (error_.ok()) error_ = written;
+      changed_.notify_all();
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+std::optional<size_t> DataWriter::NextToCopy() {
+  while (!wanted_.empty()) {
+    const size_t wanted = wanted_.front();
+    wanted_.pop_front();
+    if (pieces_[wanted].state == PieceState::kPending) return wanted;
+  }
+  while (next_ < pieces_.size() && pieces_[next_].state != PieceState::kPending) ++next_;
+  if (next_ == pieces_.size()) return std::nullopt;
+  return next_;
+}
+
+// Releases the lock meanwhile. Preconditions: the piece is pending; a buffer is free.
+void DataWriter::CopyPiece(Lock& lock, Piece& piece, Digests* digests) {
+  piece.state = PieceState::kCopying;
+  piece.buffer = free_.back();
+  free_.pop_back();
+  ++copying_;
+  lock.unlock();
+  for (uint64_t begin = piece.begin; begin < piece.end; begin += kBlockBytes) {
+    const uint64_t end = std::min(piece.end, begin + kBlockBytes);
+    std::byte* const out = piece.buffer + (begin - piece.begin);
+    piece.file->contents.Copy(begin, end, out);
+    if (digests != nullptr) CheckBlock(*piece.file, begin, end, out, *digests);
+  }
+  lock.lock();
+  piece.checked = digests != nullptr;
+  piece.state = PieceState::kCopied;
+  copied_.push_back(&piece - pieces_.data());
+  --copying_;
+  if (--pieces_to_copy_ == 0) {
+    copied_at_ = std::chrono::steady_clock::now();
+    released_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+// Releases the lock meanwhile.
+absl::Status DataWriter::WritePiece(Lock& lock, Piece& piece, Digests& digests) {
+  File& file = *piece.file;
+  lock.unlock();
+  if (!piece.checked) {
+    CheckBlock(file, piece.begin, piece.end, piece.buffer, digests);
+  }
+  const absl::Status written = InPhase(kWriting, WriteToFile(piece));
+  lock.lock();
+  free_.push_back(std::exchange(piece.buffer, nullptr));
+  changed_.notify_all();
+  TESSERA_RETURN_IF_ERROR(written);
+  if (--file.pieces_left == 0) {
+    lock.unlock();
+    absl::Status synced = file.file->Sync();
+    if (synced.ok()) synced = file.file->Close();
+    lock.lock();
+    TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, synced));
+  }
+  --pieces_left_;
+  return absl::OkStatus();
+}
+
+absl::Status DataWriter::WriteToFile(const Piece& piece) {
+  File& file = *piece.file;
+  std::call_once(file.created, [&] {
+    auto created = storage_.Create(absl::StrCat(directory_, "/", file.contents.path()),
+                                   file.contents.size_bytes());
+    file.create_status = created.status();
+    if (created.ok()) file.file = *std::move(created);
+  });
+  TESSERA_RETURN_IF_ERROR(file.create_status);
+  return file.file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
+}
+
+// Precondition: blocks of one chunk come in ascending order.
+void DataWriter::CheckBlock(File& file, uint64_t begin, uint64_t end, const std::byte* bytes,
+                            Digests& digests) const {
+  file.contents.Digest(begin, end, bytes, digests);
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t chunk = at / options_.chunk_bytes;
+    const uint64_t next = std::min(end, (chunk + 1) * options_.chunk_bytes);
+    file.crcs[chunk] = ExtendCrc32c(file.crcs[chunk], {bytes + (at - begin), next - at});
+    at = next;
+  }
+}
+
+WriteReport DataWriter::Report() const {
+  WriteReport report;
+  for (const File& file : files_) {
+    FileReport& file_report = *report.add_files();
+    file_report.set_file_index(file.contents.index());
+    file_report.mutable_chunk_crc32c()->Add(file.crcs.begin(), file.crcs.end());
+    report.set_bytes(report.bytes() + file.contents.size_bytes());
+  }
+  for (const auto& [tensor, slot] : slots_) {
+    LogicalDigest digest;
+    for (const Digests& digests : digests_) digest += digests[slot];
+    TensorReport& tensor_report = *report.add_tensors();
+    tensor_report.set_manifest_tensor(tensor);
+    tensor_report.mutable_digest()->set_lo(digest.lo);
+    tensor_report.mutable_digest()->set_hi(digest.hi);
+  }
+  return report;
 }
 
 }  // namespace tessera::ckpt

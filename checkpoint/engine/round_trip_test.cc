@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,8 @@
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/test_state.h"
 #include "checkpoint/engine/thread_process_group.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "gtest/gtest.h"
 
@@ -64,6 +67,23 @@ std::vector<std::unique_ptr<LocalState>> Deal(const std::vector<WholeTensor>& te
   return states;
 }
 
+std::pair<uint64_t, uint64_t> DigestOf(const LogicalTensor& saved) {
+  return {saved.digest().lo(), saved.digest().hi()};
+}
+
+// Of the whole tensor, in one piece.
+std::pair<uint64_t, uint64_t> DigestOf(const std::vector<WholeTensor>& tensors,
+                                       const std::string& name) {
+  for (const WholeTensor& tensor : tensors) {
+    if (tensor.name != name) continue;
+    const size_t size = DTypeSize(tensor.dtype);
+    const LogicalDigest digest =
+        DigestRun(0, tensor.bytes.data(), tensor.bytes.size() / size, size);
+    return {digest.lo, digest.hi};
+  }
+  return {1, 1};  // of no tensor
+}
+
 TEST(RoundTripTest, RandomShardingsToRandomShardings) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
@@ -93,6 +113,13 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     ASSERT_TRUE(verified.ok()) << verified.status();
     for (const Damage& damage : verified->damage) {
       ADD_FAILURE() << damage.file << " " << damage.tensor << " " << damage.message;
+    }
+
+    const auto manifest = ReadManifest(storage, directory);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    for (const LogicalTensor& saved_tensor : manifest->tensors()) {
+      EXPECT_EQ(DigestOf(saved_tensor), DigestOf(tensors, saved_tensor.name()))
+          << saved_tensor.name();
     }
 
     const auto loaded = Deal(tensors, loaders, false, random);

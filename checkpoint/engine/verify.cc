@@ -14,6 +14,7 @@
 #include "checkpoint/engine/box_runs.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/damage.h"
+#include "checkpoint/engine/digest_runs.h"
 #include "checkpoint/engine/directory.h"
 #include "checkpoint/engine/pieces.h"
 #include "checkpoint/engine/workers.h"
@@ -266,11 +267,7 @@ class Verifier {
       const int64_t first = (first_byte - source->begin) / size;
       const int64_t last = (std::min(end, source->end) - source->begin) / size;
       const std::byte* const from = data + (first_byte - begin);
-      LogicalDigest digest;
-      source->global.ForEach(first, last, [&](const BoxRuns::Run& run) {
-        digest += DigestRun(run.strided_element, from + (run.outer_element - first) * size,
-                            run.count, size);
-      });
+      const LogicalDigest digest = DigestRuns(source->global, first, last, from, size);
       const std::lock_guard lock(mutex_);
       sums_[source->tensor] += digest;
     }

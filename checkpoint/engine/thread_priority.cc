@@ -1,0 +1,23 @@
+#include "checkpoint/engine/thread_priority.h"
+
+#include <linux/ioprio.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace tessera::ckpt {
+
+void LowerThreadPriority(int nice, bool idle_io_priority) {
+  // On Linux both concern the calling thread alone, whatever their names say.
+  const id_t thread = static_cast<id_t>(syscall(SYS_gettid));
+  errno = 0;
+  const int current = getpriority(PRIO_PROCESS, thread);
+  if (nice > 0 && errno == 0) setpriority(PRIO_PROCESS, thread, current + nice);
+  if (idle_io_priority) {
+    syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, thread, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
+  }
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,12 @@
+#ifndef TESSERA_CHECKPOINT_ENGINE_THREAD_PRIORITY_H_
+#define TESSERA_CHECKPOINT_ENGINE_THREAD_PRIORITY_H_
+
+namespace tessera::ckpt {
+
+// Lowers the calling thread's claim to processors by `nice` steps and, where asked, its claim to the disk below everybody else's.
+// Threads that it starts inherit both. Best effort: what the system refuses stays as it was.
+void LowerThreadPriority(int nice, bool idle_io_priority);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_ENGINE_THREAD_PRIORITY_H_
