@@ -1,6 +1,6 @@
 // Where the time of a training step goes: forward and backward of a named model, by operation.
 //
-//   bazel run //models/testing:step_profile -- gpt2-124m 4 64 float32 [threads]
+//   bazel run //models/testing:step_profile -- gpt2-124m 4 64 float32 [threads [shards]]
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +17,7 @@
 #include "models/testing/test_model.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {
@@ -192,7 +193,8 @@ void Print(const std::string& name, const ProfilingBackend::Total& total, double
   std::printf("\n");
 }
 
-int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int threads) {
+int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int threads,
+        int shards) {
   constexpr int kSteps = 5;
   const auto cpu = MakeCpuBackend(threads);
   ProfilingBackend backend(*cpu);
@@ -200,6 +202,8 @@ int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int
   config.set_size(size);
   ModelOptions options;
   options.compute_dtype = bf16 ? DType::kBF16 : DType::kF32;
+  const TensorParallel tensor_parallel(nullptr, shards, /*sequence_parallel=*/false);
+  options.tensor_parallel = &tensor_parallel;
   const auto model = testing::MakeTestModel(config, options, backend);
   const auto start = Clock::now();
   model->parameters().Initialize(1);
@@ -244,11 +248,13 @@ int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::fprintf(stderr, "usage: %s SIZE BATCH SEQUENCE float32|bfloat16 [THREADS]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s SIZE BATCH SEQUENCE float32|bfloat16 [THREADS [SHARDS]]\n",
+                 argv[0]);
     return 2;
   }
   const int threads =
       argc > 5 ? std::atoi(argv[5]) : static_cast<int>(std::thread::hardware_concurrency());
   return tessera::Run(argv[1], std::atoll(argv[2]), std::atoll(argv[3]),
-                      std::string(argv[4]) == "bfloat16", threads);
+                      std::string(argv[4]) == "bfloat16", threads,
+                      argc > 6 ? std::atoi(argv[6]) : 1);
 }
