@@ -1,0 +1,186 @@
+// EXACT numerics: every loss, gradient norm and every bit of weights and optimizer state is the same on every topology.
+// FAST: the same to rounding, and the same bits whenever the same topology runs again.
+
+#include <cmath>
+#include <map>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/exact/training.h"
+#include "trainer/config/config.h"
+#include "trainer/parallel/topology.h"
+
+namespace tessera {
+namespace {
+
+using testing::TrainedRun;
+
+constexpr int64_t kVocabulary = 211;  // no multiple of any padding
+constexpr int64_t kShards = 4;
+
+struct Kind {
+  std::string name;
+  std::string model;  // text format
+  bool bf16 = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+
+// Five layers: uneven over two and over four stages.
+constexpr char kGpt2[] =
+    R"pb(
+  size: "gpt2-tiny" num_layers: 5 vocab_size: 211 hidden_dropout: 0.1 attention_dropout: 0.1
+    )pb";
+// Untied, grouped-query attention, dropout: everything that Llama-3 can do.
+constexpr char kLlama[] = R"pb(
+  size: "llama3-tiny"
+  num_layers: 5
+  num_attention_heads: 8
+  num_query_groups: 4
+  vocab_size: 211
+  untie_embeddings_and_output_weights: true
+)pb";
+constexpr char kTiedLlama[] =
+    R"pb(
+  size: "llama3-tiny" num_layers: 4 num_query_groups: 4 vocab_size: 211 hidden_dropout: 0.1
+    )pb";
+
+const std::vector<Kind>& Kinds() {
+  static const auto& kinds = *new std::vector<Kind>{{"Gpt2Fp32", kGpt2, false},
+                                                    {"Gpt2Bf16", kGpt2, true},
+                                                    {"LlamaFp32", kLlama, false},
+                                                    {"LlamaBf16", kLlama, true},
+                                                    {"TiedLlamaFp32", kTiedLlama, false}};
+  return kinds;
+}
+
+// A global batch of `micro_batches` micro-batches of two sequences.
+TrainConfig Config(const Kind& kind, const std::string& topology, bool exact,
+                   int64_t micro_batches) {
+  const absl::StatusOr<TrainConfig> parsed = ParseConfig(absl::StrCat("model {", kind.model, R"pb(}
+                                                                                                  training {
+      micro_batch_size: 2
+      seq_length: 24
+      train_iters: 20
+      threads: 1
+    }
+    optimizer {
+      lr: 3e-3
+      lr_warmup_iters: 3
+      weight_decay: 0.1
+      clip_grad: 0.5
+    }
+    parallel { ddp_bucket_size: 5000 })pb"),
+                                                         "the test's");
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  TrainConfig config = *parsed;
+  config.mutable_training()->set_bf16(kind.bf16);
+  config.mutable_training()->set_global_batch_size(2 * micro_batches);
+  ParallelConfig& parallel = *config.mutable_parallel();
+  const absl::StatusOr<Topology> sizes = ParseTopology(topology);
+  EXPECT_TRUE(sizes.ok()) << sizes.status();
+  parallel.set_data_parallel_size(sizes->data);
+  parallel.set_tensor_model_parallel_size(sizes->tensor);
+  parallel.set_pipeline_model_parallel_size(sizes->pipeline);
+  parallel.set_num_virtual_stages_per_pipeline_rank(sizes->virtual_pipeline);
+  parallel.set_zero_stage(sizes->zero_stage);
+  parallel.set_sequence_parallel(sizes->sequence_parallel);
+  if (exact) {
+    parallel.set_numerics(Numerics::EXACT);
+    parallel.set_exact_tp_shards(kShards);
+  }
+  const std::string tokens = ::testing::TempDir() + "/tokens.bin";
+  EXPECT_TRUE(testing::WriteTokens(tokens, kVocabulary, 6000).ok());
+  config.mutable_data()->set_train_data_path(tokens);
+  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return resolved.ok() ? *resolved : config;
+}
+
+TrainedRun Train(const Kind& kind, const std::string& topology, bool exact, int64_t micro_batches) {
+  const absl::StatusOr<TrainedRun> run =
+      testing::TrainOnThreads(Config(kind, topology, exact, micro_batches));
+  EXPECT_TRUE(run.ok()) << run.status();
+  return run.ok() ? *run : TrainedRun();
+}
+
+// The run on one process that others are compared with; trained once.
+const TrainedRun& Baseline(const Kind& kind, bool exact, int64_t micro_batches) {
+  static auto& runs = *new std::map<std::tuple<std::string, bool, int64_t>, TrainedRun>;
+  const auto [run, is_new] = runs.try_emplace({kind.name, exact, micro_batches});
+  if (is_new) run->second = Train(kind, "single", exact, micro_batches);
+  return run->second;
+}
+
+struct Case {
+  std::string topology;
+  int64_t micro_batches;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& which) { return out << which.topology; }
+
+class TopologyTest : public ::testing::TestWithParam<std::tuple<Kind, Case>> {};
+
+TEST_P(TopologyTest, ExactIsTheSameToTheLastBit) {
+  const auto& [kind, which] = GetParam();
+  const TrainedRun& single = Baseline(kind, /*exact=*/true, which.micro_batches);
+  const TrainedRun run = Train(kind, which.topology, /*exact=*/true, which.micro_batches);
+  ASSERT_EQ(single.losses.size(), 20u);
+  EXPECT_LT(single.losses.back(), single.losses.front());
+  EXPECT_EQ(testing::FirstDifference(single, run), "");
+}
+
+TEST_P(TopologyTest, FastIsTheSameToRoundingAndRepeatsItself) {
+  const auto& [kind, which] = GetParam();
+  const TrainedRun& single = Baseline(kind, /*exact=*/false, which.micro_batches);
+  const TrainedRun first = Train(kind, which.topology, /*exact=*/false, which.micro_batches);
+  const TrainedRun second = Train(kind, which.topology, /*exact=*/false, which.micro_batches);
+  ASSERT_EQ(first.losses.size(), 20u);
+  EXPECT_LT(testing::LargestLossDifference(single, first), kind.bf16 ? 2e-2 : 1e-5);
+  EXPECT_EQ(testing::FirstDifference(first, second), "");
+}
+
+std::string Name(const ::testing::TestParamInfo<TopologyTest::ParamType>& info) {
+  return absl::StrCat(std::get<0>(info.param).name, "_", std::get<1>(info.param).topology);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, TopologyTest,
+    ::testing::Combine(::testing::ValuesIn(Kinds()),
+                       ::testing::Values(Case{"dp2", 8}, Case{"dp3", 12}, Case{"dp4_zero1", 8},
+                                         Case{"dp4_zero2", 8}, Case{"dp2_zero2", 6}, Case{"tp2", 8},
+                                         Case{"tp4", 8}, Case{"tp2_sp", 8}, Case{"pp2", 8},
+                                         Case{"pp4", 8}, Case{"pp2_vpp2", 8},
+                                         Case{"dp2_tp2_pp2", 8},
+                                         Case{"dp2_zero2_tp2_pp2_vpp2_sp", 8},
+                                         Case{"dp4_zero2_tp2_pp2", 8})),
+    Name);
+
+// What one process computes with one number of threads it computes with any.
+TEST(ThreadsTest, TheirNumberChangesNothing) {
+  for (const Kind& kind : Kinds()) {
+    TrainConfig config = Config(kind, "single", /*exact=*/true, 8);
+    config.mutable_training()->set_threads(3);
+    const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
+    ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_EQ(testing::FirstDifference(Baseline(kind, /*exact=*/true, 8), *run), "") << kind;
+  }
+}
+
+TEST(RecomputeTest, ChangesNothing) {
+  for (const Kind& kind : Kinds()) {
+    TrainConfig config = Config(kind, "tp2_pp2_sp", /*exact=*/true, 8);
+    config.mutable_training()->set_recompute_activations(true);
+    const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
+    ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_EQ(testing::FirstDifference(Baseline(kind, /*exact=*/true, 8), *run), "") << kind;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,97 @@
+#include "tests/perf/gpt2_run.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "trainer/config/config.h"
+#include "trainer/data/token_file.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/parallel/topology.h"
+#include "trainer/random/philox.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocabulary = 50257;
+constexpr int64_t kTokens = 1 << 20;
+
+// Which tokens they are changes nothing about the time.
+absl::Status WriteTokens(const std::string& path) {
+  const RandomStream random{.seed = 1, .use = RandomUse::kDataOrder, .stream = 1};
+  std::vector<int32_t> tokens(kTokens);
+  for (int64_t i = 0; i < kTokens; ++i) {
+    tokens[i] = static_cast<int32_t>(RandomWord(random, static_cast<uint64_t>(i)) % kVocabulary);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TokenFileWriter> writer,
+                           TokenFileWriter::Create(path, TokenFormat::kGpt2));
+  TESSERA_RETURN_IF_ERROR(writer->Append(tokens));
+  return writer->Close();
+}
+
+absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::string& tokens) {
+  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(options.topology));
+  TESSERA_ASSIGN_OR_RETURN(TrainConfig config, ParseConfig("model { size: 'gpt2-124m' }"
+                                                           "training { train_iters: 1000 }"
+                                                           "optimizer { lr: 1e-4 }",
+                                                           "built in"));
+  config.mutable_data()->set_train_data_path(tokens);
+  TrainingConfig& training = *config.mutable_training();
+  training.set_bf16(options.bf16);
+  training.set_micro_batch_size(options.micro_batch);
+  training.set_global_batch_size(options.micro_batch * options.micro_batches);
+  training.set_seq_length(options.sequence);
+  ParallelConfig& parallel = *config.mutable_parallel();
+  parallel.set_data_parallel_size(topology.data);
+  parallel.set_tensor_model_parallel_size(topology.tensor);
+  parallel.set_pipeline_model_parallel_size(topology.pipeline);
+  parallel.set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
+  parallel.set_zero_stage(topology.zero_stage);
+  parallel.set_sequence_parallel(topology.sequence_parallel);
+  if (options.exact_tp_shards > 0) {
+    parallel.set_numerics(Numerics::EXACT);
+    parallel.set_exact_tp_shards(options.exact_tp_shards);
+  }
+  return ResolveConfig(config);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Gpt2Run>> Gpt2Run::Create(const Gpt2RunOptions& options,
+                                                         Communicator* world) {
+  std::unique_ptr<Gpt2Run> run(new Gpt2Run);
+  const std::string tokens =
+      absl::StrCat(std::filesystem::temp_directory_path().string(), "/gpt2_run.", getpid(), ".bin");
+  TESSERA_RETURN_IF_ERROR(WriteTokens(tokens));
+  TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(options, tokens));
+  TESSERA_ASSIGN_OR_RETURN(run->data_, TokenDataset::Open(tokens, options.sequence, kVocabulary));
+  std::filesystem::remove(tokens);  // it stays open
+  run->loader_ = std::make_unique<BatchLoader>(run->data_.get(), 1);
+  run->backend_ = MakeCpuBackend(options.threads);
+  run->global_batch_ = config.training().global_batch_size();
+  TESSERA_ASSIGN_OR_RETURN(run->mesh_, Mesh::Create(ConfigTopology(config), world));
+  TESSERA_ASSIGN_OR_RETURN(run->trainer_,
+                           Trainer::Create(config, {.seed = 1}, *run->mesh_, *run->backend_));
+  run->trainer_->InitializeWeights(1);
+  run->trainer_->ResetOptimizer();
+  return run;
+}
+
+absl::StatusOr<double> Gpt2Run::Step() {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_ASSIGN_OR_RETURN(const StepResult result, trainer_->Step(*loader_, position_));
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  wait_share_ = result.pipeline_wait_share;
+  ++position_.step;
+  position_.consumed_samples += global_batch_;
+  return seconds;
+}
+
+}  // namespace tessera

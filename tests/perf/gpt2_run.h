@@ -1,0 +1,57 @@
+#ifndef TESSERA_TESTS_PERF_GPT2_RUN_H_
+#define TESSERA_TESTS_PERF_GPT2_RUN_H_
+
+// GPT-2 124M in training, for programs that measure steps.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/data/batch_loader.h"
+#include "trainer/data/dataset.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/parallel/mesh.h"
+#include "trainer/step/trainer.h"
+
+namespace tessera {
+
+struct Gpt2RunOptions {
+  std::string topology = "single";  // as ParseTopology reads it
+  int threads = 1;                  // of each rank
+  bool bf16 = false;
+  int exact_tp_shards = 0;  // 0: FAST numerics
+  int64_t micro_batch = 1;
+  int64_t micro_batches = 1;  // of the global batch
+  int64_t sequence = 1024;
+};
+
+// A training run on random tokens, ready for steps.
+class Gpt2Run {
+ public:
+  // `world`: null on one process. It must outlive the run.
+  static absl::StatusOr<std::unique_ptr<Gpt2Run>> Create(const Gpt2RunOptions& options,
+                                                         Communicator* world);
+
+  // Seconds of one optimizer step on this rank.
+  absl::StatusOr<double> Step();
+  // What this rank waited for its pipeline neighbours in the last step, as a share.
+  double wait_share() const { return wait_share_; }
+
+ private:
+  Gpt2Run() = default;
+
+  std::unique_ptr<TokenDataset> data_;
+  std::unique_ptr<BatchLoader> loader_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<Trainer> trainer_;
+  StepPosition position_;
+  int64_t global_batch_ = 0;
+  double wait_share_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_PERF_GPT2_RUN_H_
