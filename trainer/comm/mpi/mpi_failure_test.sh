@@ -6,7 +6,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # What Open MPI's plugins leak cannot be told by name: they are gone when leaks are looked for.
 export ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 main=$1
-readonly most_seconds=25
+readonly most_seconds=50
 failures=0
 
 fail() {
