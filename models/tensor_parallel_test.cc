@@ -12,6 +12,9 @@
 #include "gtest/gtest.h"
 #include "models/factory.h"
 #include "models/testing/sharded_run.h"
+#include "models/testing/test_model.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/compare.h"
 
@@ -203,6 +206,33 @@ TEST_P(TensorParallelModelTest, ActivationsShrinkWithRanks) {
   }
   EXPECT_LT(bytes[1], bytes[0] * 3 / 4);
   EXPECT_LT(bytes[2], bytes[1] * 3 / 4);
+}
+
+// One rank gives up: the other's pass ends with its error, forward or backward.
+TEST_P(TensorParallelModelTest, ErrorsOfRanksComeBack) {
+  for (const bool in_backward : {false, true}) {
+    for (const bool sequence_parallel : {false, true}) {
+      ThreadWorld world(2);
+      absl::Status met;
+      const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+        const auto backend = MakeCpuBackend(1);
+        const TensorParallel tensor_parallel(&comm, 2, sequence_parallel);
+        ModelOptions options;
+        options.tensor_parallel = &tensor_parallel;
+        const auto model = testing::MakeTestModel(GetParam().config, options, *backend);
+        const auto data = testing::MakeTestBatch(2, 4, GetParam().config.vocab_size(), 1);
+        const auto activations = model->NewActivations(2, 4, ActivationUse::kTraining);
+        const bool fails = comm.rank() == 1;
+        if (fails && !in_backward) return absl::DataLossError("bad file");
+        const auto loss = model->Forward(data.batch, *activations, {}, {});
+        if (fails) return absl::DataLossError("bad file");
+        if (!in_backward) return met = loss.status();
+        return met = model->Backward(data.batch, *activations, 1, false, {}, {}, nullptr);
+      });
+      EXPECT_EQ(met.code(), absl::StatusCode::kDataLoss) << met;
+      EXPECT_EQ(status.message(), "rank 1: bad file");
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TensorParallelModelTest,
