@@ -1,0 +1,76 @@
+#include "checkpoint/engine/staging_pool.h"
+
+#include <string>
+
+#include "checkpoint/engine/available_memory.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kPage = 4096;
+
+TEST(StagingPoolTest, GivesWhatIsWantedAndKeepsIt) {
+  StagingPool pool([] { return uint64_t{1} << 30; });
+  ASSERT_TRUE(pool.Reserve({10 * kPage, UINT64_MAX, kPage}).ok());
+  const std::byte* const data = pool.memory().data();
+  EXPECT_EQ(pool.memory().size(), 10 * kPage);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kPage, 0);
+  EXPECT_EQ(pool.note(), "");
+  pool.Prefault();
+  ASSERT_TRUE(pool.Reserve({5 * kPage, UINT64_MAX, kPage}).ok());
+  EXPECT_EQ(pool.memory().data(), data);
+  EXPECT_EQ(pool.memory().size(), 5 * kPage);
+  ASSERT_TRUE(pool.Reserve({20 * kPage, UINT64_MAX, kPage}).ok());
+  EXPECT_EQ(pool.memory().size(), 20 * kPage);
+  ASSERT_TRUE(pool.Reserve({0, UINT64_MAX, 0}).ok());
+  EXPECT_EQ(pool.memory().size(), 0);
+}
+
+TEST(StagingPoolTest, StaysWithinTheLimitAndHalfOfWhatIsAvailable) {
+  uint64_t available = 100 * kPage;
+  StagingPool pool([&] { return available; });
+  ASSERT_TRUE(pool.Reserve({80 * kPage, 10 * kPage + 5, kPage}).ok());
+  EXPECT_EQ(pool.memory().size(), 10 * kPage);
+  EXPECT_THAT(pool.note(), AllOf(HasSubstr("takes 320 KiB"), HasSubstr("staging_bytes: 40.0 KiB"),
+                                 HasSubstr("used: 40.0 KiB")));
+  available -= 10 * kPage;  // taken by the pool
+  ASSERT_TRUE(pool.Reserve({80 * kPage, UINT64_MAX, kPage}).ok());
+  EXPECT_EQ(pool.memory().size(), 50 * kPage);
+  EXPECT_THAT(pool.note(), AllOf(HasSubstr("available: 400 KiB"), HasSubstr("no limit")));
+  ASSERT_TRUE(pool.Reserve({80 * kPage, 1, 2 * kPage}).ok()) << "the least that will do";
+  EXPECT_EQ(pool.memory().size(), 2 * kPage);
+}
+
+TEST(StagingPoolTest, SaysWhatIsMissing) {
+  StagingPool pool([] { return uint64_t{5000}; });
+  const absl::Status status = pool.Reserve({80 * kPage, UINT64_MAX, 2 * kPage});
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("8.00 KiB"), HasSubstr("320 KiB"), HasSubstr("4.88 KiB")));
+}
+
+TEST(AvailableMemoryTest, ReadsWhatTheSystemSays) {
+  EXPECT_GT(AvailableMemoryBytes(), 0);
+  EXPECT_EQ(ParseMemAvailable("MemTotal:  9 kB\nMemAvailable:   1234 kB\nBuffers: 1 kB\n"),
+            1234 * 1024);
+  EXPECT_EQ(ParseMemAvailable("MemTotal: 9 kB\n"), UINT64_MAX);
+  EXPECT_EQ(ParseMemAvailable("MemAvailable: many kB"), UINT64_MAX);
+  EXPECT_EQ(ParseMemAvailable(""), UINT64_MAX);
+}
+
+TEST(AvailableMemoryTest, AControlGroupsCacheIsRoom) {
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "600\n", "anon 1\ninactive_file 250\n"), 650);
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "600\n", ""), 400);
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "2000\n", ""), 0);
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "10\n", "inactive_file 250\n"), 1000);
+  EXPECT_EQ(ParseControlGroupRoom("max\n", "600\n", ""), UINT64_MAX);
+  EXPECT_EQ(ParseControlGroupRoom("", "", ""), UINT64_MAX);
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
