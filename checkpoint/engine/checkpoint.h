@@ -78,16 +78,22 @@ struct LoadOptions {
   // Convert between floating dtypes where saved and wanted differ; refused otherwise.
   bool convert_dtype = true;
   int io_threads = 4;
-  uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
-  absl::Duration deadline = absl::Minutes(10);
+  uint64_t staging_bytes = uint64_t{64}
+                           << 20;  // at most, or one chunk; seven where ranks share their reading
+  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 };
 
 struct LoadReport {
   std::vector<std::string> missing;     // names: wanted on this rank, not saved
   std::vector<std::string> unexpected;  // names: saved, wanted by no rank
   std::vector<std::string>
-      from_master;          // names: weights of this rank that came from their master weights
-  uint64_t bytes_read = 0;  // by this rank
+      from_master;  // names: weights of this rank that came from their master weights
+  // Whole checksum chunks. What several ranks need is read by one of them: over all ranks, bytes_read is each needed byte once.
+  uint64_t bytes_needed = 0;    // what this rank would have read alone
+  uint64_t bytes_read = 0;      // by this rank, for itself and others
+  uint64_t bytes_received = 0;  // from other ranks, without what of their chunks is not wanted here
+  uint64_t bytes_sent = 0;
+  uint64_t buffer_bytes = 0;  // memory that the exchange took; 0 where nothing was shared
   double seconds = 0;
 };
 
@@ -104,7 +110,8 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
 // is verified before it is placed, but other tensors may already be new. The state is then to be discarded or loaded again.
 //
 // Collective over `group`; every rank returns the same status. Memory: staging_bytes per process plus the plan. Cost: only checksum
-// chunks that hold wanted bytes are read.
+// chunks that hold wanted bytes are read, each by one of the ranks that want any of it, which hands the others their part while
+// it reads on.
 absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
                                 ProcessGroup& group, const LoadOptions& options);
 

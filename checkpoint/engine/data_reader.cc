@@ -1,6 +1,7 @@
 #include "checkpoint/engine/data_reader.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -8,151 +9,177 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/box_runs.h"
 #include "checkpoint/engine/damage.h"
 #include "checkpoint/engine/directory.h"
 #include "checkpoint/engine/pieces.h"
 #include "checkpoint/engine/workers.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// One placement, ready to run: bytes [begin, end) of a file hold a saved shard, parts of which go to a destination.
-struct Target {
-  uint64_t begin;
-  uint64_t end;
-  size_t element_bytes;  // as saved
-  BoxRuns runs;          // saved shard <-> destination
-  const Destination* destination;
+struct ElementRange {
+  int64_t first;
+  int64_t last;
+  bool empty() const { return first >= last; }
 };
 
-struct InputFile {
-  const DataFile* description;
-  uint32_t file_index;
-  const ReadableFile* file;
-  std::vector<Target> targets;  // ascending by begin and by end: saved shards do not share bytes
-};
+// The elements of a shard at bytes [shard_begin, shard_end) of a file that lie in a piece, counted from the shard's first.
+ElementRange ElementsIn(const FilePiece& piece, uint64_t shard_begin, uint64_t shard_end,
+                        size_t element_bytes) {
+  const int64_t size = static_cast<int64_t>(element_bytes);
+  const auto element = [&](uint64_t at) {
+    return static_cast<int64_t>(std::clamp(at, shard_begin, shard_end) - shard_begin) / size;
+  };
+  return {element(piece.begin), element(piece.end)};
+}
 
-struct Piece {
-  const InputFile* file;
-  uint64_t begin;
-  uint64_t end;
-};
+}  // namespace
 
-// Places what bytes [begin, end) of a file, which are at `data`, hold for the target.
-void Place(const Target& target, uint64_t begin, uint64_t end, const std::byte* data) {
-  const int64_t size = target.element_bytes;
-  const uint64_t first_byte = std::max(begin, target.begin);
-  const int64_t first = (first_byte - target.begin) / size;
-  const int64_t last = (std::min(end, target.end) - target.begin) / size;
-  const std::byte* const from = data + (first_byte - begin);
+absl::StatusOr<DataReader> DataReader::Create(const Manifest& manifest, const LoadPlan& plan,
+                                              const OpenFiles& files,
+                                              std::span<const Destination> destinations,
+                                              bool verify_checksums) {
+  DataReader reader(manifest, verify_checksums);
+  for (const FileReads& reads : plan.files) {
+    TESSERA_RETURN_IF_ERROR(reader.AddFile(reads, *files.at(reads.file_index), destinations));
+  }
+  return reader;
+}
+
+absl::Status DataReader::AddFile(const FileReads& reads, const ReadableFile& file,
+                                 std::span<const Destination> destinations) {
+  const DataFile& description = manifest_->files(reads.file_index);
+  const uint64_t chunk_bytes = description.chunk_bytes();
+  if (chunk_bytes > kMaxChunkBytes && description.size_bytes() > kMaxChunkBytes) {
+    return absl::DataLossError(absl::StrCat(description.path(), ": checksum chunks of ",
+                                            chunk_bytes, " bytes, at most ", kMaxChunkBytes,
+                                            " can be read"));
+  }
+  InputFile& input = files_[reads.file_index];
+  input = {&description, &file, {}};
+  for (const Placement& placement : reads.placements) {
+    const Destination& to = destinations[placement.wanted];
+    const size_t size = DTypeSize(manifest_->tensors(placement.saved_tensor).dtype());
+    if (placement.shard_begin % size != 0 || chunk_bytes % size != 0) {
+      return absl::DataLossError(absl::StrCat(
+          description.path(), " at offset ", placement.shard_begin, ": tensor ",
+          manifest_->tensors(placement.saved_tensor).name(), ": elements of ", size,
+          " bytes are not aligned, or checksum chunks of ", chunk_bytes, " bytes cut them"));
+    }
+    input.targets.push_back(
+        {placement.shard_begin, placement.shard_end, size,
+         BoxRuns(placement.saved_box, placement.region, to.box.global_offset, to.strides), &to,
+         &placement});
+  }
+  return absl::OkStatus();
+}
+
+// source(run, index): where the elements of a run are, the first of which is the index-th of the target's in the piece.
+template <typename Source>
+void DataReader::PlaceTarget(const Target& target, const FilePiece& piece, const Source& source) {
+  const ElementRange elements = ElementsIn(piece, target.begin, target.end, target.element_bytes);
+  if (elements.empty()) return;
   const Destination& to = *target.destination;
-  target.runs.ForEach(first, last, [&](const BoxRuns::Run& run) {
-    to.copy(from + (run.outer_element - first) * size,
+  int64_t index = 0;
+  target.runs.ForEach(elements.first, elements.last, [&](const BoxRuns::Run& run) {
+    to.copy(source(run, index),
             to.data + run.strided_element * static_cast<int64_t>(to.element_bytes), run.count,
             target.runs.run_stride());
+    index += run.count;
   });
 }
 
-class Reader {
- public:
-  Reader(const Manifest& manifest, const DataReaderOptions& options)
-      : manifest_(manifest), options_(options), workers_wanted_(options.io_threads) {}
-
-  absl::Status Run(const LoadPlan& plan, const OpenFiles& files,
-                   std::span<const Destination> destinations) {
-    files_.reserve(plan.files.size());
-    for (const FileReads& reads : plan.files) {
-      TESSERA_RETURN_IF_ERROR(AddFile(reads, *files.at(reads.file_index), destinations));
-    }
-    uint64_t largest = 0;
-    for (const Piece& piece : pieces_) largest = std::max(largest, piece.end - piece.begin);
-    const int workers = static_cast<int>(std::min<size_t>(workers_wanted_, pieces_.size()));
-    for (int w = 0; w < workers; ++w) {
-      TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(largest));
-      buffers_.push_back(std::move(buffer));
-    }
-    return RunTasks(workers, pieces_.size(), [&](int worker, size_t i) {
-      return ReadPiece(pieces_[i], buffers_[worker].data());
+void DataReader::Place(const FilePiece& piece, const std::byte* data) const {
+  const InputFile& file = files_.at(piece.file_index);
+  auto target = std::ranges::upper_bound(file.targets, piece.begin, {}, &Target::end);
+  for (; target != file.targets.end() && target->begin < piece.end; ++target) {
+    PlaceTarget(*target, piece, [&](const BoxRuns::Run& run, int64_t) {
+      return data + (target->begin + run.outer_element * target->element_bytes - piece.begin);
     });
   }
+}
 
- private:
-  absl::Status AddFile(const FileReads& reads, const ReadableFile& file,
-                       std::span<const Destination> destinations) {
-    const DataFile& description = manifest_.files(reads.file_index);
-    const uint64_t chunk_bytes = description.chunk_bytes();
-    if (chunk_bytes > kMaxChunkBytes && description.size_bytes() > kMaxChunkBytes) {
-      return absl::DataLossError(absl::StrCat(description.path(), ": checksum chunks of ",
-                                              chunk_bytes, " bytes, at most ", kMaxChunkBytes,
-                                              " can be read"));
+void DataReader::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
+                             const std::byte* packed) const {
+  const InputFile& file = files_.at(piece.file_index);
+  auto target = std::ranges::upper_bound(file.targets, piece.begin, {}, &Target::end);
+  for (; target != file.targets.end() && target->begin < piece.end; ++target) {
+    const Placement& placement = *target->placement;
+    if (placement.saved_tensor != region.saved_tensor() || placement.shard != region.shard() ||
+        !std::ranges::equal(placement.region.global_offset, region.offset()) ||
+        !std::ranges::equal(placement.region.shape, region.shape())) {
+      continue;
     }
-    InputFile& input = files_.emplace_back();
-    input = {&description, reads.file_index, &file, {}};
-    for (const Placement& placement : reads.placements) {
-      const Destination& to = destinations[placement.wanted];
-      const size_t size = DTypeSize(manifest_.tensors(placement.saved_tensor).dtype());
-      if (placement.shard_begin % size != 0 || chunk_bytes % size != 0) {
-        return absl::DataLossError(absl::StrCat(
-            description.path(), " at offset ", placement.shard_begin, ": tensor ",
-            manifest_.tensors(placement.saved_tensor).name(), ": elements of ", size,
-            " bytes are not aligned, or checksum chunks of ", chunk_bytes, " bytes cut them"));
-      }
-      input.targets.push_back(
-          {placement.shard_begin, placement.shard_end, size,
-           BoxRuns(placement.saved_box, placement.region, to.box.global_offset, to.strides), &to});
+    PlaceTarget(*target, piece, [&](const BoxRuns::Run&, int64_t index) {
+      return packed + index * static_cast<int64_t>(target->element_bytes);
+    });
+  }
+}
+
+// Chunk after chunk, so that what was checked is still in the cache when it is placed.
+absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer) const {
+  const InputFile& file = files_.at(piece.file_index);
+  TESSERA_RETURN_IF_ERROR(file.file->ReadAt(piece.begin, std::span(buffer, piece.size())));
+  const uint64_t chunk_bytes = file.description->chunk_bytes();
+  for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += chunk_bytes) {
+    const uint64_t end = std::min(piece.end, chunk + chunk_bytes);
+    const std::byte* const data = buffer + (chunk - piece.begin);
+    if (verify_checksums_) {
+      TESSERA_RETURN_IF_ERROR(
+          CheckChunk(piece.file_index, chunk / chunk_bytes, {data, end - chunk}));
     }
-    const PieceLayout layout =
-        LayOutPieces(chunk_bytes, options_.io_threads, options_.staging_bytes);
-    workers_wanted_ = std::min(workers_wanted_, layout.workers);
-    for (const ByteRange& range : reads.ranges) {
-      for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
-        pieces_.push_back({&input, at, std::min(range.end, at + layout.piece_bytes)});
-      }
-    }
+    Place({piece.file_index, chunk, end}, data);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataReader::CheckChunk(uint32_t file_index, uint64_t chunk,
+                                    std::span<const std::byte> data) const {
+  const uint32_t found = Crc32c(data);
+  if (found == manifest_->files(file_index).chunk_crc32c(static_cast<int>(chunk))) {
     return absl::OkStatus();
   }
+  const FileMap map(*manifest_);
+  return absl::DataLossError(
+      ToString(DescribeChecksumError(*manifest_, map, file_index, chunk, found)));
+}
 
-  // Chunk after chunk, so that what was checked is still in the cache when it is placed.
-  absl::Status ReadPiece(const Piece& piece, std::byte* buffer) const {
-    const InputFile& file = *piece.file;
-    TESSERA_RETURN_IF_ERROR(
-        file.file->ReadAt(piece.begin, std::span(buffer, piece.end - piece.begin)));
-    const uint64_t chunk_bytes = file.description->chunk_bytes();
-    for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += chunk_bytes) {
-      const uint64_t end = std::min(piece.end, chunk + chunk_bytes);
-      const std::byte* const data = buffer + (chunk - piece.begin);
-      if (options_.verify_checksums) {
-        TESSERA_RETURN_IF_ERROR(CheckChunk(file, chunk / chunk_bytes, {data, end - chunk}));
-      }
-      auto target = std::ranges::upper_bound(file.targets, chunk, {}, &Target::end);
-      for (; target != file.targets.end() && target->begin < end; ++target) {
-        Place(*target, chunk, end, data);
-      }
-    }
-    return absl::OkStatus();
-  }
+absl::StatusOr<PackedRegion> PackedRegion::Create(const Manifest& manifest,
+                                                  const ShardRegion& region) {
+  const auto bad = [] { return absl::InvalidArgumentError("a region of no saved shard"); };
+  if (region.saved_tensor() >= static_cast<uint32_t>(manifest.tensors_size())) return bad();
+  const LogicalTensor& tensor = manifest.tensors(static_cast<int>(region.saved_tensor()));
+  if (region.shard() >= ShardCount(tensor)) return bad();
+  const Box box = {{region.offset().begin(), region.offset().end()},
+                   {region.shape().begin(), region.shape().end()}};
+  const Box saved = ShardBox(tensor, region.shard());
+  if (box.empty() || !Contains(saved, box)) return bad();
+  const uint64_t begin = tensor.shards().file_offset(static_cast<int>(region.shard()));
+  return PackedRegion(begin, begin + ShardBytes(tensor, region.shard()), DTypeSize(tensor.dtype()),
+                      BoxRuns(saved, box, box.global_offset, ContiguousStrides(box.shape)));
+}
 
-  absl::Status CheckChunk(const InputFile& file, uint64_t chunk,
-                          std::span<const std::byte> data) const {
-    const uint32_t found = Crc32c(data);
-    if (found == file.description->chunk_crc32c(static_cast<int>(chunk))) return absl::OkStatus();
-    const FileMap map(manifest_);
-    return absl::DataLossError(
-        ToString(DescribeChecksumError(manifest_, map, file.file_index, chunk, found)));
-  }
+uint64_t PackedRegion::BytesIn(const FilePiece& piece) const {
+  const ElementRange elements = ElementsIn(piece, begin_, end_, element_bytes_);
+  uint64_t bytes = 0;
+  if (elements.empty()) return bytes;
+  runs_.ForEach(elements.first, elements.last,
+                [&](const BoxRuns::Run& run) { bytes += run.count * element_bytes_; });
+  return bytes;
+}
 
-  const Manifest& manifest_;
-  const DataReaderOptions& options_;
-  int workers_wanted_;
-  std::vector<InputFile> files_;
-  std::vector<Piece> pieces_;
-  std::vector<AlignedBuffer> buffers_;
-};
-
-}  // namespace
+void PackedRegion::Pack(const FilePiece& piece, const std::byte* data, std::byte* packed) const {
+  const ElementRange elements = ElementsIn(piece, begin_, end_, element_bytes_);
+  if (elements.empty()) return;
+  runs_.ForEach(elements.first, elements.last, [&](const BoxRuns::Run& run) {
+    const uint64_t bytes = run.count * element_bytes_;
+    std::memcpy(packed, data + (begin_ + run.outer_element * element_bytes_ - piece.begin), bytes);
+    packed += bytes;
+  });
+}
 
 absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view directory,
                                         const Manifest& manifest, const LoadPlan& plan) {
@@ -182,10 +209,30 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
   return files;
 }
 
-absl::Status ReadDataFiles(const Manifest& manifest, const LoadPlan& plan, const OpenFiles& files,
-                           std::span<const Destination> destinations,
-                           const DataReaderOptions& options) {
-  return Reader(manifest, options).Run(plan, files, destinations);
+absl::Status ReadAlone(const Manifest& manifest, const LoadPlan& plan, const DataReader& reader,
+                       int io_threads, uint64_t staging_bytes) {
+  std::vector<FilePiece> pieces;
+  uint64_t largest = 0;
+  for (const FileReads& reads : plan.files) {
+    const PieceLayout layout =
+        LayOutPieces(manifest.files(reads.file_index).chunk_bytes(), io_threads, staging_bytes);
+    io_threads = std::min(io_threads, layout.workers);
+    for (const ByteRange& range : reads.ranges) {
+      for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
+        pieces.push_back({reads.file_index, at, std::min(range.end, at + layout.piece_bytes)});
+        largest = std::max(largest, pieces.back().size());
+      }
+    }
+  }
+  const int workers = static_cast<int>(std::min<size_t>(io_threads, pieces.size()));
+  std::vector<AlignedBuffer> buffers;
+  for (int w = 0; w < workers; ++w) {
+    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(largest));
+    buffers.push_back(std::move(buffer));
+  }
+  return RunTasks(workers, pieces.size(), [&](int worker, size_t i) {
+    return reader.ReadAndPlace(pieces[i], buffers[worker].data());
+  });
 }
 
 }  // namespace tessera::ckpt

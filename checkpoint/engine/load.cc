@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,13 +16,16 @@
 #include "checkpoint/engine/directory.h"
 #include "checkpoint/engine/exchange.pb.h"
 #include "checkpoint/engine/local_plan.h"
+#include "checkpoint/engine/shared_reader.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/share_reads.h"
 
 // A load in four agreements, so that no rank goes on while another cannot:
 //  1. rank 0 reads the manifest and hands it out;
 //  2. every rank compares it with its state; all mismatches of all ranks end the load here;
-//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load here;
+//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load here. Rank 0 hands out who reads what,
+//     and, where ranks read for each other, they agree once more that each has its buffers;
 //  4. every rank reads, checks and places. Only now does memory change.
 
 namespace tessera::ckpt {
@@ -104,6 +108,66 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
   return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
+// Who reads what: rank 0's answer to what every rank needs, or why one of them cannot go on.
+absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
+                                       const LoadPlan* plan, ProcessGroup& group,
+                                       const LoadOptions& options) {
+  absl::StatusOr<std::string> needs = std::string();
+  if (!ready.ok()) {
+    needs = ready;
+  } else if (group.size() > 1) {
+    needs = DescribeNeeds(manifest, *plan, options.staging_bytes).SerializeAsString();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string told, AgreeEach(
+                                                       group, needs,
+                                                       [&](const std::vector<std::string>& all) {
+                                                         return ShareReads(manifest, all);
+                                                       },
+                                                       options.deadline));
+  ReadShare share;
+  if (!share.ParseFromString(told)) return absl::InternalError("rank 0 sent a bad share");
+  return share;
+}
+
+absl::Status ReadTogether(const Manifest& manifest, const DataReader& reader,
+                          const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
+                          LoadReport& report) {
+  const absl::StatusOr<std::unique_ptr<SharedReader>> shared = SharedReader::Create(
+      manifest, reader, share, group.rank(), options.io_threads, options.staging_bytes);
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, shared.status(), options.deadline));
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnStatus(group, (*shared)->Run(group, options.deadline), options.deadline));
+  report.bytes_read = (*shared)->counters().bytes_read;
+  report.bytes_received = (*shared)->counters().bytes_received;
+  report.bytes_sent = (*shared)->counters().bytes_sent;
+  report.buffer_bytes = (*shared)->buffer_bytes();
+  return absl::OkStatus();
+}
+
+// Steps 3 and 4.
+absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
+                  const Comparison& comparison, ProcessGroup& group, const LoadOptions& options,
+                  LoadReport& report) {
+  const absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
+  const absl::StatusOr<OpenFiles> files =
+      plan.ok() ? OpenDataFiles(storage, checkpoint_dir, manifest, *plan) : plan.status();
+  const absl::StatusOr<DataReader> reader =
+      files.ok() ? DataReader::Create(manifest, *plan, *files, comparison.destinations,
+                                      options.verify_checksums)
+                 : files.status();
+  TESSERA_ASSIGN_OR_RETURN(
+      const ReadShare share,
+      ShareReading(manifest, reader.status(), reader.ok() ? &*plan : nullptr, group, options));
+  report.bytes_needed = plan->bytes;
+  if (share.any_shared()) {
+    return ReadTogether(manifest, *reader, share, group, options, report);
+  }
+  report.bytes_read = plan->bytes;
+  return AgreeOnStatus(
+      group, ReadAlone(manifest, *plan, *reader, options.io_threads, options.staging_bytes),
+      options.deadline);
+}
+
 }  // namespace
 
 absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
@@ -124,21 +188,12 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
   CompareReport verdict;
   if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
 
-  absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
-  const absl::StatusOr<OpenFiles> files =
-      plan.ok() ? OpenDataFiles(storage, checkpoint_dir, manifest, *plan) : plan.status();
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, files.status(), options.deadline));
-
-  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(
-      group,
-      ReadDataFiles(manifest, *plan, *files, comparison.destinations,
-                    {options.verify_checksums, options.io_threads, options.staging_bytes}),
-      options.deadline));
   LoadReport report;
+  TESSERA_RETURN_IF_ERROR(
+      Read(storage, checkpoint_dir, manifest, comparison, group, options, report));
   report.missing = std::move(comparison.missing);
   report.from_master = std::move(comparison.from_master);
   report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());
-  report.bytes_read = plan->bytes;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <functional>
-#include <queue>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "checkpoint/plan/least_loaded.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -43,36 +43,6 @@ uint64_t TotalBytes(const MergedState& state) {
   }
   return total;
 }
-
-// Who of a set of ranks has the least to write. An entry may say less than the rank has by now, never more, and is put right when
-// it comes first.
-class LeastLoaded {
- public:
-  LeastLoaded(const std::vector<uint32_t>& ranks, const std::vector<uint64_t>& load) {
-    std::vector<Entry> entries;
-    entries.reserve(ranks.size());
-    for (const uint32_t rank : ranks) entries.push_back({load[rank], rank});
-    queue_ = Queue(std::greater<Entry>(), std::move(entries));
-  }
-
-  uint32_t Take(uint64_t bytes, std::vector<uint64_t>& load) {
-    while (queue_.top().first != load[queue_.top().second]) {
-      const uint32_t rank = queue_.top().second;
-      queue_.pop();
-      queue_.push({load[rank], rank});
-    }
-    const uint32_t rank = queue_.top().second;
-    queue_.pop();
-    load[rank] += bytes;
-    queue_.push({load[rank], rank});
-    return rank;
-  }
-
- private:
-  using Entry = std::pair<uint64_t, uint32_t>;  // bytes, rank: the lowest rank among equals
-  using Queue = std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>>;
-  Queue queue_;
-};
 
 void SetWriter(const MergedState& state, const HeldBox& held, uint32_t rank, Assignment& out) {
   for (const ShardRef& shard : held.shards) {

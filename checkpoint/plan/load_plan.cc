@@ -35,8 +35,14 @@ class RangeCollector {
       dense_[d] =
           dense_[d + 1] && (region_.shape[d] == 1 || span_bytes_[d + 1] == stride_bytes_[d]);
     }
-    Collect(0, begin);
+    begin_ = begin;
   }
+
+  void Collect() { Collect(0, begin_); }
+
+  // From the first byte to past the last one.
+  uint64_t span_bytes() const { return span_bytes_[0]; }
+  bool dense() const { return dense_[0]; }
 
  private:
   void Collect(size_t dim, uint64_t begin) {
@@ -50,6 +56,7 @@ class RangeCollector {
 
   const Box& region_;
   const uint64_t gap_bytes_;
+  uint64_t begin_;
   std::vector<uint64_t> stride_bytes_;  // of one step along a dim, in the file
   std::vector<uint64_t>
       span_bytes_;           // from the first to past the last byte, this dim and inner ones
@@ -105,8 +112,9 @@ class Planner {
       const Box& box = indexed->index.boxes()[shard];
       const uint64_t begin = tensor.shards().file_offset(shard);
       const uint64_t bytes = ElementCount(box.shape) * element_bytes;
-      files_[tensor.shards().file_index(shard)].push_back(
-          {wanted_index, wanted.saved_tensor, box, begin, begin + bytes, region});
+      files_[tensor.shards().file_index(shard)].push_back({wanted_index, wanted.saved_tensor,
+                                                           static_cast<uint32_t>(shard), box, begin,
+                                                           begin + bytes, region});
     });
     // A sum suffices: shards that overlap would be found as well, unless gaps make up for them; a load of the whole state
     // proves coverage before (ValidateCoverage).
@@ -127,7 +135,7 @@ class Planner {
       std::vector<ByteRange> ranges;
       for (const Placement& placement : placements) {
         const size_t element_bytes = DTypeSize(manifest_.tensors(placement.saved_tensor).dtype());
-        RangeCollector(placement, element_bytes, file.chunk_bytes(), ranges);
+        RangeCollector(placement, element_bytes, file.chunk_bytes(), ranges).Collect();
       }
       reads.ranges = MergeToChunks(std::move(ranges), file.chunk_bytes(), file.size_bytes());
       for (const ByteRange& range : reads.ranges) plan.bytes += range.end - range.begin;
@@ -145,6 +153,45 @@ class Planner {
 };
 
 }  // namespace
+
+ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t staging_bytes) {
+  ReadNeeds needs;
+  needs.set_staging_bytes(staging_bytes);
+  const auto append = [](std::vector<ByteRange> ranges, const DataFile& file, auto& out) {
+    for (const ByteRange& range :
+         MergeToChunks(std::move(ranges), file.chunk_bytes(), file.size_bytes())) {
+      out.Add(range.begin);
+      out.Add(range.end);
+    }
+  };
+  for (const FileReads& reads : plan.files) {
+    const DataFile& file = manifest.files(reads.file_index);
+    FileNeeds& file_needs = *needs.add_files();
+    file_needs.set_file_index(reads.file_index);
+    std::vector<ByteRange> whole;
+    for (const Placement& placement : reads.placements) {
+      const size_t element_bytes = DTypeSize(manifest.tensors(placement.saved_tensor).dtype());
+      const uint64_t bytes = ElementCount(placement.region.shape) * element_bytes;
+      std::vector<ByteRange> ranges;
+      RangeCollector collector(placement, element_bytes, file.chunk_bytes(), ranges);
+      collector.Collect();
+      if (collector.dense() || bytes >= collector.span_bytes() / 4 * 3) {
+        whole.insert(whole.end(), ranges.begin(), ranges.end());
+        continue;
+      }
+      SparseNeed& sparse = *file_needs.add_sparse();
+      sparse.mutable_region()->set_saved_tensor(placement.saved_tensor);
+      sparse.mutable_region()->set_shard(placement.shard);
+      const Box& region = placement.region;
+      sparse.mutable_region()->mutable_offset()->Add(region.global_offset.begin(),
+                                                     region.global_offset.end());
+      sparse.mutable_region()->mutable_shape()->Add(region.shape.begin(), region.shape.end());
+      append(std::move(ranges), file, *sparse.mutable_range());
+    }
+    append(std::move(whole), file, *file_needs.mutable_range());
+  }
+  return needs;
+}
 
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted) {
   Planner planner(manifest);

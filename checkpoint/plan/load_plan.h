@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/box.h"
+#include "checkpoint/plan/plan.pb.h"
 
 namespace tessera::ckpt {
 
@@ -22,6 +23,7 @@ struct WantedBox {
 struct Placement {
   uint32_t wanted = 0;        // into the wanted boxes
   uint32_t saved_tensor = 0;  // into Manifest.tensors
+  uint32_t shard = 0;         // of that tensor
   Box saved_box;              // row-major in bytes [shard_begin, shard_end) of the file
   uint64_t shard_begin = 0;
   uint64_t shard_end = 0;
@@ -51,6 +53,10 @@ struct LoadPlan {
 // Precondition: a valid manifest (ValidateManifest).
 // Cost: sub-quadratic in the number of shards of a tensor, see BoxIndex.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
+
+// The plan as ranks need to know it that share their reading: where a placement takes less than three quarters of the bytes between its first
+// and its last, in parts all over them, its region; otherwise ranges alone.
+ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t staging_bytes);
 
 }  // namespace tessera::ckpt
 

@@ -1,0 +1,273 @@
+#include "checkpoint/plan/share_reads.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/plan/least_loaded.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// Large enough that a disk runs at full speed with a few in flight; small enough that many of them balance.
+constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
+// A rank holds some of them at a time.
+constexpr uint64_t kPiecesPerStaging = 12;
+
+constexpr uint32_t kEverything = 0;  // as a region
+
+// Bytes [begin, end) of a file that some rank needs, whole or a region of them.
+struct Claim {
+  uint64_t begin;
+  uint64_t end;
+  uint32_t region;
+  uint32_t rank;
+  auto operator<=>(const Claim&) const = default;
+};
+
+// The same of all ranks that claim it.
+struct JointClaim {
+  uint64_t begin;
+  uint64_t end;
+  uint32_t region;
+  uint32_t rank_set;
+};
+
+class Sharer {
+ public:
+  Sharer(const Manifest& manifest, size_t ranks)
+      : manifest_(manifest), load_(ranks), answers_(ranks), sets_told_(ranks) {
+    regions_.emplace_back();
+  }
+
+  absl::Status AddRank(uint32_t rank, const std::string& bytes) {
+    const auto bad = [&] {
+      return absl::InternalError(absl::StrCat("rank ", rank, " sent needs that make no sense"));
+    };
+    ReadNeeds needs;
+    if (!needs.ParseFromString(bytes)) return bad();
+    staging_bytes_ = std::min(staging_bytes_, needs.staging_bytes());
+    for (const FileNeeds& file : needs.files()) {
+      if (file.file_index() >= static_cast<uint32_t>(manifest_.files_size())) return bad();
+      const auto add = [&](const auto& range, uint32_t region) {
+        for (int i = 0; i + 1 < range.size(); i += 2) {
+          if (range[i] >= range[i + 1]) return false;
+          claims_[file.file_index()].push_back({range[i], range[i + 1], region, rank});
+        }
+        return range.size() % 2 == 0;
+      };
+      if (!add(file.range(), kEverything)) return bad();
+      for (const SparseNeed& sparse : file.sparse()) {
+        if (!add(sparse.range(), InternRegion(sparse.region()))) return bad();
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string> Finish() && {
+    for (auto& [file, claims] : claims_) CutIntoSegments(file, JoinClaims(claims));
+    AssignReaders();
+    for (const auto& [rank, segment] : private_) Tell(rank, segment);
+    for (const Shared& shared : shared_) {
+      const std::string bytes = AsField(shared.segment);
+      for (const uint32_t rank : rank_sets_[shared.everybody]) {
+        for (const Receivers& receivers : shared.segment.receivers()) {
+          TellSet(rank, receivers.rank_set());
+        }
+        answers_[rank] += bytes;
+      }
+    }
+    ReadShare common;
+    common.set_any_shared(!shared_.empty());
+    for (std::string& answer : answers_) answer += common.SerializeAsString();
+    return std::move(answers_);
+  }
+
+ private:
+  struct Shared {
+    ReadSegment segment;
+    uint32_t everybody;  // set of all receivers
+  };
+
+  uint32_t InternRegion(const ShardRegion& region) {
+    const auto [at, is_new] =
+        region_ids_.try_emplace(region.SerializeAsString(), static_cast<uint32_t>(regions_.size()));
+    if (is_new) regions_.push_back(region);
+    return at->second;
+  }
+
+  uint32_t InternSet(std::vector<uint32_t> ranks) {
+    const auto [at, is_new] =
+        rank_set_ids_.try_emplace(ranks, static_cast<uint32_t>(rank_sets_.size()));
+    if (is_new) rank_sets_.push_back(std::move(ranks));
+    return at->second;
+  }
+
+  std::vector<JointClaim> JoinClaims(std::vector<Claim>& claims) {
+    std::ranges::sort(claims);
+    std::vector<JointClaim> joint;
+    for (size_t i = 0; i < claims.size();) {
+      const Claim& first = claims[i];
+      std::vector<uint32_t> ranks;
+      for (; i < claims.size() && claims[i].begin == first.begin && claims[i].end == first.end &&
+             claims[i].region == first.region;
+           ++i) {
+        if (ranks.empty() || ranks.back() != claims[i].rank) ranks.push_back(claims[i].rank);
+      }
+      joint.push_back({first.begin, first.end, first.region, InternSet(std::move(ranks))});
+    }
+    return joint;
+  }
+
+  // Between two neighbouring ends of claims the same ranks need the same.
+  void CutIntoSegments(uint32_t file, const std::vector<JointClaim>& claims) {
+    std::vector<uint64_t> ends;
+    for (const JointClaim& claim : claims) {
+      ends.push_back(claim.begin);
+      ends.push_back(claim.end);
+    }
+    std::ranges::sort(ends);
+    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+    std::vector<JointClaim> active;
+    size_t next = 0;
+    for (size_t i = 0; i + 1 < ends.size(); ++i) {
+      std::erase_if(active, [&](const JointClaim& claim) { return claim.end <= ends[i]; });
+      for (; next < claims.size() && claims[next].begin == ends[i]; ++next) {
+        active.push_back(claims[next]);
+      }
+      if (!active.empty()) AddSegment(file, ends[i], ends[i + 1], active);
+    }
+  }
+
+  std::vector<uint32_t> Union(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
+    std::vector<uint32_t> both;
+    std::ranges::set_union(a, b, std::back_inserter(both));
+    return both;
+  }
+
+  void AddSegment(uint32_t file, uint64_t begin, uint64_t end,
+                  const std::vector<JointClaim>& active) {
+    std::map<uint32_t, std::vector<uint32_t>> by_region;
+    std::vector<uint32_t> everybody;
+    for (const JointClaim& claim : active) {
+      std::vector<uint32_t>& ranks = by_region[claim.region];
+      ranks = Union(ranks, rank_sets_[claim.rank_set]);
+      everybody = Union(everybody, rank_sets_[claim.rank_set]);
+    }
+    ReadSegment segment;
+    segment.set_file_index(file);
+    segment.set_begin(begin);
+    segment.set_end(end);
+    segment.set_piece_bytes(PieceBytes(file));
+    if (everybody.size() == 1) {
+      AddPrivate(everybody[0], segment);
+      return;
+    }
+    const std::vector<uint32_t> whole = by_region[kEverything];
+    for (const auto& [region, ranks] : by_region) {
+      std::vector<uint32_t> rest;
+      if (region == kEverything) {
+        rest = ranks;
+      } else {
+        // Who gets everything needs no part of it.
+        std::ranges::set_difference(ranks, whole, std::back_inserter(rest));
+      }
+      if (rest.empty()) continue;
+      Receivers& receivers = *segment.add_receivers();
+      if (region != kEverything) *receivers.mutable_region() = regions_[region];
+      receivers.set_rank_set(InternSet(std::move(rest)));
+    }
+    shared_.push_back({std::move(segment), InternSet(std::move(everybody))});
+  }
+
+  void AddPrivate(uint32_t rank, const ReadSegment& segment) {
+    load_[rank] += segment.end() - segment.begin();
+    const auto [at, is_new] = last_private_.try_emplace(rank, private_.size());
+    if (!is_new) {
+      ReadSegment& last = private_[at->second].second;
+      if (last.file_index() == segment.file_index() && last.end() == segment.begin()) {
+        last.set_end(segment.end());
+        return;
+      }
+      at->second = private_.size();
+    }
+    private_.push_back({rank, segment});
+  }
+
+  uint64_t PieceBytes(uint32_t file) const {
+    const uint64_t chunk_bytes = manifest_.files(file).chunk_bytes();
+    const uint64_t wanted = std::min(kPieceBytes, staging_bytes_ / kPiecesPerStaging);
+    return std::max<uint64_t>(wanted / chunk_bytes, 1) * chunk_bytes;
+  }
+
+  void AssignReaders() {
+    using Key = std::tuple<uint64_t, uint32_t, size_t>;  // begin, file, segment
+    std::vector<Key> pieces;
+    for (size_t s = 0; s < shared_.size(); ++s) {
+      const ReadSegment& segment = shared_[s].segment;
+      for (uint64_t at = segment.begin(); at < segment.end(); at += segment.piece_bytes()) {
+        pieces.push_back({at, segment.file_index(), s});
+      }
+    }
+    std::ranges::sort(pieces);
+    absl::flat_hash_map<uint32_t, LeastLoaded> queues;
+    for (const auto& [begin, file, s] : pieces) {
+      ReadSegment& segment = shared_[s].segment;
+      const uint64_t bytes = std::min(segment.piece_bytes(), segment.end() - begin);
+      const uint32_t set = shared_[s].everybody;
+      LeastLoaded& queue = queues.try_emplace(set, rank_sets_[set], load_).first->second;
+      segment.add_reader(queue.Take(bytes, load_));
+    }
+  }
+
+  static std::string AsField(const ReadSegment& segment) {
+    ReadShare share;
+    *share.add_segments() = segment;
+    return share.SerializeAsString();
+  }
+
+  void Tell(uint32_t rank, const ReadSegment& segment) { answers_[rank] += AsField(segment); }
+
+  void TellSet(uint32_t rank, uint32_t set) {
+    if (!sets_told_[rank].insert(set).second) return;
+    ReadShare share;
+    RankSet& told = *share.add_rank_sets();
+    told.set_id(set);
+    told.mutable_rank()->Add(rank_sets_[set].begin(), rank_sets_[set].end());
+    answers_[rank] += share.SerializeAsString();
+  }
+
+  const Manifest& manifest_;
+  uint64_t staging_bytes_ = std::numeric_limits<uint64_t>::max();
+  std::map<uint32_t, std::vector<Claim>> claims_;  // by file
+  std::vector<ShardRegion> regions_;
+  absl::flat_hash_map<std::string, uint32_t> region_ids_;
+  std::vector<std::vector<uint32_t>> rank_sets_;  // each ascending
+  absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_set_ids_;
+  std::vector<std::pair<uint32_t, ReadSegment>> private_;  // of a rank
+  absl::flat_hash_map<uint32_t, size_t> last_private_;     // of each rank
+  std::vector<Shared> shared_;
+  std::vector<uint64_t> load_;        // bytes to read, by rank
+  std::vector<std::string> answers_;  // serialized parts of a ReadShare, by rank
+  std::vector<absl::flat_hash_set<uint32_t>> sets_told_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
+                                                    std::span<const std::string> needs) {
+  Sharer sharer(manifest, needs.size());
+  for (uint32_t rank = 0; rank < needs.size(); ++rank) {
+    TESSERA_RETURN_IF_ERROR(sharer.AddRank(rank, needs[rank]));
+  }
+  return std::move(sharer).Finish();
+}
+
+}  // namespace tessera::ckpt
