@@ -1,9 +1,6 @@
 // The train command as its user meets it: wrong input, signals, sudden death.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <random>
 #include <string>
@@ -21,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/resume/command.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {
@@ -28,49 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-struct Result {
-  int exit_code = 0;  // 128 + signal for a death by signal
-  std::string out;
-  std::string err;
-};
-
-// A command under way, its output going to files.
-class Process {
- public:
-  Process(const std::vector<std::string>& command, const fs::path& scratch)
-      : out_(scratch / "stdout"), err_(scratch / "stderr") {
-    pid_ = fork();
-    if (pid_ != 0) return;
-    dup2(open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDOUT_FILENO);
-    dup2(open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDERR_FILENO);
-    std::vector<char*> argv;
-    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    execv(argv[0], argv.data());
-    _exit(127);
-  }
-
-  void Kill(int signal) const { kill(pid_, signal); }
-
-  Result Wait() const {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-            .out = ReadFile(out_),
-            .err = ReadFile(err_)};
-  }
-
- private:
-  fs::path out_;
-  fs::path err_;
-  pid_t pid_ = -1;
-};
 
 class TrainCommandTest : public ::testing::Test {
  protected:

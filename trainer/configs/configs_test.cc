@@ -3,40 +3,90 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <string>
 
+#include "google/protobuf/util/message_differencer.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
+#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {
 
-// Weights, by file.
-const std::map<std::string, int64_t>& Expected() {
-  static const auto* const expected = new std::map<std::string, int64_t>{
-      {"demo.textproto", 2197632},       {"gpt2_124m.textproto", 124439808},
-      {"gpt2_tiny.textproto", 120640},   {"llama3_1b.textproto", 1235814400},
-      {"llama3_tiny.textproto", 115072},
+struct Description {
+  int64_t weights = 0;
+  std::string topology;
+};
+
+// By file.
+const std::map<std::string, Description>& Expected() {
+  static const auto* const expected = new std::map<std::string, Description>{
+      {"demo.textproto", {2197632, "single"}},
+      {"gpt2_124m.textproto", {124439808, "single"}},
+      {"gpt2_1558m_dp8_zero2.textproto", {1557611200, "dp8_zero2"}},
+      {"gpt2_tiny.textproto", {120640, "single"}},
+      {"llama3_1b.textproto", {1235814400, "single"}},
+      {"llama3_8b_64gpu.textproto", {8030261248, "dp8_zero2_tp4_pp2_sp"}},
+      {"llama3_tiny.textproto", {115072, "single"}},
   };
   return *expected;
 }
 
+// Named after their topology: one model and one set of batches, so that their losses can be compared.
+constexpr const char* kTopologies[] = {"single", "dp2",         "dp4_zero2", "tp2",
+                                       "pp2",    "dp2_tp2_pp2", "pp2_vpp2",  "dp4_zero2_tp2_pp2"};
+
+// As the launcher completes it.
+absl::StatusOr<TrainConfig> Resolved(const std::string& name) {
+  absl::StatusOr<TrainConfig> config = LoadConfig("trainer/configs/" + name);
+  if (!config.ok()) return config.status();
+  if (!config->data().has_train_data_path()) config->mutable_data()->set_train_data_path("bytes");
+  if (!config->data().has_valid_data_path()) config->mutable_data()->set_valid_data_path("bytes");
+  return ResolveConfig(*config);
+}
+
 TEST(ConfigsTest, EachResolvesToTheModelOfItsName) {
-  for (const auto& [name, weights] : Expected()) {
-    const absl::StatusOr<TrainConfig> config = LoadConfig("trainer/configs/" + name);
-    ASSERT_TRUE(config.ok()) << config.status();
-    const absl::StatusOr<TrainConfig> resolved = ResolveConfig(*config);
-    ASSERT_TRUE(resolved.ok()) << name << ": " << resolved.status();
-    EXPECT_EQ(ParameterCount(resolved->model()), weights) << name;
+  for (const auto& [name, description] : Expected()) {
+    const absl::StatusOr<TrainConfig> config = Resolved(name);
+    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    EXPECT_EQ(ParameterCount(config->model()), description.weights) << name;
+    EXPECT_EQ(ToString(ConfigTopology(*config)), description.topology) << name;
+  }
+}
+
+TEST(ConfigsTest, TopologiesAreTheirNamesAndAllElseIsTheSame) {
+  absl::StatusOr<TrainConfig> single = Resolved("single.textproto");
+  ASSERT_TRUE(single.ok()) << single.status();
+  for (const std::string name : kTopologies) {
+    absl::StatusOr<TrainConfig> config = Resolved(name + ".textproto");
+    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    EXPECT_EQ(ToString(ConfigTopology(*config)), name);
+    *config->mutable_parallel() = single->parallel();
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*config, *single)) << name;
+  }
+}
+
+TEST(ConfigsTest, EveryTopologyCanBeExact) {
+  for (const std::string name : kTopologies) {
+    absl::StatusOr<TrainConfig> config = Resolved(name + ".textproto");
+    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    config->mutable_parallel()->set_numerics(Numerics::EXACT);
+    config->mutable_parallel()->set_exact_tp_shards(2);
+    const absl::Status exact = ResolveConfig(*config).status();
+    EXPECT_TRUE(exact.ok()) << name << ": " << exact;
   }
 }
 
 TEST(ConfigsTest, NoneIsForgotten) {
   for (const auto& entry : std::filesystem::directory_iterator("trainer/configs")) {
     if (entry.path().extension() != ".textproto") continue;
-    EXPECT_TRUE(Expected().contains(entry.path().filename())) << entry.path();
+    const bool is_topology = std::ranges::find(kTopologies, entry.path().stem().string()) !=
+                             std::end(kTopologies);
+    EXPECT_TRUE(is_topology || Expected().contains(entry.path().filename())) << entry.path();
   }
 }
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# train.sh PROGRAM CONFIG FLAGS...: trains, with relative paths meant from where the user stands.
+# train.sh LAUNCHER PROGRAM PREPARE_DATA CONFIG FLAGS...: trains, with relative paths meant from where the user stands.
 set -euo pipefail
-train=$PWD/$1
-config=$PWD/$2
-shift 2
+launcher=$PWD/$1 train=$PWD/$2 prepare_data=$PWD/$3 config=$PWD/$4
+shift 4
 cd "${BUILD_WORKING_DIRECTORY:-$PWD}"
-exec "$train" --config="$config" "$@"
+exec python3 "$launcher" "$train" "$prepare_data" "$config" "$@"

@@ -1,16 +1,24 @@
 """Runnable targets for shipped settings."""
 
 def train_config(name):
-    """`bazel run //trainer/configs:NAME -- --flag=value ...` trains with NAME.textproto, flags on top."""
+    """`bazel run //trainer/configs:NAME -- --flag=value ...` trains with NAME.textproto, flags on top.
+
+    Starts mpirun where the settings ask for more than one process; see launch.py.
+    """
     native.sh_binary(
         name = name,
         srcs = ["train.sh"],
         args = [
+            "$(rootpath launch.py)",
             "$(rootpath //trainer/app:train)",
+            "$(rootpath //trainer/data:prepare_data)",
             "$(rootpath %s.textproto)" % name,
         ],
         data = [
             name + ".textproto",
+            "launch.py",
             "//trainer/app:train",
+            "//trainer/data:prepare_data",
         ],
+        visibility = ["//tests:__subpackages__"],
     )

@@ -87,7 +87,8 @@ class MpiWorld::Impl {
       std::fwrite(message.data(), 1, message.size(), stderr);
       std::fflush(nullptr);
       monitor_->Watch(kAbortTime, "");
-      MPI_Abort(MPI_COMM_WORLD, 1);
+      // The user's mistakes have a code of their own.
+      MPI_Abort(MPI_COMM_WORLD, failure.code == absl::StatusCode::kInvalidArgument ? 2 : 1);
     } else {
       // The elected rank ends the job, and this process with it; in case that it cannot:
       std::fflush(nullptr);

@@ -26,7 +26,7 @@ class MpiWorld {
 
   // Ends this process's part and returns the exit code of a good run. Every rank calls it, and must
   // hold no other communicator. With an error, or when another rank fails, it ends the process
-  // instead, with exit code 1: of the ranks that failed one, the lowest whose error was its own,
+  // instead, with exit code 1, or 2 for InvalidArgument: of the ranks that failed one, the lowest whose error was its own,
   // prints "rank 2: MESSAGE", and the job is aborted. Takes no longer than a few seconds then,
   // whatever state the other processes are in.
   int Finish(const absl::Status& status);

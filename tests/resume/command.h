@@ -1,0 +1,64 @@
+#ifndef TESSERA_TESTS_RESUME_COMMAND_H_
+#define TESSERA_TESTS_RESUME_COMMAND_H_
+
+// Commands as their user meets them.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+inline std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+struct Result {
+  int exit_code = 0;  // 128 + signal for a death by signal
+  std::string out;
+  std::string err;
+};
+
+// A command under way, its output going to files.
+class Process {
+ public:
+  Process(const std::vector<std::string>& command, const std::filesystem::path& scratch)
+      : out_(scratch / "stdout"), err_(scratch / "stderr") {
+    pid_ = fork();
+    if (pid_ != 0) return;
+    dup2(open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDOUT_FILENO);
+    dup2(open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDERR_FILENO);
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+
+  void Kill(int signal) const { kill(pid_, signal); }
+
+  Result Wait() const {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    return {.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+            .out = ReadFile(out_),
+            .err = ReadFile(err_)};
+  }
+
+ private:
+  std::filesystem::path out_;
+  std::filesystem::path err_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_RESUME_COMMAND_H_

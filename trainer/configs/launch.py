@@ -1,0 +1,267 @@
+"""Starts a run on as many processes as its settings ask for.
+
+  launch.py TRAIN PREPARE_DATA CONFIG [--hostfile FILE] FLAGS...
+
+TRAIN says how many processes that is, flags on top of the config counted; with more than one, this starts mpirun. Inside a
+world that srun or mpirun has started, each process becomes TRAIN itself.
+
+What a person at a terminal expects of one process holds for all of them together: one live line, Ctrl-C and SIGTERM end
+the run after the step (a second one at once), the exit code is that of the run, errors are printed once, and the
+terminal is left as it was.
+
+Environment: TESSERA_HOSTFILE, as --hostfile. TESSERA_MPIRUN_FLAGS, more flags for mpirun. TESSERA_DATA_DIR, where text is
+prepared for settings that name no data.
+"""
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import threading
+
+# What tells a process that a launcher has started it in a world of several.
+WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+
+# Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at once.
+FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
+             signal.SIGHUP: signal.SIGUSR2}
+
+
+def say(text):
+    print(f"train: {text}", file=sys.stderr, flush=True)
+
+
+def fail(text, code=1):
+    say(text)
+    sys.exit(code)
+
+
+def inside_a_world():
+    step_of_several = (int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+                       and "SLURM_PROCID" in os.environ)
+    return step_of_several or any(name in os.environ for name in WORLD_VARIABLES)
+
+
+def take_hostfile(flags):
+    """Removes --hostfile from the flags; returns the file, or None, and the rest."""
+    hostfile = os.environ.get("TESSERA_HOSTFILE") or None
+    rest = []
+    words = iter(flags)
+    for word in words:
+        if word == "--hostfile":
+            hostfile = next(words, "")
+        elif word.startswith("--hostfile="):
+            hostfile = word.partition("=")[2]
+        else:
+            rest.append(word)
+    if hostfile is not None and not os.path.isfile(hostfile):
+        fail(f"hostfile={hostfile}: no such file", 2)
+    return hostfile, rest
+
+
+def describe(command):
+    """What TRAIN says about these settings; ends with its message where it refuses them."""
+    result = subprocess.run(command + ["--print-launch"], check=False, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.stderr.write(result.stderr)
+        sys.exit(result.returncode if result.returncode > 0 else 128 - result.returncode)
+    try:
+        return json.loads(result.stdout)
+    except ValueError:
+        # It was asked for help.
+        sys.stdout.write(result.stdout)
+        sys.exit(0)
+
+
+def default_data(prepare_data, launch, may_prepare):
+    """Flags for settings that name no training data: bytes of a system package's text, prepared once."""
+    if not launch["needs_data"]:
+        return []
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = os.path.join(os.environ.get("TESSERA_DATA_DIR") or os.path.join(cache, "tessera"), "bytes")
+    folder = os.path.abspath(folder)
+    if not os.path.exists(os.path.join(folder, "dataset.json")):
+        if not may_prepare:
+            return []
+        say(f"no train_data_path: preparing the text of Debian's perl-doc in {folder}, this once")
+        code = subprocess.run([prepare_data, "--tokenizer=byte", f"--output_dir={folder}"],
+                              check=False, stdout=sys.stderr).returncode
+        if code != 0:
+            sys.exit(code if code > 0 else 128 - code)
+    flags = [f"--train-data-path={folder}/train_*.bin"]
+    if not launch["valid_data_path"]:
+        flags.append(f"--valid-data-path={folder}/val_*.bin")
+    if not launch["tokenizer_model"] and launch["vocab_size"] == 257:
+        flags.append(f"--tokenizer-model={folder}/tokenizer.bin")
+    return flags
+
+
+def physical_cores():
+    """What mpirun counts as this machine's slots."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        topology = f"/sys/devices/system/cpu/cpu{cpu}/topology/"
+        try:
+            with open(topology + "physical_package_id", encoding="ascii") as package, \
+                 open(topology + "core_id", encoding="ascii") as core:
+                cores.add((package.read(), core.read()))
+        except OSError:
+            cores.add(cpu)
+    return len(cores)
+
+
+def mpirun_command(processes, hostfile):
+    if shutil.which("mpirun") is None:
+        fail(f"{processes} processes need mpirun, which is not installed (Debian: openmpi-bin)")
+    # By its bare name: from an absolute path mpirun would conclude where it is installed on other hosts.
+    command = ["mpirun", "-n", str(processes), "--bind-to", "none"]
+    elsewhere = hostfile is not None or "SLURM_JOB_ID" in os.environ
+    reasons = []
+    if hostfile is not None:
+        command += ["--hostfile", hostfile]
+    if not elsewhere and processes > physical_cores():
+        command.append("--oversubscribe")
+        reasons.append(f"{physical_cores()} cores for all of them")
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+        reasons.append("as root")
+    command += shlex.split(os.environ.get("TESSERA_MPIRUN_FLAGS", ""))
+    say(f"{processes} processes{': ' + ', '.join(reasons) if reasons else ''}: {shlex.join(command)}")
+    # Ranks write to a pseudo-terminal of mpirun's: whether ours is one, and how wide, they must be told.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        columns = 0
+    return command + ["-x", f"TESSERA_TERMINAL_COLUMNS={columns}"]
+
+
+class ErrorOutput:
+    """stderr of mpirun: what the ranks say passes, what mpirun adds about an end that a rank has explained does not."""
+
+    KNOWN = re.compile(r"MPI_ABORT was invoked|Primary job +terminated normally|"
+                       r"processes exited with non-zero status|"
+                       r"sent help message help-mpi-api.txt|ORTE_ERROR_LOG: Data unpack|"
+                       r"^mpirun: Forwarding signal")
+    DEATH = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
+    RULE = re.compile(r"^-{60,}$")
+
+    def __init__(self):
+        self.block = None  # lines since a rule
+        self.deaths = []
+        self.spoken = False
+
+    def line(self, line):
+        text = line.rstrip("\r\n")
+        if self.RULE.match(text):
+            if self.block is None:
+                self.block = []
+            else:
+                self.end_block()
+        elif self.block is not None:
+            self.block.append(text)
+        elif not self.KNOWN.search(text):
+            self.write(text)
+
+    def end_block(self):
+        text, self.block = "\n".join(self.block or []), None
+        death = self.DEATH.search(text.replace("\n", " "))
+        if death:
+            self.deaths.append(death.groups())
+        elif text and not self.KNOWN.search(text):
+            self.write(text)
+
+    def write(self, text):
+        self.spoken = True
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self):
+        self.end_block()
+
+
+def die_with_parent():
+    """In the child: whatever ends this launcher ends mpirun, and with it the ranks."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+class Job:
+    """mpirun under way, in a session of its own, so that the terminal's Ctrl-C reaches it through us alone."""
+
+    def __init__(self, command):
+        self.asked_to_stop = None  # the first signal
+        self.process = None
+        for number in FORWARDED:
+            signal.signal(number, self.on_signal)
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                        text=True, errors="replace", start_new_session=True,
+                                        preexec_fn=die_with_parent)
+        if self.asked_to_stop is not None:
+            self.process.terminate()
+
+    def on_signal(self, number, _frame):
+        first, self.asked_to_stop = self.asked_to_stop is None, self.asked_to_stop or number
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(FORWARDED[number] if first else signal.SIGTERM)
+
+    def wait(self):
+        """The exit code, after all that the ranks had to say."""
+        output = ErrorOutput()
+
+        def read():
+            for line in self.process.stderr:
+                output.line(line)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        code = self.process.wait()
+        reader.join(timeout=5)
+        output.close()
+        if code < 0:
+            code = 128 - code
+        if self.asked_to_stop is not None:
+            return 128 + self.asked_to_stop if code != 0 else 0
+        for rank, node, number in output.deaths:
+            say(f"rank {rank} on {node} was killed by signal {number} ({signal_name(int(number))})")
+        if code != 0 and not output.deaths and not output.spoken:
+            say(f"mpirun ended with exit code {code}")
+        return code
+
+
+def signal_name(number):
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def run(command):
+    terminal = None
+    if sys.stdout.isatty():
+        terminal = termios.tcgetattr(sys.stdout)
+    try:
+        return Job(command).wait()
+    finally:
+        if terminal is not None:
+            termios.tcsetattr(sys.stdout, termios.TCSANOW, terminal)
+
+
+def main():
+    train, prepare_data, config = sys.argv[1:4]
+    hostfile, flags = take_hostfile(sys.argv[4:])
+    command = [train, f"--config={config}"]
+    in_world = inside_a_world()
+    launch = describe(command + flags)
+    command += default_data(prepare_data, launch, may_prepare=not in_world) + flags
+    if launch["processes"] == 1 or in_world:
+        os.execv(train, command)
+    sys.exit(run(mpirun_command(launch["processes"], hostfile) + command))
+
+
+if __name__ == "__main__":
+    main()
