@@ -8,6 +8,12 @@
 #include "trainer/tensor/memory.h"
 
 namespace tessera {
+namespace {
+
+// Updated at once where somebody waits for memory before it is overwritten.
+constexpr int64_t kPieceElements = 1 << 20;
+
+}  // namespace
 
 double GradNorm(Backend& backend, std::span<const TensorView> grads) {
   double sum = 0;
@@ -102,7 +108,8 @@ TensorView AdamW::StatePart(const Tensor& state, int range, int64_t begin, int64
   return state.view().Slice(0, offset + begin, offset + end);
 }
 
-bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale) {
+bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale,
+                 const BeforeOverwrite& before) {
   if (!std::isfinite(grad_norm) || !std::isfinite(grad_scale)) {
     ++skipped_steps_;
     ++skipped_in_a_row_;
@@ -119,14 +126,27 @@ bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale) {
   options.grad_scale = grad_scale;
   for (const Run& run : runs_) {
     options.weight_decay = run.weight_decay ? config_.weight_decay() : 0;
-    const OwnedRange& range = ranges_[run.range];
-    backend_.AdamW(options, range.grads.Slice(0, run.begin, run.end),
-                   StatePart(master_, run.range, run.begin, run.end),
-                   StatePart(exp_avg_, run.range, run.begin, run.end),
-                   StatePart(exp_avg_sq_, run.range, run.begin, run.end),
-                   range.values.Slice(0, run.begin, run.end));
+    const int64_t piece = before == nullptr ? run.end - run.begin : kPieceElements;
+    for (int64_t begin = run.begin; begin < run.end; begin += piece) {
+      Update(options, run.range, begin, std::min(begin + piece, run.end), before);
+    }
   }
   return true;
+}
+
+void AdamW::Update(const AdamWOptions& options, int range, int64_t begin, int64_t end,
+                   const BeforeOverwrite& before) {
+  const TensorView master = StatePart(master_, range, begin, end);
+  const TensorView exp_avg = StatePart(exp_avg_, range, begin, end);
+  const TensorView exp_avg_sq = StatePart(exp_avg_sq_, range, begin, end);
+  const TensorView values = ranges_[range].values.Slice(0, begin, end);
+  if (before != nullptr) {
+    for (const TensorView& memory : {values, master, exp_avg, exp_avg_sq}) {
+      if (!memory.empty()) before(memory);
+    }
+  }
+  backend_.AdamW(options, ranges_[range].grads.Slice(0, begin, end), master, exp_avg, exp_avg_sq,
+                 values);
 }
 
 void AdamW::ResetMaster() {

@@ -5,6 +5,7 @@
 // regularization" (ICLR 2019).
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct OwnedRange {
   TensorView values;  // [end - begin]
   TensorView grads;   // [end - begin], fp32
 };
+
+// Told of memory right before an update overwrites it: the place to wait for whoever still reads it.
+using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
 // The gradients' global norm: sums of squares of the logical tensors (contiguous views), added in
 // the given order in fp64.
@@ -68,8 +72,10 @@ class AdamW {
   // One update with `learning_rate` of LearningRate(), gradients times grad_scale. A grad_norm that
   // is not finite leaves everything as it was, counts a skipped step and returns false: one broken
   // batch must not destroy the weights. The caller's step and learning rate go on; the bias
-  // correction counts updates alone.
-  bool Step(double learning_rate, double grad_norm, double grad_scale);
+  // correction counts updates alone. `before` is told of values, master weights and moments, a piece
+  // at a time, so that a wait for one piece is no wait for the others.
+  bool Step(double learning_rate, double grad_norm, double grad_scale,
+            const BeforeOverwrite& before = nullptr);
 
   // Takes the values as the new master weights: after weights were loaded without their masters.
   void ResetMaster();
@@ -105,6 +111,9 @@ class AdamW {
     int64_t begin = 0;  // in the range
     int64_t end = 0;
   };
+  // Elements [begin, end) of a range.
+  void Update(const AdamWOptions& options, int range, int64_t begin, int64_t end,
+              const BeforeOverwrite& before);
   std::vector<int64_t> StateOffsets() const;
   std::vector<Part> OwnedParts() const;
   std::vector<Run> OwnedRuns() const;

@@ -123,6 +123,37 @@ TEST_P(AdamWTest, FollowsTheFormulasInDouble) {
   EXPECT_EQ(Get(fixture.values, 6), gap) << "the gap between parameters changed";
 }
 
+// Whoever copies memory when it is told of it has everything as it was before the update.
+TEST_P(AdamWTest, TellsOfAllMemoryBeforeItOverwritesIt) {
+  Fixture fixture(GetParam());
+  const std::unique_ptr<AdamW> optimizer = fixture.Optimizer(0, 11);
+  ASSERT_TRUE(optimizer->Step(0.1, 1.0, 1.0));
+  std::vector<TensorView> memory;
+  for (int p = 0; p < 2; ++p) {
+    const AdamW::ParameterState state = optimizer->State(p);
+    for (const TensorView& view : {state.value, state.master, state.exp_avg, state.exp_avg_sq}) {
+      if (!view.empty()) memory.push_back(view);
+    }
+  }
+  const auto contents = [](const TensorView& view) {
+    return std::vector<char>(view.as<char>(), view.as<char>() + view.bytes());
+  };
+  std::vector<std::vector<char>> before;
+  for (const TensorView& view : memory) before.push_back(contents(view));
+  std::vector<bool> told(memory.size());
+  ASSERT_TRUE(optimizer->Step(0.1, 1.0, 1.0, [&](const TensorView& view) {
+    for (size_t i = 0; i < memory.size(); ++i) {
+      if (memory[i].data() != view.data() || memory[i].dtype() != view.dtype()) continue;
+      told[i] = memory[i].elements() == view.elements();
+      EXPECT_EQ(contents(memory[i]), before[i]);
+    }
+  }));
+  for (size_t i = 0; i < memory.size(); ++i) {
+    EXPECT_TRUE(told[i]) << i;
+    EXPECT_NE(contents(memory[i]), before[i]) << i;
+  }
+}
+
 // A ZeRO owner updates its part exactly as the whole would.
 TEST_P(AdamWTest, PartsOfTheFlatRangeEqualTheWhole) {
   for (int cut = 0; cut <= 11; ++cut) {

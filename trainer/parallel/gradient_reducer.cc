@@ -330,12 +330,14 @@ absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::GatherValues(TensorView values) {
+absl::Status GradientReducer::GatherValues(
+    TensorView values, const std::function<void(const TensorView& memory)>& before) {
   if (owns_all()) return absl::OkStatus();
   CHECK_EQ(values.elements(), layout_.value_elements);
   std::vector<Pending> gathers;
   for (const GradientBucket& bucket : buckets_) {
     if (bucket.second) continue;
+    if (before != nullptr) before(values.Slice(0, bucket.begin, bucket.end));
     gathers.push_back(options_.data_parallel->StartAllGather(
         values.Slice(0, bucket.PieceBegin(rank()), bucket.PieceEnd(rank())),
         values.Slice(0, bucket.begin, bucket.end), bucket.piece_elements, {.what = "weights"}));

@@ -99,8 +99,10 @@ class GradientReducer : public GradientObserver {
   // one: what a rank owns of it is contiguous. ZeRO 0: all values in one.
   const std::vector<OwnedGradient>& owned() const { return owned_; }
   // Sends what this rank owns of the flat `values` [value_elements], contiguous, to the others, and
-  // receives the rest. Nothing to do for ZeRO 0.
-  absl::Status GatherValues(TensorView values);
+  // receives the rest. Nothing to do for ZeRO 0. `before` is told of memory right before it is
+  // overwritten.
+  absl::Status GatherValues(TensorView values,
+                            const std::function<void(const TensorView& memory)>& before = nullptr);
 
   // Of gradients, as above: what a step takes at most, made or not yet.
   int64_t memory_bytes() const;

@@ -84,6 +84,7 @@ class Trainer::Impl {
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
 
+  void set_before_overwrite(BeforeOverwrite before) { before_overwrite_ = std::move(before); }
   std::vector<ModelChunk>& chunks() { return chunks_; }
   const TrainConfig& config() const { return config_; }
 
@@ -113,6 +114,7 @@ class Trainer::Impl {
   std::vector<ModelChunk> chunks_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<GradientNorm> norm_;
+  BeforeOverwrite before_overwrite_;
 };
 
 absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
@@ -145,9 +147,10 @@ absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rat
   const double scale = ClipCoefficient(grad_norm, config_.optimizer().clip_grad());
   bool updated = true;
   for (ModelChunk& chunk : chunks_) {
-    updated = chunk.optimizer().Step(learning_rate, grad_norm, scale);
+    updated = chunk.optimizer().Step(learning_rate, grad_norm, scale, before_overwrite_);
     if (!updated) continue;
-    TESSERA_RETURN_IF_ERROR(chunk.reducer().GatherValues(chunk.parameters().values()));
+    TESSERA_RETURN_IF_ERROR(
+        chunk.reducer().GatherValues(chunk.parameters().values(), before_overwrite_));
   }
   return updated;
 }
@@ -222,6 +225,10 @@ int64_t Trainer::skipped_in_a_row() const { return chunks_.front().optimizer->sk
 
 absl::StatusOr<StepResult> Trainer::Step(const BatchLoader& data, const StepPosition& position) {
   return impl_->Step(data, position);
+}
+
+void Trainer::set_before_overwrite(BeforeOverwrite before) {
+  impl_->set_before_overwrite(std::move(before));
 }
 
 absl::StatusOr<EvaluationResult> Trainer::Evaluate(const BatchLoader& data, int64_t samples) {

@@ -81,6 +81,10 @@ class Trainer {
   // Reads the global batch at `position`, goes forward and backward, clips, updates.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
+  // From now on an update tells of memory of chunks() right before it overwrites it: the place to
+  // wait for whoever still reads it. Null: nobody does.
+  void set_before_overwrite(BeforeOverwrite before);
+
   // Mean loss over the first `samples` sequences of `data` (fewer where there are not as many;
   // whole micro-batches), without dropout: the same ones every time.
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
