@@ -49,29 +49,37 @@ class ParallelCommandTest : public ::testing::Test {
     ASSERT_TRUE(writer.ok());
     ASSERT_TRUE((*writer)->Append(tokens).ok());
     ASSERT_TRUE((*writer)->Close().ok());
-    std::ofstream(root_ / "run.textproto") << R"pb(
-      model { size: "gpt2-tiny" vocab_size: 100 hidden_dropout: 0.1 }
-      training { micro_batch_size: 2 global_batch_size: 8 seq_length: 32 threads: 1 }
-      optimizer { lr: 1e-3 lr_decay_iters: 100 }
-    )pb" << "data { train_data_path: \"" << (root_ / "tokens.bin").string() << "\" }\n";
+    std::ofstream(root_ / "run.textproto")
+        << R"pb(
+          model { size: "gpt2-tiny" vocab_size: 100 hidden_dropout: 0.1 }
+          training { micro_batch_size: 2 global_batch_size: 8 seq_length: 32 threads: 1 }
+          optimizer { lr: 1e-3 lr_decay_iters: 100 }
+        )pb"
+        << "data { train_data_path: \"" << (root_ / "tokens.bin").string() << "\" }\n";
   }
   void TearDown() override { fs::remove_all(root_); }
 
   std::string Config() const { return "--config=" + (root_ / "run.textproto").string(); }
   // The target that `bazel run` runs, on this test's settings.
   std::vector<std::string> Launcher(const std::vector<std::string>& flags) const {
-    std::vector<std::string> command = {"/usr/bin/python3", Runfile("trainer/configs/launch.py"),
-                                        Runfile("trainer/app/train"),
-                                        Runfile("trainer/data/prepare_data"),
-                                        (root_ / "run.textproto").string()};
+    std::vector<std::string> command = {
+        "/usr/bin/python3", Runfile("trainer/configs/launch.py"), Runfile("trainer/app/train"),
+        Runfile("trainer/data/prepare_data"), (root_ / "run.textproto").string()};
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }
   // A person's own mpirun.
   std::vector<std::string> Mpirun(int processes, const std::vector<std::string>& flags) const {
-    std::vector<std::string> command = {"/usr/bin/env", "mpirun", "--oversubscribe", "--bind-to", "none",
-                                        "-q", "-n", std::to_string(processes),
-                                        Runfile("trainer/app/train"), Config()};
+    std::vector<std::string> command = {"/usr/bin/env",
+                                        "mpirun",
+                                        "--oversubscribe",
+                                        "--bind-to",
+                                        "none",
+                                        "-q",
+                                        "-n",
+                                        std::to_string(processes),
+                                        Runfile("trainer/app/train"),
+                                        Config()};
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }
@@ -149,7 +157,8 @@ TEST_F(ParallelCommandTest, AnotherNumberOfProcessesIsAnsweredByTheRightOne) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("needs 4 processes, but 2 were started: use mpirun -n 4"));
   EXPECT_EQ(Lines(result.err), 1) << result.err;
-  result = Run({Runfile("trainer/app/train"), Config(), "--train-iters=2", "--data-parallel-size=4"});
+  result =
+      Run({Runfile("trainer/app/train"), Config(), "--train-iters=2", "--data-parallel-size=4"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("needs 4 processes, but 1 was started: use mpirun -n 4"));
   EXPECT_EQ(Lines(result.err), 1) << result.err;
@@ -194,8 +203,8 @@ TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
 
 TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
   std::ofstream(root_ / "hosts") << "localhost slots=2\n";
-  const Result result = Run(Launcher({"--train-iters=2", "--data-parallel-size=2",
-                                      "--hostfile=" + (root_ / "hosts").string()}));
+  const Result result = Run(Launcher(
+      {"--train-iters=2", "--data-parallel-size=2", "--hostfile=" + (root_ / "hosts").string()}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("--hostfile"));
   EXPECT_THAT(result.out, HasSubstr("step 2/2"));
@@ -253,8 +262,8 @@ TEST_F(ParallelCommandTest, SuddenDeathOfARankCostsNothingButTime) {
        fs::directory_iterator(Checkpoints("undisturbed") / "step-00000012")) {
     if (entry.path().extension() != ".safetensors") continue;
     ++files;
-    EXPECT_TRUE(ReadFile(entry.path()) == ReadFile(Checkpoints("killed") / "step-00000012" /
-                                                   entry.path().filename()))
+    EXPECT_TRUE(ReadFile(entry.path()) ==
+                ReadFile(Checkpoints("killed") / "step-00000012" / entry.path().filename()))
         << entry.path().filename();
   }
   EXPECT_GE(files, 4) << "several ranks write";

@@ -14,8 +14,8 @@ namespace {
 
 // What launchers set; a test that itself runs under one must not see it.
 constexpr const char* kVariables[] = {
-    "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID",
-    "TESSERA_TERMINAL_COLUMNS"};
+    "OMPI_COMM_WORLD_RANK", "PMIX_RANK",    "PMI_RANK",
+    "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "TESSERA_TERMINAL_COLUMNS"};
 
 Launch DetectWith(const std::map<std::string, std::string>& environment) {
   for (const char* variable : kVariables) unsetenv(variable);

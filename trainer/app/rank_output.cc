@@ -28,8 +28,7 @@ class RankOutput::LogFile : public google::LogSink {
 
   void send(google::LogSeverity severity, const char*, const char* base_filename, int line,
             const google::LogMessageTime& time, const char* message, size_t length) override {
-    const std::string text =
-        ToString(severity, base_filename, line, time, message, length) + "\n";
+    const std::string text = ToString(severity, base_filename, line, time, message, length) + "\n";
     std::fwrite(text.data(), 1, text.size(), file_);
     std::fflush(file_);
   }
@@ -38,8 +37,7 @@ class RankOutput::LogFile : public google::LogSink {
   std::FILE* const file_;
 };
 
-RankOutput::RankOutput(std::FILE* file)
-    : file_(file), log_file_(std::make_unique<LogFile>(file)) {}
+RankOutput::RankOutput(std::FILE* file) : file_(file), log_file_(std::make_unique<LogFile>(file)) {}
 
 RankOutput::~RankOutput() {
   log_file_.reset();

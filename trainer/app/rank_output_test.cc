@@ -27,8 +27,7 @@ TEST(RankOutputTest, NotesAndLogMessagesGoToTheRanksFile) {
   const fs::path folder = fs::path(::testing::TempDir()) / "rank_output" / "run";
   fs::remove_all(folder);
   for (const char* note : {"first run", "second run"}) {
-    const absl::StatusOr<std::unique_ptr<RankOutput>> output =
-        RankOutput::Open(folder.string(), 3);
+    const absl::StatusOr<std::unique_ptr<RankOutput>> output = RankOutput::Open(folder.string(), 3);
     ASSERT_TRUE(output.ok()) << output.status();
     std::fprintf((*output)->file(), "%s\n", note);
     LOG(INFO) << "logged in the " << note;

@@ -96,8 +96,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   *stopped_by = 0;
   std::unique_ptr<RankOutput> output;
   if (world != nullptr && world->rank() != 0) {
-    TESSERA_ASSIGN_OR_RETURN(output,
-                             RankOutput::Open(config.output().run_dir(), world->rank()));
+    TESSERA_ASSIGN_OR_RETURN(output, RankOutput::Open(config.output().run_dir(), world->rank()));
   } else {
     std::printf("%s\n", ConfigDifferences(config).c_str());
     std::fflush(stdout);

@@ -83,9 +83,8 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   if (session.train_data.has_value() && !options.finetune()) {
     TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest, session.data_identity())));
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      const LoadNotes loaded,
-      LoadTensors(saved, session.state(), with_optimizer, session.group()));
+  TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
+                           LoadTensors(saved, session.state(), with_optimizer, session.group()));
   if (session.trains) {
     if (with_optimizer) {
       session.trainer->set_updates(session.progress.updates);
@@ -161,9 +160,8 @@ absl::Status CheckModelFits(const TrainConfig& config, bool trains, const HostSh
 absl::Status CheckMemory(const Session& session, const HostShare& host) {
   const Trainer::Memory mine = session.trainer->memory();
   const int64_t available = AvailableHostMemory();
-  TESSERA_ASSIGN_OR_RETURN(
-      const int64_t needed,
-      host.Sum(mine.weights + mine.gradients + mine.optimizer + mine.activations));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine.weights + mine.gradients +
+                                                          mine.optimizer + mine.activations));
   if (needed <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the run needs ", Bytes(needed), " of memory", ForProcesses(host), ", of which ",

@@ -39,7 +39,7 @@ struct Session {
   std::unique_ptr<ckpt::ProcessGroup> ranks;  // all of the mesh
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Trainer> trainer;
-  bool trains = false;                  // there are steps left
+  bool trains = false;                   // there are steps left
   std::optional<DataSource> train_data;  // likewise
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model

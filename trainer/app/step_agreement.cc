@@ -21,7 +21,7 @@ constexpr double kShareUnits = 1e9;
 // Summed over ranks.
 struct Counts {
   enum { kInterrupts, kTerminations, kWaitShare, kTraffic };
-  std::array<int64_t, kTraffic + kGroups.size() * kCommOpCount> values = {};
+  std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
 
   int64_t& Traffic(size_t group, int op) { return values[kTraffic + group * kCommOpCount + op]; }
 };
@@ -51,8 +51,8 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
                           : counts.values[Counts::kTerminations] > 0 ? SIGTERM
                                                                      : 0;
   if (mesh.pipeline() != nullptr) {
-    agreement.pipeline_wait_share = static_cast<double>(counts.values[Counts::kWaitShare]) /
-                                    kShareUnits / mesh.world()->size();
+    agreement.pipeline_wait_share =
+        static_cast<double>(counts.values[Counts::kWaitShare]) / kShareUnits / mesh.world()->size();
   }
   for (size_t group = 0; group < kGroups.size(); ++group) {
     for (int op = 0; op < kCommOpCount; ++op) {

@@ -13,7 +13,7 @@ namespace tessera {
 struct StepAgreement {
   int stop_signal = 0;              // SIGINT or SIGTERM, when some rank got one; else 0
   double pipeline_wait_share = -1;  // mean over ranks; negative without a pipeline
-  std::vector<WireBytes> wire;      // sent by all ranks since the last agreement; empty for one rank
+  std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
 };
 
 // `stop_signal` and `pipeline_wait_share`: this rank's. Collective; one all-reduce of some 500 bytes.

@@ -30,8 +30,8 @@ double Seconds(Clock::time_point start) {
 // What products of matrices all ranks reach together, each with its own threads and at the same
 // time.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
-  double peak = MeasureGemmPeak(
-      *session.backend, session.config.training().bf16() ? DType::kBF16 : DType::kF32);
+  double peak = MeasureGemmPeak(*session.backend,
+                                session.config.training().bf16() ? DType::kBF16 : DType::kF32);
   if (Communicator* world = session.mesh->world(); world != nullptr) {
     TESSERA_RETURN_IF_ERROR(
         world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));
@@ -42,11 +42,10 @@ absl::StatusOr<double> MeasurePeak(const Session& session) {
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
   TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
-  return RateMeter::Options{
-      .total_steps = training.train_iters(),
-      .tokens_per_step = training.global_batch_size() * training.seq_length(),
-      .flops_per_token = session.trainer->FlopsPerToken(),
-      .peak_flops = peak};
+  return RateMeter::Options{.total_steps = training.train_iters(),
+                            .tokens_per_step = training.global_batch_size() * training.seq_length(),
+                            .flops_per_token = session.trainer->FlopsPerToken(),
+                            .peak_flops = peak};
 }
 
 }  // namespace
@@ -85,13 +84,12 @@ absl::Status TrainLoop::Run() {
 
 absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   Progress& progress = session_.progress;
-  TESSERA_ASSIGN_OR_RETURN(
-      const StepResult result,
-      session_.trainer->Step(*session_.train_data->loader,
-                             {.step = progress.step, .consumed_samples = progress.consumed_samples}));
-  TESSERA_ASSIGN_OR_RETURN(
-      StepAgreement agreed,
-      AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share));
+  TESSERA_ASSIGN_OR_RETURN(const StepResult result,
+                           session_.trainer->Step(*session_.train_data->loader,
+                                                  {.step = progress.step,
+                                                   .consumed_samples = progress.consumed_samples}));
+  TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
+                           AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share));
   stopped_by_ = agreed.stop_signal;
   progress.step += 1;
   progress.updates = session_.trainer->updates();

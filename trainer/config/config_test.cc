@@ -263,7 +263,8 @@ INSTANTIATE_TEST_SUITE_P(
     Parallel, ContradictionTest,
     testing::ValuesIn(std::vector<Contradiction>{
         {{"--data-parallel-size=0"}, "data_parallel_size=0: must be at least 1"},
-        {{"--pipeline-model-parallel-size=0"}, "pipeline_model_parallel_size=0: must be at least 1"},
+        {{"--pipeline-model-parallel-size=0"},
+         "pipeline_model_parallel_size=0: must be at least 1"},
         {{"--tensor-model-parallel-size=1048577"},
          "tensor_model_parallel_size=1048577: must be at most 1048576"},
         {{"--data-parallel-size=1048576", "--tensor-model-parallel-size=2"},
@@ -328,9 +329,9 @@ TEST(ResolveConfigTest, SizesThatDoNotFitTogetherAreNamed) {
 }
 
 TEST(ResolveConfigTest, TopologyAndNumericsAreWhatTheFlagsSay) {
-  const TrainConfig config = Resolved(
-      {"--data-parallel-size=4", "--zero-stage=2", "--tensor-model-parallel-size=2",
-       "--pipeline-model-parallel-size=2", "--numerics=exact", "--exact-tp-shards=2"});
+  const TrainConfig config =
+      Resolved({"--data-parallel-size=4", "--zero-stage=2", "--tensor-model-parallel-size=2",
+                "--pipeline-model-parallel-size=2", "--numerics=exact", "--exact-tp-shards=2"});
   EXPECT_EQ(ToString(ConfigTopology(config)), "dp4_zero2_tp2_pp2");
   EXPECT_EQ(ConfigTopology(config).world_size(), 16);
   EXPECT_EQ(ExactShards(config), 2);

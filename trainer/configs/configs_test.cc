@@ -84,8 +84,8 @@ TEST(ConfigsTest, EveryTopologyCanBeExact) {
 TEST(ConfigsTest, NoneIsForgotten) {
   for (const auto& entry : std::filesystem::directory_iterator("trainer/configs")) {
     if (entry.path().extension() != ".textproto") continue;
-    const bool is_topology = std::ranges::find(kTopologies, entry.path().stem().string()) !=
-                             std::end(kTopologies);
+    const bool is_topology =
+        std::ranges::find(kTopologies, entry.path().stem().string()) != std::end(kTopologies);
     EXPECT_TRUE(is_topology || Expected().contains(entry.path().filename())) << entry.path();
   }
 }

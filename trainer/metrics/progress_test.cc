@@ -70,13 +70,15 @@ TEST(FormatTest, Step) {
 TEST(FormatTest, SeveralRanksSendAndWait) {
   StepMetrics metrics = AtStep(12);
   metrics.wire = {{"tp", "all-reduce", 1 << 20}, {"dp", "all-gather", 1 << 20}};
-  EXPECT_EQ(FormatStep(metrics, 100),
-            "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | 2.00 MiB "
-            "wire | eta 1m05s");
+  EXPECT_EQ(
+      FormatStep(metrics, 100),
+      "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | 2.00 MiB "
+      "wire | eta 1m05s");
   metrics.pipeline_wait_share = 0.091;
-  EXPECT_EQ(FormatStep(metrics, 100),
-            "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | 2.00 MiB "
-            "wire | 9% bubble | eta 1m05s");
+  EXPECT_EQ(
+      FormatStep(metrics, 100),
+      "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | 2.00 MiB "
+      "wire | 9% bubble | eta 1m05s");
 }
 
 TEST(FormatTest, Eval) {

@@ -112,7 +112,8 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
                              const std::function<bool(const ckpt::LogicalTensor&)>& left_out,
                              const RankGroup& group) {
   std::string mine;
-  for (const ckpt::ShardedTensor& tensor : wanted.tensors) absl::StrAppend(&mine, tensor.name, "\n");
+  for (const ckpt::ShardedTensor& tensor : wanted.tensors)
+    absl::StrAppend(&mine, tensor.name, "\n");
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
                            group.ranks.Gather(mine, group.deadline));
   if (group.ranks.rank() != 0) return absl::OkStatus();

@@ -136,7 +136,8 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest,
   if (saved == extra.end()) return sentences;  // another program's
   const std::string numerics = NumericsText(config);
   if (saved->second != numerics) {
-    sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ", numerics,
+    sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ",
+                                     numerics,
                                      ": the bits of later losses differ from the saved run's"));
   }
   Topology topology = ConfigTopology(config);
