@@ -4,7 +4,6 @@
 // and, for two shards in fp32, the least with which a run can move between tp1 and tp2,
 //   figure exact.overhead ...
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/base/status_macros.h"
 #include "tests/perf/gpt2_run.h"
+#include "tests/perf/raw_disk.h"
 
 ABSL_FLAG(int, rounds, 5, "Pairs of steps behind each median.");
 ABSL_FLAG(int64_t, sequence, 512, "Tokens of a sequence.");
@@ -26,11 +26,6 @@ ABSL_FLAG(int64_t, micro_batches, 2, "Micro-batches of a step.");
 
 namespace tessera {
 namespace {
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 absl::StatusOr<std::unique_ptr<Gpt2Run>> MakeRun(bool bf16, int shards) {
   return Gpt2Run::Create({.threads = static_cast<int>(std::thread::hardware_concurrency()),

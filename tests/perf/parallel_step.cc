@@ -8,7 +8,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -23,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base/status_macros.h"
 #include "tests/perf/gpt2_run.h"
+#include "tests/perf/raw_disk.h"
 #include "trainer/comm/mpi/mpi_world.h"
 #include "trainer/parallel/pipeline_schedule.h"
 #include "trainer/parallel/topology.h"
@@ -40,11 +40,6 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMicroBatches = 8;
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 absl::Status TimeSteps(Communicator& world) {
   const std::string topology = absl::GetFlag(FLAGS_rank_of);

@@ -15,12 +15,6 @@ constexpr int64_t kPieceElements = 1 << 20;
 
 }  // namespace
 
-double GradNorm(Backend& backend, std::span<const TensorView> grads) {
-  double sum = 0;
-  for (const TensorView& grad : grads) sum += backend.SumOfSquares(grad);
-  return std::sqrt(sum);
-}
-
 double ClipCoefficient(double grad_norm, double clip_grad) {
   if (clip_grad == 0) return 1.0;
   return std::min(1.0, clip_grad / (grad_norm + 1e-6));

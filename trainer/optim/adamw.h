@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <vector>
 
 #include "trainer/config/config.pb.h"
@@ -34,10 +33,6 @@ struct OwnedRange {
 
 // Told of memory right before an update overwrites it: the place to wait for whoever still reads it.
 using BeforeOverwrite = std::function<void(const TensorView& memory)>;
-
-// The gradients' global norm: sums of squares of the logical tensors (contiguous views), added in
-// the given order in fp64.
-double GradNorm(Backend& backend, std::span<const TensorView> grads);
 
 // What gradients are multiplied by so that their norm stays within clip_grad: min(1, clip_grad /
 // (norm + 1e-6)), Megatron-LM's formula; 1 where clip_grad is 0. Handed to the update as

@@ -327,19 +327,6 @@ TEST(AdamWScalarTest, FirstUpdateIsTheLearningRate) {
   EXPECT_FLOAT_EQ(Get(optimizer.State(0).exp_avg_sq, 0), 0.00025f);
 }
 
-TEST(GradNormTest, IsOverAllTensors) {
-  const std::unique_ptr<Backend> backend = MakeReferenceBackend();
-  Tensor a(DType::kF32, {2}), b(DType::kF32, {1, 2});
-  Set(a, 0, 1.0f);
-  Set(a, 1, -2.0f);
-  Set(b, 0, 4.0f);
-  Set(b, 1, 10.0f);
-  EXPECT_DOUBLE_EQ(GradNorm(*backend, std::vector<TensorView>{a.view(), b.view()}), 11.0);
-  EXPECT_EQ(GradNorm(*backend, {}), 0.0);
-  Set(b, 0, std::numeric_limits<float>::quiet_NaN());
-  EXPECT_TRUE(std::isnan(GradNorm(*backend, std::vector<TensorView>{a.view(), b.view()})));
-}
-
 TEST(ClipCoefficientTest, ScalesDownAlone) {
   EXPECT_EQ(ClipCoefficient(0.5, 1.0), 1.0);
   EXPECT_DOUBLE_EQ(ClipCoefficient(4.0, 1.0), 1.0 / 4.000001);
