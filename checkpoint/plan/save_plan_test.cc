@@ -1,6 +1,7 @@
 #include "checkpoint/plan/save_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -181,6 +182,115 @@ TEST(SavePlanTest, NothingToSave) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->manifest.tensors_size(), 1);
   EXPECT_EQ(plan->manifest.files_size(), 0);
+}
+
+double MaxOverMean(const SavePlan& plan) {
+  const std::vector<uint64_t> bytes = BytesPerRank(plan);
+  const double sum = std::accumulate(bytes.begin(), bytes.end(), 0.0);
+  return *std::ranges::max_element(bytes) * bytes.size() / sum;
+}
+
+TEST(SavePlanTest, BalancedOverAnyNumberOfReplicas) {
+  for (const int dp : {2, 3, 5, 8, 16, 33, 64}) {
+    SCOPED_TRACE(dp);
+    std::vector<LocalPlan> ranks(dp);
+    for (LocalPlan& rank : ranks) {
+      Add(rank, "embedding", WEIGHT, BF16, {32000, 512}, {WholeBox({32000, 512})});
+      Add(rank, "few.rows", WEIGHT, F32, {2, 3000000}, {WholeBox({2, 3000000})});
+      Add(rank, "one.row", WEIGHT, F32, {1, 1, 5000000}, {WholeBox({1, 1, 5000000})});
+      for (int i = 0; i < 20; ++i) {
+        Add(rank, absl::StrCat("small.", i), WEIGHT, F32, {100 + i}, {WholeBox({100 + i})});
+      }
+    }
+    SavePlanOptions options;
+    options.min_split_bytes = 16 << 10;
+    const auto plan = Plan(ranks, options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ExpectSound(ranks, *plan);
+    EXPECT_LE(MaxOverMean(*plan), 1.1);
+  }
+}
+
+TEST(SavePlanTest, BalancedOverGroupsThatShareRanks) {
+  // Tensor parallel 2 over data parallel 4: half of each matrix on every second rank, norms on all.
+  std::vector<LocalPlan> ranks(8);
+  for (int r = 0; r < 8; ++r) {
+    for (int layer = 0; layer < 10; ++layer) {
+      Add(ranks[r], absl::StrCat("w.", layer), WEIGHT, F32, {512, 512},
+          {{{256 * (r % 2), 0}, {256, 512}}});
+      Add(ranks[r], absl::StrCat("norm.", layer), WEIGHT, F32, {512}, {WholeBox({512})});
+    }
+  }
+  const auto plan = Plan(ranks, {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ExpectSound(ranks, *plan);
+  EXPECT_LE(MaxOverMean(*plan), 1.1);
+}
+
+TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
+  LocalPlan rank;
+  Add(rank, "w", WEIGHT, F32, {4}, {WholeBox({4})});
+  const std::string good = rank.SerializeAsString();
+  rank.mutable_tensors(0)->add_shard_offset(1);  // a column longer than the other
+  for (const std::string& bad :
+       {good.substr(0, good.size() - 1), std::string("\xff\xff"), rank.SerializeAsString()}) {
+    const absl::Status status = PlanSave(std::vector<std::string>{good, bad}, {}).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1")) << status;
+  }
+}
+
+// Every rank holds random boxes; together they may or may not hold everything, partly several times. The oracle looks at each element.
+TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
+  const uint64_t seed = TestSeed();
+  std::mt19937_64 random(seed);
+  int planned = 0;
+  for (int round = 0; round < 300; ++round) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
+    const Shape shape = {1 + static_cast<int64_t>(random() % 6),
+                         1 + static_cast<int64_t>(random() % 6)};
+    std::vector<LocalPlan> ranks(1 + random() % 4);
+    std::vector<std::vector<int>> holders(ElementCount(shape));  // ranks, by element
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      // A flat range, in boxes that are disjoint on this rank.
+      const int64_t size = ElementCount(shape);
+      const int64_t begin = random() % 3 == 0 ? 0 : random() % size;
+      const int64_t end = random() % 3 == 0 ? size : begin + random() % (size - begin + 1);
+      Add(ranks[r], "t", WEIGHT, BF16, shape, FlatRangeToBoxes(WholeBox(shape), begin, end));
+      for (int64_t e = begin; e < end; ++e) holders[e].push_back(static_cast<int>(r));
+    }
+    const bool covered = std::ranges::none_of(holders, [](const auto& h) { return h.empty(); });
+    SavePlanOptions options;
+    options.min_split_bytes = 2 + random() % 20;
+    options.max_file_bytes = 8 + random() % 100;
+    const auto plan = Plan(ranks, options);
+    ASSERT_EQ(plan.ok(), covered) << plan.status();
+    if (!covered) {
+      EXPECT_THAT(std::string(plan.status().message()),
+                  AllOf(HasSubstr("tensor t "), HasSubstr("is in no shard")));
+      continue;
+    }
+    ++planned;
+    ExpectSound(ranks, *plan);
+    std::vector<int> written(holders.size(), 0);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      for (const FilePlan& file : plan->ranks[r].files()) {
+        for (const WriteItem& item : file.items()) {
+          const Box box = ItemBox(item);
+          for (int64_t y = 0; y < box.shape[0]; ++y) {
+            for (int64_t x = 0; x < box.shape[1]; ++x) {
+              const int64_t element =
+                  (box.global_offset[0] + y) * shape[1] + box.global_offset[1] + x;
+              ++written[element];
+              EXPECT_THAT(holders[element], testing::Contains(static_cast<int>(r)));
+            }
+          }
+        }
+      }
+    }
+    EXPECT_THAT(written, testing::Each(1));
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(planned, 20);
 }
 
 // ZeRO over dp of a tensor-parallel model, random sizes: flat ranges of local boxes, replicated over nothing or over tp.
