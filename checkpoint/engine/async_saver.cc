@@ -140,7 +140,9 @@ class AsyncSaver::Background {
     }
     switch (request.kind) {
       case Kind::kPrepare:
-        if (PlanAhead(context_, request.state).ok()) staging_.Prefault();
+        if (PlanAhead(context_, request.state).ok()) {
+          while (!IsAwaited() && staging_.Prefault()) continue;
+        }
         return std::nullopt;
       case Kind::kSkip:
         return SaveOutcome{
@@ -157,6 +159,12 @@ class AsyncSaver::Background {
                                        writer_ = std::move(writer);
                                        changed_.notify_all();
                                      })};
+  }
+
+  // A save is not to wait for what only makes it faster.
+  bool IsAwaited() {
+    const std::lock_guard lock(mutex_);
+    return stopping_ || !queue_.empty();
   }
 
   // RunSave() counts from when it was called.

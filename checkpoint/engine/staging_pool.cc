@@ -14,6 +14,9 @@
 namespace tessera::ckpt {
 namespace {
 
+// At once: about what a slow machine touches in a tenth of a second.
+constexpr size_t kPrefaultBytes = size_t{32} << 20;
+
 uint64_t WholePages(uint64_t bytes) { return bytes / kIoAlignmentBytes * kIoAlignmentBytes; }
 
 std::string Explain(const StagingRequest& request, uint64_t available, uint64_t granted) {
@@ -60,7 +63,7 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
 // As much of `bytes` as the system gives. The old memory goes first: nobody has room for both.
 absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
   buffer_ = AlignedBuffer();
-  present_ = false;
+  present_bytes_ = 0;
   while (true) {
     absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(bytes);
     if (buffer.ok()) {
@@ -72,12 +75,15 @@ absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
   }
 }
 
-void StagingPool::Prefault() {
-  if (present_) return;
-  buffer_.Prefault();
-  mlock(buffer_.data(),
-        buffer_.size_bytes());  // fails where the limit is low; then it may be swapped
-  present_ = true;
+bool StagingPool::Prefault() {
+  const size_t left_bytes = buffer_.size_bytes() - present_bytes_;
+  if (left_bytes == 0) return false;
+  const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
+  buffer_.Prefault(present_bytes_, next_bytes);
+  present_bytes_ += next_bytes;
+  // Fails where the limit on locked memory is low: then it stays as it is.
+  if (next_bytes == left_bytes) mlock(buffer_.data(), buffer_.size_bytes());
+  return next_bytes < left_bytes;
 }
 
 }  // namespace tessera::ckpt

@@ -30,8 +30,9 @@ class StagingPool {
   // is enough. ResourceExhausted, with what is needed, available and set, where not even least_bytes can be had.
   absl::Status Reserve(const StagingRequest& request);
 
-  // Makes every page present, and keeps it from being swapped out where the process may.
-  void Prefault();
+  // Makes some more of the reserved memory present, in the order of addresses, and all of it, once it is, safe from being swapped out
+  // where the process may. Returns false once there is nothing left to do.
+  bool Prefault();
 
   // After Reserve(). Aligned for direct I/O.
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
@@ -45,7 +46,7 @@ class StagingPool {
   const std::function<uint64_t()> available_bytes_;
   AlignedBuffer buffer_;
   size_t usable_bytes_ = 0;
-  bool present_ = false;
+  size_t present_bytes_ = 0;
   std::string note_;
 };
 

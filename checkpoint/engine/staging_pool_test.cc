@@ -21,7 +21,7 @@ TEST(StagingPoolTest, GivesWhatIsWantedAndKeepsIt) {
   EXPECT_EQ(pool.memory().size(), 10 * kPage);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kPage, 0);
   EXPECT_EQ(pool.note(), "");
-  pool.Prefault();
+  EXPECT_FALSE(pool.Prefault());
   ASSERT_TRUE(pool.Reserve({5 * kPage, UINT64_MAX, kPage}).ok());
   EXPECT_EQ(pool.memory().data(), data);
   EXPECT_EQ(pool.memory().size(), 5 * kPage);
@@ -29,6 +29,16 @@ TEST(StagingPoolTest, GivesWhatIsWantedAndKeepsIt) {
   EXPECT_EQ(pool.memory().size(), 20 * kPage);
   ASSERT_TRUE(pool.Reserve({0, UINT64_MAX, 0}).ok());
   EXPECT_EQ(pool.memory().size(), 0);
+}
+
+TEST(StagingPoolTest, IsMadePresentInSteps) {
+  StagingPool pool([] { return uint64_t{1} << 30; });
+  EXPECT_FALSE(pool.Prefault());
+  ASSERT_TRUE(pool.Reserve({uint64_t{70} << 20, UINT64_MAX, kPage}).ok());
+  int steps = 1;
+  while (pool.Prefault()) ++steps;
+  EXPECT_EQ(steps, 3);
+  EXPECT_FALSE(pool.Prefault());
 }
 
 TEST(StagingPoolTest, StaysWithinTheLimitAndHalfOfWhatIsAvailable) {

@@ -68,11 +68,13 @@ AlignedBuffer::~AlignedBuffer() {
   if (data_ != nullptr) munmap(data_, capacity_bytes_);
 }
 
-void AlignedBuffer::Prefault() {
+void AlignedBuffer::Prefault(size_t offset_bytes, size_t size_bytes) {
 #ifdef MADV_POPULATE_WRITE
-  if (data_ == nullptr || madvise(data_, capacity_bytes_, MADV_POPULATE_WRITE) == 0) return;
+  if (size_bytes == 0 || madvise(data_ + offset_bytes, size_bytes, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
 #endif
-  for (size_t at = 0; at < capacity_bytes_; at += kIoAlignmentBytes) {
+  for (size_t at = offset_bytes; at < offset_bytes + size_bytes; at += kIoAlignmentBytes) {
     volatile std::byte* page = data_ + at;
     *page = *page;
   }

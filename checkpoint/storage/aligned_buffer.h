@@ -40,7 +40,9 @@ class AlignedBuffer {
   std::span<const std::byte> span() const { return {data_, size_bytes_}; }
 
   // Makes every page present now, so that later first touches cost nothing. Best effort.
-  void Prefault();
+  void Prefault() { Prefault(0, capacity_bytes_); }
+  // The pages of a part, from a multiple of kIoAlignmentBytes on.
+  void Prefault(size_t offset_bytes, size_t size_bytes);
 
  private:
   AlignedBuffer(std::byte* data, size_t size_bytes, size_t capacity_bytes)

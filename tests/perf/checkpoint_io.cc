@@ -16,11 +16,10 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/process_group.h"
-#include "checkpoint/engine/state_dict.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "tests/perf/gpt2_state.h"
 #include "tests/perf/raw_disk.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 3.5 GB; default: a new one under /tmp");
@@ -29,77 +28,6 @@ ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine");
 
 namespace tessera {
 namespace {
-
-constexpr int64_t kLayers = 12, kChannels = 768, kVocabulary = 50257, kPositions = 1024;
-
-struct Parameter {
-  std::string name;
-  ckpt::Shape shape;
-};
-
-std::vector<Parameter> Gpt2Parameters() {
-  const int64_t C = kChannels;
-  std::vector<Parameter> parameters = {{"wte.weight", {kVocabulary, C}},
-                                       {"wpe.weight", {kPositions, C}}};
-  for (int64_t layer = 0; layer < kLayers; ++layer) {
-    const std::string h = absl::StrCat("h.", layer, ".");
-    for (const Parameter& p : std::vector<Parameter>{{"ln_1.weight", {C}},
-                                                     {"ln_1.bias", {C}},
-                                                     {"attn.c_attn.weight", {3 * C, C}},
-                                                     {"attn.c_attn.bias", {3 * C}},
-                                                     {"attn.c_proj.weight", {C, C}},
-                                                     {"attn.c_proj.bias", {C}},
-                                                     {"ln_2.weight", {C}},
-                                                     {"ln_2.bias", {C}},
-                                                     {"mlp.c_fc.weight", {4 * C, C}},
-                                                     {"mlp.c_fc.bias", {4 * C}},
-                                                     {"mlp.c_proj.weight", {C, 4 * C}},
-                                                     {"mlp.c_proj.bias", {C}}}) {
-      parameters.push_back({h + p.name, p.shape});
-    }
-  }
-  parameters.push_back({"ln_f.weight", {C}});
-  parameters.push_back({"ln_f.bias", {C}});
-  return parameters;
-}
-
-// The state of one process that trains on its own.
-class TrainingState {
- public:
-  TrainingState() {
-    uint64_t random = 1;
-    for (const Parameter& p : Gpt2Parameters()) {
-      Add(p.name, ckpt::WEIGHT, ckpt::BF16, 2, p.shape, random);
-      Add("master." + p.name, ckpt::MASTER_WEIGHT, ckpt::F32, 4, p.shape, random);
-      Add("exp_avg." + p.name, ckpt::OPTIMIZER_STATE, ckpt::F32, 4, p.shape, random);
-      Add("exp_avg_sq." + p.name, ckpt::OPTIMIZER_STATE, ckpt::F32, 4, p.shape, random);
-    }
-  }
-
-  ckpt::StateDict& dict() { return dict_; }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  void Add(const std::string& name, ckpt::Role role, ckpt::DType dtype, int64_t element_bytes,
-           const ckpt::Shape& shape, uint64_t& random) {
-    const size_t bytes = ckpt::ElementCount(shape) * element_bytes;
-    std::vector<uint64_t>& words = memory_.emplace_back((bytes + 7) / 8);
-    for (uint64_t& word : words)
-      word = random = random * 6364136223846793005u + 1442695040888963407u;
-    ckpt::ShardedTensor tensor;
-    tensor.name = name;
-    tensor.role = role;
-    tensor.dtype = dtype;
-    tensor.global_shape = shape;
-    tensor.shards = {{ckpt::WholeBox(shape), words.data(), {}}};
-    dict_.tensors.push_back(std::move(tensor));
-    bytes_ += bytes;
-  }
-
-  ckpt::StateDict dict_;
-  std::vector<std::vector<uint64_t>> memory_;
-  uint64_t bytes_ = 0;
-};
 
 // Of this process: what the work costs, whoever else wants the machine.
 double CpuSeconds() {
@@ -127,7 +55,7 @@ struct Series {
 };
 
 absl::Status Measure(const std::string& directory) {
-  TrainingState state;
+  Gpt2State state;
   std::printf("state: %zu tensors, %.1f MB; %d rounds\n", state.dict().tensors.size(),
               state.bytes() / 1e6, absl::GetFlag(FLAGS_rounds));
   const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(directory);
