@@ -227,6 +227,54 @@ TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
   }
 }
 
+// Ranks that hold parts of a model write the file that one process writes, and start from it.
+TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
+  const std::vector<std::string> exact = {"--numerics=exact", "--exact-tp-shards=2",
+                                          "--valid-data-path=" + (root_ / "tokens.bin").string(),
+                                          "--eval-iters=2", "--eval-interval=2"};
+  const std::vector<std::string> split = {"--tensor-model-parallel-size=2",
+                                          "--pipeline-model-parallel-size=2"};
+  for (const std::string precision : {"--bf16=false", "--bf16"}) {
+    // Trains from `from` (initial weights where it is empty); returns the file and what was printed.
+    const auto train = [&](std::vector<std::string> flags, int steps, const std::string& from) {
+      const fs::path file = root_ / "model.bin";
+      fs::remove(file);
+      flags.insert(flags.end(), exact.begin(), exact.end());
+      flags.insert(flags.end(), {precision, "--train-iters=" + std::to_string(steps),
+                                 "--llmc-filepath=" + from, "--export-llmc=" + file.string()});
+      const Result result = Run(Launcher(flags));
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_THAT(result.out, HasSubstr("eval at step " + std::to_string(steps)));
+      return ReadFile(file);
+    };
+    const std::string first = train({}, 2, "");
+    ASSERT_GT(first.size(), 1024u);
+    EXPECT_TRUE(train(split, 2, "") == first);
+    const fs::path start = root_ / "start.bin";
+    std::ofstream(start, std::ios::binary) << first;
+    EXPECT_TRUE(train(split, 0, start.string()) == first);
+    EXPECT_TRUE(train(split, 2, start.string()) == train({}, 2, start.string()));
+  }
+}
+
+// A process that hangs is waited for as long as the setting says, and named.
+TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
+  std::vector<std::string> flags = Saving("run", 1000000, kFour);
+  flags.push_back("--distributed-timeout-minutes=0.05");
+  const Process process(Launcher(flags), root_);
+  ASSERT_TRUE(WaitFor(Checkpoints("run") / "step-00000004" / "manifest.pb")) << process.Wait().err;
+  const pid_t victim = FindRank(2);
+  ASSERT_GT(victim, 0);
+  kill(victim, SIGSTOP);
+  const auto start = std::chrono::steady_clock::now();
+  const Result result = process.Wait();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(40));
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("rank 2"));
+  EXPECT_THAT(result.err, HasSubstr("its process is stopped"));
+  EXPECT_EQ(Lines(result.err), 2) << "the launcher's line and one rank's: " << result.err;
+}
+
 // A process of the run is killed: the others end, the launcher names it, and the run goes on from the
 // last checkpoint as if nothing had happened.
 TEST_F(ParallelCommandTest, SuddenDeathOfARankCostsNothingButTime) {

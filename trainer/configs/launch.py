@@ -146,7 +146,7 @@ class ErrorOutput:
 
     KNOWN = re.compile(r"MPI_ABORT was invoked|Primary job +terminated normally|"
                        r"processes exited with non-zero status|"
-                       r"sent help message help-mpi-api.txt|ORTE_ERROR_LOG: Data unpack|"
+                       r"sent help message help-mpi-api.txt|ORTE_ERROR_LOG: .*show_help|"
                        r"^mpirun: Forwarding signal")
     DEATH = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
     RULE = re.compile(r"^-{60,}$")
