@@ -208,6 +208,36 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
   }
 }
 
+TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
+  const std::vector<std::pair<const char*, std::function<void(LocalTensor&)>>> changes = {
+      {"role", [](LocalTensor& t) { t.set_role(WEIGHT); }},
+      {"dtype", [](LocalTensor& t) { t.set_dtype(BF16); }},
+      {"shape",
+       [](LocalTensor& t) {
+         t.add_global_shape(1);
+         t.add_shard_offset(0);
+         t.add_shard_shape(1);
+       }},
+      {"padded shape", [](LocalTensor& t) { t.add_padded_shape(2); }},
+      {"alias", [](LocalTensor& t) { t.set_alias_of("a"); }},
+  };
+  for (const auto& [what, change] : changes) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
+      ASSERT_TRUE(Run(Round()).ok());
+      Round changed;
+      change(*changed.plans[rank].mutable_tensors(2));
+      const int64_t hits = caches_[0].counters().hits;
+      for (const auto& task : Run(changed).tasks) {
+        EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
+        EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr("tensor shared: "));
+      }
+      EXPECT_EQ(caches_[0].counters().hits, hits);
+      EXPECT_TRUE(Run(Round()).from_cache());  // nothing was planned, so nothing was forgotten
+    }
+  }
+}
+
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   ASSERT_TRUE(Run(Round()).ok());
   ThreadGroupHub hub(kRanks + 1);

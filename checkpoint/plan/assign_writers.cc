@@ -62,7 +62,7 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
                                       uint64_t max_box_bytes, uint64_t min_split_bytes) {
   const uint64_t replica_limit =
       std::min(max_box_bytes,
-               std::max(min_split_bytes, TotalBytes(state) / std::max<size_t>(ranks, 1) / 16));
+               std::max(min_split_bytes, TotalBytes(state) / std::max<size_t>(ranks, 1) / 32));
   struct Open {
     uint64_t bytes;
     size_t assignment;

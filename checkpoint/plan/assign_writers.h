@@ -19,7 +19,7 @@ struct Assignment {
   uint32_t local_shard;   // which contains the box
 };
 
-// Boxes above `max_box_bytes` are cut; replicas also above the larger of `min_split_bytes` and a sixteenth of a rank's fair share, so that
+// Boxes above `max_box_bytes` are cut; replicas also above the larger of `min_split_bytes` and one part in 32 of a rank's fair share, so that
 // the last one given to a rank lifts it above the others by no more. Boxes with one holder are its own; the others, largest first, each go
 // to that of its holders who has the least to write so far.
 //
