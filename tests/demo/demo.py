@@ -1,7 +1,8 @@
-"""The main job, end to end: real text -> tokens -> training -> SIGKILL -> resume -> proof -> sampled text.
+"""The main job, end to end: real text -> tokens -> training -> SIGKILL -> resume -> proof -> sampled text -> many processes.
 
 Trains a small GPT-2 twice on the text of a system package. The first run is left alone; the second is killed between two
-checkpoints and resumed. Every loss and the final checkpoints must agree to the last bit.
+checkpoints and resumed. Every loss and the final checkpoints must agree to the last bit. Then a few steps in EXACT numerics,
+on one process and on eight: again every loss and every tensor.
 """
 
 import argparse
@@ -16,6 +17,9 @@ import time
 STEPS = 200
 SAVE_INTERVAL = 50
 KILL_AFTER = 130  # between the checkpoints of steps 100 and 150
+EXACT_STEPS = 20
+EIGHT_PROCESSES = ("--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2",
+                   "--pipeline-model-parallel-size=2")
 
 
 def say(text):
@@ -63,8 +67,9 @@ class Demo:
 
     def clear(self):
         """Removes what an earlier demo left; the folder may be the user's, and hold other things."""
-        for folder in (self.data, self.run_dir("undisturbed"), self.run_dir("killed")):
-            shutil.rmtree(folder, ignore_errors=True)
+        for run_name in ("undisturbed", "killed", "one_process", "eight_processes"):
+            shutil.rmtree(self.run_dir(run_name), ignore_errors=True)
+        shutil.rmtree(self.data, ignore_errors=True)
         os.makedirs(self.root, exist_ok=True)
 
     def prepare_data(self):
@@ -74,14 +79,16 @@ class Demo:
         with open(os.path.join(self.data, "dataset.json"), encoding="utf-8") as file:
             self.dataset = json.load(file)
 
-    def train_command(self, *extra):
+    def settings(self, *extra):
         return [
-            self.tools.train, f"--config={self.tools.config}",
             f"--train-data-path={self.data}/train_*.bin",
             f"--valid-data-path={self.data}/val_*.bin",
             f"--tokenizer-model={self.data}/tokenizer.model",
             f"--train-iters={STEPS}", *extra
         ]
+
+    def train_command(self, *extra):
+        return [self.tools.train, f"--config={self.tools.config}", *self.settings(*extra)]
 
     def saving(self, name):
         return (f"--run-dir={self.run_dir(name)}", f"--save={self.checkpoints(name)}",
@@ -108,12 +115,12 @@ class Demo:
         say("Resume from the newest checkpoint")
         run(*self.train_command(*self.saving("killed"), f"--load={self.checkpoints('killed')}"))
 
-    def compare(self):
+    def compare(self, one_name, one_title, other_name, other_title, steps):
         say("Losses side by side")
-        one, other = metrics(self.run_dir("undisturbed")), metrics(self.run_dir("killed"))
-        if sorted(one) != list(range(1, STEPS + 1)) or sorted(other) != sorted(one):
+        one, other = metrics(self.run_dir(one_name)), metrics(self.run_dir(other_name))
+        if sorted(one) != list(range(1, steps + 1)) or sorted(other) != sorted(one):
             fail("a run did not record every step exactly once")
-        print(f"{'step':>6} {'undisturbed':>24} {'killed and resumed':>24}")
+        print(f"{'step':>6} {one_title:>24} {other_title:>24}")
         for step in sorted(one):
             same = one[step]["loss_bits"] == other[step]["loss_bits"]
             if step % 10 == 0 or not same:
@@ -132,10 +139,9 @@ class Demo:
         if last > unigram - 1:
             fail("the model has not learned more than word frequencies")
 
-    def prove(self):
+    def prove(self, names, steps):
         say("Verify the last checkpoint, and compare both runs' by digest")
-        last = [os.path.join(self.checkpoints(name), f"step-{STEPS:08d}")
-                for name in ("undisturbed", "killed")]
+        last = [os.path.join(self.checkpoints(name), f"step-{steps:08d}") for name in names]
         run(self.tools.ckpt, "verify", "--digests", last[1])
         run(self.tools.ckpt, "diff", *last)
 
@@ -145,10 +151,20 @@ class Demo:
                                 "--prompt=The function returns",
                                 "--num-tokens-to-generate=100"))
 
+    def train_on_many(self):
+        exact = (f"--train-iters={EXACT_STEPS}", "--numerics=exact", "--exact-tp-shards=2",
+                 "--micro-batch-size=4", "--hidden-dropout=0.1", "--lr-warmup-iters=5",
+                 f"--save-interval={EXACT_STEPS}")
+        for name, title, topology in (("one_process", "one process", ()),
+                                      ("eight_processes", "eight processes", EIGHT_PROCESSES)):
+            say(f"Train {EXACT_STEPS} steps in EXACT numerics, on {title}")
+            run(sys.executable, self.tools.launcher, self.tools.train, self.tools.prepare_data,
+                self.tools.config, *self.settings(*self.saving(name), *exact, *topology))
+
 
 def main():
     parser = argparse.ArgumentParser()
-    for tool in ("train", "prepare_data", "ckpt", "config"):
+    for tool in ("train", "prepare_data", "ckpt", "config", "launcher"):
         parser.add_argument(f"--{tool}", required=True)
     demo = Demo(parser.parse_args())
     start = time.monotonic()
@@ -157,10 +173,13 @@ def main():
     demo.train_undisturbed()
     demo.train_and_kill()
     demo.resume()
-    losses = demo.compare()
+    losses = demo.compare("undisturbed", "undisturbed", "killed", "killed and resumed", STEPS)
     demo.compare_with_unigram(losses)
-    demo.prove()
+    demo.prove(("undisturbed", "killed"), STEPS)
     demo.sample()
+    demo.train_on_many()
+    demo.compare("one_process", "one process", "eight_processes", "eight processes", EXACT_STEPS)
+    demo.prove(("one_process", "eight_processes"), EXACT_STEPS)
     say(f"Done in {time.monotonic() - start:.0f} s. Everything is in {demo.root}")
 
 

@@ -3,4 +3,4 @@
 set -euo pipefail
 here=$(pwd)
 exec python3 "$here/tests/demo/demo.py" --train="$here/$1" --prepare_data="$here/$2" \
-  --ckpt="$here/$3" --config="$here/$4"
+  --ckpt="$here/$3" --config="$here/$4" --launcher="$here/$5"
