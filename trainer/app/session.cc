@@ -210,6 +210,19 @@ absl::Status OpenFiles(Session& session) {
   return absl::OkStatus();
 }
 
+// Saves read the state behind the training's back: an update waits for what it overwrites.
+absl::Status OpenSaver(Session& session) {
+  if (!session.trains || session.config.checkpoint().save().empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(session.saver, RunSaver::Create(session.config, session.state(),
+                                                           session.group(), session.mesh->world()));
+  if (session.config.checkpoint().async_save()) {
+    session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
+      saver->BeforeOverwrite(memory);
+    });
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 DataIdentity Session::data_identity() const {
@@ -258,6 +271,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
                       *session->mesh, *session->backend));
   TESSERA_RETURN_IF_ERROR(CheckMemory(*session, host));
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
+  TESSERA_RETURN_IF_ERROR(OpenSaver(*session));
   return session;
 }
 

@@ -19,6 +19,7 @@
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/folder_lock.h"
+#include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
 #include "trainer/step/trainer.h"
@@ -45,6 +46,7 @@ struct Session {
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
   std::unique_ptr<FolderLock> save_folder;  // of rank 0; null when nothing is saved
+  std::unique_ptr<RunSaver> saver;          // null when nothing is saved
   bool resumed = false;                     // a checkpoint gave the progress
 
   bool first_rank() const { return mesh->rank() == 0; }

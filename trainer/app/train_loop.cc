@@ -11,7 +11,6 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
 #include "trainer/comm/communicator.h"
-#include "trainer/state/checkpoints.h"
 #include "trainer/state/run_state.h"
 #include "trainer/tensor/dtype.h"
 
@@ -58,16 +57,22 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line, MetricsWrite
       saved_step_(session.resumed ? session.progress.step : -1) {}
 
 absl::Status TrainLoop::Run() {
-  const Progress& progress = session_.progress;
   TESSERA_ASSIGN_OR_RETURN(const RateMeter::Options rates, RateOptions(session_));
   rates_.emplace(rates);
   // What building the session sent belongs to no step.
   session_.mesh->TakeTraffic();
+  TESSERA_RETURN_IF_ERROR(Train());
+  return FinishSaves();
+}
+
+absl::Status TrainLoop::Train() {
+  const Progress& progress = session_.progress;
   while (progress.step < config_.training().train_iters()) {
     const Clock::time_point start = Clock::now();
     TESSERA_ASSIGN_OR_RETURN(StepMetrics metrics, TrainStep());
     rates_->Measure(Seconds(start), &metrics);
     TESSERA_RETURN_IF_ERROR(Report(metrics));
+    if (session_.saver != nullptr) ReportSaves(session_.saver->Poll());
     if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
@@ -129,18 +134,33 @@ absl::Status TrainLoop::Evaluate() {
 }
 
 absl::Status TrainLoop::Save() {
-  if (config_.checkpoint().save().empty() || saved_step_ == session_.progress.step) {
-    return absl::OkStatus();
-  }
-  TESSERA_ASSIGN_OR_RETURN(
-      const ckpt::SaveReport report,
-      SaveRun(config_,
-              DescribeRun(config_, config_.model(), session_.progress, session_.data_identity()),
-              session_.state(), session_.group()));
+  if (session_.saver == nullptr || saved_step_ == session_.progress.step) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(session_.saver->Save(
+      DescribeRun(config_, config_.model(), session_.progress, session_.data_identity())));
   saved_step_ = session_.progress.step;
-  progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", saved_step_,
-                                         ckpt::HumanBytes(report.bytes_written), report.seconds));
+  ReportSaves(session_.saver->Poll());
   return absl::OkStatus();
+}
+
+void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
+  for (const SaveOutcome& outcome : outcomes) {
+    last_save_ = outcome.report.status();
+    if (!outcome.report.ok()) {
+      progress_line_.Message(absl::StrFormat("step %d is not saved: %s", outcome.step,
+                                             std::string(outcome.report.status().message())));
+      continue;
+    }
+    const auto& report = *outcome.report;
+    progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", outcome.step,
+                                           ckpt::HumanBytes(report.bytes_written), report.seconds));
+    if (!report.staging_note.empty()) progress_line_.Message(report.staging_note);
+  }
+}
+
+absl::Status TrainLoop::FinishSaves() {
+  if (session_.saver == nullptr) return absl::OkStatus();
+  ReportSaves(session_.saver->Finish());
+  return last_save_;
 }
 
 absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/app/session.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
+#include "trainer/state/run_saver.h"
 
 namespace tessera {
 
@@ -30,10 +32,16 @@ class TrainLoop {
   int stopped_by() const { return stopped_by_; }
 
  private:
+  absl::Status Train();
   absl::StatusOr<StepMetrics> TrainStep();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
   absl::Status Save();
+  // Tells of saves that are over. A save in the background that failed is a message, not an error:
+  // the training can go on.
+  void ReportSaves(const std::vector<SaveOutcome>& outcomes);
+  // Waits for saves in flight; the newest one's error is the run's.
+  absl::Status FinishSaves();
   bool AtInterval(int64_t interval) const;
 
   Session& session_;
@@ -42,6 +50,7 @@ class TrainLoop {
   MetricsWriter* const metrics_;
   std::optional<RateMeter> rates_;  // from Run() on
   int64_t saved_step_ = -1;
+  absl::Status last_save_;
   int stopped_by_ = 0;
 };
 

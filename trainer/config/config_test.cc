@@ -294,8 +294,9 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--no-load-optim"}, "no_load_optim is set but load is not"},
         {{"--no-load-rng"}, "no_load_rng is set but load is not"},
         {{"--exit-on-missing-checkpoint"}, "exit_on_missing_checkpoint is set but load is not"},
-        {{"--save=d", "--save-interval=5", "--async-save"},
-         "async_save=true: this build saves in the foreground; expected false"},
+        {{"--async-save"}, "async_save is set but save is not"},
+        {{"--save=d", "--async-save-memory=5"}, "async_save_memory is set but async_save is not"},
+        {{"--save=d", "--async-save-skip"}, "async_save_skip is set but async_save is not"},
     }));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -255,12 +255,16 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     return Wrong("max_checkpoint_keep=", checkpoint.max_checkpoint_keep(), ": must be at most ",
                  kMostKept, " (0: all)");
   }
-  if (checkpoint.async_save()) {
-    return Wrong("async_save=true: this build saves in the foreground; expected false");
+  if (!checkpoint.async_save()) {
+    const absl::Status status =
+        CheckIdle("async_save", {{"async_save_memory", checkpoint.async_save_memory() > 0},
+                                 {"async_save_skip", checkpoint.async_save_skip()}});
+    if (!status.ok()) return status;
   }
   if (checkpoint.save().empty()) {
     const absl::Status status =
         CheckIdle("save", {{"save_interval", checkpoint.save_interval() > 0},
+                           {"async_save", checkpoint.async_save()},
                            {"no_save_optim", checkpoint.no_save_optim()},
                            {"no_save_rng", checkpoint.no_save_rng()},
                            {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});

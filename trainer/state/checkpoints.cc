@@ -269,27 +269,4 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointCo
   return lock;
 }
 
-absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
-                                         StateChunks chunks, const RankGroup& group) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ckpt::Storage> storage,
-      ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
-  ckpt::Manifest metadata = run;
-  ckpt::StateDict state = WeightState(chunks);
-  if (!config.checkpoint().no_save_optim()) {
-    Append(OptimizerTensors(chunks), state);
-    TESSERA_ASSIGN_OR_RETURN(
-        *metadata.mutable_optimizer(),
-        OptimizerNames(chunks, config.optimizer(), group.ranks, group.deadline));
-  }
-  TESSERA_ASSIGN_OR_RETURN(
-      const ckpt::SaveReport report,
-      ckpt::Save(*storage, "", metadata, state, group.ranks, {.deadline = group.deadline}));
-  const int keep = static_cast<int>(config.checkpoint().max_checkpoint_keep());
-  if (keep > 0 && group.ranks.rank() == 0) {
-    TESSERA_RETURN_IF_ERROR(ckpt::Prune(*storage, "", keep));
-  }
-  return report;
-}
-
 }  // namespace tessera

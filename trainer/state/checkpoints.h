@@ -70,11 +70,6 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
                                                               int64_t step, const RankGroup& group);
 
-// Saves step-N under config.checkpoint().save, with the optimizer unless no_save_optim, and prunes
-// beyond max_checkpoint_keep.
-absl::StatusOr<ckpt::SaveReport> SaveRun(const TrainConfig& config, const ckpt::Manifest& run,
-                                         StateChunks chunks, const RankGroup& group);
-
 }  // namespace tessera
 
 #endif  // TESSERA_TRAINER_STATE_CHECKPOINTS_H_

@@ -1,0 +1,117 @@
+#include "trainer/state/run_saver.h"
+
+#include <cstdint>
+#include <utility>
+
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/save_agreement.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "trainer/state/communicator_group.h"
+
+namespace tessera {
+
+RunSaver::RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks,
+                   const RankGroup& group)
+    : config_(config), chunks_(std::move(chunks)), group_(group) {}
+
+RunSaver::~RunSaver() = default;
+
+absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& config,
+                                                           std::vector<StateChunk> chunks,
+                                                           const RankGroup& group,
+                                                           Communicator* world) {
+  std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group));
+  TESSERA_ASSIGN_OR_RETURN(
+      saver->storage_, ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
+  if (!config.checkpoint().no_save_optim()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        saver->optimizer_names_,
+        OptimizerNames(saver->chunks_, config.optimizer(), group.ranks, group.deadline));
+  }
+  if (config.checkpoint().async_save()) {
+    TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world));
+  } else {
+    saver->plan_cache_ = std::make_unique<ckpt::PlanCache>();
+  }
+  return saver;
+}
+
+absl::Status RunSaver::OpenBackground(Communicator* world) {
+  if (world != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(background_communicator_,
+                             world->Split(/*color=*/0, world->rank(), "saves"));
+  }
+  background_group_ = MakeProcessGroup(background_communicator_.get());
+  ckpt::AsyncSaveOptions options;
+  options.save.deadline = group_.deadline;
+  if (config_.checkpoint().async_save_memory() > 0) {
+    options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
+  }
+  if (config_.checkpoint().async_save_skip()) {
+    options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
+  }
+  background_ = std::make_unique<ckpt::AsyncSaver>(*storage_, "", *background_group_, options);
+  background_->Prepare(State());
+  return absl::OkStatus();
+}
+
+ckpt::StateDict RunSaver::State() const {
+  ckpt::StateDict state = WeightState(chunks_);
+  if (config_.checkpoint().no_save_optim()) return state;
+  for (ckpt::ShardedTensor& tensor : OptimizerTensors(chunks_).tensors) {
+    state.tensors.push_back(std::move(tensor));
+  }
+  return state;
+}
+
+absl::Status RunSaver::Save(const ckpt::Manifest& run) {
+  ckpt::Metadata metadata = run;
+  if (optimizer_names_.has_value()) *metadata.mutable_optimizer() = *optimizer_names_;
+  if (background_ == nullptr) return SaveInForeground(metadata);
+  background_->Start(metadata, State());
+  return absl::OkStatus();
+}
+
+absl::Status RunSaver::SaveInForeground(const ckpt::Metadata& metadata) {
+  SaveOutcome outcome{
+      .step = metadata.trainer().step(),
+      .report = ckpt::Save(*storage_, "", metadata, State(), group_.ranks,
+                           {.deadline = group_.deadline, .plan_cache = plan_cache_.get()})};
+  Prune(outcome);
+  TESSERA_RETURN_IF_ERROR(outcome.report.status());
+  done_.push_back(std::move(outcome));
+  return absl::OkStatus();
+}
+
+void RunSaver::Prune(SaveOutcome& outcome) {
+  const int keep = static_cast<int>(config_.checkpoint().max_checkpoint_keep());
+  if (!outcome.report.ok() || keep == 0 || group_.ranks.rank() != 0) return;
+  if (const absl::Status pruned = ckpt::Prune(*storage_, "", keep); !pruned.ok()) {
+    outcome.report = pruned;
+  }
+}
+
+void RunSaver::BeforeOverwrite(const TensorView& memory) {
+  if (background_ == nullptr) return;
+  background_->WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
+}
+
+std::vector<SaveOutcome> RunSaver::Poll() {
+  if (background_ == nullptr) return std::exchange(done_, {});
+  std::vector<SaveOutcome> outcomes;
+  while (std::optional<SaveOutcome> outcome = background_->Poll()) {
+    Prune(*outcome);
+    outcomes.push_back(*std::move(outcome));
+  }
+  return outcomes;
+}
+
+std::vector<SaveOutcome> RunSaver::Finish() {
+  if (background_ == nullptr) return Poll();
+  std::vector<SaveOutcome> outcomes = background_->Finish();
+  for (SaveOutcome& outcome : outcomes) Prune(outcome);
+  return outcomes;
+}
+
+}  // namespace tessera
