@@ -83,8 +83,9 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Plans a save of this state and makes the memory for its copy present, in the background, so that the first save finds
-  // both. Reads no element of the state. Best effort: what fails here fails, or is made up for, in the save.
+  // Plans a save of this state and makes the memory for its copy present, in the background, so that the first save finds both: the
+  // first touch of so much memory can take seconds. Call it when training begins. Reads no element of the state. Best effort: what
+  // fails here fails, or is made up for, in the save, and a save that comes first does not wait for the memory.
   void Prepare(const StateDict& state);
 
   // Begins a save. From here on the memory that `state` describes must stay as it is until WaitUntilCopied() returned for it; the
