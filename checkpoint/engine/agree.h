@@ -15,9 +15,10 @@ namespace tessera::ckpt {
 // Runs on rank 0: the payloads of all ranks -> what every rank is told.
 using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std::string>&)>;
 
-// One round of agreement: every rank brings its own result, rank 0 combines, and every rank returns the same: what `combine` made of
-// all payloads or, if any rank brought an error, an error with the code of the first such rank and the messages of all,
-// each naming its rank. Nobody is left waiting for a rank that failed on its own.
+// One round of agreement: every rank brings its own result, rank 0 combines, and every rank returns
+// the same: what `combine` made of all payloads or, if any rank brought an error, an error with the
+// code of the first such rank and the messages of all, each naming its rank. Nobody is left waiting
+// for a rank that failed on its own.
 //
 // `everyone_reported` (may be null) is set on rank 0 once all ranks have brought theirs.
 //

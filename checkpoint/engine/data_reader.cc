@@ -26,7 +26,8 @@ struct ElementRange {
   bool empty() const { return first >= last; }
 };
 
-// The elements of a shard at bytes [shard_begin, shard_end) of a file that lie in a piece, counted from the shard's first.
+// The elements of a shard at bytes [shard_begin, shard_end) of a file that lie in a piece, counted
+// from the shard's first.
 ElementRange ElementsIn(const FilePiece& piece, uint64_t shard_begin, uint64_t shard_end,
                         size_t element_bytes) {
   const int64_t size = static_cast<int64_t>(element_bytes);
@@ -77,7 +78,8 @@ absl::Status DataReader::AddFile(const FileReads& reads, const ReadableFile& fil
   return absl::OkStatus();
 }
 
-// source(run, index): where the elements of a run are, the first of which is the index-th of the target's in the piece.
+// source(run, index): where the elements of a run are, the first of which is the index-th of the
+// target's in the piece.
 template <typename Source>
 void DataReader::PlaceTarget(const Target& target, const FilePiece& piece, const Source& source) {
   const ElementRange elements = ElementsIn(piece, target.begin, target.end, target.element_bytes);

@@ -35,31 +35,32 @@ using OpenFiles = std::map<uint32_t, std::unique_ptr<ReadableFile>>;
 absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view directory,
                                         const Manifest& manifest, const LoadPlan& plan);
 
-// Reads pieces of files, checks each chunk and puts the elements where one process wants them. Everything that it is made from must
-// outlive it. Thread-safe, for pieces that share no byte.
+// Reads pieces of files, checks each chunk and puts the elements where one process wants them.
+// Everything that it is made from must outlive it. Thread-safe, for pieces that share no byte.
 class DataReader {
  public:
-  // The destinations are parallel to the wanted boxes that the plan was made from. DataLoss for a layout that cannot be read in
-  // whole chunks.
+  // The destinations are parallel to the wanted boxes that the plan was made from. DataLoss for a
+  // layout that cannot be read in whole chunks.
   static absl::StatusOr<DataReader> Create(const Manifest& manifest, const LoadPlan& plan,
                                            const OpenFiles& files,
                                            std::span<const Destination> destinations,
                                            bool verify_checksums);
 
-  // Fills `buffer` with the piece and places what is wanted of it. DataLoss, naming file, offset, tensor, expected and found;
-  // nothing of a damaged chunk is placed.
+  // Fills `buffer` with the piece and places what is wanted of it. DataLoss, naming file, offset,
+  // tensor, expected and found; nothing of a damaged chunk is placed.
   absl::Status ReadAndPlace(const FilePiece& piece, std::byte* buffer) const;
 
   // Places what is wanted of a piece that another process has read and checked.
   void Place(const FilePiece& piece, const std::byte* data) const;
 
-  // The same for the elements of a region of a saved shard in the piece, which are at `packed`, side by side in the order of the
-  // file. The region must be that of a placement of the plan.
+  // The same for the elements of a region of a saved shard in the piece, which are at `packed`,
+  // side by side in the order of the file. The region must be that of a placement of the plan.
   void PlaceRegion(const FilePiece& piece, const ShardRegion& region,
                    const std::byte* packed) const;
 
  private:
-  // One placement, ready to run: bytes [begin, end) of a file hold a saved shard, parts of which go to a destination.
+  // One placement, ready to run: bytes [begin, end) of a file hold a saved shard, parts of which go
+  // to a destination.
   struct Target {
     uint64_t begin;
     uint64_t end;
@@ -106,8 +107,8 @@ class PackedRegion {
   BoxRuns runs_;
 };
 
-// Reads all that a plan says, each process for itself, in `io_threads` threads through buffers of at most staging_bytes, or one
-// chunk.
+// Reads all that a plan says, each process for itself, in `io_threads` threads through buffers of
+// at most staging_bytes, or one chunk.
 absl::Status ReadAlone(const Manifest& manifest, const LoadPlan& plan, const DataReader& reader,
                        int io_threads, uint64_t staging_bytes);
 

@@ -24,8 +24,9 @@
 // A load in four agreements, so that no rank goes on while another cannot:
 //  1. rank 0 reads the manifest and hands it out;
 //  2. every rank compares it with its state; all mismatches of all ranks end the load here;
-//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load here. Rank 0 hands out who reads what,
-//     and, where ranks read for each other, they agree once more that each has its buffers;
+//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load
+//     here. Rank 0 hands out who reads what, and, where ranks read for each other, they agree once
+//     more that each has its buffers;
 //  4. every rank reads, checks and places. Only now does memory change.
 
 namespace tessera::ckpt {

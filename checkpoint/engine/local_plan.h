@@ -8,9 +8,9 @@
 
 namespace tessera::ckpt {
 
-// What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes, shapes, boxes outside their tensor
-// or overlapping inside this process, missing memory, strides of the wrong rank, aliases with shards.
-// InvalidArgument, listing everything with tensor and box.
+// What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes,
+// shapes, boxes outside their tensor or overlapping inside this process, missing memory, strides of
+// the wrong rank, aliases with shards. InvalidArgument, listing everything with tensor and box.
 absl::Status CheckStateDict(const StateDict& state);
 
 // The state dict as other ranks need to know it. Precondition: CheckStateDict.

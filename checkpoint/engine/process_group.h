@@ -14,27 +14,31 @@
 
 namespace tessera::ckpt {
 
-// A message between two ranks, under way. Its memory belongs to it until Wait() returned OK or it is gone.
+// A message between two ranks, under way. Its memory belongs to it until Wait() returned OK or it
+// is gone.
 class Transfer {
  public:
-  // May be called before Wait() returned OK, where the group has failed or the caller gives up: then no byte of the memory is touched
-  // any more once it returns.
+  // May be called before Wait() returned OK, where the group has failed or the caller gives up:
+  // then no byte of the memory is touched any more once it returns.
   virtual ~Transfer() = default;
 
   // For the end of the transfer. Called once.
   virtual absl::Status Wait(absl::Duration deadline) = 0;
 };
 
-// The little that a checkpoint needs from a group of ranks, and that the program around it offers over its own
-// communication library. Everything else (handing each rank its part of a plan, exchanging what was read) is built on it.
+// The little that a checkpoint needs from a group of ranks, and that the program around it offers
+// over its own communication library. Everything else (handing each rank its part of a plan,
+// exchanging what was read) is built on it.
 //
-// Gather and Broadcast are collective: every rank calls the same in the same order. They carry descriptions and plans: up
-// to some ten MiB for the whole of a group, so a tree pays. Transfers carry the contents of tensors.
+// Gather and Broadcast are collective: every rank calls the same in the same order. They carry
+// descriptions and plans: up to some ten MiB for the whole of a group, so a tree pays. Transfers
+// carry the contents of tensors.
 //
-// Errors: DeadlineExceeded or Unavailable, naming the ranks that are missing. After one the group is of no more use.
+// Errors: DeadlineExceeded or Unavailable, naming the ranks that are missing. After one the group
+// is of no more use.
 //
-// Threads: one at a time. An asynchronous save uses its group from a background thread until it is committed, and so needs
-// one of its own.
+// Threads: one at a time. An asynchronous save uses its group from a background thread until it is
+// committed, and so needs one of its own.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -48,9 +52,10 @@ class ProcessGroup {
   virtual absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                                 absl::Duration deadline) = 0;
 
-  // A message of one rank to another; never to itself, never empty. Both sides know its size beforehand; several may be under way at
-  // once; those of one pair arrive in the order in which they were started. A send may wait for its receive, and need not. The
-  // transfer must not outlive the group.
+  // A message of one rank to another; never to itself, never empty. Both sides know its size
+  // beforehand; several may be under way at once; those of one pair arrive in the order in which
+  // they were started. A send may wait for its receive, and need not. The transfer must not outlive
+  // the group.
   virtual std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) = 0;
   virtual std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) = 0;
 };

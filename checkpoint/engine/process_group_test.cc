@@ -1,4 +1,5 @@
-// The groups that come with the library, and what is built on them, over every size and with empty messages.
+// The groups that come with the library, and what is built on them, over every size and with empty
+// messages.
 
 #include "checkpoint/engine/process_group.h"
 

@@ -11,10 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base/status_macros.h"
 
-// The subtree of rank r is the ranks [r, r + span): span is the lowest set bit of r, cut at the size of the group; for rank
-// 0 all of them. Its children are r + span/2, r + span/4, ..., each the head of the half that it names.
+// The subtree of rank r is the ranks [r, r + span): span is the lowest set bit of r, cut at the
+// size of the group; for rank 0 all of them. Its children are r + span/2, r + span/4, ..., each the
+// head of the half that it names.
 //
-// A rank is sent its subtree's parts: the number of bytes that follow; then the length of each part; then the parts.
+// A rank is sent its subtree's parts: the number of bytes that follow; then the length of each
+// part; then the parts.
 
 namespace tessera::ckpt {
 namespace {

@@ -1,5 +1,6 @@
-// Ranks that load together: every byte is read once in all, by a rank that needs it, and every rank ends with the right elements, within
-// its buffers; whatever fails on one of them, all end with the same error.
+// Ranks that load together: every byte is read once in all, by a rank that needs it, and every rank
+// ends with the right elements, within its buffers; whatever fails on one of them, all end with the
+// same error.
 
 #include <algorithm>
 #include <atomic>
@@ -189,7 +190,8 @@ TEST_F(SharedLoadTest, ColumnsTravelWithoutTheOthers) {
   });
   ExpectAllHeld(outcome);
   EXPECT_EQ(outcome.Sum(&LoadReport::bytes_read), BytesReadOnce());
-  // At most three quarters of what is wanted was read by another rank, and no byte travelled that its receiver does not want.
+  // At most three quarters of what is wanted was read by another rank, and no byte travelled that
+  // its receiver does not want.
   const uint64_t wanted = 2 * 64 * 96 * 4;
   EXPECT_LE(outcome.Sum(&LoadReport::bytes_received), wanted * 3 / 4);
   EXPECT_GE(outcome.Sum(&LoadReport::bytes_received), wanted / 2);

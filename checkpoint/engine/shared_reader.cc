@@ -109,8 +109,9 @@ absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>&
   return absl::OkStatus();
 }
 
-// Two for the exchange: one message comes in while the one before is placed; one to pack. The rest is for reading: each worker has one for
-// what is ours alone, and one more for what others wait for.
+// Two for the exchange: one message comes in while the one before is placed; one to pack. The rest
+// is for reading: each worker has one for what is ours alone, and one more for what others wait
+// for.
 absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
   const uint64_t message_bytes = largest_piece_ + kMarkBytes;
   const uint64_t affordable =
@@ -242,7 +243,8 @@ class SharedReader::Session {
   }
 
   absl::Status HandOut(size_t index) {
-    // What went out before has long been taken in, or is about to be: ranks go through the pieces in one order.
+    // What went out before has long been taken in, or is about to be: ranks go through the pieces
+    // in one order.
     TESSERA_RETURN_IF_ERROR(FinishSends());
     bool good;
     {

@@ -1,18 +1,19 @@
 #ifndef TESSERA_CHECKPOINT_ENGINE_SHARED_READER_H_
 #define TESSERA_CHECKPOINT_ENGINE_SHARED_READER_H_
 
-// The reading of ranks that need the same bytes: each byte is read and checked by one of them, which hands it to the others while it
-// reads on.
+// The reading of ranks that need the same bytes: each byte is read and checked by one of them,
+// which hands it to the others while it reads on.
 //
-// Every rank goes through the pieces that it has to do with in one order, (begin, file), the same for all: what it reads it
-// hands out, what others read it receives. Its threads read ahead meanwhile, as far as there are buffers.
+// Every rank goes through the pieces that it has to do with in one order, (begin, file), the same
+// for all: what it reads it hands out, what others read it receives. Its threads read ahead
+// meanwhile, as far as there are buffers.
 //
-// No rank can wait in a circle: take the first message of all, in that order, that has not arrived. Its sender has sent everything before it, reads
-// without waiting for anybody, and so comes to send it; its receiver has received everything before it, and so comes to
-// receive it.
+// No rank can wait in a circle: take the first message of all, in that order, that has not arrived.
+// Its sender has sent everything before it, reads without waiting for anybody, and so comes to send
+// it; its receiver has received everything before it, and so comes to receive it.
 //
-// A rank that cannot read a piece sends a message of the same size that says so, and goes on taking part: nobody is left waiting,
-// and the agreement that follows tells everybody its error.
+// A rank that cannot read a piece sends a message of the same size that says so, and goes on taking
+// part: nobody is left waiting, and the agreement that follows tells everybody its error.
 
 #include <cstdint>
 #include <map>
@@ -38,8 +39,8 @@ struct SharedReadCounters {
 
 class SharedReader {
  public:
-  // Works out what this rank's share means, and makes the buffers: at most staging_bytes, or five pieces. No communication.
-  // Everything must outlive the reader.
+  // Works out what this rank's share means, and makes the buffers: at most staging_bytes, or five
+  // pieces. No communication. Everything must outlive the reader.
   static absl::StatusOr<std::unique_ptr<SharedReader>> Create(const Manifest& manifest,
                                                               const DataReader& reader,
                                                               const ReadShare& share, int rank,

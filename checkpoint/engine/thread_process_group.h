@@ -25,14 +25,15 @@
 
 namespace tessera::ckpt {
 
-// What the ranks of one group share. The standard library's locks, which ThreadSanitizer understands; the system's Abseil is
-// not built for it.
+// What the ranks of one group share. The standard library's locks, which ThreadSanitizer
+// understands; the system's Abseil is not built for it.
 class ThreadGroupHub {
  public:
   explicit ThreadGroupHub(int size) : size_(size) {}
   int size() const { return size_; }
 
-  // Leaves a message for operation number `operation`, and waits for those of all ranks or of rank 0 alone.
+  // Leaves a message for operation number `operation`, and waits for those of all ranks or of rank
+  // 0 alone.
   absl::StatusOr<std::vector<std::string>> Exchange(int64_t operation, int rank,
                                                     std::string_view message, bool wait_for_all,
                                                     bool wait_for_rank_0, absl::Duration deadline) {
@@ -64,7 +65,8 @@ class ThreadGroupHub {
     return seen;
   }
 
-  // One side of a message. Nothing moves before both sides are there, as with messages too large for a library's own buffers.
+  // One side of a message. Nothing moves before both sides are there, as with messages too large
+  // for a library's own buffers.
   struct Side {
     std::byte* to = nullptr;
     const std::byte* from = nullptr;

@@ -10,7 +10,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// Cuts a box into pieces of at most `limit` bytes along its first dims, as far as its elements allow, in row-major order.
+// Cuts a box into pieces of at most `limit` bytes along its first dims, as far as its elements
+// allow, in row-major order.
 template <typename Function>
 void ForEachPiece(const Box& box, uint64_t bytes, uint64_t limit, Function&& fn) {
   size_t dim = 0;

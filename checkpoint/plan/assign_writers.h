@@ -19,12 +19,13 @@ struct Assignment {
   uint32_t local_shard;   // which contains the box
 };
 
-// Boxes above `max_box_bytes` are cut; replicas also above the larger of `min_split_bytes` and one part in 32 of a rank's fair share, so that
-// the last one given to a rank lifts it above the others by no more. Boxes with one holder are its own; the others, largest first, each go
-// to that of its holders who has the least to write so far.
+// Boxes above `max_box_bytes` are cut; replicas also above the larger of `min_split_bytes` and one
+// part in 32 of a rank's fair share, so that the last one given to a rank lifts it above the others
+// by no more. Boxes with one holder are its own; the others, largest first, each go to that of its
+// holders who has the least to write so far.
 //
-// The result is in the order of tensors and boxes, and a pure function of the input. Cost: n log n in the boxes after
-// cutting, and the ranks of each distinct set of holders once.
+// The result is in the order of tensors and boxes, and a pure function of the input. Cost: n log n
+// in the boxes after cutting, and the ranks of each distinct set of holders once.
 std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
                                       uint64_t max_box_bytes, uint64_t min_split_bytes);
 

@@ -12,12 +12,12 @@
 
 namespace tessera::ckpt {
 
-// Finds the boxes of one tensor that overlap a given one without looking at all of them: boxes are sorted along the dim in which
-// they differ most, under a tree of the furthest end in each half, so that a query looks only at those whose interval in that
-// dim meets its own.
+// Finds the boxes of one tensor that overlap a given one without looking at all of them: boxes are
+// sorted along the dim in which they differ most, under a tree of the furthest end in each half, so
+// that a query looks only at those whose interval in that dim meets its own.
 //
-// Cost: O(n log n) to build; a query O(log n) for each box met in that dim, of which the slabs, grids and flat ranges that shardings
-// are have few.
+// Cost: O(n log n) to build; a query O(log n) for each box met in that dim, of which the slabs,
+// grids and flat ranges that shardings are have few.
 class BoxIndex {
  public:
   // Precondition: all boxes have the same rank.
@@ -43,8 +43,8 @@ class BoxIndex {
   // How many boxes begin before `end`: those at the first positions of order_.
   size_t CountBefore(int64_t end) const;
 
-  // fn(position) for positions below `count` in [first, first + width) whose box ends after `begin`. `node` is the tree's node
-  // over that range.
+  // fn(position) for positions below `count` in [first, first + width) whose box ends after
+  // `begin`. `node` is the tree's node over that range.
   template <typename Function>
   void Visit(size_t node, size_t first, size_t width, size_t count, int64_t begin,
              const Function& fn) const {

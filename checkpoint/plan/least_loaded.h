@@ -9,8 +9,9 @@
 
 namespace tessera::ckpt {
 
-// Who of a set of ranks has the least to do, where ranks belong to several sets. An entry may say less than a rank has by now, never
-// more, and is put right when it comes first. Precondition: loads only grow; the set is not empty.
+// Who of a set of ranks has the least to do, where ranks belong to several sets. An entry may say
+// less than a rank has by now, never more, and is put right when it comes first. Precondition:
+// loads only grow; the set is not empty.
 class LeastLoaded {
  public:
   LeastLoaded(const std::vector<uint32_t>& ranks, const std::vector<uint64_t>& load) {
@@ -20,7 +21,8 @@ class LeastLoaded {
     queue_ = Queue(std::greater<Entry>(), std::move(entries));
   }
 
-  // The lowest of the ranks with the least load, which grows by `bytes`. Cost: O(log n) for each rank whose load others have changed.
+  // The lowest of the ranks with the least load, which grows by `bytes`. Cost: O(log n) for each
+  // rank whose load others have changed.
   uint32_t Take(uint64_t bytes, std::vector<uint64_t>& load) {
     while (queue_.top().first != load[queue_.top().second]) {
       const uint32_t rank = queue_.top().second;

@@ -14,8 +14,9 @@
 namespace tessera::ckpt {
 namespace {
 
-// Appends the bytes of `region` in the row-major storage of `outer` that begins at `base`. Parts of less than `gap_bytes` are
-// taken whole, holes included: whole checksum chunks are read in any case.
+// Appends the bytes of `region` in the row-major storage of `outer` that begins at `base`. Parts of
+// less than `gap_bytes` are taken whole, holes included: whole checksum chunks are read in any
+// case.
 class RangeCollector {
  public:
   RangeCollector(const Placement& placement, size_t element_bytes, uint64_t gap_bytes,
@@ -116,8 +117,8 @@ class Planner {
                                                            static_cast<uint32_t>(shard), box, begin,
                                                            begin + bytes, region});
     });
-    // A sum suffices: shards that overlap would be found as well, unless gaps make up for them; a load of the whole state
-    // proves coverage before (ValidateCoverage).
+    // A sum suffices: shards that overlap would be found as well, unless gaps make up for them; a
+    // load of the whole state proves coverage before (ValidateCoverage).
     if (found != ElementCount(wanted.box.shape)) {
       return absl::DataLossError(absl::StrCat("tensor ", tensor.name(), ": the saved shards hold ",
                                               found, " of the ", ElementCount(wanted.box.shape),

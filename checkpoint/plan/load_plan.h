@@ -13,7 +13,8 @@
 
 namespace tessera::ckpt {
 
-// A box that somebody wants, of a tensor that was saved. Precondition of planning: the box lies inside the tensor.
+// A box that somebody wants, of a tensor that was saved. Precondition of planning: the box lies
+// inside the tensor.
 struct WantedBox {
   uint32_t saved_tensor = 0;  // into Manifest.tensors; not an alias
   Box box;
@@ -49,13 +50,14 @@ struct LoadPlan {
 
 // What to read, and where it goes. Each byte is read once, however many boxes want it.
 //
-// Errors: DataLoss, naming tensor and box, where the saved shards do not hold every element of a wanted box exactly once.
-// Precondition: a valid manifest (ValidateManifest).
+// Errors: DataLoss, naming tensor and box, where the saved shards do not hold every element of a
+// wanted box exactly once. Precondition: a valid manifest (ValidateManifest).
 // Cost: sub-quadratic in the number of shards of a tensor, see BoxIndex.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
 
-// The plan as ranks need to know it that share their reading: where a placement takes less than three quarters of the bytes between its first
-// and its last, in parts all over them, its region; otherwise ranges alone.
+// The plan as ranks need to know it that share their reading: where a placement takes less than
+// three quarters of the bytes between its first and its last, in parts all over them, its region;
+// otherwise ranges alone.
 ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t staging_bytes);
 
 }  // namespace tessera::ckpt

@@ -57,8 +57,8 @@ Box ShardBoxOf(const LocalTensor& tensor, uint32_t shard) {
           {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
 }
 
-// fn(serialized LocalTensor) for each tensor of a serialized LocalPlan; false where it is none. Nothing is copied: of the
-// descriptions of thousands of ranks few differ.
+// fn(serialized LocalTensor) for each tensor of a serialized LocalPlan; false where it is none.
+// Nothing is copied: of the descriptions of thousands of ranks few differ.
 template <typename Function>
 bool ForEachTensor(const std::string& plan, Function&& fn) {
   using google::protobuf::internal::WireFormatLite;
@@ -205,8 +205,9 @@ std::vector<Box> BoxesOf(const MergedTensor& tensor) {
   return boxes;
 }
 
-// Replicas that were cut differently on different ranks (a tied embedding in the buckets of two pipeline stages, for example):
-// keeps the largest boxes whole and cuts from the others what a larger one holds.
+// Replicas that were cut differently on different ranks (a tied embedding in the buckets of two
+// pipeline stages, for example): keeps the largest boxes whole and cuts from the others what a
+// larger one holds.
 void RemovePartialOverlaps(MergedTensor& tensor) {
   std::ranges::stable_sort(tensor.boxes, std::greater(),
                            [](const HeldBox& b) { return ElementCount(b.box.shape); });
@@ -251,7 +252,8 @@ std::string DescribeCoverageProblem(const MergedState& state, const MergedTensor
   return message;
 }
 
-// Proves that the tensor's boxes hold every element exactly once, after making it so where ranks overlap in part.
+// Proves that the tensor's boxes hold every element exactly once, after making it so where ranks
+// overlap in part.
 void ProveCoverage(const MergedState& state, MergedTensor& tensor,
                    std::vector<std::string>& problems) {
   const LocalTensor& description = state.DescriptionOf(tensor);

@@ -21,7 +21,8 @@ struct Describer {
   uint32_t local_tensor;
 };
 
-// One description of a tensor, word for word the same on all ranks that give it: the replicas of data parallelism are one of these.
+// One description of a tensor, word for word the same on all ranks that give it: the replicas of
+// data parallelism are one of these.
 struct Description {
   LocalTensor tensor;
   std::vector<Describer> describers;  // ascending by rank
@@ -62,12 +63,14 @@ struct MergedState {
   }
 };
 
-// Joins the ranks' serialized LocalPlans: tensors by name, boxes that are equal, ranks that say the same. Where boxes of one tensor overlap
-// only in part, one keeps the common elements: afterwards the boxes of every tensor hold each element exactly once.
+// Joins the ranks' serialized LocalPlans: tensors by name, boxes that are equal, ranks that say the
+// same. Where boxes of one tensor overlap only in part, one keeps the common elements: afterwards
+// the boxes of every tensor hold each element exactly once.
 //
-// Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one name), aliases that lead
-// nowhere, and all tensors whose boxes leave a gap or lie outside, naming tensor, ranks and boxes.
-// Cost: reading the descriptions once; n log n in the distinct boxes of a tensor.
+// Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one
+// name), aliases that lead nowhere, and all tensors whose boxes leave a gap or lie outside, naming
+// tensor, ranks and boxes. Cost: reading the descriptions once; n log n in the distinct boxes of a
+// tensor.
 absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks);
 
 }  // namespace tessera::ckpt

@@ -15,24 +15,27 @@
 namespace tessera::ckpt {
 
 struct SavePlanOptions {
-  // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along their first dims.
+  // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along
+  // their first dims.
   uint64_t max_file_bytes = uint64_t{4} << 30;
-  // Replicated boxes above this are cut along their first dims where that helps to balance their holders.
+  // Replicated boxes above this are cut along their first dims where that helps to balance their
+  // holders.
   uint64_t min_split_bytes = uint64_t{256} << 10;
   uint32_t checksum_chunk_bytes = 1 << 20;
 };
 
 struct SavePlan {
-  // Tensors with all their shards, files with path, size and chunk size. Digests and checksums follow from the writing.
+  // Tensors with all their shards, files with path, size and chunk size. Digests and checksums
+  // follow from the writing.
   Manifest manifest;
   std::vector<RankPlan> ranks;  // who writes which box to which bytes, one entry per rank
 };
 
 // One plan for all ranks from the description of each: serialized LocalPlans, by rank.
 //
-// Every element of every tensor is written exactly once: identical boxes on several ranks are written by one of them, chosen so
-// that bytes are balanced, and where boxes of different ranks overlap in part only one writes the common elements. The
-// result is a pure function of the input.
+// Every element of every tensor is written exactly once: identical boxes on several ranks are
+// written by one of them, chosen so that bytes are balanced, and where boxes of different ranks
+// overlap in part only one writes the common elements. The result is a pure function of the input.
 //
 // Weights and buffers go to model-*, master weights and optimizer states to optimizer-* files.
 //
@@ -45,7 +48,8 @@ absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
 Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
 Box ItemBox(const WriteItem& item);
 
-// The bytes before the data of a planned file; the same on the rank that plans and on the one that writes.
+// The bytes before the data of a planned file; the same on the rank that plans and on the one that
+// writes.
 absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file);
 
 }  // namespace tessera::ckpt

@@ -56,7 +56,8 @@ std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
   return bytes;
 }
 
-// What every plan must keep: the manifest is valid and covered, and each item is part of a shard of the rank that writes it.
+// What every plan must keep: the manifest is valid and covered, and each item is part of a shard of
+// the rank that writes it.
 void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
   for (DataFile& file : *plan.manifest.mutable_files()) {
     file.mutable_chunk_crc32c()->Resize(
@@ -143,7 +144,8 @@ TEST(SavePlanTest, FilesByKindAndSize) {
 }
 
 TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
-  // A tied embedding in the flat buckets of two pipeline stages: each cut over two ranks, at different elements.
+  // A tied embedding in the flat buckets of two pipeline stages: each cut over two ranks, at
+  // different elements.
   const Shape shape = {10, 7};
   std::vector<LocalPlan> ranks(4);
   for (int r = 0; r < 4; ++r) {
@@ -239,7 +241,8 @@ TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
   }
 }
 
-// Every rank holds random boxes; together they may or may not hold everything, partly several times. The oracle looks at each element.
+// Every rank holds random boxes; together they may or may not hold everything, partly several
+// times. The oracle looks at each element.
 TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
@@ -293,7 +296,8 @@ TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
   EXPECT_GT(planned, 20);
 }
 
-// ZeRO over dp of a tensor-parallel model, random sizes: flat ranges of local boxes, replicated over nothing or over tp.
+// ZeRO over dp of a tensor-parallel model, random sizes: flat ranges of local boxes, replicated
+// over nothing or over tp.
 TEST(SavePlanTest, RandomZeroShardings) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);

@@ -16,7 +16,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// Large enough that a disk runs at full speed with a few in flight; small enough that many of them balance.
+// Large enough that a disk runs at full speed with a few in flight; small enough that many of them
+// balance.
 constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 // A rank holds some of them at a time.
 constexpr uint64_t kPiecesPerStaging = 12;

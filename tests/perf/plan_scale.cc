@@ -1,15 +1,19 @@
-// What planning a save costs at scale: every rank of Llama-3 405B on 8,960 and of 70B on 1,024 ranks describes its state with its
-// optimizer, rank 0 plans, every rank takes its part. The ranks run one after the other in this process, through the code that
-// a save runs, over a group that records when each waits for which:
+// What planning a save costs at scale: every rank of Llama-3 405B on 8,960 and of 70B on 1,024
+// ranks describes its state with its optimizer, rank 0 plans, every rank takes its part. The ranks
+// run one after the other in this process, through the code that a save runs, over a group that
+// records when each waits for which:
 //
-//   figure plan.<model>_<ranks>.first_seconds   critical path: the slowest rank's description, rank 0, and the slowest way down
-//                                               the tree of parts; without the network
-//   figure plan.<model>_<ranks>.cached_seconds  the same for the second save of the same structure
-//   figure plan.<model>_<ranks>.encode_seconds, parse_seconds, manifest_bytes   of the manifest, checksums included
-//   figure plan.<model>_<ranks>.peak_memory     of rank 0, above what it has before
-//   figure plan.<model>_<ranks>.max_over_mean   bytes to write, within a pipeline stage
-//   figure plan.<model>_<ranks>.load_seconds    a load under another grid: the slowest rank's plan, and rank 0's sharing out
-//   figure plan.growth                          seconds per described shard, 8,960 ranks over 64
+//   figure plan.<model>_<ranks>.first_seconds    critical path, without the network: the slowest
+//                                                rank's description, rank 0, the slowest way down
+//                                                the tree of parts
+//   figure plan.<model>_<ranks>.cached_seconds   the same for a second save of the same structure
+//   figure plan.<model>_<ranks>.encode_seconds   of the manifest, checksums included; likewise
+//                                                parse_seconds, manifest_bytes
+//   figure plan.<model>_<ranks>.peak_memory      of rank 0, above what it has before
+//   figure plan.<model>_<ranks>.max_over_mean    bytes to write, within a pipeline stage
+//   figure plan.<model>_<ranks>.load_seconds     a load under another grid: the slowest rank's
+//                                                plan, and rank 0's sharing out
+//   figure plan.growth                           seconds per described shard, 8,960 ranks over 64
 
 #include <malloc.h>
 
@@ -74,8 +78,8 @@ struct Mail {
   std::map<std::pair<int, int>, std::deque<std::string>> messages;  // by source and destination
 };
 
-// One rank that runs alone. First it runs as far as Gather(), which keeps its message and ends it with an error; later
-// again, when all that it waits for has been sent.
+// One rank that runs alone. First it runs as far as Gather(), which keeps its message and ends it
+// with an error; later again, when all that it waits for has been sent.
 class SimulatedGroup final : public ProcessGroup {
  public:
   SimulatedGroup(Mail& mail, int rank, int size, bool only_to_gather)
@@ -190,7 +194,8 @@ Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>&
   return save;
 }
 
-// As the commit completes it; what a checksum says does not matter here, that it does not compress does.
+// As the commit completes it; what a checksum says does not matter here, that it does not compress
+// does.
 void AddChecksumsAndDigests(Manifest& manifest) {
   uint64_t state = 1;
   const auto next = [&] { return state = state * 6364136223846793005u + 1442695040888963407u; };
@@ -212,8 +217,9 @@ int64_t ShardsOf(const Manifest& manifest) {
   return shards;
 }
 
-// Bytes to write: the most of a rank over the mean of those that hold the same layers, in the worst pipeline stage. How much more one
-// stage holds than another is the model's affair. 0: ranks have more files than one of each kind, which are not told apart.
+// Bytes to write: the most of a rank over the mean of those that hold the same layers, in the worst
+// pipeline stage. How much more one stage holds than another is the model's affair. 0: ranks have
+// more files than one of each kind, which are not told apart.
 double MaxOverMean(const Manifest& manifest, const Grid& grid) {
   std::vector<double> bytes[2];
   for (const DataFile& file : manifest.files()) {
