@@ -104,6 +104,19 @@ class ParallelCommandTest : public ::testing::Test {
     }
     return losses;
   }
+  // Every record of a run without its timings, by kind and step.
+  std::map<std::string, std::string> Records(const std::string& run) const {
+    std::map<std::string, std::string> records;
+    std::ifstream file(root_ / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const nlohmann::json record = nlohmann::json::parse(line);
+      const bool is_step = record["kind"] == "step";
+      records[record["kind"].get<std::string>() + " " + record["step"].dump()] =
+          is_step ? record["loss_bits"].dump() + " " + record["grad_norm"].dump()
+                  : record["eval_loss_bits"].dump();
+    }
+    return records;
+  }
   // False after a minute.
   static bool WaitFor(const fs::path& path) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
@@ -225,6 +238,51 @@ TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
     EXPECT_EQ(Lines(result.err), 1) << result.err;
     EXPECT_GE(Losses(run).size(), 4u);
   }
+}
+
+// The shipped settings: sixteen processes have one process's losses and weights, bit for bit.
+TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
+  const std::vector<std::string> flags = {"--train-iters=20",
+                                          "--numerics=exact",
+                                          "--exact-tp-shards=2",
+                                          "--train-data-path=" + (root_ / "tokens.bin").string(),
+                                          "--valid-data-path=" + (root_ / "tokens.bin").string(),
+                                          "--eval-interval=10"};
+  for (const std::string name : {"single", "dp4_zero2_tp2_pp2"}) {
+    std::vector<std::string> command = Launcher(flags);
+    command[4] = Runfile("trainer/configs/" + name + ".textproto");
+    command.push_back("--run-dir=" + (root_ / name).string());
+    command.push_back("--export-llmc=" + (root_ / name / "model.bin").string());
+    const Result result = Run(command);
+    ASSERT_EQ(result.exit_code, 0) << name << ": " << result.err;
+  }
+  const std::map<std::string, std::string> one = Records("single");
+  EXPECT_EQ(one.size(), 22u);
+  EXPECT_EQ(Records("dp4_zero2_tp2_pp2"), one);
+  EXPECT_TRUE(ReadFile(root_ / "dp4_zero2_tp2_pp2" / "model.bin") ==
+              ReadFile(root_ / "single" / "model.bin"));
+}
+
+// Settings that name no data train on a text of the system's, prepared once.
+TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
+  const bool has_text = std::ranges::any_of(
+      fs::directory_iterator("/usr/share/perl"), [](const fs::directory_entry& version) {
+        return fs::exists(version.path() / "pod" / "perlretut.pod");
+      });
+  if (!has_text) GTEST_SKIP() << "the package perl-doc is not there";
+  setenv("TESSERA_DATA_DIR", (root_ / "data").c_str(), 1);
+  std::vector<std::string> command = Launcher(
+      {"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The", "--num-tokens-to-generate=5"});
+  command[4] = Runfile("trainer/configs/dp2.textproto");
+  const Result first = Run(command);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("preparing the text"));
+  EXPECT_THAT(first.out, HasSubstr("step 2/2"));
+  const Result second = Run(command);
+  unsetenv("TESSERA_DATA_DIR");
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(second.err, Not(HasSubstr("preparing")));
+  EXPECT_THAT(second.out, HasSubstr("\nThe"));
 }
 
 // Ranks that hold parts of a model write the file that one process writes, and start from it.

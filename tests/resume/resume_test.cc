@@ -316,6 +316,47 @@ INSTANTIATE_TEST_SUITE_P(
               "pipeline_model_parallel_size: 2 numerics: EXACT exact_tp_shards: 4 }"}}),
     [](const auto& info) { return info.param.name; });
 
+// Saves behind the training hold what those in the foreground hold, at every step, and are resumed
+// from alike.
+TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
+  const std::map<std::string, std::vector<std::string>> kinds = {
+      {"gpt2", {kGpt2}},
+      {"llama3_bf16", {kLlama, "training { bf16: true }"}},
+      {"gpt2_bf16_dp2_zero2_pp2",
+       {kGpt2,
+        "training { bf16: true } parallel { data_parallel_size: 2 zero_stage: 2 "
+        "pipeline_model_parallel_size: 2 }"}},
+      {"llama3_zero1_little_memory",
+       {kLlama, "parallel { data_parallel_size: 2 zero_stage: 1 }",
+        "checkpoint { async_save_memory: 1000 }"}}};
+  for (const auto& [name, fragments] : kinds) {
+    SCOPED_TRACE(name);
+    const auto config = [&, fragments = fragments](const std::string& run, bool async) {
+      TrainConfig result = TopologyConfig(fragments, run);
+      result.mutable_checkpoint()->set_save_interval(5);
+      result.mutable_checkpoint()->set_async_save(async);
+      if (!async) result.mutable_checkpoint()->clear_async_save_memory();
+      return result;
+    };
+    const std::string foreground = "foreground-" + name, background = "background-" + name;
+    absl::Status trained = Train(config(foreground, false)).status();
+    ASSERT_TRUE(trained.ok()) << trained;
+    trained = Train(config(background, true)).status();
+    ASSERT_TRUE(trained.ok()) << trained;
+    EXPECT_EQ(Losses(RunDir(background), "step"), Losses(RunDir(foreground), "step"));
+    for (int64_t step = 5; step <= 40; step += 5) ExpectSameTensors(foreground, background, step);
+
+    const std::string resumed = "resumed-" + name;
+    LeaveAt(background, 20, resumed);
+    TrainConfig again = config(resumed, true);
+    again.mutable_checkpoint()->set_load(Checkpoints(resumed).string());
+    trained = Train(again).status();
+    ASSERT_TRUE(trained.ok()) << trained;
+    EXPECT_EQ(Losses(RunDir(resumed), "step"), Losses(RunDir(foreground), "step"));
+    ExpectSameTensors(foreground, resumed, 40);
+  }
+}
+
 // What the checkpoint of a step says, apart from where the bytes lie and where it was saved: digests
 // are of contents, however they are sharded.
 std::string Contents(const fs::path& checkpoints, int64_t step) {

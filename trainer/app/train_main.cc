@@ -44,18 +44,19 @@ int Refuse(const absl::Status& status, const Launch& launch) {
 // What launch.py asks for, as JSON, of settings that may still lack training data.
 absl::Status PrintLaunch(TrainConfig config) {
   const bool has_data = !config.data().train_data_path().empty();
-  const std::string valid_data_path = config.data().valid_data_path();
+  const DataConfig given = config.data();
   if (!has_data) {
     config.mutable_data()->set_train_data_path("to be found");
     config.mutable_data()->set_valid_data_path("likewise");
+    config.mutable_data()->set_tokenizer_model("likewise");
   }
   const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
   if (!resolved.ok()) return resolved.status();
   const nlohmann::json launch = {
       {"processes", ConfigTopology(*resolved).world_size()},
       {"needs_data", !has_data && resolved->training().train_iters() > 0},
-      {"valid_data_path", valid_data_path},
-      {"tokenizer_model", resolved->data().tokenizer_model()},
+      {"valid_data_path", given.valid_data_path()},
+      {"tokenizer_model", given.tokenizer_model()},
       {"vocab_size", resolved->model().vocab_size()},
   };
   std::printf("%s\n", launch.dump().c_str());
