@@ -76,14 +76,20 @@ absl::Status TrainLoop::Train() {
     if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
-    if (AtInterval(config_.checkpoint().save_interval())) TESSERA_RETURN_IF_ERROR(Save());
+    const bool last = progress.step == config_.training().train_iters() ||
+                      AtInterval(config_.training().exit_interval());
+    if (!last && AtInterval(config_.checkpoint().save_interval())) {
+      TESSERA_RETURN_IF_ERROR(Save());
+    }
     if (stopped_by_ != 0) {
       progress_line_.Message(
           absl::StrFormat("stopped by signal %d after step %d", stopped_by_, progress.step));
-      return absl::OkStatus();
+      if (!last) return absl::OkStatus();
     }
-    if (AtInterval(config_.training().exit_interval())) break;
+    if (last) break;
   }
+  // The last one is not left out because an earlier one is still being written.
+  if (session_.saver != nullptr) ReportSaves(session_.saver->Finish());
   return Save();
 }
 
@@ -144,6 +150,11 @@ absl::Status TrainLoop::Save() {
 
 void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
   for (const SaveOutcome& outcome : outcomes) {
+    if (absl::IsAborted(outcome.report.status())) {
+      progress_line_.Message(absl::StrFormat(
+          "step %d is not saved: an earlier save is still being written", outcome.step));
+      continue;
+    }
     last_save_ = outcome.report.status();
     if (!outcome.report.ok()) {
       progress_line_.Message(absl::StrFormat("step %d is not saved: %s", outcome.step,
