@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/parallel/tensor_parallel.h"
 
