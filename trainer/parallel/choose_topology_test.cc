@@ -1,0 +1,72 @@
+#include "trainer/parallel/choose_topology.h"
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+// 12 layers, 8 heads in 4 groups.
+ModelConfig Model() {
+  ModelConfig model;
+  model.set_architecture(ModelConfig::LLAMA3);
+  model.set_num_layers(12);
+  model.set_hidden_size(64);
+  model.set_num_attention_heads(8);
+  model.set_num_query_groups(4);
+  model.set_ffn_hidden_size(256);
+  model.set_vocab_size(1000);
+  return model;
+}
+
+constexpr BatchSizes kBatch = {.micro_batch = 2, .global_batch = 48, .sequence_length = 32};
+
+std::string Choose(const std::string& wanted, int world_size, int exact_tp_shards = 0) {
+  const absl::StatusOr<Topology> chosen =
+      ChooseTopology(*ParseTopology(wanted), world_size, Model(), kBatch, exact_tp_shards);
+  return chosen.ok() ? ToString(*chosen) : std::string(chosen.status().message());
+}
+
+TEST(ChooseTopologyTest, WhatIsWantedWhereItFits) {
+  EXPECT_EQ(Choose("dp4_zero2_tp2_pp2", 16), "dp4_zero2_tp2_pp2");
+  EXPECT_EQ(Choose("single", 1), "single");
+  EXPECT_EQ(Choose("dp2_pp2_vpp2", 4), "dp2_pp2_vpp2");
+}
+
+TEST(ChooseTopologyTest, DataParallelismTakesUpMoreOrFewerRanks) {
+  EXPECT_EQ(Choose("dp4_zero2_tp2_pp2", 8), "dp2_zero2_tp2_pp2");
+  EXPECT_EQ(Choose("dp4_zero2_tp2_pp2", 12), "dp3_zero2_tp2_pp2");
+  EXPECT_EQ(Choose("dp4_zero2_tp2_pp2", 4), "zero2_tp2_pp2");
+  EXPECT_EQ(Choose("dp4_zero2_tp2_pp2_sp", 32), "dp8_zero2_tp2_pp2_sp");
+  EXPECT_EQ(Choose("single", 8), "dp8");
+}
+
+TEST(ChooseTopologyTest, TheReplicaShrinksWhereItMust) {
+  EXPECT_EQ(Choose("dp4_tp2_pp2", 2), "tp2");
+  EXPECT_EQ(Choose("dp4_tp2_pp2_sp", 1), "single");
+  EXPECT_EQ(Choose("tp4_sp", 2), "tp2_sp");
+  // Six ranks hold no four: the nearest is six, then three, two.
+  EXPECT_EQ(Choose("dp4_tp2_pp2", 6), "dp2_pp3");
+  EXPECT_EQ(Choose("pp2_vpp4", 3), "pp3_vpp4");
+}
+
+TEST(ChooseTopologyTest, NothingFits) {
+  // 48 / 2 micro-batches over 5 replicas, 4 groups over 5, but 12 layers over 5 stages go.
+  EXPECT_EQ(Choose("dp4", 5), "pp5");
+  EXPECT_THAT(Choose("dp4", 13), HasSubstr("topology=auto: the model and the batch cannot be split "
+                                           "over 13 processes; it goes with 1, 2, 3, 4, 5, 6, "));
+}
+
+TEST(ChooseTopologyTest, ExactNumericsHaveTheirOwnRules) {
+  // 24 micro-batches: a power of two for each of 3 or 6 replicas alone; at most two shards.
+  EXPECT_EQ(Choose("dp4_tp2", 6, 2), "dp3_tp2");
+  EXPECT_EQ(Choose("tp2", 8, 2), "tp2_pp4");
+}
+
+}  // namespace
+}  // namespace tessera
