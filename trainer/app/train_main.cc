@@ -53,7 +53,8 @@ absl::Status PrintLaunch(TrainConfig config) {
   const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
   if (!resolved.ok()) return resolved.status();
   const nlohmann::json launch = {
-      {"processes", ConfigTopology(*resolved).world_size()},
+      // 0: as many as there is room for.
+      {"processes", HasAutoTopology(config) ? 0 : ConfigTopology(*resolved).world_size()},
       {"needs_data", !has_data && resolved->training().train_iters() > 0},
       {"valid_data_path", given.valid_data_path()},
       {"tokenizer_model", given.tokenizer_model()},
@@ -69,12 +70,15 @@ CommOptions WorldOptions(const TrainConfig& config) {
   return options;
 }
 
-int RunInWorld(const TrainConfig& config, const Launch& launch) {
+// `given`: what the user says; its topology may depend on the world.
+int RunInWorld(const TrainConfig& given, const Launch& launch) {
   int stopped_by = 0;
-  const int code = RunMpiRank(WorldOptions(config), [&](Communicator& world) -> absl::Status {
-    const absl::Status size = CheckWorldSize(ConfigTopology(config), world.size());
+  const int code = RunMpiRank(WorldOptions(given), [&](Communicator& world) -> absl::Status {
+    const absl::StatusOr<TrainConfig> config = ResolveConfig(given, world.size());
+    if (!config.ok()) return config.status();
+    const absl::Status size = CheckWorldSize(ConfigTopology(*config), world.size());
     if (!size.ok()) return size;
-    return RunRank(config, launch, &world, &stopped_by);
+    return RunRank(*config, launch, &world, &stopped_by);
   });
   return code == 0 && stopped_by != 0 ? 128 + stopped_by : code;
 }
@@ -108,7 +112,7 @@ int Main(std::vector<const char*> arguments) {
   const absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);
   if (!config.ok()) return Refuse(config.status(), launch);
   CatchStopSignals(launch.in_world);
-  return launch.in_world ? RunInWorld(*config, launch) : RunAlone(*config, launch);
+  return launch.in_world ? RunInWorld(line->config, launch) : RunAlone(*config, launch);
 }
 
 }  // namespace

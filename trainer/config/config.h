@@ -36,8 +36,12 @@ absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view 
 absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
 
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
-// result changes nothing.
-absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config);
+// result changes nothing. `topology` becomes the sizes that it means; "auto" those that are best
+// for `processes` (trainer/parallel/choose_topology.h).
+absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int processes = 1);
+
+// Whether the number of processes decides the topology.
+bool HasAutoTopology(const TrainConfig& config);
 
 // The sizes of the parallel axes that a resolved config asks for. Processes of the run:
 // ConfigTopology(config).world_size().

@@ -30,13 +30,13 @@ absl::StatusOr<CommandLine> Parse(std::vector<std::string> arguments) {
 }
 
 // A run that is complete and free of contradictions, plus `more`.
-absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more) {
+absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more, int processes = 1) {
   std::vector<std::string> arguments = {"--size=gpt2-tiny", "--train-iters=100",
                                         "--train-data-path=train_*.bin"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   absl::StatusOr<CommandLine> line = Parse(arguments);
   if (!line.ok()) return line.status();
-  return ResolveConfig(line->config);
+  return ResolveConfig(line->config, processes);
 }
 
 TrainConfig Resolved(const std::vector<std::string>& more) {
@@ -294,6 +294,10 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--no-load-optim"}, "no_load_optim is set but load is not"},
         {{"--no-load-rng"}, "no_load_rng is set but load is not"},
         {{"--exit-on-missing-checkpoint"}, "exit_on_missing_checkpoint is set but load is not"},
+        {{"--allow-missing"}, "allow_missing is set but load is not"},
+        {{"--allow-unexpected"}, "allow_unexpected is set but load is not"},
+        {{"--load-tensors=*.attn.*"}, "load_tensors is set but load is not"},
+        {{"--verify-load"}, "verify_load is set but load is not"},
         {{"--async-save"}, "async_save is set but save is not"},
         {{"--save=d", "--async-save-memory=5"}, "async_save_memory is set but async_save is not"},
         {{"--save=d", "--async-save-skip"}, "async_save_skip is set but async_save is not"},
@@ -338,6 +342,38 @@ TEST(ResolveConfigTest, TopologyAndNumericsAreWhatTheFlagsSay) {
   EXPECT_EQ(ExactShards(config), 2);
   EXPECT_EQ(config.training().global_batch_size(), 4);
   EXPECT_EQ(ExactShards(Resolved({})), 0);
+}
+
+TEST(ResolveConfigTest, TopologyInOneWord) {
+  const TrainConfig config =
+      Resolved({"--data-parallel-size=3", "--topology=dp4_zero2_tp2_pp2_sp"});
+  EXPECT_EQ(ToString(ConfigTopology(config)), "dp4_zero2_tp2_pp2_sp");
+  EXPECT_EQ(config.parallel().topology(), "");
+  EXPECT_EQ(config.training().global_batch_size(), 4);
+  EXPECT_EQ(ToString(ConfigTopology(Resolved({"--data-parallel-size=3", "--topology=single"}))),
+            "single");
+  EXPECT_EQ(std::string(Resolve({"--topology=dp4_ddp2"}).status().message()),
+            "topology \"dp4_ddp2\": \"ddp2\" is none of dpN, zeroN, tpN, ppN, vppN, sp, nor auto");
+}
+
+TEST(ResolveConfigTest, TopologyByTheNumberOfProcesses) {
+  const std::vector<std::string> flags = {"--topology=auto", "--tensor-model-parallel-size=2",
+                                          "--data-parallel-size=2", "--global-batch-size=8"};
+  const auto topology = [&](int processes) {
+    const absl::StatusOr<TrainConfig> config = Resolve(flags, processes);
+    return config.ok() ? ToString(ConfigTopology(*config)) : std::string(config.status().message());
+  };
+  EXPECT_EQ(topology(1), "single");
+  EXPECT_EQ(topology(2), "tp2");
+  EXPECT_EQ(topology(4), "dp2_tp2");
+  EXPECT_EQ(topology(8), "dp4_tp2");
+  EXPECT_NE(topology(7).find("cannot be split over 7 processes; it goes with 1, 2"),
+            std::string::npos)
+      << topology(7);
+  EXPECT_EQ(
+      Resolve({"--topology=auto"}).status().message(),
+      "topology=auto: global_batch_size must be set, so that it does not depend on the number "
+      "of processes");
 }
 
 TEST(ResolveConfigTest, ModelContradictionsNameTheirFields) {

@@ -13,6 +13,7 @@
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
 #include "trainer/config/options.pb.h"
+#include "trainer/parallel/choose_topology.h"
 
 namespace tessera {
 namespace {
@@ -278,7 +279,11 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
                       {"finetune", checkpoint.finetune()},
                       {"no_load_optim", checkpoint.no_load_optim()},
                       {"no_load_rng", checkpoint.no_load_rng()},
-                      {"exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()}});
+                      {"exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()},
+                      {"allow_missing", checkpoint.allow_missing()},
+                      {"allow_unexpected", checkpoint.allow_unexpected()},
+                      {"load_tensors", !checkpoint.load_tensors().empty()},
+                      {"verify_load", checkpoint.verify_load()}});
   }
   return absl::OkStatus();
 }
@@ -299,14 +304,44 @@ absl::Status CheckSampling(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
+BatchSizes Batches(const TrainingConfig& training) {
+  return {.micro_batch = training.micro_batch_size(),
+          .global_batch = training.global_batch_size(),
+          .sequence_length = training.seq_length()};
+}
+
 // What sizes fit together is the business of whoever splits the model.
 absl::Status CheckTopology(const TrainConfig& config) {
-  const TrainingConfig& training = config.training();
-  return ValidateTopology(ConfigTopology(config), config.model(),
-                          {.micro_batch = training.micro_batch_size(),
-                           .global_batch = training.global_batch_size(),
-                           .sequence_length = training.seq_length()},
+  return ValidateTopology(ConfigTopology(config), config.model(), Batches(config.training()),
                           ExactShards(config));
+}
+
+void SetTopology(const Topology& topology, ParallelConfig* parallel) {
+  parallel->set_tensor_model_parallel_size(topology.tensor);
+  parallel->set_data_parallel_size(topology.data);
+  parallel->set_pipeline_model_parallel_size(topology.pipeline);
+  parallel->set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
+  parallel->set_zero_stage(topology.zero_stage);
+  parallel->set_sequence_parallel(topology.sequence_parallel);
+}
+
+// "dp4_zero2_tp2_pp2"
+absl::Status ReplaceTopology(ParallelConfig* parallel) {
+  const absl::StatusOr<Topology> topology = ParseTopology(parallel->topology());
+  if (!topology.ok()) return Wrong(topology.status().message(), ", nor auto");
+  SetTopology(*topology, parallel);
+  parallel->set_topology("");
+  return absl::OkStatus();
+}
+
+absl::Status ReplaceAutoTopology(int processes, TrainConfig* config) {
+  const absl::StatusOr<Topology> topology =
+      ChooseTopology(ConfigTopology(*config), processes, config->model(),
+                     Batches(config->training()), ExactShards(*config));
+  if (!topology.ok()) return topology.status();
+  SetTopology(*topology, config->mutable_parallel());
+  config->mutable_parallel()->set_topology("");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -326,7 +361,9 @@ int ExactShards(const TrainConfig& config) {
   return static_cast<int>(config.parallel().exact_tp_shards());
 }
 
-absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config) {
+bool HasAutoTopology(const TrainConfig& config) { return config.parallel().topology() == "auto"; }
+
+absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int processes) {
   // Before the model's own checks: they would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
@@ -342,8 +379,23 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config) {
                          static_cast<Message*>(resolved.mutable_output())}) {
     FillDeclaredDefaults(group);
   }
+  const bool is_auto = HasAutoTopology(config);
+  if (is_auto && !config.training().has_global_batch_size()) {
+    return Wrong("topology=auto: global_batch_size must be set, so that it does not depend on the ",
+                 "number of processes");
+  }
+  if (!is_auto && !config.parallel().topology().empty()) {
+    if (absl::Status status = ReplaceTopology(resolved.mutable_parallel()); !status.ok()) {
+      return status;
+    }
+  }
   if (absl::Status status = CheckParallel(resolved.parallel()); !status.ok()) return status;
   FillDependentDefaults(&resolved);
+  if (is_auto) {
+    if (absl::Status status = ReplaceAutoTopology(processes, &resolved); !status.ok()) {
+      return status;
+    }
+  }
   if (absl::Status status = CheckTraining(resolved); !status.ok()) return status;
   if (absl::Status status = CheckTopology(resolved); !status.ok()) return status;
   // Without a step there is no schedule to contradict.

@@ -121,9 +121,13 @@ def mpirun_command(processes, hostfile):
     if shutil.which("mpirun") is None:
         fail(f"{processes} processes need mpirun, which is not installed (Debian: openmpi-bin)")
     # By its bare name: from an absolute path mpirun would conclude where it is installed on other hosts.
-    command = ["mpirun", "-n", str(processes), "--bind-to", "none"]
+    command = ["mpirun", "--bind-to", "none"]
     elsewhere = hostfile is not None or "SLURM_JOB_ID" in os.environ
     reasons = []
+    if processes == 0 and not elsewhere:
+        processes = physical_cores()
+    if processes > 0:  # else one for each slot of the hosts
+        command += ["-n", str(processes)]
     if hostfile is not None:
         command += ["--hostfile", hostfile]
     if not elsewhere and processes > physical_cores():
@@ -133,7 +137,8 @@ def mpirun_command(processes, hostfile):
         command.append("--allow-run-as-root")
         reasons.append("as root")
     command += shlex.split(os.environ.get("TESSERA_MPIRUN_FLAGS", ""))
-    say(f"{processes} processes{': ' + ', '.join(reasons) if reasons else ''}: {shlex.join(command)}")
+    count = f"{processes} processes" if processes > 0 else "a process for each slot"
+    say(f"{count}{': ' + ', '.join(reasons) if reasons else ''}: {shlex.join(command)}")
     # Ranks write to a pseudo-terminal of mpirun's: whether ours is one, and how wide, they must be told.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     if os.environ.get("TERM", "") in ("", "dumb"):
