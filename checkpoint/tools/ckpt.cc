@@ -1,24 +1,36 @@
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/report.h"
+#include "checkpoint/tools/sharding_rules.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kHelp[] = R"(ckpt looks at checkpoints.
+constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are sharded.
 
   ckpt ls ROOT                 the committed checkpoints in a folder
   ckpt inspect PATH            what a checkpoint holds: state, tensors, files
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
     --digests                  and the layout-independent digest of every tensor
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
-    --data                     by their values instead of by their digests
+    --data                     by their contents instead of by their digests
+  ckpt reshard PATH FOLDER     writes FOLDER/step-N, what a run at another topology would save
+    --topology=T               dp4_zero2_tp2_pp2, for example; single: one rank
+    --dry-run                  says what would be written
+    --memory=SIZE              of all buffers (1GiB)
+    --split=PATTERN=DIM        cuts tensors that PATTERN matches (* is any text) along DIM, or not
+                               at all where it is "whole"; may be repeated
+    --virtual-shards=N         what the run calls exact_tp_shards (tp)
+    --bucket-elements=N        what the run calls ddp_bucket_size (10000000)
+    --vocab-multiple=N         to which the run pads its vocabulary (as the saved padding suggests)
 
 PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant.
 
@@ -27,7 +39,7 @@ PATH is a checkpoint's directory, or a folder of checkpoints: the newest is mean
   --help
 
 Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
-checkpoint, or it cannot be read.
+checkpoint, or it cannot be read or written.
 )";
 
 struct Command {
@@ -36,30 +48,116 @@ struct Command {
   int (*run)(const CommandOptions&, const CommandOutput&);
 };
 
-constexpr Command kCommands[] = {
-    {"ls", 1, RunLs}, {"inspect", 1, RunInspect}, {"verify", 1, RunVerify}, {"diff", 2, RunDiff}};
+constexpr Command kCommands[] = {{"ls", 1, RunLs},
+                                 {"inspect", 1, RunInspect},
+                                 {"verify", 1, RunVerify},
+                                 {"diff", 2, RunDiff},
+                                 {"reshard", 2, RunReshard}};
+
+template <typename Number>
+std::string ParseNumber(std::string_view text, Number least, Number most, Number& out) {
+  Number number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least || number > most) {
+    return "expected a number from " + std::to_string(least) + " to " + std::to_string(most);
+  }
+  out = number;
+  return "";
+}
+
+// "512MiB", "1G", "1073741824".
+std::string ParseSize(std::string_view text, uint64_t& out) {
+  constexpr std::pair<std::string_view, int> kUnits[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30},
+                                                         {"TiB", 40}, {"K", 10},   {"M", 20},
+                                                         {"G", 30},   {"T", 40}};
+  int shift = 0;
+  for (const auto& [unit, bits] : kUnits) {
+    if (!text.ends_with(unit)) continue;
+    text.remove_suffix(unit.size());
+    shift = bits;
+    break;
+  }
+  uint64_t number = 0;
+  const std::string problem = ParseNumber<uint64_t>(text, 1, (uint64_t{1} << 62) >> shift, number);
+  if (!problem.empty()) return "expected a size such as 512MiB or 4GiB";
+  out = number << shift;
+  return "";
+}
+
+std::string ParseSplit(std::string_view text, CommandOptions& options) {
+  const absl::StatusOr<SplitOverride> split = ParseSplitOverride(text);
+  if (!split.ok()) return std::string(split.status().message());
+  options.reshard.layout.overrides.push_back(*split);
+  return "";
+}
+
+// A flag of one command, or of all where that is empty.
+struct Flag {
+  std::string_view command;
+  std::string_view name;
+  bool takes_value;
+  std::string (*parse)(std::string_view value, CommandOptions& options);  // empty: well
+};
+
+constexpr Flag kFlags[] = {
+    {"", "--json", false,
+     [](std::string_view, CommandOptions& o) {
+       o.json = true;
+       return std::string();
+     }},
+    {"", "--threads", true,
+     [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
+    {"verify", "--digests", false,
+     [](std::string_view, CommandOptions& o) {
+       o.digests = true;
+       return std::string();
+     }},
+    {"diff", "--data", false,
+     [](std::string_view, CommandOptions& o) {
+       o.data = true;
+       return std::string();
+     }},
+    {"reshard", "--dry-run", false,
+     [](std::string_view, CommandOptions& o) {
+       o.reshard.dry_run = true;
+       return std::string();
+     }},
+    {"reshard", "--topology", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.reshard.topology = v;
+       return std::string();
+     }},
+    {"reshard", "--memory", true,
+     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
+    {"reshard", "--split", true, ParseSplit},
+    {"reshard", "--virtual-shards", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseNumber(v, 1, 1 << 20, o.reshard.layout.virtual_shards);
+     }},
+    {"reshard", "--bucket-elements", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseNumber<int64_t>(v, 1, int64_t{1} << 50, o.reshard.layout.bucket_elements);
+     }},
+    {"reshard", "--vocab-multiple", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseNumber<int64_t>(v, 1, 1 << 20, o.reshard.layout.vocabulary_multiple);
+     }},
+};
 
 // Empty if the flag is known and goes with the command.
-std::string ParseFlag(std::string_view command, const std::string& flag, CommandOptions& options) {
-  constexpr std::string_view kThreads = "--threads=";
-  if (flag == "--json") {
-    options.json = true;
-  } else if (flag == "--digests" && command == "verify") {
-    options.digests = true;
-  } else if (flag == "--data" && command == "diff") {
-    options.data = true;
-  } else if (flag.starts_with(kThreads)) {
-    const std::string_view number = std::string_view(flag).substr(kThreads.size());
-    const auto [end, error] =
-        std::from_chars(number.data(), number.data() + number.size(), options.threads);
-    if (error != std::errc() || end != number.data() + number.size() || options.threads < 1 ||
-        options.threads > 1024) {
-      return flag + ": expected a number from 1 to 1024";
+std::string ParseFlag(std::string_view command, const std::string& text, CommandOptions& options) {
+  const size_t equals = text.find('=');
+  const std::string_view name = std::string_view(text).substr(0, equals);
+  for (const Flag& flag : kFlags) {
+    if (flag.name != name || (!flag.command.empty() && flag.command != command)) continue;
+    if (flag.takes_value != (equals != std::string::npos)) {
+      return std::string(name) + (flag.takes_value ? " needs a value" : " takes no value");
     }
-  } else {
-    return std::string(command) + " has no flag " + flag;
+    const std::string problem =
+        flag.parse(flag.takes_value ? std::string_view(text).substr(equals + 1) : "", options);
+    return problem.empty() ? "" : text + ": " + problem;
   }
-  return "";
+  return std::string(command) + " has no flag " + text;
 }
 
 }  // namespace
@@ -76,7 +174,7 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
     return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
   };
   if (arguments.empty() || arguments[0].starts_with("-")) {
-    return usage("a command is missing: ls, inspect, verify or diff comes first");
+    return usage("a command is missing: ls, inspect, verify, diff or reshard comes first");
   }
   const auto command = std::ranges::find(kCommands, arguments[0], &Command::name);
   if (command == std::end(kCommands)) return usage("unknown command \"" + arguments[0] + "\"");
@@ -91,6 +189,9 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
   }
   if (options.paths.size() != command->paths) {
     return usage(arguments[0] + " takes " + (command->paths == 1 ? "one path" : "two paths"));
+  }
+  if (command->name == "reshard" && options.reshard.topology.empty()) {
+    return usage("reshard needs --topology");
   }
   return command->run(options, output);
 }

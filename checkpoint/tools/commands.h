@@ -3,9 +3,12 @@
 
 // The `ckpt` command, apart from its main(), so that tests can run it.
 
+#include <cstdint>
 #include <ostream>
 #include <string>
 #include <vector>
+
+#include "checkpoint/tools/rank_layout.h"
 
 namespace tessera::ckpt {
 
@@ -14,10 +17,18 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitDifferent = 1;  // damage or a difference was found
 inline constexpr int kExitUsage = 2;      // wrong usage, nothing there, or it cannot be read
 
+struct ReshardOptions {
+  std::string topology;
+  LayoutOptions layout;
+  uint64_t memory_bytes = uint64_t{1} << 30;
+  bool dry_run = false;
+};
+
 struct CommandOptions {
   bool json = false;
   bool digests = false;  // verify
   bool data = false;     // diff
+  ReshardOptions reshard;
   int threads = 4;
   std::vector<std::string> paths;
 };
@@ -33,6 +44,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output);
 int RunInspect(const CommandOptions& options, const CommandOutput& output);
 int RunVerify(const CommandOptions& options, const CommandOutput& output);
 int RunDiff(const CommandOptions& options, const CommandOutput& output);
+int RunReshard(const CommandOptions& options, const CommandOutput& output);
 
 // `arguments` without the program's name.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);

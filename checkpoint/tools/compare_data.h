@@ -18,8 +18,8 @@ struct DataDifference {
   double max_abs = 0;              // floating only; +infinity where only one side is a NaN
 };
 
-// Compares tensors that both checkpoints hold under one name with one shape and comparable dtypes (equal, or both floating). In
-// bounded memory: tensors pass through in slabs of rows.
+// Compares tensors that both checkpoints hold under one name with one shape and comparable dtypes
+// (equal, or both floating). In bounded memory: tensors pass through in slabs of rows.
 absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
     const Target& a, const Manifest& manifest_a, const Target& b, const Manifest& manifest_b,
     const std::vector<std::string>& names, int threads);

@@ -17,7 +17,8 @@ struct Target {
   std::string Describe() const { return storage->Describe(directory); }
 };
 
-// `path` is a checkpoint's directory, or a folder of checkpoints, of which the newest is meant. NotFound for anything else.
+// `path` is a checkpoint's directory, or a folder of checkpoints, of which the newest is meant.
+// NotFound for anything else.
 absl::StatusOr<Target> OpenTarget(const std::string& path);
 
 }  // namespace tessera::ckpt

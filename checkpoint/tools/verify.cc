@@ -1,49 +1,15 @@
-#include <chrono>
 #include <string>
 
-#include "absl/strings/str_format.h"
 #include "checkpoint/base/units.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/progress_bar.h"
 #include "checkpoint/tools/report.h"
 #include "checkpoint/tools/target.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt {
 namespace {
-
-constexpr int kBarWidth = 40;
-
-// One line that is drawn over and over, at most ten times a second.
-class ProgressBar {
- public:
-  explicit ProgressBar(std::ostream& stream) : stream_(stream), start_(Clock::now()) {}
-  ~ProgressBar() {
-    if (drawn_) stream_ << "\r\033[K" << std::flush;
-  }
-
-  void Update(uint64_t done, uint64_t total) {
-    const Clock::time_point now = Clock::now();
-    if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
-    drawn_ = true;
-    last_ = now;
-    const double seconds = std::chrono::duration<double>(now - start_).count();
-    const double part = total == 0 ? 1 : static_cast<double>(done) / total;
-    const int filled = static_cast<int>(part * kBarWidth);
-    stream_ << absl::StreamFormat("\r[%s%s] %3.0f%%  %s  %s left \033[K", std::string(filled, '#'),
-                                  std::string(kBarWidth - filled, ' '), part * 100,
-                                  HumanRate(done, seconds),
-                                  HumanSeconds(part > 0 ? seconds / part - seconds : -1))
-            << std::flush;
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  std::ostream& stream_;
-  const Clock::time_point start_;
-  Clock::time_point last_;
-  bool drawn_ = false;
-};
 
 void PrintText(const std::string& name, const VerifyReport& report, std::ostream& out) {
   for (const Damage& damage : report.damage) {
@@ -81,14 +47,11 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   };
   const auto target = OpenTarget(options.paths[0]);
   if (!target.ok()) return fail(target.status());
-  absl::StatusOr<VerifyReport> report;
-  if (output.progress != nullptr) {
-    ProgressBar bar(*output.progress);
-    report = Verify(*target->storage, target->directory, options.digests, options.threads,
-                    [&](uint64_t done, uint64_t total) { bar.Update(done, total); });
-  } else {
-    report = Verify(*target->storage, target->directory, options.digests, options.threads, nullptr);
-  }
+  const auto report = [&] {
+    ProgressBar bar(output.progress);
+    return Verify(*target->storage, target->directory, options.digests, options.threads,
+                  [&](uint64_t done, uint64_t total) { bar.Update(done, total); });
+  }();
   if (!report.ok()) return fail(report.status());
   if (options.json) {
     PrintJson(ToJson(target->Describe(), *report), output.out);

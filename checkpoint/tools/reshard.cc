@@ -1,0 +1,195 @@
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/base/units.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/rewrite.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/progress_bar.h"
+#include "checkpoint/tools/rank_layout.h"
+#include "checkpoint/tools/report.h"
+#include "checkpoint/tools/summary.h"
+#include "checkpoint/tools/table.h"
+#include "checkpoint/tools/target.h"
+#include "checkpoint/tools/topology.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Where the new checkpoint goes.
+struct Place {
+  std::string folder;     // of checkpoints
+  std::string directory;  // in it
+
+  std::string path() const { return (std::filesystem::path(folder) / directory).string(); }
+};
+
+// `path` is the folder, or the checkpoint's directory in it, which must be named for its step.
+absl::StatusOr<Place> FindPlace(const std::string& path, int64_t step) {
+  std::filesystem::path folder(path);
+  if (!folder.has_filename()) folder = folder.parent_path();  // "a/b/"
+  Place place = {path, StepDirectoryName(step)};
+  if (folder.filename() == place.directory) {
+    place.folder = folder.has_parent_path() ? folder.parent_path().string() : ".";
+  }
+  std::error_code error;
+  if (std::filesystem::exists(std::filesystem::path(place.path()) / kManifestFileName, error)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(place.path(), " is a committed checkpoint, which is never overwritten"));
+  }
+  if (std::filesystem::exists(std::filesystem::path(place.folder) / kManifestFileName, error)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(place.folder, " is a checkpoint, expected the folder for the new one"));
+  }
+  return place;
+}
+
+struct Work {
+  Target source;
+  Manifest saved;
+  Place place;
+  ParallelSizes sizes;
+  std::vector<std::string> ranks;
+  SavePlan plan;
+};
+
+absl::StatusOr<Work> Plan(const CommandOptions& options) {
+  Work work;
+  TESSERA_ASSIGN_OR_RETURN(work.sizes, ParseTopology(options.reshard.topology));
+  TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0]));
+  TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
+  TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step()));
+  TESSERA_ASSIGN_OR_RETURN(work.ranks, LayOutRanks(work.saved, work.sizes, options.reshard.layout));
+  TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.ranks, SavePlanOptions()));
+  return work;
+}
+
+Manifest NewMetadata(const Work& work) {
+  Manifest metadata = work.saved;
+  metadata.clear_tensors();
+  metadata.clear_files();
+  *metadata.mutable_topology() = ToManifest(work.sizes);
+  metadata.mutable_producer()->set_program("ckpt reshard");
+  metadata.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
+  return metadata;
+}
+
+absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& options,
+                                    const CommandOutput& output) {
+  std::error_code error;
+  const bool was_there = std::filesystem::exists(work.place.folder, error);
+  const auto write = [&]() -> absl::StatusOr<RewriteReport> {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
+                             OpenPosixStorage(work.place.folder, {.create_root = true}));
+    ProgressBar bar(output.progress);
+    return Rewrite({*work.source.storage, work.source.directory, work.saved},
+                   {work.ranks, work.plan}, *storage, "", NewMetadata(work),
+                   {.memory_bytes = options.reshard.memory_bytes,
+                    .io_threads = options.threads,
+                    .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+  };
+  absl::StatusOr<RewriteReport> report = write();
+  // A folder that nothing came into.
+  if (!report.ok() && !was_there) std::filesystem::remove(work.place.folder, error);
+  return report;
+}
+
+// One sentence about what was, or would be, written.
+std::string Summary(const Work& work, const char* verb) {
+  const size_t files = work.plan.manifest.files_size();
+  return absl::StrCat(work.place.path(), ": ", verb, " for ", TopologyText(ToManifest(work.sizes)),
+                      ", ", HumanBytes(DataBytes(work.plan.manifest)), " in ", files,
+                      files == 1 ? " file" : " files");
+}
+
+void PrintPlan(const Work& work, std::ostream& out) {
+  Table table({{"file"},
+               {"rank", Table::Align::kRight},
+               {"bytes", Table::Align::kRight},
+               {"shards", Table::Align::kRight}});
+  std::vector<std::vector<std::string>> rows(work.plan.manifest.files_size());
+  for (size_t r = 0; r < work.plan.ranks.size(); ++r) {
+    for (const FilePlan& file : work.plan.ranks[r].files()) {
+      rows[file.file_index()] = {file.path(), absl::StrCat(r), HumanBytes(file.size_bytes()),
+                                 absl::StrCat(file.items_size())};
+    }
+  }
+  for (std::vector<std::string>& row : rows) table.AddRow(std::move(row));
+  out << table.ToString() << Summary(work, "would be written") << "\n";
+}
+
+Json PlanJson(const Work& work) {
+  Json json = {{"checkpoint", work.place.path()},
+               {"topology", TopologyText(ToManifest(work.sizes))},
+               {"bytes", DataBytes(work.plan.manifest)},
+               {"files", Json::array()}};
+  for (const DataFile& file : work.plan.manifest.files()) {
+    json["files"].push_back({{"path", file.path()}, {"bytes", file.size_bytes()}});
+  }
+  for (size_t r = 0; r < work.plan.ranks.size(); ++r) {
+    for (const FilePlan& file : work.plan.ranks[r].files()) {
+      json["files"][file.file_index()]["rank"] = r;
+      json["files"][file.file_index()]["shards"] = file.items_size();
+    }
+  }
+  return json;
+}
+
+void PrintReport(const Work& work, const RewriteReport& report, std::ostream& out) {
+  out << Summary(work, "written") << " in " << HumanSeconds(report.seconds) << " ("
+      << HumanRate(report.bytes_written, report.seconds) << ", " << HumanBytes(report.bytes_read)
+      << " read)\n"
+      << "the digests of all " << report.digests_compared
+      << " tensors, taken from what was written, are those of " << work.source.Describe() << "\n";
+  if (report.digests_new > 0) {
+    out << report.digests_new
+        << " more tensors had no digest there; only the checksums of what was "
+        << "read are proven\n";
+  }
+}
+
+}  // namespace
+
+int RunReshard(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt reshard", status);
+  };
+  const absl::StatusOr<Work> work = Plan(options);
+  if (!work.ok()) return fail(work.status());
+  Json json = options.json ? PlanJson(*work) : Json();
+  if (options.reshard.dry_run) {
+    if (options.json) {
+      PrintJson(json, output.out);
+    } else {
+      PrintPlan(*work, output.out);
+    }
+    return kExitOk;
+  }
+  const absl::StatusOr<RewriteReport> report = Write(*work, options, output);
+  if (!report.ok()) return fail(report.status());
+  if (options.json) {
+    json["bytes_read"] = report->bytes_read;
+    json["seconds"] = report->seconds;
+    json["digests_compared"] = report->digests_compared;
+    json["digests_new"] = report->digests_new;
+    PrintJson(json, output.out);
+  } else {
+    PrintReport(*work, *report, output.out);
+  }
+  return kExitOk;
+}
+
+}  // namespace tessera::ckpt
