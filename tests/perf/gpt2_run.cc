@@ -13,7 +13,6 @@
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/parallel/topology.h"
 #include "trainer/random/philox.h"
 
 namespace tessera {
@@ -36,7 +35,6 @@ absl::Status WriteTokens(const std::string& path) {
 }
 
 absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::string& tokens) {
-  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(options.topology));
   TESSERA_ASSIGN_OR_RETURN(TrainConfig config, ParseConfig("model { size: 'gpt2-124m' }"
                                                            "training { train_iters: 1000 }"
                                                            "optimizer { lr: 1e-4 }",
@@ -48,12 +46,7 @@ absl::StatusOr<TrainConfig> Config(const Gpt2RunOptions& options, const std::str
   training.set_global_batch_size(options.micro_batch * options.micro_batches);
   training.set_seq_length(options.sequence);
   ParallelConfig& parallel = *config.mutable_parallel();
-  parallel.set_data_parallel_size(topology.data);
-  parallel.set_tensor_model_parallel_size(topology.tensor);
-  parallel.set_pipeline_model_parallel_size(topology.pipeline);
-  parallel.set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
-  parallel.set_zero_stage(topology.zero_stage);
-  parallel.set_sequence_parallel(topology.sequence_parallel);
+  parallel.set_topology(options.topology);
   if (options.exact_tp_shards > 0) {
     parallel.set_numerics(Numerics::EXACT);
     parallel.set_exact_tp_shards(options.exact_tp_shards);
