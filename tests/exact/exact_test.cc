@@ -1,5 +1,6 @@
-// EXACT numerics: every loss, gradient norm and every bit of weights and optimizer state is the same on every topology.
-// FAST: the same to rounding, and the same bits whenever the same topology runs again.
+// EXACT numerics: every loss, gradient norm and every bit of weights and optimizer state is the
+// same on every topology. FAST: the same to rounding, and the same bits whenever the same topology
+// runs again.
 
 #include <cmath>
 #include <map>
@@ -12,8 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/exact/training.h"
-#include "trainer/config/config.h"
-#include "trainer/parallel/topology.h"
+#include "trainer/config/config.pb.h"
 
 namespace tessera {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 using testing::TrainedRun;
 
 constexpr int64_t kVocabulary = 211;  // no multiple of any padding
-constexpr int64_t kShards = 4;
+constexpr int kShards = 4;
 
 struct Kind {
   std::string name;
@@ -62,44 +62,17 @@ const std::vector<Kind>& Kinds() {
 // A global batch of `micro_batches` micro-batches of two sequences.
 TrainConfig Config(const Kind& kind, const std::string& topology, bool exact,
                    int64_t micro_batches) {
-  const absl::StatusOr<TrainConfig> parsed = ParseConfig(absl::StrCat("model {", kind.model, R"pb(}
-                                                                                                  training {
-      micro_batch_size: 2
-      seq_length: 24
-      train_iters: 20
-      threads: 1
-    }
-    optimizer {
-      lr: 3e-3
-      lr_warmup_iters: 3
-      weight_decay: 0.1
-      clip_grad: 0.5
-    }
-    parallel { ddp_bucket_size: 5000 })pb"),
-                                                         "the test's");
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
-  TrainConfig config = *parsed;
-  config.mutable_training()->set_bf16(kind.bf16);
-  config.mutable_training()->set_global_batch_size(2 * micro_batches);
-  ParallelConfig& parallel = *config.mutable_parallel();
-  const absl::StatusOr<Topology> sizes = ParseTopology(topology);
-  EXPECT_TRUE(sizes.ok()) << sizes.status();
-  parallel.set_data_parallel_size(sizes->data);
-  parallel.set_tensor_model_parallel_size(sizes->tensor);
-  parallel.set_pipeline_model_parallel_size(sizes->pipeline);
-  parallel.set_num_virtual_stages_per_pipeline_rank(sizes->virtual_pipeline);
-  parallel.set_zero_stage(sizes->zero_stage);
-  parallel.set_sequence_parallel(sizes->sequence_parallel);
-  if (exact) {
-    parallel.set_numerics(Numerics::EXACT);
-    parallel.set_exact_tp_shards(kShards);
-  }
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
   EXPECT_TRUE(testing::WriteTokens(tokens, kVocabulary, 6000).ok());
-  config.mutable_data()->set_train_data_path(tokens);
-  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
-  EXPECT_TRUE(resolved.ok()) << resolved.status();
-  return resolved.ok() ? *resolved : config;
+  const absl::StatusOr<TrainConfig> config =
+      testing::MakeConfig({.model = kind.model,
+                           .tokens = tokens,
+                           .topology = topology,
+                           .exact_shards = exact ? kShards : 0,
+                           .bf16 = kind.bf16,
+                           .global_batch_size = 2 * micro_batches});
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : TrainConfig();
 }
 
 TrainedRun Train(const Kind& kind, const std::string& topology, bool exact, int64_t micro_batches) {

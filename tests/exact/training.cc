@@ -3,129 +3,101 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
-#include <mutex>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/state_dict.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/layout/copy_box.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
-#include "trainer/data/batch_loader.h"
-#include "trainer/data/dataset.h"
 #include "trainer/data/token_file.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/parallel/mesh.h"
 #include "trainer/random/philox.h"
+#include "trainer/state/communicator_group.h"
 #include "trainer/state/state_dict.h"
-#include "trainer/step/trainer.h"
 
 namespace tessera::testing {
 namespace {
 
-// Puts the tensors of all ranks together, and compares what more than one of them holds.
-class StateCollector {
+constexpr char kRest[] = R"pb(
+  training { threads: 1 }
+  optimizer { lr: 3e-3 lr_warmup_iters: 3 weight_decay: 0.1 clip_grad: 0.5 }
+)pb";
+
+// Tells a log of what is read.
+class LoggingLoader final : public BatchLoader {
  public:
-  absl::Status Add(const ckpt::StateDict& state) {
-    const std::lock_guard lock(mutex_);
-    for (const ckpt::ShardedTensor& tensor : state.tensors) {
-      if (!tensor.alias_of.empty()) continue;
-      TESSERA_RETURN_IF_ERROR(AddTensor(tensor));
-    }
-    return absl::OkStatus();
-  }
+  LoggingLoader(const TokenDataset* dataset, uint64_t seed, const Coordinate& rank, SampleLog& log)
+      : BatchLoader(dataset, seed), length_(dataset->sequence_length()), rank_(rank), log_(log) {}
 
-  std::map<std::string, std::vector<std::byte>> Take() {
-    std::map<std::string, std::vector<std::byte>> all;
-    for (auto& [name, tensor] : tensors_) all.emplace(name, std::move(tensor.bytes));
-    return all;
-  }
-
-  // OK when every element of every tensor has been added.
-  absl::Status CheckComplete() const {
-    for (const auto& [name, tensor] : tensors_) {
-      if (std::find(tensor.known.begin(), tensor.known.end(), std::byte{0}) != tensor.known.end()) {
-        return absl::InternalError(absl::StrCat(name, " is not complete"));
-      }
+  absl::Status FillBatch(int64_t consumed_samples, int64_t first, int64_t count,
+                         std::span<int32_t> ids, std::span<int32_t> targets) const override {
+    TESSERA_RETURN_IF_ERROR(BatchLoader::FillBatch(consumed_samples, first, count, ids, targets));
+    const auto sample = [this](std::span<int32_t> all, int64_t i) {
+      const std::span<int32_t> one = all.subspan(i * length_, length_);
+      return std::vector<int32_t>(one.begin(), one.end());
+    };
+    for (int64_t i = 0; i < count; ++i) {
+      log_.Add({rank_, consumed_samples + first + i, sample(ids, i), sample(targets, i)});
     }
     return absl::OkStatus();
   }
 
  private:
-  struct Collected {
-    std::vector<std::byte> bytes;
-    std::vector<std::byte> known;  // 0xff where a rank has given the byte
-  };
-
-  absl::Status AddTensor(const ckpt::ShardedTensor& tensor) {
-    const size_t element = ckpt::DTypeSize(tensor.dtype);
-    const ckpt::Box whole = ckpt::WholeBox(tensor.global_shape);
-    Collected& all = tensors_[tensor.name];
-    const size_t bytes = ckpt::ElementCount(whole.shape) * element;
-    all.bytes.resize(bytes);
-    all.known.resize(bytes);
-    std::vector<std::byte> mine(bytes), given(bytes);
-    const ckpt::BoxView to{mine.data(), whole, {}};
-    for (const ckpt::LocalShard& shard : tensor.shards) {
-      ckpt::CopyBox(shard.box,
-                    {static_cast<const std::byte*>(shard.data), shard.box, shard.strides}, to,
-                    element);
-      const std::vector<std::byte> ones(ckpt::ElementCount(shard.box.shape) * element,
-                                        std::byte{0xff});
-      ckpt::CopyBox(shard.box, {ones.data(), shard.box, {}}, {given.data(), whole, {}}, element);
-    }
-    for (size_t i = 0; i < bytes; ++i) {
-      if (given[i] == std::byte{0}) continue;
-      if (all.known[i] != std::byte{0} && all.bytes[i] != mine[i]) {
-        return absl::InternalError(
-            absl::StrCat(tensor.name, ": two ranks disagree at byte ", i, " of ", bytes));
-      }
-      all.bytes[i] = mine[i];
-      all.known[i] = std::byte{0xff};
-    }
-    return absl::OkStatus();
-  }
-
-  std::mutex mutex_;
-  std::map<std::string, Collected> tensors_;
+  const int64_t length_;
+  const Coordinate rank_;
+  SampleLog& log_;
 };
 
-absl::Status TrainRank(const TrainConfig& config, Communicator& world, TrainedRun& run,
-                       StateCollector& collector) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
-                           Mesh::Create(ConfigTopology(config), &world));
-  const std::unique_ptr<Backend> backend =
-      MakeCpuBackend(static_cast<int>(config.training().threads()));
-  const uint64_t seed = static_cast<uint64_t>(config.training().seed());
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<TokenDataset> dataset,
-      TokenDataset::Open(config.data().train_data_path(), config.training().seq_length(),
-                         config.model().vocab_size()));
-  const BatchLoader loader(dataset.get(), seed);
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
-                           Trainer::Create(config, {.seed = seed}, *mesh, *backend));
-  trainer->InitializeWeights(seed);
-  trainer->ResetOptimizer();
-  StepPosition position;
-  for (; position.step < config.training().train_iters(); ++position.step) {
-    TESSERA_ASSIGN_OR_RETURN(const StepResult result, trainer->Step(loader, position));
-    position.consumed_samples += config.training().global_batch_size();
-    if (world.rank() != 0) continue;
-    run.losses.push_back(result.loss);
-    run.grad_norms.push_back(result.grad_norm);
+bool Saves(const TrainConfig& config, int64_t step) {
+  return !config.checkpoint().save().empty() && step % config.checkpoint().save_interval() == 0;
+}
+
+// What a resumed run draws its random numbers from: the saved seed, not its own.
+absl::StatusOr<uint64_t> Seed(const TrainConfig& config, const std::optional<SavedRun>& saved) {
+  if (!saved.has_value()) return static_cast<uint64_t>(config.training().seed());
+  TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(saved->manifest));
+  return progress.seed;
+}
+
+absl::Status TrainRank(const TrainConfig& config, Communicator& world, SampleLog* log,
+                       TrainedRun& run, StateCollector& collector) {
+  const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&world);
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(config.checkpoint(), {.ranks = *group}));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t seed, Seed(config, saved));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
+                           TrainingRank::Create(config, seed, world, log));
+  if (saved.has_value()) {
+    TESSERA_RETURN_IF_ERROR(rank->Load(*saved).status());
+  } else {
+    rank->Initialize();
   }
-  TESSERA_ASSIGN_OR_RETURN(const EvaluationResult evaluation, trainer->Evaluate(loader, 16));
-  if (world.rank() == 0) run.evaluation_loss = evaluation.loss;
-  std::vector<StateChunk> chunks;
-  for (const TrainedChunk& chunk : trainer->chunks()) {
-    chunks.push_back({chunk.parameters, chunk.optimizer});
+  const bool first = world.rank() == 0;
+  if (first) run.first_step = rank->progress().step;
+  while (rank->progress().step < config.training().train_iters()) {
+    TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank->Step());
+    if (first) run.losses.push_back(result.loss);
+    if (first) run.grad_norms.push_back(result.grad_norm);
+    if (Saves(config, rank->progress().step)) TESSERA_RETURN_IF_ERROR(rank->Save());
   }
-  TESSERA_RETURN_IF_ERROR(collector.Add(WeightState(chunks)));
-  TESSERA_RETURN_IF_ERROR(collector.Add(OptimizerTensors(chunks)));
-  return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(rank->FinishSaves().status());
+  TESSERA_ASSIGN_OR_RETURN(const EvaluationResult evaluation,
+                           rank->trainer().Evaluate(rank->data(), 16));
+  if (first) run.evaluation_loss = evaluation.loss;
+  if (first) run.progress = rank->progress();
+  return collector.Add(rank->trainer().chunks());
+}
+
+bool Same(double x, double y) { return std::memcmp(&x, &y, sizeof(x)) == 0; }
+
+// The steps [first, end) that both runs have taken, by their number.
+std::pair<int64_t, int64_t> CommonSteps(const TrainedRun& a, const TrainedRun& b) {
+  const auto end = [](const TrainedRun& run) {
+    return run.first_step + static_cast<int64_t>(run.losses.size());
+  };
+  return {std::max(a.first_step, b.first_step), std::min(end(a), end(b))};
 }
 
 }  // namespace
@@ -144,47 +116,197 @@ absl::Status WriteTokens(const std::string& path, int64_t vocabulary, int64_t co
   return writer->Close();
 }
 
-absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config) {
+absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings) {
+  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(settings.topology));
+  TESSERA_ASSIGN_OR_RETURN(
+      TrainConfig config,
+      ParseConfig(absl::StrCat("model {", settings.model, "}", kRest), "the test's"));
+  TrainingConfig& training = *config.mutable_training();
+  training.set_bf16(settings.bf16);
+  training.set_micro_batch_size(settings.micro_batch_size);
+  training.set_global_batch_size(settings.global_batch_size);
+  training.set_seq_length(settings.seq_length);
+  training.set_train_iters(settings.steps);
+  training.set_seed(settings.seed);
+  config.mutable_optimizer()->set_lr_decay_iters(settings.decay_steps);
+  ParallelConfig& parallel = *config.mutable_parallel();
+  parallel.set_data_parallel_size(topology.data);
+  parallel.set_tensor_model_parallel_size(topology.tensor);
+  parallel.set_pipeline_model_parallel_size(topology.pipeline);
+  parallel.set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
+  parallel.set_zero_stage(topology.zero_stage);
+  parallel.set_sequence_parallel(topology.sequence_parallel);
+  parallel.set_ddp_bucket_size(settings.bucket_elements);
+  if (settings.exact_shards > 0) {
+    parallel.set_numerics(Numerics::EXACT);
+    parallel.set_exact_tp_shards(settings.exact_shards);
+  }
+  config.mutable_data()->set_train_data_path(settings.tokens);
+  return ResolveConfig(config);
+}
+
+void SampleLog::Add(Read read) {
+  const std::lock_guard lock(mutex_);
+  reads_.push_back(std::move(read));
+}
+
+std::vector<SampleLog::Read> SampleLog::Take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reads_, {});
+}
+
+absl::StatusOr<std::unique_ptr<TrainingRank>> TrainingRank::Create(const TrainConfig& config,
+                                                                   uint64_t seed,
+                                                                   Communicator& world,
+                                                                   SampleLog* log) {
+  std::unique_ptr<TrainingRank> rank(new TrainingRank);
+  rank->config_ = config;
+  TESSERA_ASSIGN_OR_RETURN(rank->mesh_, Mesh::Create(ConfigTopology(config), &world));
+  rank->group_ = MakeProcessGroup(&world);
+  rank->backend_ = MakeCpuBackend(static_cast<int>(config.training().threads()));
+  TESSERA_ASSIGN_OR_RETURN(rank->dataset_, TokenDataset::Open(config.data().train_data_path(),
+                                                              config.training().seq_length(),
+                                                              config.model().vocab_size()));
+  rank->loader_ = log == nullptr ? std::make_unique<BatchLoader>(rank->dataset_.get(), seed)
+                                 : std::make_unique<LoggingLoader>(rank->dataset_.get(), seed,
+                                                                   rank->mesh_->coordinate(), *log);
+  rank->progress_.seed = rank->progress_.data_seed = seed;
+  TESSERA_ASSIGN_OR_RETURN(rank->trainer_,
+                           Trainer::Create(config, {.seed = seed}, *rank->mesh_, *rank->backend_));
+  TESSERA_RETURN_IF_ERROR(rank->OpenSaver(world));
+  return rank;
+}
+
+void TrainingRank::Initialize() {
+  trainer_->InitializeWeights(progress_.seed);
+  trainer_->ResetOptimizer();
+}
+
+absl::StatusOr<LoadNotes> TrainingRank::Load(const SavedRun& saved) {
+  TESSERA_RETURN_IF_ERROR(CheckSameModel(saved.manifest, config_.model()));
+  TESSERA_RETURN_IF_ERROR(CheckSameData(saved.manifest, data_identity()));
+  TESSERA_ASSIGN_OR_RETURN(LoadNotes notes,
+                           LoadTensors(saved, state(), /*with_optimizer=*/true, group()));
+  TESSERA_ASSIGN_OR_RETURN(progress_, ReadProgress(saved.manifest));
+  trainer_->set_updates(progress_.updates);
+  return notes;
+}
+
+absl::StatusOr<StepResult> TrainingRank::Step() {
+  TESSERA_ASSIGN_OR_RETURN(
+      const StepResult result,
+      trainer_->Step(*loader_,
+                     {.step = progress_.step, .consumed_samples = progress_.consumed_samples}));
+  ++progress_.step;
+  progress_.updates = trainer_->updates();
+  progress_.consumed_samples += config_.training().global_batch_size();
+  progress_.last_loss = result.loss;
+  progress_.last_learning_rate = result.learning_rate;
+  progress_.best_loss = std::min(progress_.best_loss, result.loss);
+  return result;
+}
+
+absl::Status TrainingRank::Save() {
+  return saver_->Save(DescribeRun(config_, config_.model(), progress_, data_identity()));
+}
+
+absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {
+  std::vector<ckpt::SaveReport> reports;
+  if (saver_ == nullptr) return reports;
+  for (const SaveOutcome& outcome : saver_->Finish()) {
+    TESSERA_RETURN_IF_ERROR(outcome.report.status());
+    reports.push_back(*outcome.report);
+  }
+  return reports;
+}
+
+absl::Status TrainingRank::OpenSaver(Communicator& world) {
+  if (config_.checkpoint().save().empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(saver_, RunSaver::Create(config_, state(), group(), &world));
+  if (!config_.checkpoint().async_save()) return absl::OkStatus();
+  trainer_->set_before_overwrite(
+      [saver = saver_.get()](const TensorView& memory) { saver->BeforeOverwrite(memory); });
+  return absl::OkStatus();
+}
+
+std::vector<StateChunk> TrainingRank::state() const {
+  std::vector<StateChunk> chunks;
+  for (const TrainedChunk& chunk : trainer_->chunks())
+    chunks.push_back({chunk.parameters, chunk.optimizer});
+  return chunks;
+}
+
+DataIdentity TrainingRank::data_identity() const {
+  return {.fingerprint = dataset_->fingerprint(),
+          .sequence_length = dataset_->sequence_length(),
+          .samples_per_epoch = dataset_->num_samples()};
+}
+
+absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config, SampleLog* log) {
   TrainedRun run;
   StateCollector collector;
   ThreadWorld world(ConfigTopology(resolved_config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run(
-      [&](Communicator& rank) { return TrainRank(resolved_config, rank, run, collector); }));
+      [&](Communicator& rank) { return TrainRank(resolved_config, rank, log, run, collector); }));
   TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
   run.state = collector.Take();
   return run;
 }
 
-std::string FirstDifference(const TrainedRun& a, const TrainedRun& b) {
-  if (a.losses.size() != b.losses.size()) return "different numbers of steps";
-  const auto same = [](double x, double y) { return std::memcmp(&x, &y, sizeof(x)) == 0; };
-  for (size_t i = 0; i < a.losses.size(); ++i) {
-    if (!same(a.losses[i], b.losses[i])) {
-      return absl::StrCat("loss of step ", i + 1, ": ", a.losses[i], " and ", b.losses[i]);
+std::string FirstLossDifference(const TrainedRun& a, const TrainedRun& b) {
+  const auto [first, end] = CommonSteps(a, b);
+  if (first >= end) return "no step in common";
+  for (int64_t step = first; step < end; ++step) {
+    const int64_t i = step - a.first_step, j = step - b.first_step;
+    if (!Same(a.losses[i], b.losses[j])) {
+      return absl::StrCat("loss of step ", step + 1, ": ", a.losses[i], " and ", b.losses[j]);
     }
-    if (!same(a.grad_norms[i], b.grad_norms[i])) {
-      return absl::StrCat("gradient norm of step ", i + 1, ": ", a.grad_norms[i], " and ",
-                          b.grad_norms[i]);
+    if (!Same(a.grad_norms[i], b.grad_norms[j])) {
+      return absl::StrCat("gradient norm of step ", step + 1, ": ", a.grad_norms[i], " and ",
+                          b.grad_norms[j]);
     }
-  }
-  if (!same(a.evaluation_loss, b.evaluation_loss)) {
-    return absl::StrCat("evaluation: ", a.evaluation_loss, " and ", b.evaluation_loss);
-  }
-  if (a.state.size() != b.state.size()) return "different numbers of tensors";
-  for (const auto& [name, bytes] : a.state) {
-    const auto other = b.state.find(name);
-    if (other == b.state.end()) return absl::StrCat(name, " is only in one");
-    if (other->second != bytes) return absl::StrCat("contents of ", name);
   }
   return "";
 }
 
+std::string FirstDifference(const TrainedRun& a, const TrainedRun& b) {
+  if (std::string losses = FirstLossDifference(a, b); !losses.empty()) return losses;
+  if (std::string progress = FirstProgressDifference(a.progress, b.progress); !progress.empty())
+    return progress;
+  if (!Same(a.evaluation_loss, b.evaluation_loss)) {
+    return absl::StrCat("evaluation: ", a.evaluation_loss, " and ", b.evaluation_loss);
+  }
+  return FirstStateDifference(a.state, b.state);
+}
+
 double LargestLossDifference(const TrainedRun& a, const TrainedRun& b) {
+  const auto [first, end] = CommonSteps(a, b);
   double largest = 0;
-  for (size_t i = 0; i < std::min(a.losses.size(), b.losses.size()); ++i) {
-    largest = std::max(largest, std::abs(a.losses[i] - b.losses[i]) / std::abs(a.losses[i]));
+  for (int64_t step = first; step < end; ++step) {
+    const double expected = a.losses[step - a.first_step];
+    largest =
+        std::max(largest, std::abs(expected - b.losses[step - b.first_step]) / std::abs(expected));
   }
   return largest;
+}
+
+std::string FirstProgressDifference(const Progress& a, const Progress& b) {
+  const auto differ = [](const char* name, auto x, auto y) {
+    return absl::StrCat(name, ": ", x, " and ", y);
+  };
+  if (a.step != b.step) return differ("step", a.step, b.step);
+  if (a.updates != b.updates) return differ("updates", a.updates, b.updates);
+  if (a.consumed_samples != b.consumed_samples) {
+    return differ("consumed_samples", a.consumed_samples, b.consumed_samples);
+  }
+  if (!Same(a.last_loss, b.last_loss)) return differ("last_loss", a.last_loss, b.last_loss);
+  if (!Same(a.last_learning_rate, b.last_learning_rate)) {
+    return differ("last_learning_rate", a.last_learning_rate, b.last_learning_rate);
+  }
+  if (!Same(a.best_loss, b.best_loss)) return differ("best_loss", a.best_loss, b.best_loss);
+  if (a.seed != b.seed) return differ("seed", a.seed, b.seed);
+  if (a.data_seed != b.data_seed) return differ("data_seed", a.data_seed, b.data_seed);
+  return "";
 }
 
 }  // namespace tessera::testing

@@ -1,39 +1,140 @@
 #ifndef TESSERA_TESTS_EXACT_TRAINING_H_
 #define TESSERA_TESTS_EXACT_TRAINING_H_
 
-#include <cstddef>
+// Short training runs with threads as ranks, on any topology, from any checkpoint.
+
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/process_group.h"
+#include "tests/exact/logical_state.h"
+#include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/data/batch_loader.h"
+#include "trainer/data/dataset.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/parallel/mesh.h"
+#include "trainer/parallel/topology.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/run_saver.h"
+#include "trainer/state/run_state.h"
+#include "trainer/step/trainer.h"
 
 namespace tessera::testing {
-
-// What a short training run leaves behind, whatever it ran on.
-struct TrainedRun {
-  std::vector<double> losses;  // by step
-  std::vector<double> grad_norms;
-  double evaluation_loss = 0;  // after the last step
-  // Every logical tensor (weights, master weights, moments) as contiguous bytes, put together from
-  // the shards of all ranks.
-  std::map<std::string, std::vector<std::byte>> state;
-};
 
 // Writes a token file with something to learn.
 absl::Status WriteTokens(const std::string& path, int64_t vocabulary, int64_t count);
 
-// Trains config.training.train_iters steps with threads as ranks: as many as the config's topology
-// has. Internal when two ranks that hold the same elements disagree about them.
-absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config);
+// What short runs differ in.
+struct RunSettings {
+  std::string model;   // ModelConfig in text format
+  std::string tokens;  // file
+  std::string topology = "single";
+  int exact_shards = 0;  // 0: FAST
+  bool bf16 = false;
+  int64_t micro_batch_size = 2;
+  int64_t global_batch_size = 16;
+  int64_t seq_length = 24;
+  int64_t steps = 20;        // train_iters
+  int64_t decay_steps = 20;  // of the learning rate
+  int64_t bucket_elements = 5000;
+  int64_t seed = 1234;
+};
+// Resolved, and so checked.
+absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings);
+
+// Every training sample that any rank has read. Threads: any number.
+class SampleLog {
+ public:
+  struct Read {
+    Coordinate rank;
+    int64_t position = 0;  // in the global sequence
+    std::vector<int32_t> ids;
+    std::vector<int32_t> targets;
+  };
+  void Add(Read read);
+  std::vector<Read> Take();
+
+ private:
+  std::mutex mutex_;
+  std::vector<Read> reads_;
+};
+
+// One rank of a run. Every rank makes the same calls.
+class TrainingRank {
+ public:
+  // `log` may be null. `seed`: of dropout.
+  static absl::StatusOr<std::unique_ptr<TrainingRank>> Create(const TrainConfig& config,
+                                                              uint64_t seed, Communicator& world,
+                                                              SampleLog* log);
+
+  // Initial weights, step 0.
+  void Initialize();
+  // Everything that the checkpoint holds, as a resumed run loads it.
+  absl::StatusOr<LoadNotes> Load(const SavedRun& saved);
+  absl::StatusOr<StepResult> Step();
+  // To config.checkpoint.save, which must be set.
+  absl::Status Save();
+  // Waits for what is under way in the background. Reports of all saves since the last call.
+  absl::StatusOr<std::vector<ckpt::SaveReport>> FinishSaves();
+
+  Trainer& trainer() { return *trainer_; }
+  const BatchLoader& data() const { return *loader_; }
+  const Progress& progress() const { return progress_; }
+  void set_progress(const Progress& progress) { progress_ = progress; }
+  std::vector<StateChunk> state() const;
+
+ private:
+  TrainingRank() = default;
+  RankGroup group() const { return {.ranks = *group_}; }
+  DataIdentity data_identity() const;
+  absl::Status OpenSaver(Communicator& world);
+
+  TrainConfig config_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<ckpt::ProcessGroup> group_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<TokenDataset> dataset_;
+  std::unique_ptr<BatchLoader> loader_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<RunSaver> saver_;  // null when nothing is saved
+  Progress progress_;
+};
+
+// What a run leaves behind, whatever it ran on.
+struct TrainedRun {
+  int64_t first_step = 0;      // steps completed before
+  std::vector<double> losses;  // of each step from there
+  std::vector<double> grad_norms;
+  double evaluation_loss = 0;  // after the last step
+  Progress progress;
+  LogicalState state;
+};
+
+// Trains to step train_iters with threads as ranks: as many as the config's topology has. Goes on
+// from the newest checkpoint in config.checkpoint.load where that is set; saves every save_interval
+// steps to config.checkpoint.save where that is set. Internal when two ranks that hold the same
+// elements disagree about them.
+absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config,
+                                          SampleLog* log = nullptr);
 
 // The first difference between two runs as a sentence; empty when they are equal to the last bit.
+// Of losses and norms, the steps that both have taken are compared, of which there must be some.
+std::string FirstLossDifference(const TrainedRun& a, const TrainedRun& b);
+// Losses, evaluation and state after the same last step.
 std::string FirstDifference(const TrainedRun& a, const TrainedRun& b);
 
-// The largest relative difference of losses.
+// The largest relative difference of losses, over the steps that both have taken.
 double LargestLossDifference(const TrainedRun& a, const TrainedRun& b);
+
+// The first field that differs, as a sentence; empty when there is none.
+std::string FirstProgressDifference(const Progress& a, const Progress& b);
 
 }  // namespace tessera::testing
 

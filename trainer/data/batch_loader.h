@@ -13,19 +13,21 @@
 namespace tessera {
 
 // Reads batches by position. Holds no state of its own: a rank asks for the run of samples that is
-// its share of a step. Threads: any number may read at once.
+// its share of a step. Threads: any number may read at once. A
+// subclass may watch what training reads.
 class BatchLoader {
  public:
   // `dataset` must outlive the loader.
   BatchLoader(const TokenDataset* dataset, uint64_t seed);
+  virtual ~BatchLoader() = default;
 
   const SampleOrder& order() const { return order_; }
 
   // The training samples number consumed_samples + first ... + first + count - 1 of the global
   // sequence. ids, targets [count, T]. A step of G samples on dp ranks asks for first = rank * G /
   // dp and so on; a batch may cross an epoch's end. Errors: those of TokenDataset::ReadSample.
-  absl::Status FillBatch(int64_t consumed_samples, int64_t first, int64_t count,
-                         std::span<int32_t> ids, std::span<int32_t> targets) const;
+  virtual absl::Status FillBatch(int64_t consumed_samples, int64_t first, int64_t count,
+                                 std::span<int32_t> ids, std::span<int32_t> targets) const;
 
   // Samples first ... first + count - 1 of the dataset in their own order, for evaluation: the same
   // ones every time. OutOfRange past the last sample.

@@ -1,10 +1,10 @@
 #include "trainer/state/checkpoints.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -62,13 +62,12 @@ bool BelongsToOptimizer(ckpt::Role role) {
   return role == ckpt::OPTIMIZER_STATE || role == ckpt::MASTER_WEIGHT;
 }
 
-// Asks for the saved master weight in the place of every fp32 weight that was saved rounded.
-// Returns the weights passed over.
-std::unordered_set<std::string> TakeWeightsFromMaster(const ckpt::Manifest& manifest,
-                                                      ckpt::StateDict& wanted) {
+// Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns
+// whether there was one.
+bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& wanted) {
   std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
-  std::unordered_set<std::string> passed_over;
+  bool any = false;
   for (ckpt::ShardedTensor& tensor : wanted.tensors) {
     if (tensor.role != ckpt::WEIGHT || tensor.dtype != ckpt::F32 || !tensor.alias_of.empty()) {
       continue;
@@ -78,11 +77,11 @@ std::unordered_set<std::string> TakeWeightsFromMaster(const ckpt::Manifest& mani
     if (weight == saved.end() || weight->second->dtype() == ckpt::F32 || !saved.contains(master)) {
       continue;
     }
-    passed_over.insert(tensor.name);
+    any = true;
     tensor.name = master;
     tensor.role = ckpt::MASTER_WEIGHT;
   }
-  return passed_over;
+  return any;
 }
 
 // Asks for weights in the place of master weights: "x.master" becomes "x".
@@ -107,7 +106,8 @@ void Append(ckpt::StateDict from, ckpt::StateDict& to) {
   for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
 }
 
-// Saved tensors that no rank asked for, except those that are left out on purpose: rank 0's error.
+// Saved tensors that no rank asked for, except those that are left out on purpose and weights whose
+// master weight some rank asked for instead: rank 0's error.
 absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wanted,
                              const std::function<bool(const ckpt::LogicalTensor&)>& left_out,
                              const RankGroup& group) {
@@ -121,9 +121,13 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
   for (const std::string& lines : ranks) {
     for (const absl::string_view name : absl::StrSplit(lines, '\n')) names.insert(name);
   }
+  const auto is_wanted = [&names](const ckpt::LogicalTensor& tensor) {
+    if (names.contains(tensor.name())) return true;
+    return tensor.role() == ckpt::WEIGHT && names.contains(StateName(tensor.name(), kMaster));
+  };
   std::vector<std::string> unexpected;
   for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
-    if (!names.contains(tensor.name()) && !left_out(tensor)) unexpected.push_back(tensor.name());
+    if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
   }
   if (unexpected.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -223,16 +227,16 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
         " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
   }
   ckpt::StateDict wanted = WeightState(chunks);
-  const std::unordered_set<std::string> passed_over = TakeWeightsFromMaster(saved.manifest, wanted);
-  if (!passed_over.empty()) notes.sentences.push_back("fp32 weights come from the master weights");
+  if (TakeWeightsFromMaster(saved.manifest, wanted)) {
+    notes.sentences.push_back("fp32 weights come from the master weights");
+  }
 
   const bool has_master = with_optimizer && chunks.front().optimizer->has_master();
   const bool masters_from_weights = has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
   if (with_optimizer) Append(OptimizerTensors(chunks), wanted);
   if (masters_from_weights) RemoveMasters(wanted);
   const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
-    return passed_over.contains(tensor.name()) ||
-           (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
+    return (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
            (!with_optimizer && BelongsToOptimizer(tensor.role()));
   };
   TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, group));
@@ -249,7 +253,11 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
     TESSERA_ASSIGN_OR_RETURN(
         const ckpt::LoadReport report,
         ckpt::Load(*saved.storage, saved.directory, masters, group.ranks, options));
+    notes.report.bytes_needed += report.bytes_needed;
     notes.report.bytes_read += report.bytes_read;
+    notes.report.bytes_received += report.bytes_received;
+    notes.report.bytes_sent += report.bytes_sent;
+    notes.report.buffer_bytes = std::max(notes.report.buffer_bytes, report.buffer_bytes);
     notes.report.seconds += report.seconds;
     notes.sentences.push_back("master weights come from the saved weights");
   }

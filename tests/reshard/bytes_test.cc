@@ -1,0 +1,227 @@
+// What a checkpoint costs: bytes on the disk over bytes of the logical state, for every topology;
+// memory while loading.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "gtest/gtest.h"
+#include "tests/exact/logical_state.h"
+#include "tests/exact/training.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/state/communicator_group.h"
+#include "trainer/state/state_dict.h"
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TESSERA_UNDER_SANITIZER 1
+#endif
+#endif
+
+namespace tessera {
+namespace {
+
+using testing::TrainingRank;
+
+// Large enough that headers do not count: 32 MB of state.
+constexpr char kModel[] = R"pb(
+  size: "gpt2-tiny"
+  num_layers: 5
+  hidden_size: 208
+  num_attention_heads: 8
+  vocab_size: 1511
+  make_vocab_size_divisible_by: 1
+)pb";
+
+class BytesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = absl::StrCat(::testing::TempDir(), "/",
+                         ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+    const absl::Status written = testing::WriteTokens(root_ + "/tokens.bin", 1511, 500);
+    ASSERT_TRUE(written.ok()) << written;
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  TrainConfig Config(const std::string& topology) const {
+    const int64_t micro_batches = 16 * 15 * 7;  // any data axis divides it
+    const absl::StatusOr<TrainConfig> config =
+        testing::MakeConfig({.model = kModel,
+                             .tokens = root_ + "/tokens.bin",
+                             .topology = topology,
+                             .micro_batch_size = 1,
+                             .global_batch_size = micro_batches,
+                             .bucket_elements = 300000});
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? *config : TrainConfig();
+  }
+
+  // Saves a run at its start; all that is in the checkpoint's folder, in bytes.
+  absl::StatusOr<int64_t> Save(const std::string& topology, int64_t* logical_bytes) const {
+    TrainConfig config = Config(topology);
+    config.mutable_checkpoint()->set_save(root_ + "/" + topology);
+    config.mutable_checkpoint()->set_save_interval(1);
+    testing::StateCollector collector;
+    ThreadWorld world(ConfigTopology(config).world_size());
+    TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
+                               TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
+      testing::FillState(training->trainer().chunks(), /*seed=*/1);
+      TESSERA_RETURN_IF_ERROR(training->Save());
+      TESSERA_RETURN_IF_ERROR(training->FinishSaves().status());
+      return logical_bytes == nullptr ? absl::OkStatus()
+                                      : collector.Add(training->trainer().chunks());
+    }));
+    if (logical_bytes != nullptr) *logical_bytes = testing::Bytes(collector.Take());
+    int64_t bytes = 0;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(config.checkpoint().save())) {
+      if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
+    }
+    return bytes;
+  }
+
+  std::string root_;
+};
+
+TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
+  int64_t logical_bytes = 0;
+  std::string worst;
+  double largest = 0;
+  for (const std::string topology : {"single",
+                                     "dp2",
+                                     "dp3",
+                                     "dp8",
+                                     "dp16",
+                                     "dp2_zero1",
+                                     "dp3_zero1",
+                                     "dp7_zero1",
+                                     "dp4_zero2",
+                                     "dp5_zero2",
+                                     "dp16_zero2",
+                                     "tp2",
+                                     "tp4_sp",
+                                     "tp8",
+                                     "pp2",
+                                     "pp3",
+                                     "pp5",
+                                     "pp2_vpp2",
+                                     "dp2_tp4",
+                                     "dp4_pp4",
+                                     "tp2_pp2",
+                                     "dp2_tp2_pp2",
+                                     "dp4_zero2_tp2_pp2",
+                                     "dp2_zero1_tp2_sp",
+                                     "dp3_zero2_tp2",
+                                     "dp2_zero2_tp2_pp2_vpp2_sp",
+                                     "dp5_zero1_pp2",
+                                     "dp2_zero2_tp4"}) {
+    const absl::StatusOr<int64_t> bytes =
+        Save(topology, logical_bytes == 0 ? &logical_bytes : nullptr);
+    ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();
+    const double ratio = static_cast<double>(*bytes) / static_cast<double>(logical_bytes);
+    EXPECT_GE(ratio, 1) << topology;
+    EXPECT_LE(ratio, 1.01) << topology;
+    if (ratio > largest) worst = topology;
+    largest = std::max(largest, ratio);
+    std::filesystem::remove_all(root_ + "/" + topology);
+  }
+  std::cout << "bytes written over " << logical_bytes << " bytes of logical state: at most "
+            << largest << " (" << worst << ")\n";
+}
+
+// Resident memory of this process, in bytes: now, and at most since ResetPeak().
+int64_t ResidentBytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  std::string name;
+  for (int64_t kib = 0; status >> name;) {
+    if (name == field && status >> kib) return kib * 1024;
+  }
+  return -1;
+}
+bool ResetPeak() {
+  return static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush);
+}
+
+// What loading took beyond what the ranks, threads of this process, had before.
+absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::string& folder,
+                                     uint64_t staging_bytes) {
+  int64_t bytes = -1;
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
+                             TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
+    // Every page is there before.
+    testing::FillState(training->trainer().chunks(), /*seed=*/2);
+    ckpt::StateDict state = WeightState(training->state());
+    for (ckpt::ShardedTensor& tensor : OptimizerTensors(training->state()).tensors) {
+      state.tensors.push_back(std::move(tensor));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
+                             ckpt::OpenPosixStorage(folder));
+    const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&rank);
+    TESSERA_RETURN_IF_ERROR(rank.Barrier());
+    if (rank.rank() == 0) {
+      if (!ResetPeak()) return absl::InternalError("/proc/self/clear_refs: cannot be written");
+      bytes = -ResidentBytes("VmRSS:");
+    }
+    TESSERA_RETURN_IF_ERROR(rank.Barrier());
+    TESSERA_RETURN_IF_ERROR(ckpt::Load(*storage, ckpt::StepDirectoryName(0), state, *group,
+                                       {.io_threads = 2, .staging_bytes = staging_bytes})
+                                .status());
+    TESSERA_RETURN_IF_ERROR(rank.Barrier());
+    if (rank.rank() == 0) bytes += ResidentBytes("VmHWM:");
+    return absl::OkStatus();
+  }));
+  return bytes;
+}
+
+// No rank holds more than its own state and a bounded buffer: neither the whole model nor a second
+// copy of what it loads.
+TEST_F(BytesTest, ALoadTakesNoMoreThanItsBuffers) {
+#ifdef TESSERA_UNDER_SANITIZER
+  GTEST_SKIP() << "sanitizers keep memory that was given back";
+#endif
+  int64_t logical_bytes = 0;
+  const absl::StatusOr<int64_t> saved = Save("dp4_zero2_tp2_pp2", &logical_bytes);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  constexpr uint64_t kStagingBytes = uint64_t{2} << 20;
+  constexpr int64_t kMostPieces = 7;  // of a checksum chunk, where ranks read for each other
+  constexpr int64_t kPieceBytes = int64_t{1} << 20;
+  // The manifest, the plan, stacks.
+  constexpr int64_t kRest = int64_t{3} << 20;
+  for (const std::string topology : {"single", "dp4", "tp4", "pp4", "dp4_zero2", "dp2_tp2"}) {
+    const TrainConfig config = Config(topology);
+    const absl::StatusOr<int64_t> bytes =
+        MemoryOfLoad(config, root_ + "/dp4_zero2_tp2_pp2", kStagingBytes);
+    ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();
+    const int64_t ranks = ConfigTopology(config).world_size();
+    EXPECT_LE(*bytes, ranks * (kMostPieces * kPieceBytes + kRest)) << topology;
+    EXPECT_LE(*bytes / ranks, logical_bytes / 3) << topology;
+    std::cout << topology << ": " << *bytes / ranks << " bytes a rank; logical state "
+              << logical_bytes << "\n";
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,167 @@
+// A run that changes its topology on the way goes on as if nothing had happened. EXACT: every later
+// loss, gradient norm, weight and moment to the last bit. FAST: to rounding.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
+#include "tests/exact/training.h"
+#include "tests/reshard/models.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+namespace {
+
+using testing::TrainedRun;
+
+constexpr int kShards = 4;
+constexpr int64_t kSteps = 16;
+
+struct Kind {
+  std::string name;
+  std::string model;
+  bool bf16 = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+
+// Where a run is at step 0, and from steps 6 and 12 on.
+using Chain = std::vector<std::string>;
+constexpr int64_t kChainSteps[] = {6, 12, kSteps};
+
+class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
+ protected:
+  static const Kind& kind() { return std::get<0>(GetParam()); }
+  static const Chain& chain() { return std::get<1>(GetParam()); }
+
+  void SetUp() override {
+    root_ = absl::StrCat(::testing::TempDir(), "/continue_", kind().name, "_",
+                         absl::StrJoin(chain(), "_"));
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  static TrainConfig Config(const std::string& topology, bool exact, int64_t steps) {
+    const std::string tokens = ::testing::TempDir() + "/continue_tokens.bin";
+    EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 3000).ok());
+    // Sixteen micro-batches; the run passes the end of its first epoch.
+    const absl::StatusOr<TrainConfig> config = testing::MakeConfig(
+        {.model = absl::StrCat(kind().model, " make_vocab_size_divisible_by: 1"),
+         .tokens = tokens,
+         .topology = topology,
+         .exact_shards = exact ? kShards : 0,
+         .bf16 = kind().bf16,
+         .micro_batch_size = 1,
+         .global_batch_size = 16,
+         .steps = steps,
+         .decay_steps = kSteps});
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? *config : TrainConfig();
+  }
+
+  // The uninterrupted run on `topology`; trained once.
+  static const TrainedRun& Uninterrupted(const std::string& topology, bool exact) {
+    static auto& runs = *new std::map<std::tuple<std::string, std::string, bool>, TrainedRun>;
+    const auto [run, is_new] = runs.try_emplace({kind().name, topology, exact});
+    if (!is_new) return run->second;
+    const absl::StatusOr<TrainedRun> trained =
+        testing::TrainOnThreads(Config(topology, exact, kSteps));
+    EXPECT_TRUE(trained.ok()) << trained.status();
+    if (trained.ok()) run->second = *trained;
+    return run->second;
+  }
+
+  // The parts of the run, each under its topology, loading what the one before it has saved. Every
+  // second one saves behind the training.
+  std::vector<TrainedRun> TrainChain(bool exact) const {
+    std::vector<TrainedRun> parts;
+    for (size_t i = 0; i < chain().size(); ++i) {
+      TrainConfig config = Config(chain()[i], exact, kChainSteps[i]);
+      // A resumed run takes the saved seed.
+      if (i > 0) config.mutable_training()->set_seed(4321);
+      CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+      if (i > 0) checkpoint.set_load(root_);
+      checkpoint.set_save(root_);
+      checkpoint.set_save_interval(2);
+      checkpoint.set_async_save(i % 2 == 1);
+      const absl::StatusOr<TrainedRun> part = testing::TrainOnThreads(config);
+      EXPECT_TRUE(part.ok()) << chain()[i] << ": " << part.status();
+      if (!part.ok()) break;
+      EXPECT_EQ(part->first_step, i == 0 ? 0 : kChainSteps[i - 1]);
+      parts.push_back(*part);
+    }
+    return parts;
+  }
+
+  std::string root_;
+};
+
+class ExactContinueTest : public ContinueTest {};
+
+TEST_P(ExactContinueTest, GoesOnToTheLastBit) {
+  const TrainedRun& all = Uninterrupted("single", /*exact=*/true);
+  ASSERT_EQ(all.losses.size(), kSteps);
+  EXPECT_LT(all.losses.back(), all.losses.front());
+  const std::vector<TrainedRun> parts = TrainChain(/*exact=*/true);
+  ASSERT_EQ(parts.size(), chain().size());
+  for (const TrainedRun& part : parts) EXPECT_EQ(testing::FirstLossDifference(all, part), "");
+  EXPECT_EQ(testing::FirstDifference(all, parts.back()), "");
+}
+
+// In fp32: bf16 rounds too coarsely to tell a fault from another order of sums.
+class FastContinueTest : public ContinueTest {};
+
+TEST_P(FastContinueTest, GoesOnToRounding) {
+  const TrainedRun& all = Uninterrupted(chain().front(), /*exact=*/false);
+  const std::vector<TrainedRun> parts = TrainChain(/*exact=*/false);
+  ASSERT_EQ(parts.size(), chain().size());
+  for (const TrainedRun& part : parts) EXPECT_LT(testing::LargestLossDifference(all, part), 1e-5);
+  EXPECT_EQ(parts.back().progress.step, kSteps);
+  EXPECT_EQ(parts.back().progress.updates, all.progress.updates);
+  EXPECT_EQ(parts.back().progress.consumed_samples, all.progress.consumed_samples);
+}
+
+std::string Name(const ::testing::TestParamInfo<ContinueTest::ParamType>& info) {
+  return absl::StrCat(std::get<0>(info.param).name, "_",
+                      absl::StrJoin(std::get<1>(info.param), "_then_"));
+}
+
+auto Chains() {
+  return ::testing::Values(
+      Chain{"dp4_zero2_tp2_pp2", "single", "dp4_zero2_tp2_pp2"},
+      Chain{"dp4_zero2_tp2_pp2", "dp2", "dp8"}, Chain{"dp4_zero2_tp2_pp2", "tp4", "pp4"},
+      Chain{"dp4_zero2_tp2_pp2", "dp2_tp4", "tp2_pp2"},
+      Chain{"dp4_zero2_tp2_pp2", "dp16_zero2", "dp2_zero1"},
+      // ZeRO alone, in both directions.
+      Chain{"dp4", "dp4_zero2", "dp4_zero1"}, Chain{"dp4_zero2", "dp4_zero1", "dp4"},
+      // Virtual stages, sequence parallelism.
+      Chain{"pp2", "pp2_vpp2", "dp2_zero1_tp2_sp"}, Chain{"tp2_sp", "tp2", "tp4_sp"},
+      Chain{"single", "dp2_zero2_tp2_pp2_vpp2_sp", "single"}, Chain{"pp5", "dp8_zero2", "pp3"},
+      Chain{"dp2_zero2_tp4", "dp4_zero1_pp2", "dp16_zero1"});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ExactContinueTest,
+    ::testing::Combine(::testing::Values(Kind{"Gpt2Fp32", testing::kGpt2, false},
+                                         Kind{"LlamaBf16", testing::kLlama, true}),
+                       Chains()),
+    Name);
+INSTANTIATE_TEST_SUITE_P(All, FastContinueTest,
+                         ::testing::Combine(::testing::Values(Kind{"Gpt2", testing::kGpt2},
+                                                              Kind{"TiedLlama",
+                                                                   testing::kTiedLlama}),
+                                            Chains()),
+                         Name);
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,111 @@
+#include "tests/reshard/landing.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/engine/process_group.h"
+#include "tests/exact/training.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
+#include "trainer/tensor/memory.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr uint64_t kSomethingElse = 0x5eed;
+
+// Adds up what the ranks of one load tell.
+class LandingCollector {
+ public:
+  absl::Status Add(int rank, const LoadNotes& notes, const TrainingRank& training) {
+    const std::lock_guard lock(mutex_);
+    if (ranks_++ == 0) landing_.progress = training.progress();
+    if (const std::string differs = FirstProgressDifference(landing_.progress, training.progress());
+        !differs.empty()) {
+      return absl::InternalError("ranks disagree about " + differs);
+    }
+    if (rank == 0) landing_.notes = notes.sentences;
+    landing_.bytes_needed += notes.report.bytes_needed;
+    landing_.bytes_read += notes.report.bytes_read;
+    landing_.largest_buffer_bytes =
+        std::max(landing_.largest_buffer_bytes, notes.report.buffer_bytes);
+    return absl::OkStatus();
+  }
+
+  StateCollector& state() { return state_; }
+  Landing& landing() { return landing_; }  // not while ranks add
+
+  absl::StatusOr<Landing> Take() {
+    TESSERA_RETURN_IF_ERROR(state_.CheckComplete());
+    landing_.state = state_.Take();
+    return std::move(landing_);
+  }
+
+ private:
+  std::mutex mutex_;
+  int ranks_ = 0;
+  Landing landing_;
+  StateCollector state_;
+};
+
+uint64_t StoredBytes(const ckpt::Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const ckpt::DataFile& file : manifest.files()) bytes += file.size_bytes();
+  return bytes;
+}
+
+absl::Status Land(const CheckpointConfig& from, Communicator& world, TrainingRank& training,
+                  LandingCollector& collector) {
+  const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&world);
+  FillState(training.trainer().chunks(), kSomethingElse);
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(from, {.ranks = *group}));
+  if (!saved.has_value()) return absl::NotFoundError(from.load());
+  // Threads share the counter of tensors: rank 0 looks while all others stand still.
+  TESSERA_RETURN_IF_ERROR(world.Barrier());
+  const int64_t before = TensorMemory().live_bytes;
+  if (world.rank() == 0) ResetPeakMemory();
+  TESSERA_RETURN_IF_ERROR(world.Barrier());
+  TESSERA_ASSIGN_OR_RETURN(const LoadNotes notes, training.Load(*saved));
+  TESSERA_RETURN_IF_ERROR(world.Barrier());
+  if (world.rank() == 0) {
+    collector.landing().tensor_bytes = TensorMemory().peak_bytes - before;
+    collector.landing().stored_bytes = StoredBytes(saved->manifest);
+  }
+  TESSERA_RETURN_IF_ERROR(world.Barrier());
+  TESSERA_RETURN_IF_ERROR(collector.Add(world.rank(), notes, training));
+  return collector.state().Add(training.trainer().chunks());
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Landing>> LandAll(const TrainConfig& config,
+                                             const std::vector<std::string>& folders) {
+  std::vector<LandingCollector> collectors(folders.size());
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
+                             TrainingRank::Create(config, /*seed=*/0, rank, /*log=*/nullptr));
+    for (size_t i = 0; i < folders.size(); ++i) {
+      CheckpointConfig from;
+      from.set_load(folders[i]);
+      TESSERA_RETURN_IF_ERROR(Land(from, rank, *training, collectors[i]));
+    }
+    return absl::OkStatus();
+  }));
+  std::vector<Landing> landings;
+  for (LandingCollector& collector : collectors) {
+    TESSERA_ASSIGN_OR_RETURN(Landing landing, collector.Take());
+    landings.push_back(std::move(landing));
+  }
+  return landings;
+}
+
+}  // namespace tessera::testing

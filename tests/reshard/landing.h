@@ -1,0 +1,37 @@
+#ifndef TESSERA_TESTS_RESHARD_LANDING_H_
+#define TESSERA_TESTS_RESHARD_LANDING_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tests/exact/logical_state.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/state/run_state.h"
+
+namespace tessera::testing {
+
+// What one load of a checkpoint left on all ranks together.
+struct Landing {
+  LogicalState state;
+  Progress progress;
+  std::vector<std::string> notes;  // of rank 0
+  uint64_t bytes_needed = 0;       // over all ranks, each reading alone
+  uint64_t bytes_read = 0;         // over all ranks
+  uint64_t stored_bytes = 0;       // of the checkpoint's data files
+  uint64_t largest_buffer_bytes = 0;
+  int64_t tensor_bytes = 0;  // that tensors took beyond what the ranks held before
+};
+
+// Builds a run of `config` with threads as ranks and loads the newest checkpoint of one folder
+// after the other into it, as a resumed run does. Before each, every element holds something else.
+// Internal where ranks disagree about an element or progress, where one is missing, or where
+// padding is touched.
+absl::StatusOr<std::vector<Landing>> LandAll(const TrainConfig& config,
+                                             const std::vector<std::string>& folders);
+
+}  // namespace tessera::testing
+
+#endif  // TESSERA_TESTS_RESHARD_LANDING_H_

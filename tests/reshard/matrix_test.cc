@@ -1,0 +1,184 @@
+// Every topology's checkpoint, loaded under every other topology, holds what was saved: weights,
+// master weights and moments to the last bit, and where the run stands. Compared with everything
+// gathered naively, on both sides.
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <iostream>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/exact/logical_state.h"
+#include "tests/exact/training.h"
+#include "tests/reshard/landing.h"
+#include "tests/reshard/models.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/parallel/topology.h"
+
+namespace tessera {
+namespace {
+
+using testing::Landing;
+using testing::LogicalState;
+using testing::TrainedRun;
+
+constexpr uint64_t kStagingBytes = uint64_t{64} << 20;  // LoadOptions' default
+
+struct Kind {
+  std::string name;
+  std::string model;
+  int most_tensor_ranks = 1;
+  bool saved_bf16 = false;
+  bool loaded_bf16 = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+
+// How a side of a pair lies in memory, besides its topology.
+struct Layout {
+  std::string topology;
+  int64_t bucket_elements;
+  int vocabulary_multiple = 1;
+};
+
+// Growing, shrinking, sizes that do not divide each other, uneven stages, every ZeRO stage; buckets
+// of which some ranks own nothing; a vocabulary padded by nothing, by the tensor axis, and so far
+// that whole shards are padding.
+const std::vector<Layout>& Layouts() {
+  static const auto& layouts = *new std::vector<Layout>{{"single", 5000},
+                                                        {"dp2", 5000, 128},
+                                                        {"dp2_zero1", 100},
+                                                        {"dp3_zero1", 3000},
+                                                        {"dp4_zero2", 5000},
+                                                        {"dp5_zero2", 700, 16},
+                                                        {"dp7_zero1", 1000},
+                                                        {"tp2", 5000},
+                                                        {"tp4_sp", 5000, 64},
+                                                        {"tp8", 5000, 128},
+                                                        {"pp2", 5000},
+                                                        {"pp3", 5000},
+                                                        {"pp5", 5000, 8},
+                                                        {"pp2_vpp2", 5000},
+                                                        {"dp2_tp2_pp2", 5000},
+                                                        {"dp4_zero2_tp2_pp2", 4000},
+                                                        {"dp2_zero1_tp2_sp", 5000},
+                                                        {"dp3_zero2_tp2", 2000},
+                                                        {"dp2_zero2_tp2_pp2_vpp2_sp", 3000},
+                                                        {"dp5_zero1_pp2", 5000},
+                                                        {"dp3_zero2_pp2_vpp2", 600, 3},
+                                                        {"dp2_zero2_tp4", 5000}};
+  return layouts;
+}
+
+class MatrixTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    root_ = ::testing::TempDir() + "/matrix_" + GetParam().name;
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+    const absl::Status written =
+        testing::WriteTokens(root_ + "/tokens.bin", testing::kVocabulary, 3000);
+    ASSERT_TRUE(written.ok()) << written;
+    for (const Layout& layout : Layouts()) {
+      const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
+      ASSERT_TRUE(topology.ok()) << topology.status();
+      if (topology->tensor <= GetParam().most_tensor_ranks) layouts_.push_back(layout);
+    }
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  TrainConfig Config(const Layout& layout, bool bf16, int64_t seed) const {
+    const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
+    EXPECT_TRUE(topology.ok()) << topology.status();
+    const absl::StatusOr<TrainConfig> config = testing::MakeConfig(
+        {.model = absl::StrCat(GetParam().model,
+                               " make_vocab_size_divisible_by: ", layout.vocabulary_multiple),
+         .tokens = root_ + "/tokens.bin",
+         .topology = layout.topology,
+         .bf16 = bf16,
+         .micro_batch_size = 1,
+         .global_batch_size = int64_t{topology->data} * topology->pipeline,
+         .seq_length = 16,
+         .steps = 2,
+         .bucket_elements = layout.bucket_elements,
+         .seed = seed});
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? *config : TrainConfig();
+  }
+
+  std::string Folder(const Layout& layout) const {
+    return absl::StrCat(root_, "/", layout.topology);
+  }
+
+  // Trains a little at every layout, each from weights of its own, and saves.
+  void SaveEverywhere() {
+    for (size_t i = 0; i < layouts_.size(); ++i) {
+      TrainConfig config =
+          Config(layouts_[i], GetParam().saved_bf16, /*seed=*/100 + static_cast<int64_t>(i));
+      config.mutable_checkpoint()->set_save(Folder(layouts_[i]));
+      config.mutable_checkpoint()->set_save_interval(config.training().train_iters());
+      const absl::StatusOr<TrainedRun> run = testing::TrainOnThreads(config);
+      ASSERT_TRUE(run.ok()) << layouts_[i].topology << ": " << run.status();
+      folders_.push_back(Folder(layouts_[i]));
+      saved_.push_back(*run);
+    }
+  }
+
+  LogicalState Expected(const LogicalState& saved) const {
+    if (GetParam().saved_bf16 == GetParam().loaded_bf16) return saved;
+    return GetParam().loaded_bf16 ? testing::AsBf16Run(saved) : testing::AsFp32Run(saved);
+  }
+
+  void ExpectLanded(const TrainedRun& saved, const Landing& landing) const {
+    EXPECT_EQ(testing::FirstStateDifference(Expected(saved.state), landing.state), "");
+    EXPECT_EQ(testing::FirstProgressDifference(saved.progress, landing.progress), "");
+    EXPECT_EQ(landing.notes.empty(), GetParam().saved_bf16 == GetParam().loaded_bf16);
+    // No tensor besides the ranks' own, and buffers within the setting.
+    EXPECT_EQ(landing.tensor_bytes, 0);
+    EXPECT_LE(landing.largest_buffer_bytes, kStagingBytes);
+    if (!landing.notes.empty()) return;  // read twice: as weights and as master weights
+    // Each stored byte once, however many ranks need it.
+    EXPECT_LE(landing.bytes_read, landing.stored_bytes);
+    EXPECT_LE(landing.bytes_read, landing.bytes_needed);
+  }
+
+  std::string root_;
+  std::vector<Layout> layouts_;  // that the model can have
+  std::vector<std::string> folders_;
+  std::vector<TrainedRun> saved_;
+};
+
+TEST_P(MatrixTest, EveryTopologyLoadsWhatEveryOtherSaved) {
+  ASSERT_NO_FATAL_FAILURE(SaveEverywhere());
+  int pairs = 0;
+  for (const Layout& to : layouts_) {
+    const absl::StatusOr<std::vector<Landing>> landings =
+        testing::LandAll(Config(to, GetParam().loaded_bf16, /*seed=*/1), folders_);
+    ASSERT_TRUE(landings.ok()) << "into " << to.topology << ": " << landings.status();
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat(layouts_[i].topology, " -> ", to.topology));
+      ExpectLanded(saved_[i], (*landings)[i]);
+      ++pairs;
+    }
+  }
+  std::cout << pairs << " pairs of topologies\n";
+  EXPECT_GE(pairs, 400);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MatrixTest,
+                         ::testing::Values(Kind{"Gpt2Fp32", testing::kGpt2, 8, false, false},
+                                           Kind{"Gpt2Bf16", testing::kGpt2, 8, true, true},
+                                           Kind{"LlamaBf16", testing::kLlama, 4, true, true},
+                                           Kind{"TiedLlamaFp32", testing::kTiedLlama, 8, false,
+                                                false},
+                                           Kind{"LlamaFp32ToBf16", testing::kLlama, 4, false, true},
+                                           Kind{"Gpt2Bf16ToFp32", testing::kGpt2, 8, true, false}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,173 @@
+// Random models with odd extents, random topologies, random bucket sizes and precisions: what one
+// saves, the others load, compared with everything gathered naively.
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/base/test_seed.h"
+#include "gtest/gtest.h"
+#include "tests/exact/logical_state.h"
+#include "tests/exact/training.h"
+#include "tests/reshard/landing.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/parallel/topology.h"
+#include "trainer/state/run_state.h"
+
+namespace tessera {
+namespace {
+
+using testing::Landing;
+using testing::LogicalState;
+
+constexpr int kMostRanks = 12;
+constexpr int kDestinations = 3;
+
+// In the environment, for longer campaigns.
+int Rounds() {
+  const char* rounds = std::getenv("TESSERA_TEST_ROUNDS");
+  return rounds == nullptr ? 25 : std::atoi(rounds);
+}
+
+class Chooser {
+ public:
+  explicit Chooser(uint64_t seed) : random_(seed) {}
+
+  int64_t Between(int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random_() % static_cast<uint64_t>(most - least + 1));
+  }
+  bool Coin() { return Between(0, 1) == 1; }
+
+  // ModelConfig in text format, whatever the padding of the vocabulary.
+  std::string Model() {
+    constexpr int64_t kHeads[] = {1, 2, 3, 4, 6, 8};
+    const int64_t heads = kHeads[Between(0, 5)];
+    const bool llama = Coin();
+    std::string model = absl::StrCat(
+        "size: \"", llama ? "llama3-tiny" : "gpt2-tiny", "\" num_layers: ", Between(1, 6),
+        " num_attention_heads: ", heads, " hidden_size: ", heads * 2 * Between(1, 3),
+        " ffn_hidden_size: ", heads * Between(1, 9), " vocab_size: ", Between(3, 90),
+        " max_position_embeddings: ", Between(24, 41));
+    if (llama) {
+      int64_t groups = Between(1, heads);
+      while (heads % groups != 0) groups = Between(1, heads);
+      absl::StrAppend(&model, " num_query_groups: ", groups,
+                      " untie_embeddings_and_output_weights: ", Coin() ? "true" : "false");
+    }
+    return model;
+  }
+
+  // A run of the model on some topology that can have it.
+  TrainConfig Run(const std::string& model, const std::string& tokens) {
+    while (true) {
+      const Topology topology{.tensor = static_cast<int>(Between(1, 8)),
+                              .data = static_cast<int>(Between(1, 7)),
+                              .pipeline = static_cast<int>(Between(1, 4)),
+                              .virtual_pipeline = static_cast<int>(Between(1, 3)),
+                              .zero_stage = static_cast<int>(Between(0, 2)),
+                              .sequence_parallel = Coin()};
+      const bool bf16 = Coin();
+      const std::string whole_model =
+          absl::StrCat(model, " make_vocab_size_divisible_by: ", Between(1, 9));
+      if (topology.world_size() > kMostRanks || !ValidateSizes(topology).ok()) continue;
+      const absl::StatusOr<TrainConfig> config =
+          testing::MakeConfig({.model = whole_model,
+                               .tokens = tokens,
+                               .topology = ToString(topology),
+                               .bf16 = bf16,
+                               .micro_batch_size = 1,
+                               .global_batch_size = int64_t{topology.data} * topology.pipeline,
+                               .bucket_elements = Between(1, 3000)});
+      if (config.ok()) return *config;
+    }
+  }
+
+  Progress Where() {
+    const int64_t step = Between(1, 1000000);
+    return {.step = step,
+            .updates = step - Between(0, 1),
+            .consumed_samples = Between(0, int64_t{1} << 50),
+            .last_loss = static_cast<double>(Between(1, 1000)) / 7,
+            .last_learning_rate = static_cast<double>(Between(1, 1000)) / 1e7,
+            .best_loss = static_cast<double>(Between(1, 1000)) / 11,
+            .seed = random_(),
+            .data_seed = random_()};
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+std::string Describe(const TrainConfig& config) {
+  return absl::StrCat(ToString(ConfigTopology(config)),
+                      config.training().bf16() ? " bf16" : " fp32", ", buckets of ",
+                      config.parallel().ddp_bucket_size(), ", vocabulary in multiples of ",
+                      config.model().make_vocab_size_divisible_by());
+}
+
+// Saves contents that are a function of the seed. Returns them, gathered.
+absl::StatusOr<LogicalState> Save(TrainConfig config, const std::string& folder,
+                                  const Progress& progress, uint64_t seed) {
+  config.mutable_checkpoint()->set_save(folder);
+  config.mutable_checkpoint()->set_save_interval(1);
+  testing::StateCollector collector;
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<testing::TrainingRank> training,
+                             testing::TrainingRank::Create(config, seed, rank, /*log=*/nullptr));
+    testing::FillState(training->trainer().chunks(), seed);
+    training->set_progress(progress);
+    TESSERA_RETURN_IF_ERROR(training->Save());
+    TESSERA_RETURN_IF_ERROR(training->FinishSaves().status());
+    return collector.Add(training->trainer().chunks());
+  }));
+  TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
+  return collector.Take();
+}
+
+LogicalState Expected(const LogicalState& saved, bool saved_bf16, bool loaded_bf16) {
+  if (saved_bf16 == loaded_bf16) return saved;
+  return loaded_bf16 ? testing::AsBf16Run(saved) : testing::AsFp32Run(saved);
+}
+
+TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
+  Chooser choose(ckpt::TestSeed());
+  const std::string root = ::testing::TempDir() + "/reshard_property";
+  for (int round = 0; round < Rounds(); ++round) {
+    std::filesystem::remove_all(root);
+    std::filesystem::create_directories(root);
+    ASSERT_TRUE(testing::WriteTokens(root + "/tokens.bin", /*vocabulary=*/3, 200).ok());
+    const std::string model = choose.Model();
+    const TrainConfig from = choose.Run(model, root + "/tokens.bin");
+    const Progress progress = choose.Where();
+    SCOPED_TRACE(absl::StrCat("round ", round, ": ", model, "\nfrom ", Describe(from)));
+    const absl::StatusOr<LogicalState> saved = Save(from, root + "/saved", progress, progress.seed);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    for (int i = 0; i < kDestinations; ++i) {
+      const TrainConfig to = choose.Run(model, root + "/tokens.bin");
+      SCOPED_TRACE(absl::StrCat("to ", Describe(to)));
+      const absl::StatusOr<std::vector<Landing>> landed = testing::LandAll(to, {root + "/saved"});
+      ASSERT_TRUE(landed.ok()) << landed.status();
+      const LogicalState expected = Expected(*saved, from.training().bf16(), to.training().bf16());
+      ASSERT_EQ(testing::FirstStateDifference(expected, landed->front().state), "");
+      ASSERT_EQ(testing::FirstProgressDifference(progress, landed->front().progress), "");
+    }
+  }
+  std::filesystem::remove_all(root);
+  std::cout << Rounds() << " rounds\n";
+}
+
+}  // namespace
+}  // namespace tessera
