@@ -1,0 +1,51 @@
+#ifndef TESSERA_TESTS_PERF_RESHARD_LOAD_STATE_H_
+#define TESSERA_TESTS_PERF_RESHARD_LOAD_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/engine/state_dict.h"
+#include "tests/perf/gpt2_run.h"
+#include "trainer/comm/communicator.h"
+
+namespace tessera {
+
+// The training state of GPT-2 124M (bf16 weights; fp32 master weights and two moments) as one rank
+// of a topology holds it. Every element has a value that follows from its tensor's name and its
+// place in the tensor, so that a load can be checked whatever the topologies.
+class ReshardLoadState {
+ public:
+  // Collective over `world`, which must outlive it. All memory is present afterwards.
+  static absl::StatusOr<std::unique_ptr<ReshardLoadState>> Create(const std::string& topology,
+                                                                  Communicator& world);
+
+  const std::string& topology() const { return topology_; }
+  ckpt::StateDict& dict() { return dict_; }
+  const ckpt::StateDict& dict() const { return dict_; }
+
+  // Of the logical tensors, each once, whoever holds them.
+  uint64_t logical_bytes() const { return logical_bytes_; }
+  // Of this rank's shards.
+  uint64_t local_bytes() const { return local_bytes_; }
+
+  // Overwrites a sample of the elements.
+  void Spoil();
+  // DataLoss, naming tensor and element, where one of the sample is not what it must be.
+  absl::Status Check() const;
+
+ private:
+  explicit ReshardLoadState(std::string topology) : topology_(std::move(topology)) {}
+
+  const std::string topology_;
+  std::unique_ptr<Gpt2Run> run_;  // owns the memory
+  ckpt::StateDict dict_;
+  uint64_t logical_bytes_ = 0;
+  uint64_t local_bytes_ = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_PERF_RESHARD_LOAD_STATE_H_
