@@ -62,10 +62,11 @@ class StateCollector {
 // name and the element's place in the whole tensor, rounded to its dtype. Padding stays as it is.
 void FillState(std::span<const TrainedChunk> chunks, uint64_t seed);
 
-// What a run of the other precision holds after loading `state`.
-// Weights of bf16 runs are the rounded fp32 weights, which become their master weights;
+// What a bf16 run holds after loading what an fp32 run saved: the fp32 weights are its master
+// weights, its weights are those rounded to nearest even, moments stay what they are.
 LogicalState AsBf16Run(const LogicalState& fp32_run);
-// weights of fp32 runs are the master weights. Moments stay what they are.
+// What an fp32 run holds after loading what a bf16 run saved: its weights are the master weights,
+// the rounded ones are passed over, moments stay what they are.
 LogicalState AsFp32Run(const LogicalState& bf16_run);
 
 // The first difference as a sentence; empty when they are equal to the last bit.

@@ -135,7 +135,8 @@ TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
                                      "dp3_zero2_tp2",
                                      "dp2_zero2_tp2_pp2_vpp2_sp",
                                      "dp5_zero1_pp2",
-                                     "dp2_zero2_tp4"}) {
+                                     "dp2_zero2_tp4",
+                                     "dp3_zero2_pp2_vpp2"}) {
     const absl::StatusOr<int64_t> bytes =
         Save(topology, logical_bytes == 0 ? &logical_bytes : nullptr);
     ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();
