@@ -117,7 +117,6 @@ absl::Status WriteTokens(const std::string& path, int64_t vocabulary, int64_t co
 }
 
 absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings) {
-  TESSERA_ASSIGN_OR_RETURN(const Topology topology, ParseTopology(settings.topology));
   TESSERA_ASSIGN_OR_RETURN(
       TrainConfig config,
       ParseConfig(absl::StrCat("model {", settings.model, "}", kRest), "the test's"));
@@ -130,12 +129,7 @@ absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings) {
   training.set_seed(settings.seed);
   config.mutable_optimizer()->set_lr_decay_iters(settings.decay_steps);
   ParallelConfig& parallel = *config.mutable_parallel();
-  parallel.set_data_parallel_size(topology.data);
-  parallel.set_tensor_model_parallel_size(topology.tensor);
-  parallel.set_pipeline_model_parallel_size(topology.pipeline);
-  parallel.set_num_virtual_stages_per_pipeline_rank(topology.virtual_pipeline);
-  parallel.set_zero_stage(topology.zero_stage);
-  parallel.set_sequence_parallel(topology.sequence_parallel);
+  parallel.set_topology(settings.topology);
   parallel.set_ddp_bucket_size(settings.bucket_elements);
   if (settings.exact_shards > 0) {
     parallel.set_numerics(Numerics::EXACT);
@@ -185,8 +179,7 @@ void TrainingRank::Initialize() {
 absl::StatusOr<LoadNotes> TrainingRank::Load(const SavedRun& saved) {
   TESSERA_RETURN_IF_ERROR(CheckSameModel(saved.manifest, config_.model()));
   TESSERA_RETURN_IF_ERROR(CheckSameData(saved.manifest, data_identity()));
-  TESSERA_ASSIGN_OR_RETURN(LoadNotes notes,
-                           LoadTensors(saved, state(), /*with_optimizer=*/true, group()));
+  TESSERA_ASSIGN_OR_RETURN(LoadNotes notes, LoadTensors(saved, state(), LoadPolicy(), group()));
   TESSERA_ASSIGN_OR_RETURN(progress_, ReadProgress(saved.manifest));
   trainer_->set_updates(progress_.updates);
   return notes;

@@ -22,6 +22,7 @@
 #include "trainer/parallel/mesh.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/load_tensors.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/step/trainer.h"

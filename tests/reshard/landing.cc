@@ -14,6 +14,7 @@
 #include "trainer/config/config.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/load_tensors.h"
 #include "trainer/tensor/memory.h"
 
 namespace tessera::testing {

@@ -556,6 +556,79 @@ TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("norm_epsilon"));
 }
 
+// By name, what the contents of a checkpoint's tensors are recognised by.
+std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t step) {
+  std::map<std::string, std::string> digests;
+  const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
+  EXPECT_TRUE(storage.ok()) << storage.status();
+  const absl::StatusOr<ckpt::Manifest> manifest =
+      ckpt::ReadManifest(**storage, ckpt::StepDirectoryName(step));
+  EXPECT_TRUE(manifest.ok()) << manifest.status();
+  for (const ckpt::LogicalTensor& tensor : manifest->tensors()) {
+    digests[tensor.name()] = tensor.digest().ShortDebugString();
+  }
+  return digests;
+}
+
+// A rate of 0 leaves the weights as they were loaded.
+constexpr char kNoChange[] = "optimizer { lr: 0 min_lr: 0 }";
+
+TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
+  TrainConfig fresh = Config({kGpt2, kNoChange}, "fresh");
+  fresh.mutable_training()->set_train_iters(1);
+  ASSERT_TRUE(Train(fresh).ok());
+  TrainConfig some = From("some", {kGpt2, kNoChange});
+  some.mutable_training()->set_train_iters(41);
+  some.mutable_checkpoint()->set_load_tensors("*.wte.*,transformer.h.?.attn.c_attn.weight");
+  const absl::Status loaded = Train(some).status();
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  const auto saved = Digests(Checkpoints("base"), 40), initial = Digests(Checkpoints("fresh"), 1);
+  for (const auto& [name, digest] : Digests(Checkpoints("some"), 41)) {
+    if (name.find(".exp_avg") != std::string::npos || name == "lm_head.weight") continue;
+    const bool matches =
+        name.find(".wte.") != std::string::npos || name.find(".c_attn.weight") != std::string::npos;
+    EXPECT_EQ(digest, (matches ? saved : initial).at(name)) << name;
+  }
+  TrainConfig nothing = From("nothing");
+  nothing.mutable_checkpoint()->set_load_tensors("no.such.*");
+  const absl::Status none = Train(nothing).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(none)) << none;
+  EXPECT_THAT(std::string(none.message()), HasSubstr("load_tensors=no.such.*"));
+}
+
+TEST_F(FlagsTest, MissingAndUnexpectedTensorsAreErrorsUnlessAllowed) {
+  const auto run = [&](const std::string& name, const std::string& layers, bool missing,
+                       bool unexpected) {
+    TrainConfig config =
+        From(name, {kGpt2, kNoChange, absl::StrCat("model { num_layers: ", layers, " }")});
+    config.mutable_training()->set_train_iters(41);
+    config.mutable_checkpoint()->set_allow_missing(missing);
+    config.mutable_checkpoint()->set_allow_unexpected(unexpected);
+    return Train(config);
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(run("a", "3", false, false).status()));
+  const absl::Status missing = run("b", "3", false, true).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("transformer.h.2.attn.c_attn.weight"));
+  const absl::Status unexpected = run("c", "1", true, false).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(unexpected)) << unexpected;
+  EXPECT_THAT(std::string(unexpected.message()), HasSubstr("transformer.h.1.attn.c_attn.weight"));
+
+  absl::StatusOr<std::string> notes = run("deeper", "3", true, false);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("not saved, keeps its initial value: transformer.h.2."));
+  notes = run("shallower", "1", false, true);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("passed over, the model has no place for it: transformer.h.1."));
+  const auto saved = Digests(Checkpoints("base"), 40);
+  for (const std::string name : {"deeper", "shallower"}) {
+    const auto loaded = Digests(Checkpoints(name), 41);
+    for (const std::string tensor : {"transformer.wte.weight", "transformer.h.0.mlp.c_fc.weight"}) {
+      EXPECT_EQ(loaded.at(tensor), saved.at(tensor)) << name << " " << tensor;
+    }
+  }
+}
+
 TEST_F(FlagsTest, OtherDataIsRefused) {
   auto writer = TokenFileWriter::Create((root_ / "other.bin").string(), TokenFormat::kGpt2);
   ASSERT_TRUE(writer.ok());

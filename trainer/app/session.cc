@@ -15,6 +15,7 @@
 #include "trainer/config/config.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/parallel/topology.h"
+#include "trainer/state/load_tensors.h"
 #include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
 
@@ -78,15 +79,25 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
 
 absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
-  TESSERA_RETURN_IF_ERROR(In(saved, CheckSameModel(saved.manifest, session.config.model())));
-  const bool with_optimizer = session.trains && !options.no_load_optim() && !options.finetune();
+  const LoadPolicy policy = PolicyOf(options, session.trains);
+  const absl::Status same_model = CheckSameModel(saved.manifest, session.config.model());
+  if (!policy.partial() && !policy.allow_unexpected) {
+    TESSERA_RETURN_IF_ERROR(In(saved, same_model));
+  } else if (!same_model.ok()) {
+    notes(std::string(same_model.message()));
+  }
+  // What is not loaded starts afresh.
+  if (policy.partial()) {
+    session.trainer->InitializeWeights(session.progress.seed);
+    if (session.trains) session.trainer->ResetOptimizer();
+  }
   if (session.train_data.has_value() && !options.finetune()) {
     TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest, session.data_identity())));
   }
   TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
-                           LoadTensors(saved, session.state(), with_optimizer, session.group()));
+                           LoadTensors(saved, session.state(), policy, session.group()));
   if (session.trains) {
-    if (with_optimizer) {
+    if (policy.with_optimizer) {
       session.trainer->set_updates(session.progress.updates);
     } else {
       session.trainer->ResetOptimizer();
@@ -94,9 +105,9 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   }
   notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
                         saved.manifest.trainer().step(), loaded.report.seconds,
-                        options.finetune() ? "weights alone, starting at step 0"
-                        : with_optimizer   ? "weights and optimizer"
-                                           : "weights"));
+                        options.finetune()      ? "weights alone, starting at step 0"
+                        : policy.with_optimizer ? "weights and optimizer"
+                                                : "weights"));
   for (const std::string& sentence : loaded.sentences) notes(sentence);
   for (const std::string& sentence : DescribeChanges(saved.manifest, session.config)) {
     notes(sentence);

@@ -1,17 +1,11 @@
 #include "trainer/state/checkpoints.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "trainer/state/saved_run.pb.h"
@@ -40,99 +34,6 @@ absl::Status CheckFolder(std::string_view setting, const std::string& folder,
   return absl::InvalidArgumentError(absl::StrCat(
       std::string(setting), "=", folder, " is a single checkpoint: expected the folder above it",
       setting == "load" ? "; --ckpt-step chooses a checkpoint by its step" : ""));
-}
-
-// Names the way round a checkpoint that cannot be read.
-absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved) {
-  if (!saved.older_step.has_value()) return status;
-  if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "; --ckpt-step=", *saved.older_step,
-                                   " resumes from the checkpoint before"));
-}
-
-bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
-  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
-    if (tensor.role() == role) return true;
-  }
-  return false;
-}
-
-bool BelongsToOptimizer(ckpt::Role role) {
-  return role == ckpt::OPTIMIZER_STATE || role == ckpt::MASTER_WEIGHT;
-}
-
-// Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns
-// whether there was one.
-bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& wanted) {
-  std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
-  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
-  bool any = false;
-  for (ckpt::ShardedTensor& tensor : wanted.tensors) {
-    if (tensor.role != ckpt::WEIGHT || tensor.dtype != ckpt::F32 || !tensor.alias_of.empty()) {
-      continue;
-    }
-    const auto weight = saved.find(tensor.name);
-    const std::string master = StateName(tensor.name, kMaster);
-    if (weight == saved.end() || weight->second->dtype() == ckpt::F32 || !saved.contains(master)) {
-      continue;
-    }
-    any = true;
-    tensor.name = master;
-    tensor.role = ckpt::MASTER_WEIGHT;
-  }
-  return any;
-}
-
-// Asks for weights in the place of master weights: "x.master" becomes "x".
-ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
-  ckpt::StateDict masters;
-  for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
-    if (tensor.role != ckpt::MASTER_WEIGHT) continue;
-    tensor.name.resize(tensor.name.size() - kMaster.size() - 1);
-    tensor.role = ckpt::WEIGHT;
-    masters.tensors.push_back(std::move(tensor));
-  }
-  return masters;
-}
-
-void RemoveMasters(ckpt::StateDict& state) {
-  std::erase_if(state.tensors, [](const ckpt::ShardedTensor& tensor) {
-    return tensor.role == ckpt::MASTER_WEIGHT;
-  });
-}
-
-void Append(ckpt::StateDict from, ckpt::StateDict& to) {
-  for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
-}
-
-// Saved tensors that no rank asked for, except those that are left out on purpose and weights whose
-// master weight some rank asked for instead: rank 0's error.
-absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wanted,
-                             const std::function<bool(const ckpt::LogicalTensor&)>& left_out,
-                             const RankGroup& group) {
-  std::string mine;
-  for (const ckpt::ShardedTensor& tensor : wanted.tensors)
-    absl::StrAppend(&mine, tensor.name, "\n");
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
-                           group.ranks.Gather(mine, group.deadline));
-  if (group.ranks.rank() != 0) return absl::OkStatus();
-  absl::flat_hash_set<absl::string_view> names;
-  for (const std::string& lines : ranks) {
-    for (const absl::string_view name : absl::StrSplit(lines, '\n')) names.insert(name);
-  }
-  const auto is_wanted = [&names](const ckpt::LogicalTensor& tensor) {
-    if (names.contains(tensor.name())) return true;
-    return tensor.role() == ckpt::WEIGHT && names.contains(StateName(tensor.name(), kMaster));
-  };
-  std::vector<std::string> unexpected;
-  for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
-    if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
-  }
-  if (unexpected.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      saved.Describe(),
-      " holds tensors that this model has no place for: ", absl::StrJoin(unexpected, ", ")));
 }
 
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
@@ -206,6 +107,14 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointCo
 
 }  // namespace
 
+absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved) {
+  if (!saved.older_step.has_value()) return status;
+  if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; --ckpt-step=", *saved.older_step,
+                                   " resumes from the checkpoint before"));
+}
+
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
                                                      const RankGroup& group) {
   if (config.load().empty()) return std::nullopt;
@@ -216,52 +125,6 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& con
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config));
   TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
   return run;
-}
-
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
-                                      bool with_optimizer, const RankGroup& group) {
-  LoadNotes notes;
-  if (with_optimizer && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        saved.Describe(),
-        " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
-  }
-  ckpt::StateDict wanted = WeightState(chunks);
-  if (TakeWeightsFromMaster(saved.manifest, wanted)) {
-    notes.sentences.push_back("fp32 weights come from the master weights");
-  }
-
-  const bool has_master = with_optimizer && chunks.front().optimizer->has_master();
-  const bool masters_from_weights = has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
-  if (with_optimizer) Append(OptimizerTensors(chunks), wanted);
-  if (masters_from_weights) RemoveMasters(wanted);
-  const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
-    return (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
-           (!with_optimizer && BelongsToOptimizer(tensor.role()));
-  };
-  TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, group));
-
-  ckpt::LoadOptions options;
-  options.allow_unexpected = true;  // checked above, with what is left out on purpose
-  options.deadline = group.deadline;
-  const absl::StatusOr<ckpt::LoadReport> loaded =
-      ckpt::Load(*saved.storage, saved.directory, wanted, group.ranks, options);
-  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
-  notes.report = *loaded;
-  if (masters_from_weights) {
-    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks));
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::LoadReport report,
-        ckpt::Load(*saved.storage, saved.directory, masters, group.ranks, options));
-    notes.report.bytes_needed += report.bytes_needed;
-    notes.report.bytes_read += report.bytes_read;
-    notes.report.bytes_received += report.bytes_received;
-    notes.report.bytes_sent += report.bytes_sent;
-    notes.report.buffer_bytes = std::max(notes.report.buffer_bytes, report.buffer_bytes);
-    notes.report.seconds += report.seconds;
-    notes.sentences.push_back("master weights come from the saved weights");
-  }
-  return notes;
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,

@@ -42,6 +42,9 @@ struct SavedRun {
   std::string Describe() const { return storage->Describe(directory); }
 };
 
+// Names the way round a checkpoint that cannot be read: the one before it.
+absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
+
 // The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where
 // `load` is empty, or holds no checkpoint and nothing asks for one: neither
 // exit_on_missing_checkpoint nor ckpt_step nor finetune. NotFound otherwise, listing what is there;
@@ -49,19 +52,6 @@ struct SavedRun {
 // and reads; the others are told.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
                                                      const RankGroup& group);
-
-// What LoadTensors did besides loading as it was saved, one sentence each, for the log.
-struct LoadNotes {
-  std::vector<std::string> sentences;
-  ckpt::LoadReport report;
-};
-
-// Loads weights and, where `with_optimizer`, master weights and moments. Differences of
-// precision are bridged: fp32 weights come from saved master weights; master weights that were not
-// saved come from the saved weights. Everything is compared first (FailedPrecondition listing every
-// mismatch); after DataLoss in the middle of reading, buffers are partly overwritten.
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
-                                      bool with_optimizer, const RankGroup& group);
 
 // Keeps config.save for a run that goes on from `step`, until the lock is gone; rank 0 holds it,
 // others have null, as all have without a folder. FailedPrecondition where another process saves there, and where checkpoints of later

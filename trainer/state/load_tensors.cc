@@ -1,0 +1,245 @@
+#include "trainer/state/load_tensors.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/base/status_macros.h"
+
+namespace tessera {
+namespace {
+
+bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
+    if (tensor.role() == role) return true;
+  }
+  return false;
+}
+
+bool BelongsToOptimizer(ckpt::Role role) {
+  return role == ckpt::OPTIMIZER_STATE || role == ckpt::MASTER_WEIGHT;
+}
+
+// Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns
+// whether there was one.
+bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& wanted) {
+  std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
+  bool any = false;
+  for (ckpt::ShardedTensor& tensor : wanted.tensors) {
+    if (tensor.role != ckpt::WEIGHT || tensor.dtype != ckpt::F32 || !tensor.alias_of.empty()) {
+      continue;
+    }
+    const auto weight = saved.find(tensor.name);
+    const std::string master = StateName(tensor.name, kMaster);
+    if (weight == saved.end() || weight->second->dtype() == ckpt::F32 || !saved.contains(master)) {
+      continue;
+    }
+    any = true;
+    tensor.name = master;
+    tensor.role = ckpt::MASTER_WEIGHT;
+  }
+  return any;
+}
+
+// Asks for weights in the place of master weights: "x.master" becomes "x".
+ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
+  ckpt::StateDict masters;
+  for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
+    if (tensor.role != ckpt::MASTER_WEIGHT) continue;
+    tensor.name.resize(tensor.name.size() - kMaster.size() - 1);
+    tensor.role = ckpt::WEIGHT;
+    masters.tensors.push_back(std::move(tensor));
+  }
+  return masters;
+}
+
+void RemoveMasters(ckpt::StateDict& state) {
+  std::erase_if(state.tensors, [](const ckpt::ShardedTensor& tensor) {
+    return tensor.role == ckpt::MASTER_WEIGHT;
+  });
+}
+
+void Append(ckpt::StateDict from, ckpt::StateDict& to) {
+  for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
+}
+
+// The parameter that a tensor is, or whose optimizer state it is.
+std::string ParameterOf(std::string_view tensor, ckpt::Role role) {
+  if (!BelongsToOptimizer(role)) return std::string(tensor);
+  return std::string(tensor.substr(0, tensor.rfind('.')));
+}
+
+bool Matches(const LoadPolicy& policy, std::string_view tensor, ckpt::Role role) {
+  const std::string parameter = ParameterOf(tensor, role);
+  return policy.patterns.empty() ||
+         std::any_of(policy.patterns.begin(), policy.patterns.end(), [&](const std::string& p) {
+           return fnmatch(p.c_str(), parameter.c_str(), 0) == 0;
+         });
+}
+
+// A second name goes by the first one's.
+void KeepMatching(const LoadPolicy& policy, ckpt::StateDict& state) {
+  std::erase_if(state.tensors, [&](const ckpt::ShardedTensor& tensor) {
+    return !Matches(policy, tensor.alias_of.empty() ? tensor.name : tensor.alias_of, tensor.role);
+  });
+}
+
+// All ranks' names, on rank 0; on others nothing.
+absl::StatusOr<std::set<std::string>> GatherNames(const std::vector<std::string>& mine,
+                                                  const RankGroup& group) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
+                           group.ranks.Gather(absl::StrJoin(mine, "\n"), group.deadline));
+  std::set<std::string> names;
+  for (const std::string& lines : ranks) {
+    for (const absl::string_view name : absl::StrSplit(lines, '\n', absl::SkipEmpty())) {
+      names.emplace(name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> Names(const ckpt::StateDict& state) {
+  std::vector<std::string> names;
+  for (const ckpt::ShardedTensor& tensor : state.tensors) names.push_back(tensor.name);
+  return names;
+}
+
+// Saved tensors that no rank asked for, except those that are left out on purpose and weights whose
+// master weight some rank asked for instead: on rank 0 an error, or a sentence where they are
+// allowed.
+absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wanted,
+                             const std::function<bool(const ckpt::LogicalTensor&)>& left_out,
+                             const LoadPolicy& policy, const RankGroup& group, LoadNotes& notes) {
+  TESSERA_ASSIGN_OR_RETURN(const std::set<std::string> names, GatherNames(Names(wanted), group));
+  if (group.ranks.rank() != 0) return absl::OkStatus();
+  if (names.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "load_tensors=", absl::StrJoin(policy.patterns, ","), ": no parameter has such a name"));
+  }
+  const auto is_wanted = [&names](const ckpt::LogicalTensor& tensor) {
+    if (names.contains(tensor.name())) return true;
+    return tensor.role() == ckpt::WEIGHT && names.contains(StateName(tensor.name(), kMaster));
+  };
+  std::vector<std::string> unexpected;
+  for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
+    const std::string& name = tensor.alias_of().empty() ? tensor.name() : tensor.alias_of();
+    if (!Matches(policy, name, tensor.role())) continue;
+    if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
+  }
+  if (unexpected.empty()) return absl::OkStatus();
+  const std::string list = absl::StrJoin(unexpected, ", ");
+  if (policy.allow_unexpected) {
+    notes.sentences.push_back(absl::StrCat("passed over, the model has no place for it: ", list));
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ", list,
+                   "; --allow-unexpected passes over them"));
+}
+
+// A parameter that was saved must not go on with another one's moments.
+absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& wanted) {
+  std::unordered_set<std::string> names;
+  for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) names.insert(tensor.name());
+  std::vector<std::string> without;
+  for (const ckpt::ShardedTensor& tensor : wanted.tensors) {
+    if (!BelongsToOptimizer(tensor.role) || names.contains(tensor.name)) continue;
+    if (names.contains(ParameterOf(tensor.name, tensor.role))) without.push_back(tensor.name);
+  }
+  if (without.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(saved.Describe(), " holds parameters without their optimizer state (",
+                   absl::StrJoin(without, ", "), "); --no-load-optim starts with a fresh one"));
+}
+
+absl::Status NoteMissing(const ckpt::LoadReport& report, const RankGroup& group, LoadNotes& notes) {
+  TESSERA_ASSIGN_OR_RETURN(const std::set<std::string> missing, GatherNames(report.missing, group));
+  if (!missing.empty()) {
+    notes.sentences.push_back(
+        absl::StrCat("not saved, keeps its initial value: ", absl::StrJoin(missing, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+void Add(const ckpt::LoadReport& from, ckpt::LoadReport& to) {
+  to.bytes_needed += from.bytes_needed;
+  to.bytes_read += from.bytes_read;
+  to.bytes_received += from.bytes_received;
+  to.bytes_sent += from.bytes_sent;
+  to.buffer_bytes = std::max(to.buffer_bytes, from.buffer_bytes);
+  to.seconds += from.seconds;
+}
+
+}  // namespace
+
+LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
+  LoadPolicy policy;
+  policy.with_optimizer = has_optimizer && !config.no_load_optim() && !config.finetune();
+  policy.allow_missing = config.allow_missing();
+  policy.allow_unexpected = config.allow_unexpected();
+  policy.verify = config.verify_load();
+  for (const absl::string_view pattern :
+       absl::StrSplit(config.load_tensors(), ',', absl::SkipEmpty())) {
+    policy.patterns.emplace_back(pattern);
+  }
+  return policy;
+}
+
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+                                      const LoadPolicy& policy, const RankGroup& group) {
+  LoadNotes notes;
+  if (policy.with_optimizer && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        saved.Describe(),
+        " was saved without optimizer state; --no-load-optim resumes with a fresh one"));
+  }
+  ckpt::StateDict wanted = WeightState(chunks);
+  if (TakeWeightsFromMaster(saved.manifest, wanted)) {
+    notes.sentences.push_back("fp32 weights come from the master weights");
+  }
+
+  const bool has_master = policy.with_optimizer && chunks.front().optimizer->has_master();
+  const bool masters_from_weights = has_master && !HasRole(saved.manifest, ckpt::MASTER_WEIGHT);
+  if (policy.with_optimizer) Append(OptimizerTensors(chunks), wanted);
+  if (masters_from_weights) RemoveMasters(wanted);
+  KeepMatching(policy, wanted);
+  const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
+    return (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
+           (!policy.with_optimizer && BelongsToOptimizer(tensor.role()));
+  };
+  TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, policy, group, notes));
+  if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(CheckOptimizerState(saved, wanted));
+
+  ckpt::LoadOptions options;
+  options.allow_missing = policy.allow_missing;
+  options.allow_unexpected = true;  // checked above, with what is left out on purpose
+  options.deadline = group.deadline;
+  const absl::StatusOr<ckpt::LoadReport> loaded =
+      ckpt::Load(*saved.storage, saved.directory, wanted, group.ranks, options);
+  if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
+  notes.report = *loaded;
+  if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(NoteMissing(*loaded, group, notes));
+  if (masters_from_weights) {
+    ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks));
+    KeepMatching(policy, masters);
+    TESSERA_ASSIGN_OR_RETURN(
+        const ckpt::LoadReport report,
+        ckpt::Load(*saved.storage, saved.directory, masters, group.ranks, options));
+    Add(report, notes.report);
+    notes.sentences.push_back("master weights come from the saved weights");
+  }
+  return notes;
+}
+
+}  // namespace tessera

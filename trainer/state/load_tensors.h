@@ -1,0 +1,53 @@
+#ifndef TESSERA_TRAINER_STATE_LOAD_TENSORS_H_
+#define TESSERA_TRAINER_STATE_LOAD_TENSORS_H_
+
+// From a saved run into a trainer's memory.
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/state_dict.h"
+
+namespace tessera {
+
+// How far what is saved and what is wanted may differ. By default not at all.
+struct LoadPolicy {
+  bool with_optimizer = true;  // master weights and moments, too
+  // Parameters that were not saved keep the values that they have, as does their optimizer state. A
+  // parameter that was saved without its optimizer state is an error all the same.
+  bool allow_missing = false;
+  // Saved tensors that the model has no place for are passed over.
+  bool allow_unexpected = false;
+  // Only parameters whose names match one of these (fnmatch(3)), with their optimizer state; empty:
+  // all.
+  std::vector<std::string> patterns;
+  // Compare the digests of what has been loaded with the saved ones.
+  bool verify = false;
+
+  // Whether something may keep the value that it had before.
+  bool partial() const { return allow_missing || !patterns.empty(); }
+};
+
+// The settings' policy, for a run that has an optimizer to load or not.
+LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer);
+
+// What LoadTensors did besides loading as it was saved, one sentence each, for the log of rank 0.
+struct LoadNotes {
+  std::vector<std::string> sentences;
+  ckpt::LoadReport report;
+};
+
+// Loads weights and, where the policy says so, master weights and moments. Differences of precision
+// are bridged: fp32 weights come from saved master weights; master weights that were not saved come
+// from the saved weights. Everything is compared first (FailedPrecondition listing every mismatch);
+// after DataLoss in the middle of reading, buffers are partly overwritten. Collective.
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+                                      const LoadPolicy& policy, const RankGroup& group);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_LOAD_TENSORS_H_
