@@ -277,12 +277,9 @@ Pipeline::Pipeline(Communicator* pipeline, PipelineOptions options)
              .chunks = options_.chunks,
              .micro_batches = options_.micro_batches},
       schedule_(options_.trains ? PipelineSchedule(shape_, rank_) : std::vector<PipelineAction>()) {
-  const MemoryScope scope(MemoryCategory::kActivations);
   const auto tensors = [this](bool wanted) {
     std::vector<Tensor> made;
-    for (int i = 0; wanted && i < kBuffers; ++i) {
-      made.emplace_back(options_.dtype, Shape{options_.rows, options_.columns}, options_.device);
-    }
+    for (int i = 0; wanted && i < kBuffers; ++i) made.push_back(MakeBuffer(options_.rows));
     return made;
   };
   for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
@@ -298,6 +295,21 @@ Pipeline::Pipeline(Communicator* pipeline, PipelineOptions options)
 
 Pipeline::~Pipeline() = default;
 
+Tensor Pipeline::MakeBuffer(int64_t rows) const {
+  const MemoryScope scope(MemoryCategory::kActivations);
+  return Tensor(options_.dtype, {rows, options_.columns}, options_.device);
+}
+
+void Pipeline::GrowForwardBuffers(int64_t rows) {
+  for (ChunkBuffers& chunk : buffers_) {
+    for (auto* tensors : {&chunk.input, &chunk.output}) {
+      for (Tensor& tensor : *tensors) {
+        if (tensor.view().dim(0) < rows) tensor = MakeBuffer(rows);
+      }
+    }
+  }
+}
+
 absl::StatusOr<PipelineRun> Pipeline::Train(PipelineStage& stage) {
   CHECK(options_.trains) << "a pipeline for forward passes only";
   return Execute(stage, schedule_, shape_.micro_batches, options_.rows);
@@ -305,11 +317,11 @@ absl::StatusOr<PipelineRun> Pipeline::Train(PipelineStage& stage) {
 
 absl::StatusOr<PipelineRun> Pipeline::Forward(PipelineStage& stage, int64_t micro_batches,
                                               int64_t rows) {
-  if (rows < 0 || rows > options_.rows || micro_batches < 0) {
+  if (rows < 0 || micro_batches < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("pipeline: ", micro_batches, " micro-batches of ", rows,
-                     " rows forward, where buffers have ", options_.rows));
+        absl::StrCat("pipeline: ", micro_batches, " micro-batches of ", rows, " rows forward"));
   }
+  GrowForwardBuffers(rows);
   PipelineShape shape = shape_;
   shape.micro_batches = micro_batches;
   return Execute(stage, ForwardSchedule(shape), micro_batches, rows == 0 ? options_.rows : rows);

@@ -68,8 +68,8 @@ struct PipelineRun {
 // Training follows PipelineSchedule(): forward and backward passes of one chunk come in the order
 // of micro-batches. Messages never block a rank that has work: receives are posted as soon as their
 // buffers are free, and a send is waited for only when its buffer is needed again. Each chunk has
-// kBuffers buffers for what it receives and as many for what it sends, in each direction, made
-// once; with them no shape of pipeline can come to a standstill, even where no send ends before it
+// kBuffers buffers for what it receives and as many for what it sends, in each direction, kept
+// from run to run; with them no shape of pipeline can come to a standstill, even where no send ends before it
 // is received, or wait longer than theory says.
 //
 // Errors: what the stage or the communicator says. The stage's own error ends all ranks of the
@@ -99,8 +99,9 @@ class Pipeline {
   absl::StatusOr<PipelineRun> Train(PipelineStage& stage);
 
   // Every micro-batch forward only, all with slot 0, a chunk's in order: for evaluation, and with
-  // one micro-batch for sampling. `rows`: 0, or fewer than the options' for shorter micro-batches.
-  // Every stage calls it with the same numbers.
+  // one micro-batch for sampling. `rows`: of these micro-batches; 0: the options'. Where they are
+  // more (rows that cannot be split over tensor ranks), buffers grow and stay so. Every stage calls
+  // it with the same numbers.
   absl::StatusOr<PipelineRun> Forward(PipelineStage& stage, int64_t micro_batches,
                                       int64_t rows = 0);
 
@@ -114,6 +115,8 @@ class Pipeline {
   };
 
   Pipeline(Communicator* pipeline, PipelineOptions options);
+  Tensor MakeBuffer(int64_t rows) const;
+  void GrowForwardBuffers(int64_t rows);
   absl::StatusOr<PipelineRun> Execute(PipelineStage& stage,
                                       const std::vector<PipelineAction>& actions,
                                       int64_t micro_batches, int64_t rows);

@@ -227,7 +227,7 @@ TEST(PipelineTest, BytesOnTheWireAndInBuffersAreThoseOfTheBoundaries) {
 }
 
 // Sampling: one short micro-batch.
-TEST(PipelineTest, ForwardTakesFewerRowsAndNoBackwardBuffers) {
+TEST(PipelineTest, ForwardTakesFewerOrMoreRowsAndNoBackwardBuffers) {
   const PipelineShape shape{.ranks = 2, .chunks = 1, .micro_batches = 1};
   ThreadWorld world(2);
   const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
@@ -244,7 +244,14 @@ TEST(PipelineTest, ForwardTakesFewerRowsAndNoBackwardBuffers) {
     ExpectLosses(shape, **pipeline, *run, 5);
     EXPECT_EQ(comm.counters().bytes_sent(), comm.rank() == 0 ? 5 * kColumns * 4 : 0);
     EXPECT_TRUE((*pipeline)->Forward(stage, 0).ok());
-    EXPECT_TRUE(absl::IsInvalidArgument((*pipeline)->Forward(stage, 1, kRows + 1).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument((*pipeline)->Forward(stage, 1, -1).status()));
+    ChainStage larger(shape, comm.rank(), (kRows + 2) * kColumns);
+    larger.set_forward_only(true);
+    const auto grown = (*pipeline)->Forward(larger, 5, kRows + 2);
+    if (!grown.ok()) return grown.status();
+    ExpectLosses(shape, **pipeline, *grown, 5);
+    EXPECT_EQ((*pipeline)->buffer_bytes(),
+              Pipeline::kBuffers * (kRows + 2) * kColumns * static_cast<int64_t>(sizeof(float)));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

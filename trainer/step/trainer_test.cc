@@ -1,0 +1,209 @@
+// What a trainer says and does at the edges, on topologies that have to agree to the last bit:
+// evaluations of few samples, texts of any length, gradients that are broken on one rank alone.
+
+#include "trainer/step/trainer.h"
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "gtest/gtest.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/data/batch_loader.h"
+#include "trainer/data/dataset.h"
+#include "trainer/data/token_file.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/parallel/mesh.h"
+#include "trainer/parallel/topology.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocabulary = 53;
+constexpr int64_t kLength = 8;
+
+const std::vector<std::string>& Topologies() {
+  static const auto& topologies = *new std::vector<std::string>{
+      "single", "dp4_zero2", "tp2_sp", "tp4_sp", "pp2_vpp2", "tp2_pp2_sp", "dp2_zero1_tp2_pp2_sp"};
+  return topologies;
+}
+
+TrainConfig Config(const std::string& topology, const std::string& tokens,
+                   int64_t micro_batch_size) {
+  const absl::StatusOr<TrainConfig> parsed = ParseConfig(
+      absl::StrCat(
+          "model { size: \"gpt2-tiny\" num_layers: 4 hidden_size: 16 "
+          "num_attention_heads: 4 vocab_size: ",
+          kVocabulary, " } training { threads: 1 train_iters: 4 seq_length: ", kLength,
+          " micro_batch_size: ", micro_batch_size, " global_batch_size: ", 4 * micro_batch_size,
+          " } optimizer { lr_decay_iters: 4 lr_warmup_iters: 0 } parallel { topology: \"", topology,
+          "\" numerics: EXACT exact_tp_shards: 4 } data { train_data_path: \"", tokens, "\" }"),
+      "the test's");
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  const absl::StatusOr<TrainConfig> config = ResolveConfig(*parsed);
+  EXPECT_TRUE(config.ok()) << topology << ": " << config.status();
+  return config.ok() ? *config : TrainConfig();
+}
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  // A token file of `samples` sequences.
+  std::string WriteSamples(int64_t samples) const {
+    std::vector<int32_t> tokens(samples * kLength + 1);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      tokens[i] = static_cast<int32_t>((i * i + 3 * i) % kVocabulary);
+    }
+    const std::string path = absl::StrCat(::testing::TempDir(), "/samples_", samples, ".bin");
+    const auto writer = TokenFileWriter::Create(path, TokenFormat::kGpt2);
+    EXPECT_TRUE(writer.ok()) << writer.status();
+    EXPECT_TRUE((*writer)->Append(tokens).ok());
+    EXPECT_TRUE((*writer)->Close().ok());
+    return path;
+  }
+
+  using RankMain = std::function<absl::Status(Trainer&, const BatchLoader&, const Mesh&)>;
+  // Initial weights on every rank, then `rank_main`.
+  static absl::Status RunRanks(const TrainConfig& config, const RankMain& rank_main) {
+    ThreadWorld world(ConfigTopology(config).world_size());
+    return world.Run([&](Communicator& rank) -> absl::Status {
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
+                               Mesh::Create(ConfigTopology(config), &rank));
+      const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+      TESSERA_ASSIGN_OR_RETURN(
+          const std::unique_ptr<TokenDataset> dataset,
+          TokenDataset::Open(config.data().train_data_path(), kLength, kVocabulary));
+      const BatchLoader loader(dataset.get(), /*seed=*/1);
+      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                               Trainer::Create(config, {.seed = 1}, *mesh, *backend));
+      trainer->InitializeWeights(/*seed=*/1);
+      trainer->ResetOptimizer();
+      return rank_main(*trainer, loader, *mesh);
+    });
+  }
+};
+
+TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
+  for (const int64_t samples : {1, 3, 7}) {
+    const std::string tokens = WriteSamples(samples);
+    double expected = 0;
+    for (const std::string& topology : Topologies()) {
+      SCOPED_TRACE(absl::StrCat(samples, " samples, ", topology));
+      std::mutex mutex;
+      std::vector<double> losses;
+      const absl::Status status =
+          RunRanks(Config(topology, tokens, /*micro_batch_size=*/2),
+                   [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
+                     TESSERA_ASSIGN_OR_RETURN(const EvaluationResult result,
+                                              trainer.Evaluate(data, /*samples=*/1000));
+                     const std::lock_guard lock(mutex);
+                     EXPECT_EQ(result.tokens, (samples == 1 ? 1 : samples / 2 * 2) * kLength);
+                     losses.push_back(result.loss);
+                     return absl::OkStatus();
+                   });
+      ASSERT_TRUE(status.ok()) << status;
+      if (topology == "single") expected = losses[0];
+      EXPECT_GT(expected, 0);
+      for (const double loss : losses) EXPECT_EQ(loss, expected);
+    }
+  }
+}
+
+// Rows of a text's beginning cannot always be split over the ranks of sequence parallelism.
+TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
+  const std::string tokens = WriteSamples(16);
+  std::vector<int32_t> text(kLength);
+  std::iota(text.begin(), text.end(), 5);
+  std::vector<std::vector<float>> expected;
+  for (const std::string& topology : Topologies()) {
+    SCOPED_TRACE(topology);
+    std::mutex mutex;
+    const absl::Status status =
+        RunRanks(Config(topology, tokens, /*micro_batch_size=*/1),
+                 [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
+                   std::vector<std::vector<float>> logits;
+                   for (int64_t length = 1; length <= kLength; ++length) {
+                     TESSERA_ASSIGN_OR_RETURN(std::vector<float> next,
+                                              trainer.NextLogits(std::span(text).first(length)));
+                     logits.push_back(std::move(next));
+                   }
+                   // Training goes on with the shapes that it had.
+                   TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
+                   const std::lock_guard lock(mutex);
+                   if (expected.empty()) expected = logits;
+                   EXPECT_EQ(logits, expected);
+                   return absl::OkStatus();
+                 });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  ASSERT_EQ(expected.size(), static_cast<size_t>(kLength));
+  EXPECT_EQ(expected[0].size(), static_cast<size_t>(kVocabulary));
+  EXPECT_NE(expected[0], expected[1]);
+}
+
+// The weights and moments of a rank, and the number of updates.
+std::vector<float> Contents(const Trainer& trainer) {
+  std::vector<float> contents = {static_cast<float>(trainer.updates())};
+  const auto append = [&contents](const TensorView& view) {
+    contents.insert(contents.end(), view.as<float>(), view.as<float>() + view.elements());
+  };
+  for (const TrainedChunk& chunk : trainer.chunks()) {
+    append(chunk.parameters->values());
+    for (size_t i = 0; i < chunk.optimizer->parameters().size(); ++i) {
+      const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
+      if (state.exp_avg.empty()) continue;
+      append(state.exp_avg);
+      append(state.exp_avg_sq);
+    }
+  }
+  return contents;
+}
+
+TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
+  const std::string tokens = WriteSamples(40);
+  for (const std::string& topology : Topologies()) {
+    SCOPED_TRACE(topology);
+    const TrainConfig config = Config(topology, tokens, /*micro_batch_size=*/1);
+    const int broken_rank = ConfigTopology(config).world_size() - 1;
+    const absl::Status status = RunRanks(
+        config,
+        [broken_rank](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
+          TESSERA_ASSIGN_OR_RETURN(const StepResult good, trainer.Step(data, {}));
+          EXPECT_TRUE(good.updated);
+          // Nothing of the first parameter is replicated over the ranks of the last stage's tensor
+          // axis, so the others' weights stay whole.
+          float& weight =
+              trainer.chunks().back().parameters->parameters().front()->value.as<float>()[0];
+          const float whole = weight;
+          if (mesh.rank() == broken_rank) weight = std::numeric_limits<float>::quiet_NaN();
+          const StepPosition second{.step = 1, .consumed_samples = 4};
+          const std::vector<float> before = Contents(trainer);
+          TESSERA_ASSIGN_OR_RETURN(const StepResult broken, trainer.Step(data, second));
+          EXPECT_FALSE(broken.updated);
+          EXPECT_EQ(trainer.skipped_in_a_row(), 1);
+          if (mesh.rank() != broken_rank) EXPECT_EQ(Contents(trainer), before);
+          weight = whole;
+          TESSERA_ASSIGN_OR_RETURN(const StepResult repaired, trainer.Step(data, second));
+          EXPECT_TRUE(repaired.updated);
+          EXPECT_EQ(trainer.updates(), 2);
+          EXPECT_NE(Contents(trainer), before);
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
