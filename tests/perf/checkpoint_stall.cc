@@ -1,41 +1,43 @@
 // What a checkpoint costs training: a step in which nothing is saved, against steps while the training state of GPT-2 124M is saved, by a
-// call that waits and in the background. Training is stood in for by two kinds of work on all processors: multiplications in the
-// cache (forward and backward; reads no state) and AdamW over the state in buckets (the optimizer step), which first waits
-// until what it overwrites has been copied. Prints
+// call that waits and in the background. The training is real: bf16, on all processors, 1,024 tokens a micro-batch; its update waits, piece by
+// piece, until what it overwrites has been copied. Prints
 //   figure stall.first <value> ratio          the training thread stood still: in Start() and waiting for the copy
 //   figure stall.first_in_all <value> ratio   that and all by which steps became longer: the processors are shared
 // over the time of a save that waits, for the first save of a saver, and as stall.later for the others, medians over the rounds.
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/async_saver.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/process_group.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/storage.h"
-#include "tests/perf/gpt2_state.h"
+#include "glog/logging.h"
+#include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
+#include "trainer/state/state_dict.h"
+#include "trainer/step/trainer.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 3.5 GB; default: a new one under /tmp");
 ABSL_FLAG(int, rounds, 3, "how often everything is measured");
 ABSL_FLAG(int, saves, 3, "in the background, in each round");
 ABSL_FLAG(int, steps_before, 4, "from Prepare() to the first save in the background");
-ABSL_FLAG(double, compute_seconds, 2, "forward and backward of a step");
+ABSL_FLAG(int64_t, micro_batches, 4, "of a step");
 ABSL_FLAG(int, threads, 0, "that train; 0: one for each processor");
 ABSL_FLAG(int, copy_threads, tessera::ckpt::AsyncSaveOptions().copy_threads,
           "AsyncSaveOptions::copy_threads");
@@ -50,84 +52,52 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void OnAllThreads(int threads, const std::function<void(int)>& work) {
-  std::vector<std::thread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
-  work(0);
-  for (std::thread& thread : others) thread.join();
-}
-
-// Stands in for training.
+// GPT-2 124M in bf16: what it holds, and steps of it that wait for a saver where they must.
 class Training {
  public:
-  explicit Training(int threads) : threads_(threads) {
-    const double start = Now();
-    Compute(kProbe);
-    iterations_ =
-        static_cast<int64_t>(kProbe * absl::GetFlag(FLAGS_compute_seconds) / (Now() - start));
+  static absl::StatusOr<std::unique_ptr<Training>> Create(int threads) {
+    std::unique_ptr<Training> training(new Training);
+    TESSERA_ASSIGN_OR_RETURN(
+        training->run_,
+        Gpt2Run::Create(
+            {.threads = threads, .bf16 = true, .micro_batches = absl::GetFlag(FLAGS_micro_batches)},
+            nullptr));
+    std::vector<StateChunk> chunks;
+    for (const TrainedChunk& chunk : training->run_->trainer().chunks()) {
+      chunks.push_back({chunk.parameters, chunk.optimizer});
+    }
+    training->state_ = WeightState(chunks);
+    for (ckpt::ShardedTensor& tensor : OptimizerTensors(chunks).tensors) {
+      training->state_.tensors.push_back(std::move(tensor));
+    }
+    return training;
   }
 
   // Returns its seconds. `saver` may be null.
   double Step(ckpt::AsyncSaver* saver) {
-    const double start = Now();
-    Compute(iterations_);
-    for (size_t p = 0; p < state_.dict().tensors.size(); p += 4) Update(p, saver);
-    return Now() - start;
+    BeforeOverwrite wait;
+    if (saver != nullptr) {
+      wait = [saver](const TensorView& memory) {
+        saver->WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
+      };
+    }
+    run_->trainer().set_before_overwrite(std::move(wait));
+    const absl::StatusOr<double> seconds = run_->Step();
+    CHECK(seconds.ok()) << seconds.status();
+    return *seconds;
   }
 
-  const Gpt2State& state() const { return state_; }
+  const ckpt::StateDict& state() const { return state_; }
+  double bytes() const {
+    const Trainer::Memory memory = run_->trainer().memory();
+    return static_cast<double>(memory.weights + memory.optimizer);
+  }
 
  private:
-  static constexpr int64_t kProbe = 20000;
-  static constexpr int kWidth = 16384;  // floats: 64 KiB
+  Training() = default;
 
-  // The same work for each thread, whatever it takes.
-  void Compute(int64_t iterations) {
-    OnAllThreads(threads_, [&](int) {
-      std::vector<float> values(kWidth, 0.5f);
-      for (int64_t i = 0; i < iterations; ++i) {
-        for (float& value : values) value = value * 0.999f + 0.001f;
-      }
-      sink_ = sink_ + values[0];
-    });
-  }
-
-  // AdamW of one parameter: weight, master weight and moments are tensors p to p + 3.
-  void Update(size_t p, ckpt::AsyncSaver* saver) {
-    const std::vector<ckpt::ShardedTensor>& tensors = state_.dict().tensors;
-    const int64_t elements = ckpt::ElementCount(tensors[p].global_shape);
-    // A bucket: what is waited for at once.
-    constexpr int64_t kBucket = 4 << 20;
-    for (int64_t begin = 0; begin < elements; begin += kBucket) {
-      const int64_t count = std::min(kBucket, elements - begin);
-      auto* weight = static_cast<uint16_t*>(tensors[p].shards[0].data) + begin;
-      float* state[3];
-      for (int k = 0; k < 3; ++k) {
-        state[k] = static_cast<float*>(tensors[p + 1 + k].shards[0].data) + begin;
-      }
-      if (saver != nullptr) {
-        saver->WaitUntilCopied(weight, count * sizeof(*weight));
-        for (float* values : state) saver->WaitUntilCopied(values, count * sizeof(float));
-      }
-      const int threads = count < (64 << 10) ? 1 : threads_;
-      OnAllThreads(threads, [&](int t) {
-        for (int64_t i = count * t / threads; i < count * (t + 1) / threads; ++i) {
-          const float gradient = 1e-3f;
-          float& m = state[1][i];
-          float& v = state[2][i];
-          m = 0.9f * m + 0.1f * gradient;
-          v = 0.95f * v + 0.05f * gradient * gradient;
-          state[0][i] -= 1e-4f * m / (std::sqrt(std::fabs(v)) + 1e-8f);
-          weight[i] = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, state[0][i]) >> 16);
-        }
-      });
-    }
-  }
-
-  const int threads_;
-  Gpt2State state_;
-  int64_t iterations_ = 0;
-  std::atomic<float> sink_ = 0;
+  std::unique_ptr<Gpt2Run> run_;
+  ckpt::StateDict state_;
 };
 
 struct Measured {
@@ -148,7 +118,7 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt
   ckpt::Metadata metadata;
   metadata.mutable_trainer()->set_step(step);
   const double start = Now();
-  saver.Start(metadata, training.state().dict());
+  saver.Start(metadata, training.state());
   double expected = 0;
   std::optional<ckpt::SaveOutcome> outcome;
   while (!(outcome = saver.Poll())) {
@@ -182,7 +152,7 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
   save_options.io_threads = options.save.io_threads;
   for (int i = 0; i < 3; ++i) {
     steps.push_back(training.Step(nullptr));
-    const auto saved = ckpt::Save(storage, "", {}, training.state().dict(), group, save_options);
+    const auto saved = ckpt::Save(storage, "", {}, training.state(), group, save_options);
     if (!saved.ok()) return saved.status();
     saves.push_back(saved->seconds);
     if (absl::Status deleted = Delete(storage, *saved); !deleted.ok()) return deleted;
@@ -192,7 +162,7 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
   std::printf("a step %.3f s, a save that waits %.3f s\n", measured.step_seconds,
               measured.save_seconds);
   ckpt::AsyncSaver saver(storage, "", group, options);
-  saver.Prepare(training.state().dict());
+  saver.Prepare(training.state());
   double prepared = 0;
   for (int i = 0; i < absl::GetFlag(FLAGS_steps_before); ++i) {
     prepared += training.Step(&saver) - measured.step_seconds;
@@ -212,11 +182,11 @@ absl::Status Measure(const std::string& directory) {
   if (!storage.ok()) return storage.status();
   int threads = absl::GetFlag(FLAGS_threads);
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
-  Training training(threads);
-  std::printf("state: %.1f MB; %d threads train\n", training.state().bytes() / 1e6, threads);
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Training> training, Training::Create(threads));
+  std::printf("state: %.1f MB; %d threads train\n", training->bytes() / 1e6, threads);
   std::vector<double> first, first_in_all, later, later_in_all, slowdown;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    const absl::StatusOr<Measured> measured = MeasureRound(training, **storage);
+    const absl::StatusOr<Measured> measured = MeasureRound(*training, **storage);
     if (!measured.ok()) return measured.status();
     for (size_t i = 0; i < measured->blocked.size(); ++i) {
       (i == 0 ? first : later).push_back(measured->blocked[i] / measured->save_seconds);

@@ -38,7 +38,7 @@ class Gpt2Run {
   absl::StatusOr<double> Step();
   // What this rank waited for its pipeline neighbours in the last step, as a share.
   double wait_share() const { return wait_share_; }
-  const Trainer& trainer() const { return *trainer_; }
+  Trainer& trainer() const { return *trainer_; }
 
  private:
   Gpt2Run() = default;
