@@ -1,8 +1,11 @@
 // What a trainer says and does at the edges, on topologies that have to agree to the last bit:
-// evaluations of few samples, texts of any length, gradients that are broken on one rank alone.
+// evaluations of few samples, texts of any length, gradients that are broken on one rank alone,
+// memory that an update overwrites.
 
 #include "trainer/step/trainer.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -28,6 +31,7 @@
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/parallel/mesh.h"
 #include "trainer/parallel/topology.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {
@@ -41,14 +45,15 @@ const std::vector<std::string>& Topologies() {
   return topologies;
 }
 
-TrainConfig Config(const std::string& topology, const std::string& tokens,
-                   int64_t micro_batch_size) {
+TrainConfig Config(const std::string& topology, const std::string& tokens, int64_t micro_batch_size,
+                   bool bf16 = false) {
   const absl::StatusOr<TrainConfig> parsed = ParseConfig(
       absl::StrCat(
           "model { size: \"gpt2-tiny\" num_layers: 4 hidden_size: 16 "
           "num_attention_heads: 4 vocab_size: ",
-          kVocabulary, " } training { threads: 1 train_iters: 4 seq_length: ", kLength,
-          " micro_batch_size: ", micro_batch_size, " global_batch_size: ", 4 * micro_batch_size,
+          kVocabulary, " } training { threads: 1 train_iters: 4 bf16: ", bf16 ? "true" : "false",
+          " seq_length: ", kLength, " micro_batch_size: ", micro_batch_size,
+          " global_batch_size: ", 4 * micro_batch_size,
           " } optimizer { lr_decay_iters: 4 lr_warmup_iters: 0 } parallel { topology: \"", topology,
           "\" numerics: EXACT exact_tp_shards: 4 } data { train_data_path: \"", tokens, "\" }"),
       "the test's");
@@ -202,6 +207,86 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
           return absl::OkStatus();
         });
     ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+// Memory of a trainer that a checkpoint is made of, as it was, and what an update told of it.
+class Watched {
+ public:
+  explicit Watched(const Trainer& trainer) {
+    for (const TrainedChunk& chunk : trainer.chunks()) {
+      Add(chunk.parameters->values());
+      for (size_t i = 0; i < chunk.optimizer->parameters().size(); ++i) {
+        const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
+        for (const TensorView& view : {state.master, state.exp_avg, state.exp_avg_sq}) Add(view);
+      }
+    }
+  }
+
+  void Tell(const TensorView& memory) {
+    const std::byte* const first = memory.as<std::byte>();
+    const std::byte* const last = first + memory.bytes();
+    for (Region& region : regions_) {
+      const std::byte* const end = region.memory + region.before.size();
+      const std::byte* const begin = std::max(first, region.memory);
+      for (const std::byte* at = begin; at < std::min(last, end); ++at) {
+        const size_t i = at - region.memory;
+        if (!region.told[i] && *at != region.before[i]) ++overwritten_too_early_;
+        region.told[i] = true;
+      }
+    }
+  }
+
+  void ExpectToldOfAllThatChanged() const {
+    int64_t changed = 0, untold = 0;
+    for (const Region& region : regions_) {
+      for (size_t i = 0; i < region.before.size(); ++i) {
+        if (region.memory[i] == region.before[i]) continue;
+        ++changed;
+        untold += region.told[i] ? 0 : 1;
+      }
+    }
+    EXPECT_GT(changed, 0);
+    EXPECT_EQ(untold, 0) << "of " << changed << " bytes that have changed";
+    EXPECT_EQ(overwritten_too_early_, 0);
+  }
+
+ private:
+  struct Region {
+    const std::byte* memory;
+    std::vector<std::byte> before;
+    std::vector<bool> told;
+  };
+
+  void Add(const TensorView& view) {
+    if (view.empty()) return;
+    const std::byte* const memory = view.as<std::byte>();
+    regions_.push_back({memory, std::vector<std::byte>(memory, memory + view.bytes()),
+                        std::vector<bool>(view.bytes())});
+  }
+
+  std::vector<Region> regions_;
+  int64_t overwritten_too_early_ = 0;
+};
+
+TEST_F(TrainerTest, AnUpdateTellsOfEveryByteBeforeItChanges) {
+  const std::string tokens = WriteSamples(16);
+  for (const std::string& topology : Topologies()) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(topology + (bf16 ? ", bf16" : ""));
+      const absl::Status status =
+          RunRanks(Config(topology, tokens, /*micro_batch_size=*/1, bf16),
+                   [](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
+                     Watched watched(trainer);
+                     trainer.set_before_overwrite(
+                         [&watched](const TensorView& memory) { watched.Tell(memory); });
+                     TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
+                     watched.ExpectToldOfAllThatChanged();
+                     trainer.set_before_overwrite(nullptr);
+                     return absl::OkStatus();
+                   });
+      ASSERT_TRUE(status.ok()) << status;
+    }
   }
 }
 
