@@ -71,6 +71,9 @@ absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const M
 
 struct LoadOptions {
   bool verify_checksums = true;
+  // Afterwards, whether what lies in the memory of all ranks has the digests that were saved: finds
+  // also what happened to the bytes after they were checked and placed. One pass over the memory.
+  bool verify_digests = false;
   bool allow_missing = false;     // wanted, not saved: left as it is, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported
   // Fill a WEIGHT that was not saved from its MASTER_WEIGHT, converting the dtype.
@@ -94,7 +97,11 @@ struct LoadReport {
   uint64_t bytes_received = 0;  // from other ranks, without what of their chunks is not wanted here
   uint64_t bytes_sent = 0;
   uint64_t buffer_bytes = 0;  // memory that the exchange took; 0 where nothing was shared
-  double seconds = 0;
+  // Of verify_digests, over all ranks.
+  int64_t digests_verified = 0;                 // tensors
+  std::vector<std::string> digests_unverified;  // names, with why nothing can be said
+  double verify_seconds = 0;
+  double seconds = 0;  // with all of it
 };
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is there), DataLoss, also where the directory
@@ -108,6 +115,7 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
 // missing, unexpected, role, shape, dtype, coverage), DataLoss (naming file, offset, tensor, expected and found). Up to and including a
 // missing or truncated file nothing is changed. A checksum error can come after some buffers were filled: every byte
 // is verified before it is placed, but other tensors may already be new. The state is then to be discarded or loaded again.
+// So it is after a digest that differs.
 //
 // Collective over `group`; every rank returns the same status. Memory: staging_bytes per process plus the plan. Cost: only checksum
 // chunks that hold wanted bytes are read, each by one of the ranks that want any of it, which hands the others their part while

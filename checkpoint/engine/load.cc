@@ -17,6 +17,7 @@
 #include "checkpoint/engine/exchange.pb.h"
 #include "checkpoint/engine/local_plan.h"
 #include "checkpoint/engine/shared_reader.h"
+#include "checkpoint/engine/verify_loaded.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/share_reads.h"
@@ -27,7 +28,8 @@
 //  3. every rank plans its reads and opens its files; a missing or truncated file ends the load
 //     here. Rank 0 hands out who reads what, and, where ranks read for each other, they agree once
 //     more that each has its buffers;
-//  4. every rank reads, checks and places. Only now does memory change.
+//  4. every rank reads, checks and places. Only now does memory change;
+//  5. where it is asked for, every rank digests what it has, and rank 0 compares with what was saved.
 
 namespace tessera::ckpt {
 namespace {
@@ -169,6 +171,20 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
       options.deadline);
 }
 
+// Step 5, where it is asked for.
+absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison,
+                          ProcessGroup& group, const LoadOptions& options, LoadReport& report) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_ASSIGN_OR_RETURN(
+      LoadedDigests digests,
+      VerifyLoaded(manifest, comparison, group, options.io_threads, options.deadline));
+  report.digests_verified = digests.verified;
+  report.digests_unverified = std::move(digests.unverified);
+  report.verify_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
@@ -192,6 +208,9 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
   LoadReport report;
   TESSERA_RETURN_IF_ERROR(
       Read(storage, checkpoint_dir, manifest, comparison, group, options, report));
+  if (options.verify_digests) {
+    TESSERA_RETURN_IF_ERROR(CheckDigests(manifest, comparison, group, options, report));
+  }
   report.missing = std::move(comparison.missing);
   report.from_master = std::move(comparison.from_master);
   report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());

@@ -96,6 +96,10 @@ uint64_t LargestChunk(const Manifest& manifest) {
   return RoundUp(largest, kIoAlignmentBytes);
 }
 
+bool HasElements(const LogicalTensor& tensor) {
+  return tensor.alias_of().empty() && ElementCount(GlobalShape(tensor)) > 0;
+}
+
 class Rewriter {
  public:
   Rewriter(const RewriteSource& source, const RewritePlan& plan, Storage& storage,
@@ -133,7 +137,8 @@ class Rewriter {
 
   WriteReport TakeWriteReport() {
     for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
-      if (!plan_.save.manifest.tensors(t).alias_of().empty()) continue;
+      // Nobody writes anything of an alias or of a tensor without elements, or says its digest.
+      if (!HasElements(plan_.save.manifest.tensors(t))) continue;
       const LogicalDigest digest = Sum(t);
       TensorReport& report = *write_report_.add_tensors();
       report.set_manifest_tensor(t);
@@ -389,7 +394,7 @@ class Rewriter {
     for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
       const LogicalTensor& saved = source_.manifest.tensors(static_cast<int>(saved_tensor_[t]));
       if (!saved.alias_of().empty()) continue;
-      if (!saved.has_digest()) {
+      if (!saved.has_digest() && HasElements(saved)) {
         ++report_.digests_new;
         continue;
       }

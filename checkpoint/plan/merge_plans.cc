@@ -15,6 +15,7 @@
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/coverage.h"
+#include "checkpoint/layout/subtract.h"
 #include "checkpoint/plan/box_index.h"
 
 namespace tessera::ckpt {
@@ -171,33 +172,6 @@ class Merger {
   std::vector<BoxMap> boxes_;  // of each tensor
 };
 
-// Appends to `out` what is left of `box` without `hole`: at most two boxes per dim.
-void Subtract(const Box& box, const Box& hole, std::vector<Box>& out) {
-  const std::optional<Box> common = Intersect(box, hole);
-  if (!common) {
-    out.push_back(box);
-    return;
-  }
-  Box rest = box;
-  for (size_t d = 0; d < box.shape.size(); ++d) {
-    const int64_t begin = rest.global_offset[d], end = begin + rest.shape[d];
-    const int64_t hole_begin = common->global_offset[d], hole_end = hole_begin + common->shape[d];
-    if (begin < hole_begin) {
-      Box below = rest;
-      below.shape[d] = hole_begin - begin;
-      out.push_back(std::move(below));
-    }
-    if (hole_end < end) {
-      Box above = rest;
-      above.global_offset[d] = hole_end;
-      above.shape[d] = end - hole_end;
-      out.push_back(std::move(above));
-    }
-    rest.global_offset[d] = hole_begin;
-    rest.shape[d] = hole_end - hole_begin;
-  }
-}
-
 std::vector<Box> BoxesOf(const MergedTensor& tensor) {
   std::vector<Box> boxes;
   boxes.reserve(tensor.boxes.size());
@@ -219,7 +193,7 @@ void RemovePartialOverlaps(MergedTensor& tensor) {
     index.ForEachOverlap(candidate.box, [&](size_t other, const Box& common) {
       if (other >= i) return;
       std::vector<Box> next;
-      for (const Box& box : rest) Subtract(box, common, next);
+      for (const Box& box : rest) SubtractBox(box, common, next);
       rest = std::move(next);
     });
     for (Box& box : rest) kept.push_back({std::move(box), candidate.shards, candidate.rank_set});

@@ -1,0 +1,38 @@
+#ifndef TESSERA_CHECKPOINT_ENGINE_VERIFY_LOADED_H_
+#define TESSERA_CHECKPOINT_ENGINE_VERIFY_LOADED_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/engine/compare.h"
+#include "checkpoint/engine/process_group.h"
+#include "checkpoint/format/manifest.pb.h"
+
+namespace tessera::ckpt {
+
+struct LoadedDigests {
+  int64_t verified = 0;                 // tensors
+  std::vector<std::string> unverified;  // names with the reason
+};
+
+// Whether what all ranks have in memory after a load is what was saved: every rank digests its
+// boxes where they lie; the digests of distinct boxes add up to the one that the manifest says, and
+// those of replicas are equal. Boxes of different ranks that overlap in part are digested once
+// more, in parts that do not.
+//
+// Of a tensor that was converted, that the ranks together hold a part of only, or for which the
+// manifest has no digest, nothing is known: it is in `unverified`.
+//
+// DataLoss, naming the tensor and what is known of the ranks. Collective; every rank returns the
+// same. Bytes on the wire: some tens for each box of each rank to rank 0. Cost: one pass over the
+// memory, in `threads` threads.
+absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
+                                           ProcessGroup& group, int threads,
+                                           absl::Duration deadline);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_ENGINE_VERIFY_LOADED_H_
