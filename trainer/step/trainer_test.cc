@@ -1,6 +1,6 @@
 // What a trainer says and does at the edges, on topologies that have to agree to the last bit:
 // evaluations of few samples, texts of any length, gradients that are broken on one rank alone,
-// memory that an update overwrites.
+// memory that an update overwrites, bytes that ranks send.
 
 #include "trainer/step/trainer.h"
 
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -79,7 +80,7 @@ class TrainerTest : public ::testing::Test {
     return path;
   }
 
-  using RankMain = std::function<absl::Status(Trainer&, const BatchLoader&, const Mesh&)>;
+  using RankMain = std::function<absl::Status(Trainer&, const BatchLoader&, Mesh&)>;
   // Initial weights on every rank, then `rank_main`.
   static absl::Status RunRanks(const TrainConfig& config, const RankMain& rank_main) {
     ThreadWorld world(ConfigTopology(config).world_size());
@@ -287,6 +288,47 @@ TEST_F(TrainerTest, AnUpdateTellsOfEveryByteBeforeItChanges) {
                    });
       ASSERT_TRUE(status.ok()) << status;
     }
+  }
+}
+
+// Bytes that one of two tensor ranks sends in a step: activations at both ends of every region,
+// statistics of the losses, gradients of norms.
+TEST_F(TrainerTest, TensorParallelTrafficIsTheTheory) {
+  constexpr int64_t kMicroBatches = 4, kLayers = 4, kShards = 4, kFloat = 4;
+  constexpr int64_t kHidden = 16, kRows = 2 * kLength, kActivations = kRows * kHidden * kFloat;
+  // Attention and MLP of each layer, forward and backward; the embedding forward, the head backward.
+  constexpr int64_t kSums = 4 * kLayers + 2;
+  constexpr int64_t kStatistics = kShards / 2 * kRows * 3 * kFloat;
+  for (const bool sequence_parallel : {false, true}) {
+    const TrainConfig config =
+        Config(sequence_parallel ? "tp2_sp" : "tp2", WriteSamples(16), /*micro_batch_size=*/2);
+    const absl::Status status = RunRanks(
+        config, [&](Trainer& trainer, const BatchLoader& data, Mesh& mesh) -> absl::Status {
+          mesh.TakeTraffic();
+          TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
+          std::map<CommOp, int64_t> sent;
+          for (const WireTraffic& traffic : mesh.TakeTraffic()) {
+            EXPECT_EQ(traffic.group, "tp");
+            sent[traffic.op] = traffic.bytes_sent;
+          }
+          const int64_t norms = static_cast<int64_t>(
+              8 * trainer.chunks().front().parameters->parameters().size());  // of gradients
+          std::map<CommOp, int64_t> expected;
+          if (sequence_parallel) {
+            expected[CommOp::kReduceScatter] = kMicroBatches * kSums * kActivations / 2;
+            // Outputs of norms, again in the backward pass; the gradients of what is summed.
+            expected[CommOp::kAllGather] =
+                kMicroBatches * ((6 * kLayers + 2) * kActivations / 2 + kStatistics) + norms;
+            // Weight and bias of every norm.
+            expected[CommOp::kAllReduce] = kMicroBatches * (2 * kLayers + 1) * 2 * kHidden * kFloat;
+          } else {
+            expected[CommOp::kAllReduce] = kMicroBatches * kSums * kActivations;
+            expected[CommOp::kAllGather] = kMicroBatches * kStatistics + norms;
+          }
+          EXPECT_EQ(sent, expected);
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(status.ok()) << status;
   }
 }
 
