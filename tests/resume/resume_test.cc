@@ -629,6 +629,18 @@ TEST_F(FlagsTest, MissingAndUnexpectedTensorsAreErrorsUnlessAllowed) {
   }
 }
 
+TEST_F(FlagsTest, VerifyLoadComparesDigests) {
+  TrainConfig config =
+      From("verified", {kGpt2, "parallel { data_parallel_size: 2 zero_stage: 2 }"});
+  config.mutable_training()->set_micro_batch_size(1);
+  config.mutable_training()->set_train_iters(41);
+  config.mutable_checkpoint()->set_verify_load(true);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  const size_t tensors = Digests(Checkpoints("base"), 40).size() - 1;  // a tied name is no tensor
+  EXPECT_THAT(*notes, HasSubstr(absl::StrCat("digests of ", tensors, " tensors verified")));
+}
+
 TEST_F(FlagsTest, OtherDataIsRefused) {
   auto writer = TokenFileWriter::Create((root_ / "other.bin").string(), TokenFormat::kGpt2);
   ASSERT_TRUE(writer.ok());

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -178,7 +179,17 @@ void Add(const ckpt::LoadReport& from, ckpt::LoadReport& to) {
   to.bytes_received += from.bytes_received;
   to.bytes_sent += from.bytes_sent;
   to.buffer_bytes = std::max(to.buffer_bytes, from.buffer_bytes);
+  to.digests_verified += from.digests_verified;
+  to.verify_seconds += from.verify_seconds;
   to.seconds += from.seconds;
+}
+
+void NoteVerified(const ckpt::LoadReport& report, LoadNotes& notes) {
+  notes.sentences.push_back(absl::StrFormat("digests of %d tensors verified in %.2f s",
+                                            report.digests_verified, report.verify_seconds));
+  if (report.digests_unverified.empty()) return;
+  notes.sentences.push_back(
+      absl::StrCat("digests not verified: ", absl::StrJoin(report.digests_unverified, "; ")));
 }
 
 }  // namespace
@@ -224,6 +235,7 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
   ckpt::LoadOptions options;
   options.allow_missing = policy.allow_missing;
   options.allow_unexpected = true;  // checked above, with what is left out on purpose
+  options.verify_digests = policy.verify;
   options.deadline = group.deadline;
   const absl::StatusOr<ckpt::LoadReport> loaded =
       ckpt::Load(*saved.storage, saved.directory, wanted, group.ranks, options);
@@ -239,6 +251,7 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
     Add(report, notes.report);
     notes.sentences.push_back("master weights come from the saved weights");
   }
+  if (policy.verify) NoteVerified(notes.report, notes);
   return notes;
 }
 
