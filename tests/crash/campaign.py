@@ -1,0 +1,432 @@
+"""Kills training at random moments and starts it again on other topologies; nothing may be lost.
+
+  campaign.py --train TRAIN --ckpt CKPT [--rounds 200] [--seed N] [--steps 60] [--folder DIR]
+
+A generation is one model with its data and batches, trained in EXACT numerics: first undisturbed on one process, then in
+rounds. A round starts it on a random legal topology of at most eight ranks, with random ways of saving, from whatever the
+rounds before have left; sends SIGKILL to a rank, to all ranks, to mpirun or to all of them, during start-up, between steps or
+during a save; waits until everything has ended; and compares all that was recorded and saved with the undisturbed run, bit for
+bit. When the last step is reached, the next generation begins. What is random comes from the seed, but not what the
+machine makes of it: the moments of the kills.
+
+Exit code 1 at the first promise that is not kept, with all that is needed to see it again.
+"""
+
+import argparse
+import collections
+import dataclasses
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import history
+import processes
+import settings
+
+# However busy the machine is, within this many seconds a run makes a step or a save, and a death has ended it.
+PATIENCE = 120
+STEP_LINE = re.compile(r"^step (\d+)/", re.MULTILINE)
+MOMENTS = ("start-up", "step", "save")
+
+
+def say(text):
+    print(text, flush=True)
+
+
+@dataclasses.dataclass
+class Plan:
+    """One round, as the seed has it."""
+    topology: settings.Topology
+    saving: list
+    victim: str
+    rank: int
+    moment: str
+    count: int  # of steps or saves before the kill
+    delay: float  # seconds after that; of start-up: in start-ups
+
+    def aim(self):
+        who = f"rank {self.rank}" if self.victim == "rank" else self.victim
+        if self.moment == "start-up":
+            return f"{who} after {self.delay:.2f} of a start-up"
+        return f"{who} {1000 * self.delay:.0f} ms after {self.moment} {self.count}"
+
+    def saving_text(self):
+        names = {"async-save": "async", "async-save-skip": "skip", "async-save-memory": "memory",
+                 "save-interval": "every", "max-checkpoint-keep": "keep", "ddp-bucket-size": "bucket",
+                 "verify-load": "verify"}
+        parts = [flag.removeprefix("--").partition("=") for flag in self.saving]
+        return " ".join(names[name] + (f"={value}" if value else "") for name, _, value in parts)
+
+
+def pick_saving(random_):
+    flags = [f"--save-interval={random_.choice((1, 1, 2, 3))}"]
+    if random_.random() < 0.6:
+        flags.append("--async-save")
+        if random_.random() < 0.25:
+            flags.append("--async-save-skip")
+        if random_.random() < 0.25:
+            flags.append("--async-save-memory=20000")
+    if random_.random() < 0.5:
+        flags.append(f"--max-checkpoint-keep={random_.choice((1, 2, 3))}")
+    if random_.random() < 0.5:
+        flags.append("--ddp-bucket-size=3000")
+    if random_.random() < 0.3:
+        flags.append("--verify-load")
+    return flags
+
+
+def pick_plan(model, random_):
+    """Sizes first, so that the few topologies that use an axis are as likely as the many that use others."""
+    topologies = model.topologies()
+    ranks = random_.choice((1, 2, 3, 4, 4, 6, 8, 8, 8))
+    topologies = [t for t in topologies if t.ranks == ranks] or [settings.SINGLE]
+    for axis in random_.sample(("dp", "tp", "pp", "vpp", "zero"), 5):
+        value = random_.choice(sorted({getattr(t, axis) for t in topologies}))
+        topologies = [t for t in topologies if getattr(t, axis) == value]
+    topology = random_.choice(topologies)
+    if random_.random() < 0.15:
+        topology = dataclasses.replace(topology, auto=True)
+    moment = random_.choices(MOMENTS, weights=(25, 35, 40))[0]
+    # Most saves take a few milliseconds, some a hundred.
+    most = random_.choice((0.003, 0.05))
+    return Plan(topology=topology, saving=pick_saving(random_),
+                victim=random_.choices(("rank", "ranks", "mpirun", "all"), weights=(45, 20, 20, 15))[0],
+                rank=random_.randrange(topology.ranks), moment=moment,
+                count=random_.randint(1, 12 if moment == "step" else 8),
+                delay=random_.uniform(0, 1.2 if moment == "start-up" else most))
+
+
+class Watch:
+    """What a run under way has come to: on disk, because mpirun passes its output on late."""
+
+    def __init__(self, generation):
+        self.run_dir = generation.run_dir
+        self.checkpoints = generation.checkpoints
+        self.before = generation.newest
+        self.old_metrics = history.metrics_inode(self.run_dir)
+        self.start = time.monotonic()
+        self.started_after = None  # seconds until its first step
+        self.steps = 0
+        self.saves = set()  # half-written directories that were seen
+        self.left_over = history.half_written(self.checkpoints)
+        self.saving = False
+        self.last_change = self.start
+
+    def look(self):
+        known = (self.steps, len(self.saves))
+        self.look_at_disk()
+        if known != (self.steps, len(self.saves)):
+            self.last_change = time.monotonic()
+
+    def look_at_disk(self):
+        new = history.half_written(self.checkpoints) - self.left_over
+        self.saving = bool(new)
+        self.saves |= new
+        # A starting run replaces the file.
+        if history.metrics_inode(self.run_dir) == self.old_metrics:
+            return
+        self.steps = history.last_step(history.read_records(self.run_dir)) - self.before
+        if self.steps > 0 and self.started_after is None:
+            self.started_after = time.monotonic() - self.start
+
+    def moment(self):
+        if self.saving:
+            return "save"
+        return "step" if self.steps > 0 else "start-up"
+
+    def left_behind(self):
+        """By the kill: a save that it interrupted."""
+        new = history.half_written(self.checkpoints) - self.left_over
+        return history.describe_half_written(self.checkpoints, [name for name, _ in new])
+
+    def reached(self, plan, startup):
+        if plan.moment == "start-up":
+            return time.monotonic() - self.start >= plan.delay * startup
+        seen = self.steps if plan.moment == "step" else len(self.saves)
+        if seen < plan.count:
+            return False
+        time.sleep(plan.delay)
+        return True
+
+
+class Generation:
+    """One model, its undisturbed run, and the run that is killed again and again."""
+
+    def __init__(self, campaign, number):
+        random_ = random.Random(f"{campaign.seed} generation {number}")
+        self.campaign = campaign
+        self.number = number
+        self.model = settings.pick_model(number, campaign.steps, campaign.bf16, random_)
+        self.folder = os.path.join(campaign.folder, f"generation-{number:03d}")
+        self.run_dir = os.path.join(self.folder, "killed")
+        self.checkpoints = os.path.join(self.run_dir, "checkpoints")
+        os.makedirs(self.run_dir)
+        data = os.path.join(self.folder, "tokens.bin")
+        settings.write_tokens(data, random_)
+        self.flags = [campaign.train, *self.model.command_flags(data)]
+        self.rounds = 0
+        self.newest = 0
+        self.reference = self.undisturbed()
+
+    def undisturbed(self):
+        run_dir = os.path.join(self.folder, "undisturbed")
+        os.makedirs(run_dir)
+        command = [*self.flags, f"--run-dir={run_dir}", f"--save={run_dir}/checkpoints",
+                   "--save-interval=1"]
+        job = processes.Job(1, command, self.folder, self.campaign.scratch)
+        self.campaign.job = job
+        if not job.wait_for_end(PATIENCE) or job.process.returncode != 0:
+            raise history.Violation(f"the undisturbed run failed: {shlex.join(command)}\n"
+                                    f"{job.errors()}")
+        return history.Reference(run_dir, self.model.steps, settings.EVAL_INTERVAL)
+
+    def command(self, plan):
+        return [*self.flags, *plan.topology.flags(), *plan.saving, f"--run-dir={self.run_dir}",
+                f"--save={self.checkpoints}", f"--load={self.checkpoints}"]
+
+    def check(self):
+        """All promises about what is on disk; returns the steps recorded and the newest checkpoint's."""
+        records = history.read_records(self.run_dir)
+        self.reference.check_records(records)
+        saved = history.committed(self.checkpoints)
+        newest = saved[-1] if saved else 0
+        self.reference.check_complete(records, newest)
+        if newest < self.newest:
+            raise history.Violation(f"the checkpoint of step {self.newest} was committed, and the "
+                                    f"newest is that of {newest}")
+        if newest > 0:
+            self.reference.check_checkpoint(self.campaign.ckpt, self.checkpoints, newest)
+        return history.last_step(records), newest
+
+    def check_end(self):
+        """Reached the last step: every checkpoint that is kept."""
+        for step in history.committed(self.checkpoints):
+            self.reference.check_checkpoint(self.campaign.ckpt, self.checkpoints, step)
+
+
+class Campaign:
+
+    def __init__(self, options):
+        self.seed = options.seed
+        self.rounds = options.rounds
+        self.steps = options.steps
+        self.train = os.path.abspath(options.train)
+        self.ckpt = history.Ckpt(os.path.abspath(options.ckpt))
+        self.bf16 = options.bf16
+        self.folder = os.path.abspath(options.folder or tempfile.mkdtemp(prefix="tessera_crash_"))
+        os.makedirs(self.folder, exist_ok=True)
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.scratch = tempfile.mkdtemp(prefix="tessera_crash_", dir=memory)
+        self.job = None
+        self.start = time.monotonic()
+        self.done = 0  # rounds
+        self.slowest_end = 0.0  # seconds from a kill to the death of the last process
+        self.startup = 2.0  # seconds, of the runs so far
+        self.counts = {name: collections.Counter() for name in
+                       ("topology", "ranks", "moment", "victim", "moment and victim",
+                        "what the killed save left", "saving")}
+        self.finished = 0
+        self.reproduction = ""
+
+    def run(self):
+        """Exit code."""
+        generation = None
+        say(f"crash campaign: {self.rounds} rounds, seed {self.seed}, in {self.folder}")
+        number = 0
+        try:
+            for number in range(1, self.rounds + 1):
+                if generation is None:
+                    self.reproduction = ""
+                    generation = Generation(self, self.finished)
+                if self.round(generation, number):
+                    generation = self.finish(generation)
+            if generation is not None:
+                self.last_run(generation)
+                self.finish(generation)
+        except history.Violation as violation:
+            self.tell(violation, number)
+            return 1
+        return 0
+
+    def round(self, generation, number):
+        """Returns whether the last step was reached."""
+        random_ = random.Random(f"{self.seed} round {number}")
+        plan = pick_plan(generation.model, random_)
+        begin = time.monotonic()
+        before = generation.newest
+        moment, victim, watch = self.start_and_kill(generation, plan)
+        recorded, generation.newest = generation.check()
+        check_progress(self.job.output(), before, recorded)
+        done = generation.newest == generation.model.steps
+        if moment == "ended" and not done:
+            raise history.Violation(f"the run ended well, but the newest checkpoint is that of step "
+                                    f"{generation.newest}")
+        left = watch.left_behind()
+        self.count(plan, moment, victim, left)
+        self.done = number
+        say(f"round {number:3d} {generation.model.name:11} {str(plan.topology):20} "
+            f"{plan.saving_text():42} | {victim:6} {moment:8} | "
+            f"{progress(before, generation.newest, recorded, moment)} | left {left} | "
+            f"{time.monotonic() - begin:.1f} s")
+        return done
+
+    def start_and_kill(self, generation, plan):
+        command = generation.command(plan)
+        watch = Watch(generation)
+        job = processes.Job(plan.topology.ranks, command, generation.folder, self.scratch)
+        self.job = job
+        self.reproduction = f"{shlex.join(job.command)}\n  SIGKILL: {plan.aim()}"
+        while not job.ended():
+            watch.look()
+            job.find(plan.topology.ranks)
+            if watch.reached(plan, self.startup):
+                break
+            if time.monotonic() - watch.last_change > PATIENCE:
+                raise history.Violation(f"nothing has happened for {PATIENCE} seconds, after "
+                                        f"{watch.steps} steps and {len(watch.saves)} saves")
+            time.sleep(0.002)
+        if watch.started_after is not None:
+            self.startup += 0.3 * (watch.started_after - self.startup)
+        if job.ended():
+            self.check_good_end(job)
+            watch.look()
+            return "ended", "nobody", watch
+        watch.look()
+        moment = watch.moment()
+        victim = job.kill(plan.victim, plan.rank)
+        killed = time.monotonic()
+        if not job.wait_for_end(PATIENCE):
+            raise history.Violation(f"{PATIENCE} seconds after the death of {plan.aim()} there are "
+                                    f"processes: {job.members()}")
+        self.slowest_end = max(self.slowest_end, time.monotonic() - killed)
+        watch.look()
+        return moment, victim, watch
+
+    def check_good_end(self, job):
+        if not job.wait_for_end(PATIENCE):
+            raise history.Violation(f"mpirun has ended, but not its ranks: {job.members()}")
+        if job.process.returncode != 0:
+            raise history.Violation(f"nobody was killed, and the run ended with exit code "
+                                    f"{job.process.returncode}")
+
+    def last_run(self, generation):
+        """Lets the generation that the last round has left unfinished come to its end."""
+        random_ = random.Random(f"{self.seed} last run")
+        plan = dataclasses.replace(pick_plan(generation.model, random_), moment="step",
+                                   count=generation.model.steps + 1)
+        moment, _, _ = self.start_and_kill(generation, plan)
+        recorded, generation.newest = generation.check()
+        if moment != "ended" or generation.newest != generation.model.steps:
+            raise history.Violation(f"the last run has come to step {recorded} and its checkpoint "
+                                    f"to {generation.newest}")
+
+    def finish(self, generation):
+        generation.check_end()
+        say(f"generation {generation.number} ({generation.model.name}, global batch "
+            f"{generation.model.global_batch}): {generation.model.steps} losses, every evaluation "
+            "and the last checkpoint are the undisturbed run's")
+        self.finished += 1
+        shutil.rmtree(generation.folder)
+        return None
+
+    def count(self, plan, moment, victim, left):
+        counts = self.counts
+        counts["topology"][str(plan.topology)] += 1
+        counts["ranks"][plan.topology.ranks] += 1
+        counts["moment"][moment] += 1
+        counts["victim"][victim] += 1
+        counts["moment and victim"][f"{moment}/{victim}"] += 1
+        counts["what the killed save left"][left] += 1
+        counts["saving"]["async" if "--async-save" in plan.saving else "sync"] += 1
+
+    def summary(self):
+        say(f"\n{self.done} rounds in {time.monotonic() - self.start:.0f} s; {self.finished} runs "
+            "reached their last step, all as if nothing had happened; a kill ended everything after at most "
+            f"{self.slowest_end:.1f} s")
+        for name, counter in self.counts.items():
+            entries = (f"{key} {count}" for key, count in sorted(counter.items(),
+                                                                 key=lambda entry: -entry[1]))
+            say(f"  by {name}: {', '.join(entries)}")
+
+    def tell(self, violation, number):
+        say(f"\nVIOLATION in round {number}: {violation}")
+        if self.job is not None:
+            say(f"stderr:\n{self.job.errors()[-4000:]}\nend of stdout:\n{self.job.output()[-2000:]}")
+        say(f"again: bazel run //tests/crash:campaign -- --seed={self.seed} --rounds={number} "
+            f"--steps={self.steps}{' --bf16' if self.bf16 else ''}")
+        say(f"this start alone, on what is left in {self.folder}:\n  {self.reproduction}")
+
+    def close(self, keep):
+        """Leaves nothing behind but, after a violation, the folder."""
+        if self.job is not None:
+            self.job.clean_up()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.summary()
+
+
+def check_progress(output, before, recorded):
+    """It went on from the newest checkpoint, and what it said is on record (but for a step that it died in)."""
+    said = [int(step) for step in STEP_LINE.findall(output)]
+    if not said:
+        return
+    if said[0] != before + 1:
+        raise history.Violation(f"the newest checkpoint is that of step {before}, and the run began "
+                                f"with step {said[0]}")
+    if recorded < said[-1] - 1:
+        raise history.Violation(f"the run said that it did step {said[-1]}, but metrics.jsonl ends "
+                                f"with step {recorded}")
+
+
+def progress(before, newest, recorded, moment):
+    text = f"saved {before:2d} -> {newest:2d}, {recorded:2d} losses equal"
+    if newest > before:
+        return text
+    return f"{text} ({'no step yet' if moment == 'start-up' else 'no save yet'})"
+
+
+def processor_has_bf16():
+    """What the trainer's bf16 needs."""
+    words = set(re.findall(r"avx512\w+", processes.read_text("/proc/cpuinfo")))
+    return {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= words
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--train", required=True)
+    parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--steps", type=int, default=60, help="of a run")
+    parser.add_argument("--folder", help="to work in; must be empty or absent")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=processor_has_bf16(),
+                        help="some runs in bf16")
+    options = parser.parse_args()
+    if options.folder and os.path.exists(options.folder) and os.listdir(options.folder):
+        parser.error(f"--folder={options.folder} is not empty")
+    processes.adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda which, _: sys.exit(128 + which))
+    campaign = Campaign(options)
+    keep = True
+    try:
+        code = campaign.run()
+        keep = code != 0
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Asked to stop: what was done so far is told.
+        code = end.code if isinstance(end, SystemExit) else 128 + signal.SIGINT
+        keep = False
+    finally:
+        campaign.close(keep)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What runs have recorded and saved, and whether that is what the undisturbed run did."""
+
+import json
+import os
+import subprocess
+
+# What a record holds besides timings.
+FIELDS = {
+    "step": ("loss_bits", "lr", "grad_norm", "skipped", "consumed_samples"),
+    "eval": ("eval_loss_bits", "tokens", "best"),
+}
+MANIFEST = "manifest.pb"
+
+
+class Violation(Exception):
+    """A promise that was not kept."""
+
+
+def read_records(run_dir):
+    """The complete lines of metrics.jsonl as (kind, step, values), in their order."""
+    records = []
+    try:
+        with open(os.path.join(run_dir, "metrics.jsonl"), encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    break  # the process died while it wrote
+                try:
+                    record = json.loads(line)
+                    values = tuple(record[field] for field in FIELDS[record["kind"]])
+                    records.append((record["kind"], record["step"], values))
+                except (ValueError, KeyError) as error:
+                    raise Violation(f"metrics.jsonl: {error!r} in the line {line!r}") from error
+    except FileNotFoundError:
+        pass
+    return records
+
+
+def metrics_inode(run_dir):
+    """Which file metrics.jsonl is; None where there is none."""
+    try:
+        return os.stat(os.path.join(run_dir, "metrics.jsonl")).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def last_step(records):
+    return max((step for _, step, _ in records), default=0)
+
+
+def committed(folder):
+    """The steps that have a manifest, by a look of our own at the folder."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name.removeprefix("step-")) for name in names
+                  if os.path.exists(os.path.join(folder, name, MANIFEST)))
+
+
+def half_written(folder):
+    """Directories without a manifest: (name, inode)."""
+    found = set()
+    try:
+        for entry in os.scandir(folder):
+            if not os.path.exists(os.path.join(entry.path, MANIFEST)):
+                found.add((entry.name, entry.inode()))
+    except FileNotFoundError:
+        pass
+    return found
+
+
+def describe_half_written(folder, names):
+    """How far the save had come that left these."""
+    files = {name for directory in names for name in os.listdir(os.path.join(folder, directory))}
+    if not names:
+        return "nothing"
+    if MANIFEST + ".tmp" in files:
+        return "data and manifest.pb.tmp"
+    return "data" if files else "an empty directory"
+
+
+def step_directory(folder, step):
+    return os.path.join(folder, f"step-{step:08d}")
+
+
+class Ckpt:
+    """The `ckpt` program."""
+
+    def __init__(self, program):
+        self.program = program
+
+    def check(self, *arguments):
+        result = subprocess.run([self.program, *arguments], check=False, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+        if result.returncode != 0:
+            raise Violation(f"ckpt {' '.join(arguments)} has exit code {result.returncode}:\n"
+                            f"{result.stdout[-3000:]}")
+        return result.stdout
+
+
+class Reference:
+    """The undisturbed run: every record, and a checkpoint of every step."""
+
+    def __init__(self, run_dir, steps, eval_interval):
+        self.run_dir = run_dir
+        self.steps = steps
+        records = read_records(run_dir)
+        self.records = {(kind, step): values for kind, step, values in records}
+        self.order = [(kind, step) for kind, step, _ in records]
+        expected = []
+        for step in range(1, steps + 1):
+            expected.append(("step", step))
+            if step % eval_interval == 0:
+                expected.append(("eval", step))
+        if self.order != expected:
+            raise Violation("the undisturbed run did not record every step and evaluation once")
+
+    def folder(self):
+        return os.path.join(self.run_dir, "checkpoints")
+
+    def check_records(self, records):
+        """They must be the beginning of this run's, bit for bit."""
+        for (kind, step, values), expected in zip(records, self.order):
+            if (kind, step) != expected:
+                raise Violation(f"metrics.jsonl: {kind} {step} stands where {expected[0]} "
+                                f"{expected[1]} belongs")
+            for field, value, reference in zip(FIELDS[kind], values, self.records[expected]):
+                if value != reference:
+                    raise Violation(f"{field} of {kind} {step} is {value}, that of the undisturbed "
+                                    f"run {reference}")
+        if len(records) > len(self.order):
+            raise Violation(f"metrics.jsonl has {len(records)} records, the undisturbed run "
+                            f"{len(self.order)}")
+
+    def check_checkpoint(self, ckpt, folder, step):
+        """Every byte sound, and the same state as this run's at the same step."""
+        ckpt.check("verify", "--digests", step_directory(folder, step))
+        report = ckpt.check("diff", step_directory(self.folder(), step),
+                            step_directory(folder, step))
+        if " 0 tensor differences, 0 metadata differences" not in report:
+            raise Violation(f"ckpt diff at step {step}:\n{report}")
+
+    def check_complete(self, records, step):
+        """A checkpoint of `step` is younger than the records up to there."""
+        wanted = [entry for entry in self.order if entry[1] <= step]
+        if len(records) < len(wanted):
+            raise Violation(f"there is a checkpoint of step {step}, but metrics.jsonl ends with "
+                            f"{records[-1][:2] if records else 'nothing'}")
