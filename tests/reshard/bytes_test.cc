@@ -86,7 +86,6 @@ class BytesTest : public ::testing::Test {
     TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
       TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
                                TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
-      testing::FillState(training->trainer().chunks(), /*seed=*/1);
       TESSERA_RETURN_IF_ERROR(training->Save());
       TESSERA_RETURN_IF_ERROR(training->FinishSaves().status());
       return logical_bytes == nullptr ? absl::OkStatus()
