@@ -1,5 +1,6 @@
 #include "trainer/app/session.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -167,13 +168,14 @@ absl::Status CheckModelFits(const TrainConfig& config, bool trains, const HostSh
                    " are available"));
 }
 
-// Whether the machine has room for all that has been allocated and, so far, hardly touched.
-absl::Status CheckMemory(const Session& session, const HostShare& host) {
+// Whether the machine has room for all that has been allocated and, so far, hardly touched. Returns
+// each rank's part of what is left.
+absl::StatusOr<int64_t> SpareMemory(const Session& session, const HostShare& host) {
   const Trainer::Memory mine = session.trainer->memory();
   const int64_t available = AvailableHostMemory();
   TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine.weights + mine.gradients +
                                                           mine.optimizer + mine.activations));
-  if (needed <= available) return absl::OkStatus();
+  if (needed <= available) return (available - needed) / host.ranks();
   return absl::ResourceExhaustedError(absl::StrCat(
       "the run needs ", Bytes(needed), " of memory", ForProcesses(host), ", of which ",
       Bytes(available), " are available: weights ", Bytes(mine.weights), ", gradients ",
@@ -221,11 +223,16 @@ absl::Status OpenFiles(Session& session) {
   return absl::OkStatus();
 }
 
-// Saves read the state behind the training's back: an update waits for what it overwrites.
-absl::Status OpenSaver(Session& session) {
+// Saves read the state behind the training's back: an update waits for what it overwrites. Their
+// copies are made of the memory that neither the training nor another rank will need.
+absl::Status OpenSaver(Session& session, int64_t spare_memory) {
   if (!session.trains || session.config.checkpoint().save().empty()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(session.saver, RunSaver::Create(session.config, session.state(),
-                                                           session.group(), session.mesh->world()));
+  TESSERA_ASSIGN_OR_RETURN(
+      session.saver,
+      RunSaver::Create(
+          session.config, session.state(), session.group(), session.mesh->world(), [spare_memory] {
+            return static_cast<uint64_t>(std::min(spare_memory, AvailableHostMemory()));
+          }));
   if (session.config.checkpoint().async_save()) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);
@@ -280,9 +287,9 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
       session->trainer,
       Trainer::Create(config, {.trains = session->trains, .seed = session->progress.seed},
                       *session->mesh, *session->backend));
-  TESSERA_RETURN_IF_ERROR(CheckMemory(*session, host));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory, SpareMemory(*session, host));
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
-  TESSERA_RETURN_IF_ERROR(OpenSaver(*session));
+  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, spare_memory));
   return session;
 }
 

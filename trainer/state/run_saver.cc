@@ -1,6 +1,7 @@
 #include "trainer/state/run_saver.h"
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "checkpoint/base/status_macros.h"
@@ -17,10 +18,9 @@ RunSaver::RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks,
 
 RunSaver::~RunSaver() = default;
 
-absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& config,
-                                                           std::vector<StateChunk> chunks,
-                                                           const RankGroup& group,
-                                                           Communicator* world) {
+absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(
+    const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
+    Communicator* world, std::function<uint64_t()> available_memory_bytes) {
   std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group));
   TESSERA_ASSIGN_OR_RETURN(
       saver->storage_, ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
@@ -30,14 +30,15 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
         OptimizerNames(saver->chunks_, config.optimizer(), group.ranks, group.deadline));
   }
   if (config.checkpoint().async_save()) {
-    TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world));
+    TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world, std::move(available_memory_bytes)));
   } else {
     saver->plan_cache_ = std::make_unique<ckpt::PlanCache>();
   }
   return saver;
 }
 
-absl::Status RunSaver::OpenBackground(Communicator* world) {
+absl::Status RunSaver::OpenBackground(Communicator* world,
+                                      std::function<uint64_t()> available_memory_bytes) {
   if (world != nullptr) {
     TESSERA_ASSIGN_OR_RETURN(background_communicator_,
                              world->Split(/*color=*/0, world->rank(), "saves"));
@@ -45,6 +46,7 @@ absl::Status RunSaver::OpenBackground(Communicator* world) {
   background_group_ = MakeProcessGroup(background_communicator_.get());
   ckpt::AsyncSaveOptions options;
   options.save.deadline = group_.deadline;
+  options.available_memory_bytes = std::move(available_memory_bytes);
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
   }

@@ -1,6 +1,8 @@
 #ifndef TESSERA_TRAINER_STATE_RUN_SAVER_H_
 #define TESSERA_TRAINER_STATE_RUN_SAVER_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -30,11 +32,13 @@ using SaveOutcome = ckpt::SaveOutcome;  // step, and its report or error
 class RunSaver {
  public:
   // `chunks` must stay where they are, as must `group` and `world` (null for one process), which
-  // gets a communicator of its own for the background. Collective.
-  static absl::StatusOr<std::unique_ptr<RunSaver>> Create(const TrainConfig& config,
-                                                          std::vector<StateChunk> chunks,
-                                                          const RankGroup& group,
-                                                          Communicator* world);
+  // gets a communicator of its own for the background. `available_memory_bytes` says of how much
+  // memory the copies of this process may take the half; null: of all that the system has left,
+  // which is too much where the process has not touched all of its own yet, or is not alone.
+  // Collective.
+  static absl::StatusOr<std::unique_ptr<RunSaver>> Create(
+      const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
+      Communicator* world, std::function<uint64_t()> available_memory_bytes = nullptr);
   // Waits for a save in flight.
   ~RunSaver();
 
@@ -54,7 +58,8 @@ class RunSaver {
 
  private:
   RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group);
-  absl::Status OpenBackground(Communicator* world);
+  absl::Status OpenBackground(Communicator* world,
+                              std::function<uint64_t()> available_memory_bytes);
   ckpt::StateDict State() const;
   absl::Status SaveInForeground(const ckpt::Metadata& metadata);
   // Removes old checkpoints after a save that went well.
