@@ -152,6 +152,8 @@ const Gemm& GemmCache::Get(const GemmShape& shape) {
 
 // ThreadSanitizer asks for this, where a program is built with it. oneDNN, which is not, keeps made
 // products in a cache of the whole process, whose locks it cannot see: backends on several threads
-// would seem to race when they make equal ones.
+// would seem to race when they make equal ones, and when they first come to that cache.
 extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() { return "race:tessera::GemmCache::Get\n"; }
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";
+}
