@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/available_memory.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/units.h"
-#include "checkpoint/engine/available_memory.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {

@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <memory>
-#include <string>
 #include <string_view>
+
+#include "checkpoint/base/available_memory.h"
 
 namespace tessera {
 namespace {
@@ -123,20 +123,8 @@ void ResetPeakMemory() {
 }
 
 int64_t AvailableHostMemory() {
-  int64_t available = std::numeric_limits<int64_t>::max();
-  std::ifstream memory("/proc/meminfo");
-  for (std::string name, unit; memory >> name;) {
-    int64_t kibibytes = 0;
-    if (name == "MemAvailable:" && memory >> kibibytes) available = kibibytes * 1024;
-    std::getline(memory, unit);
-  }
-  // The control group's files hold a number, or "max"; they are not there outside of one.
-  int64_t limit = 0, used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
-      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    available = std::min(available, std::max<int64_t>(limit - used, 0));
-  }
-  return available;
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::min(kMost, ckpt::AvailableMemoryBytes()));
 }
 
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {

@@ -47,7 +47,7 @@ MemoryUse TensorMemory(MemoryCategory category);
 void ResetPeakMemory();
 
 // What this process may still take of the machine's memory without driving it to swap or to its
-// death: the kernel's estimate (MemAvailable), or what a control group leaves where that is less.
+// death: the kernel's estimate (MemAvailable), or what control groups leave where that is less.
 int64_t AvailableHostMemory();
 
 // Host memory, zero-initialised, 4096-byte aligned; on huge pages, and touched lazily, where it is

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_ENGINE_AVAILABLE_MEMORY_H_
-#define TESSERA_CHECKPOINT_ENGINE_AVAILABLE_MEMORY_H_
+#ifndef TESSERA_CHECKPOINT_BASE_AVAILABLE_MEMORY_H_
+#define TESSERA_CHECKPOINT_BASE_AVAILABLE_MEMORY_H_
 
 #include <cstdint>
 #include <string_view>
@@ -20,4 +20,4 @@ uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_ENGINE_AVAILABLE_MEMORY_H_
+#endif  // TESSERA_CHECKPOINT_BASE_AVAILABLE_MEMORY_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/engine/available_memory.h"
+#include "checkpoint/base/available_memory.h"
 
 #include <algorithm>
 #include <charconv>
