@@ -244,7 +244,8 @@ struct PairTimes {
 
 struct Worst {
   double ratio = 0, over_saved = 0, bytes_over_state = 0;
-  double disk_ratio = 1e9, sharded_disk_ratio = 1e9;
+  static constexpr double kNone = 1e9;
+  double disk_ratio = kNone, sharded_disk_ratio = kNone;
 };
 
 void Read(const std::string& line, PairTimes& times, Worst& worst) {
@@ -356,7 +357,10 @@ absl::Status MeasureAll(const std::string& directory) {
   std::printf("figure reshard_load.worst_ratio %.3f ratio\n", worst.ratio);
   std::printf("figure reshard_load.worst_over_saved %.3f ratio\n", worst.over_saved);
   std::printf("figure reshard_load.same.disk_ratio %.3f ratio\n", worst.disk_ratio);
-  std::printf("figure reshard_load.same.sharded.disk_ratio %.3f ratio\n", worst.sharded_disk_ratio);
+  if (worst.sharded_disk_ratio < Worst::kNone) {
+    std::printf("figure reshard_load.same.sharded.disk_ratio %.3f ratio\n",
+                worst.sharded_disk_ratio);
+  }
   std::printf("figure reshard_load.bytes_over_state %.5f ratio\n", worst.bytes_over_state);
   return absl::OkStatus();
 }
