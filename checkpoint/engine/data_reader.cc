@@ -45,12 +45,12 @@ absl::StatusOr<DataReader> DataReader::Create(const Manifest& manifest, const Lo
                                               bool verify_checksums) {
   DataReader reader(manifest, verify_checksums);
   for (const FileReads& reads : plan.files) {
-    TESSERA_RETURN_IF_ERROR(reader.AddFile(reads, *files.at(reads.file_index), destinations));
+    TESSERA_RETURN_IF_ERROR(reader.AddFile(reads, files.at(reads.file_index), destinations));
   }
   return reader;
 }
 
-absl::Status DataReader::AddFile(const FileReads& reads, const ReadableFile& file,
+absl::Status DataReader::AddFile(const FileReads& reads, const OpenFile& file,
                                  std::span<const Destination> destinations) {
   const DataFile& description = manifest_->files(reads.file_index);
   const uint64_t chunk_bytes = description.chunk_bytes();
@@ -124,7 +124,7 @@ void DataReader::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
 // Chunk after chunk, so that what was checked is still in the cache when it is placed.
 absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer) const {
   const InputFile& file = files_.at(piece.file_index);
-  TESSERA_RETURN_IF_ERROR(file.file->ReadAt(piece.begin, std::span(buffer, piece.size())));
+  TESSERA_RETURN_IF_ERROR(file.open->file->ReadAt(piece.begin, std::span(buffer, piece.size())));
   const uint64_t chunk_bytes = file.description->chunk_bytes();
   for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += chunk_bytes) {
     const uint64_t end = std::min(piece.end, chunk + chunk_bytes);
@@ -145,8 +145,9 @@ absl::Status DataReader::CheckChunk(uint32_t file_index, uint64_t chunk,
     return absl::OkStatus();
   }
   const FileMap map(*manifest_);
-  return absl::DataLossError(
-      ToString(DescribeChecksumError(*manifest_, map, file_index, chunk, found)));
+  Damage damage = DescribeChecksumError(*manifest_, map, file_index, chunk, found);
+  damage.file = files_.at(file_index).open->name;
+  return absl::DataLossError(ToString(damage));
 }
 
 absl::StatusOr<PackedRegion> PackedRegion::Create(const Manifest& manifest,
@@ -204,7 +205,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
       damage.file = storage.Describe(path);
       report(absl::StatusCode::kDataLoss, ToString(damage));
     } else {
-      files[reads.file_index] = *std::move(file);
+      files[reads.file_index] = {*std::move(file), storage.Describe(path)};
     }
   }
   if (!problems.empty()) return absl::Status(code, absl::StrJoin(problems, "\n"));

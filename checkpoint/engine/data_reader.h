@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -29,7 +30,11 @@ struct FilePiece {
 };
 
 // The files of a load plan, open and of the right size. By index into Manifest.files.
-using OpenFiles = std::map<uint32_t, std::unique_ptr<ReadableFile>>;
+struct OpenFile {
+  std::unique_ptr<ReadableFile> file;
+  std::string name;  // with the checkpoint's place, for messages
+};
+using OpenFiles = std::map<uint32_t, OpenFile>;
 
 // NotFound or DataLoss lists every file that is missing or has another size than the manifest says.
 absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view directory,
@@ -71,13 +76,13 @@ class DataReader {
   };
   struct InputFile {
     const DataFile* description;
-    const ReadableFile* file;
+    const OpenFile* open;
     std::vector<Target> targets;  // ascending by begin and by end: saved shards do not share bytes
   };
 
   DataReader(const Manifest& manifest, bool verify_checksums)
       : manifest_(&manifest), verify_checksums_(verify_checksums) {}
-  absl::Status AddFile(const FileReads& reads, const ReadableFile& file,
+  absl::Status AddFile(const FileReads& reads, const OpenFile& file,
                        std::span<const Destination> destinations);
   absl::Status CheckChunk(uint32_t file_index, uint64_t chunk,
                           std::span<const std::byte> data) const;

@@ -35,6 +35,14 @@ std::string LaunchedAs() {
   return "";
 }
 
+// "rank 3: " before what does not say by itself whose error it is, as "ranks 0, 2: no such file".
+std::string WithRank(int rank, const std::string& message) {
+  const std::string speaker = message.substr(0, message.find(':'));
+  const bool names_ranks = speaker.rfind("rank", 0) == 0 && speaker.size() < message.size() &&
+                           speaker.find_first_not_of("ranks, 0123456789andmore") == speaker.npos;
+  return names_ranks ? message : absl::StrCat("rank ", rank, ": ", message);
+}
+
 }  // namespace
 
 class MpiWorld::Impl {
@@ -82,7 +90,7 @@ class MpiWorld::Impl {
     const int rank = transport_.rank();
     std::this_thread::sleep_for(kElection);
     const Failure failure = transport_.failure();
-    const std::string message = absl::StrCat("rank ", failure.rank, ": ", failure.message, "\n");
+    const std::string message = absl::StrCat(WithRank(failure.rank, failure.message), "\n");
     if (failure.rank == rank) {
       std::fwrite(message.data(), 1, message.size(), stderr);
       std::fflush(nullptr);
