@@ -353,7 +353,13 @@ TEST(ResolveConfigTest, TopologyInOneWord) {
   EXPECT_EQ(ToString(ConfigTopology(Resolved({"--data-parallel-size=3", "--topology=single"}))),
             "single");
   EXPECT_EQ(std::string(Resolve({"--topology=dp4_ddp2"}).status().message()),
-            "topology \"dp4_ddp2\": \"ddp2\" is none of dpN, zeroN, tpN, ppN, vppN, sp, nor auto");
+            "topology \"dp4_ddp2\": \"ddp2\" is unknown: expected dpN, zeroN, tpN, ppN, vppN, sp "
+            "joined by _, or single, or auto");
+  EXPECT_EQ(std::string(Resolve({"--topology=dp4_dp2"}).status().message()),
+            "topology \"dp4_dp2\": dp is given twice");
+  EXPECT_EQ(std::string(Resolve({"--topology=vpp2"}).status().message()),
+            "topology \"vpp2\": num_virtual_stages_per_pipeline_rank = 2 needs "
+            "pipeline_model_parallel_size above 1");
 }
 
 TEST(ResolveConfigTest, TopologyByTheNumberOfProcesses) {

@@ -328,7 +328,7 @@ void SetTopology(const Topology& topology, ParallelConfig* parallel) {
 // "dp4_zero2_tp2_pp2"
 absl::Status ReplaceTopology(ParallelConfig* parallel) {
   const absl::StatusOr<Topology> topology = ParseTopology(parallel->topology());
-  if (!topology.ok()) return Wrong(topology.status().message(), ", nor auto");
+  if (!topology.ok()) return topology.status();
   SetTopology(*topology, parallel);
   parallel->set_topology("");
   return absl::OkStatus();

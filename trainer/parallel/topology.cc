@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -166,16 +167,22 @@ std::string ToString(const Topology& topology) {
 absl::StatusOr<Topology> ParseTopology(std::string_view text) {
   Topology topology;
   if (text == "single") return topology;
-  for (const absl::string_view part :
-       absl::StrSplit(absl::string_view(text.data(), text.size()), '_')) {
+  const absl::string_view whole(text.data(), text.size());
+  const auto refuse = [&](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat("topology \"", whole, "\": ", why...));
+  };
+  std::set<absl::string_view> names;
+  for (const absl::string_view part : absl::StrSplit(whole, '_')) {
     if (!ApplyPart(part, topology)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("topology \"", absl::string_view(text.data(), text.size()), "\": \"", part,
-                       "\" is none of dpN, zeroN, tpN, ppN, vppN, sp"));
+      return refuse("\"", part,
+                    "\" is unknown: expected dpN, zeroN, tpN, ppN, vppN, sp joined by _, ",
+                    "or single, or auto");
     }
+    const absl::string_view name = part.substr(0, part.find_first_of("0123456789"));
+    if (!names.insert(name).second) return refuse(name, " is given twice");
   }
   const absl::Status valid = ValidateSizes(topology);
-  if (!valid.ok()) return valid;
+  if (!valid.ok()) return refuse(valid.message());
   return topology;
 }
 

@@ -47,7 +47,7 @@ struct Topology {
 
 // "dp4_zero2_tp2_pp2_vpp2_sp": what is 1 or off is left out; "single" when nothing is left.
 std::string ToString(const Topology& topology);
-// The inverse; parts in any order. InvalidArgument naming the part that is none.
+// The inverse; parts in any order. InvalidArgument naming the part that is none, or comes twice.
 absl::StatusOr<Topology> ParseTopology(std::string_view text);
 
 // The layers [first, last), by global index, of one chunk, and whether it has what stands before

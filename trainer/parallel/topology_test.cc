@@ -65,7 +65,8 @@ TEST(TopologyTest, TextGoesBothWays) {
     EXPECT_EQ(ToString(*topology), text);
   }
   EXPECT_EQ(*ParseTopology("tp2_dp4"), (Topology{.tensor = 2, .data = 4}));
-  for (const char* text : {"", "dp", "dp4_", "xp3", "dp0", "dp-1", "zero3", "vpp2", "sp", "tp2x"}) {
+  for (const char* text : {"", "dp", "dp4_", "xp3", "dp0", "dp-1", "zero3", "vpp2", "sp", "tp2x",
+                           "dp2_dp4", "sp_tp2_sp"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseTopology(text).status())) << text;
   }
 }
