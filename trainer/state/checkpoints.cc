@@ -99,10 +99,12 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointCo
     if (info.step > step) later.push_back(info.step);
   }
   if (later.empty()) return lock;
-  return absl::FailedPreconditionError(
-      absl::StrCat("save: ", config.save(), " holds checkpoints of later steps (",
-                   absl::StrJoin(later, ", "), ") than this run starts from (", step,
-                   "); resume with --load=", config.save(), ", or save to another folder"));
+  const std::string resume = config.load() == config.save() && config.has_ckpt_step()
+                                 ? "resume from the newest, without --ckpt-step"
+                                 : absl::StrCat("resume with --load=", config.save());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "save: ", config.save(), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
+      ") than this run starts from (", step, "); ", resume, ", or save to another folder"));
 }
 
 }  // namespace

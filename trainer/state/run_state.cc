@@ -22,6 +22,7 @@ constexpr char kPhilox[] = "philox4x32-10";
 constexpr char kVersion[] = "0.1";
 constexpr char kUpdates[] = "optimizer_updates";
 constexpr char kNumerics[] = "numerics";
+constexpr char kMicroBatch[] = "micro_batch_size";
 
 // Settings that do not change what the weights mean: a run may resume with others.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
@@ -77,6 +78,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   state.set_last_loss(progress.last_loss);
   (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
   (*state.mutable_extra())[kNumerics] = NumericsText(config);
+  (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   ckpt::DataState& position = *state.mutable_data();
   position.set_consumed_samples(progress.consumed_samples);
   if (data.samples_per_epoch > 0) {
@@ -138,6 +140,12 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest,
   if (saved->second != numerics) {
     sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ",
                                      numerics,
+                                     ": the bits of later losses differ from the saved run's"));
+  } else if (const auto micro_batch = extra.find(kMicroBatch);
+             config.parallel().numerics() == Numerics::EXACT && micro_batch != extra.end() &&
+             micro_batch->second != absl::StrCat(config.training().micro_batch_size())) {
+    sentences.push_back(absl::StrCat("saved with micro_batch_size ", micro_batch->second,
+                                     ", going on with ", config.training().micro_batch_size(),
                                      ": the bits of later losses differ from the saved run's"));
   }
   Topology topology = ConfigTopology(config);

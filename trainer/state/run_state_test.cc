@@ -64,6 +64,26 @@ TEST(RunStateTest, ImpossibleProgressIsRefused) {
               {"optimizer_updates", "many"});
 }
 
+TEST(RunStateTest, WhatChangesTheBitsIsSaid) {
+  TrainConfig config;
+  config.mutable_parallel()->set_numerics(Numerics::EXACT);
+  config.mutable_parallel()->set_exact_tp_shards(2);
+  config.mutable_training()->set_micro_batch_size(2);
+  const ckpt::Manifest manifest = DescribeRun(config, ModelConfig(), {}, {});
+  EXPECT_TRUE(DescribeChanges(manifest, config).empty());
+  config.mutable_training()->set_micro_batch_size(4);
+  EXPECT_EQ(DescribeChanges(manifest, config),
+            std::vector<std::string>{"saved with micro_batch_size 2, going on with 4: the bits of "
+                                     "later losses differ from the saved run's"});
+  config.mutable_parallel()->set_data_parallel_size(2);
+  config.mutable_parallel()->set_numerics(Numerics::FAST);
+  EXPECT_EQ(
+      DescribeChanges(manifest, config),
+      (std::vector<std::string>{"saved in numerics EXACT with 2 shards, going on in FAST: the "
+                                "bits of later losses differ from the saved run's",
+                                "resharded from single to dp2"}));
+}
+
 // --no-load-rng can only help where the progress itself is read in spite of them.
 TEST(RunStateTest, ForeignRandomNumbersAreRefusedApartFromTheProgress) {
   ckpt::Manifest manifest = Describe({.step = 7, .updates = 7});
