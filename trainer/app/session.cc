@@ -13,6 +13,7 @@
 #include "models/llmc.h"
 #include "models/model_config.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/parallel/topology.h"
@@ -212,10 +213,14 @@ absl::Status OpenFiles(Session& session) {
         ReserveSaveFolder(config.checkpoint(), session.progress.step, session.group()));
     TESSERA_ASSIGN_OR_RETURN(session.train_data,
                              OpenData(config.data().train_data_path(), config, seed));
+    TESSERA_RETURN_IF_ERROR(CheckSameFiles(
+        "train_data_path", session.train_data->dataset->fingerprint(), session.group()));
   }
   if (!config.data().valid_data_path().empty()) {
     TESSERA_ASSIGN_OR_RETURN(session.valid_data,
                              OpenData(config.data().valid_data_path(), config, seed));
+    TESSERA_RETURN_IF_ERROR(CheckSameFiles(
+        "valid_data_path", session.valid_data->dataset->fingerprint(), session.group()));
   }
   if (!config.data().tokenizer_model().empty()) {
     TESSERA_ASSIGN_OR_RETURN(session.tokenizer, OpenTokenizer(config));
@@ -268,8 +273,9 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   auto session = std::make_unique<Session>();
   session->config = resolved_config;
   const TrainConfig& config = session->config;
-  TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
   session->ranks = MakeProcessGroup(world);
+  TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, session->group()));
+  TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
                            FindSavedRun(config.checkpoint(), session->group()));
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));

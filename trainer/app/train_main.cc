@@ -28,16 +28,19 @@ namespace tessera {
 namespace {
 
 constexpr int kWrongSettings = 2;
+constexpr unsigned kSecondsForRank0 = 5;
 
 // One sentence for what every process of a world finds out by itself: rank 0 says it. The others
-// stay until it has, for a launcher may end them all with the first.
+// stay until it has, for a launcher may end them all with the first; who is still there then has
+// found out alone.
 int Refuse(const absl::Status& status, const Launch& launch) {
+  std::string who = "train";
   if (launch.in_world && launch.rank != 0) {
-    sleep(2);
-  } else {
-    std::fflush(stdout);
-    std::fprintf(stderr, "train: %s\n", std::string(status.message()).c_str());
+    sleep(kSecondsForRank0);
+    who = "rank " + std::to_string(launch.rank);
   }
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s: %s\n", who.c_str(), std::string(status.message()).c_str());
   return absl::IsInvalidArgument(status) ? kWrongSettings : 1;
 }
 
