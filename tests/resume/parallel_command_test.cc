@@ -240,6 +240,41 @@ TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
   }
 }
 
+// mpirun takes signals before it has ranks to pass them to, and ranks start at moments of their own.
+TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
+  for (const int milliseconds : {0, 100, 400}) {
+    fs::remove(root_ / "stderr");
+    const Process process(Launcher({"--train-iters=1000000", "--data-parallel-size=2"}), root_);
+    const auto start = std::chrono::steady_clock::now();
+    while (ReadFile(root_ / "stderr").find("2 processes") == std::string::npos) {
+      ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    process.Kill(SIGTERM);
+    const Result result = process.Wait();  // for ever, if it is lost
+    EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+    EXPECT_LE(Lines(result.err), 1) << result.err;
+  }
+}
+
+// Whoever finds it, the damage has a place, a rank and a way out.
+TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
+  ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
+  const fs::path file = Checkpoints("run") / "step-00000004" / "model-00001-of-00002.safetensors";
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(5000).put('\x5a');
+  std::vector<std::string> resume = {"--train-iters=5", "--pipeline-model-parallel-size=2",
+                                     "--load=" + Checkpoints("run").string()};
+  const Result result = Run(Launcher(resume));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr(file.string() + " at offset 5000: tensor "));
+  EXPECT_THAT(result.err, HasSubstr("--ckpt-step=2 resumes from the checkpoint before"));
+  EXPECT_THAT(result.err, Not(HasSubstr(": rank")));
+  EXPECT_EQ(Lines(result.err), 2) << "the launcher's line and one rank's: " << result.err;
+  resume.push_back("--ckpt-step=2");
+  EXPECT_EQ(Run(Launcher(resume)).exit_code, 0);
+}
+
 // The shipped settings: sixteen processes have one process's losses and weights, bit for bit.
 TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
   const std::vector<std::string> flags = {"--train-iters=20",

@@ -25,6 +25,8 @@ void CatchStopSignals(bool launched) {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   if (!launched) return;
+  // A launcher repeats these, for ranks that it may not have reached.
+  action.sa_flags = SA_RESTART;
   sigaction(SIGUSR1, &action, nullptr);
   sigaction(SIGUSR2, &action, nullptr);
 }

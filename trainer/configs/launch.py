@@ -13,17 +13,26 @@ Environment: TESSERA_HOSTFILE, as --hostfile. TESSERA_MPIRUN_FLAGS, more flags f
 prepared for settings that name no data.
 """
 
+# Until there is a job to end in order, Ctrl-C ends this program alone, without a traceback.
+import signal
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import ctypes
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import termios
 import threading
+
+# What was closed is nowhere from here on: its number must not become that of a pipe.
+for stream in ("stdin", "stdout", "stderr"):
+    if getattr(sys, stream) is None:
+        setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if stream == "stdin" else "w"))
 
 # What tells a process that a launcher has started it in a world of several.
 WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
@@ -31,6 +40,8 @@ WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 # Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at once.
 FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
              signal.SIGHUP: signal.SIGUSR2}
+# mpirun hands a signal to the ranks that it has started so far: it is repeated for those that come later.
+SECONDS_TO_REPEAT = 1
 
 
 def say(text):
@@ -200,6 +211,7 @@ class Job:
 
     def __init__(self, command):
         self.asked_to_stop = None  # the first signal
+        self.asked_twice = False
         self.process = None
         for number in FORWARDED:
             signal.signal(number, self.on_signal)
@@ -211,8 +223,17 @@ class Job:
 
     def on_signal(self, number, _frame):
         first, self.asked_to_stop = self.asked_to_stop is None, self.asked_to_stop or number
+        self.asked_twice = not first
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(FORWARDED[number] if first else signal.SIGTERM)
+
+    def wait_for_mpirun(self):
+        while True:
+            try:
+                return self.process.wait(timeout=SECONDS_TO_REPEAT)
+            except subprocess.TimeoutExpired:
+                if self.asked_to_stop is not None and not self.asked_twice:
+                    self.process.send_signal(FORWARDED[self.asked_to_stop])
 
     def wait(self):
         """The exit code, after all that the ranks had to say."""
@@ -224,7 +245,7 @@ class Job:
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        code = self.process.wait()
+        code = self.wait_for_mpirun()
         reader.join(timeout=5)
         output.close()
         if code < 0:
@@ -234,7 +255,8 @@ class Job:
         for rank, node, number in output.deaths:
             say(f"rank {rank} on {node} was killed by signal {number} ({signal_name(int(number))})")
         if code != 0 and not output.deaths and not output.spoken:
-            say(f"mpirun ended with exit code {code}")
+            by_signal = f", as after signal {code - 128} ({signal_name(code - 128)})" if code > 128 else ""
+            say(f"mpirun ended with exit code {code}{by_signal}")
         return code
 
 
