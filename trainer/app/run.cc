@@ -89,6 +89,25 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
   return options;
 }
 
+// Trains, or does what is left to do without.
+absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stopped_by) {
+  const TrainConfig& config = session.config;
+  if (session.trains) {
+    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(session, progress_line));
+  } else {
+    progress_line.Message("nothing left to train: step " + std::to_string(session.progress.step) +
+                          " of " + std::to_string(config.training().train_iters()));
+    TESSERA_RETURN_IF_ERROR(EvaluateOnly(session, progress_line));
+  }
+  if (*stopped_by != 0) return absl::OkStatus();
+  if (!config.checkpoint().export_llmc().empty()) {
+    TESSERA_RETURN_IF_ERROR(ExportWeights(session));
+    progress_line.Message("weights written to " + config.checkpoint().export_llmc());
+  }
+  if (config.sampling().num_tokens_to_generate() > 0) return Sample(session);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicator* world,
@@ -105,20 +124,10 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   TESSERA_ASSIGN_OR_RETURN(
       const std::unique_ptr<Session> session,
       BuildSession(config, world, [&](const std::string& note) { progress_line.Message(note); }));
-  if (session->trains) {
-    TESSERA_ASSIGN_OR_RETURN(*stopped_by, Train(*session, progress_line));
-  } else {
-    progress_line.Message("nothing left to train: step " + std::to_string(session->progress.step) +
-                          " of " + std::to_string(config.training().train_iters()));
-    TESSERA_RETURN_IF_ERROR(EvaluateOnly(*session, progress_line));
-  }
-  if (*stopped_by != 0) return absl::OkStatus();
-  if (!config.checkpoint().export_llmc().empty()) {
-    TESSERA_RETURN_IF_ERROR(ExportWeights(*session));
-    progress_line.Message("weights written to " + config.checkpoint().export_llmc());
-  }
-  if (config.sampling().num_tokens_to_generate() > 0) return Sample(*session);
-  return absl::OkStatus();
+  const absl::Status status = RunSession(*session, progress_line, stopped_by);
+  // The others hear at once; the session first waits for a save in flight.
+  if (!status.ok() && world != nullptr) world->Abort(status);
+  return status;
 }
 
 }  // namespace tessera

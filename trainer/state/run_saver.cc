@@ -4,6 +4,8 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/save_agreement.h"
@@ -11,6 +13,13 @@
 #include "trainer/state/communicator_group.h"
 
 namespace tessera {
+namespace {
+
+// A disk that stalls delays saves, not the training: a rank that is gone is found by the training's
+// own messages long before.
+constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
+
+}  // namespace
 
 RunSaver::RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks,
                    const RankGroup& group)
@@ -45,7 +54,7 @@ absl::Status RunSaver::OpenBackground(Communicator* world,
   }
   background_group_ = MakeProcessGroup(background_communicator_.get());
   ckpt::AsyncSaveOptions options;
-  options.save.deadline = group_.deadline;
+  options.save.deadline = kBackgroundDeadline;
   options.available_memory_bytes = std::move(available_memory_bytes);
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
@@ -90,7 +99,8 @@ void RunSaver::Prune(SaveOutcome& outcome) {
   const int keep = static_cast<int>(config_.checkpoint().max_checkpoint_keep());
   if (!outcome.report.ok() || keep == 0 || group_.ranks.rank() != 0) return;
   if (const absl::Status pruned = ckpt::Prune(*storage_, "", keep); !pruned.ok()) {
-    outcome.report = pruned;
+    absl::StrAppend(&outcome.report->staging_note, "older checkpoints are still there: ",
+                    pruned.message());
   }
 }
 
