@@ -1,20 +1,30 @@
 // The ckpt command on real directories.
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <sstream>
+#include <streambuf>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/process_group.h"
 #include "checkpoint/engine/state_dict.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/storage.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -88,6 +98,44 @@ class CkptTest : public testing::Test {
     const char byte = static_cast<char>(file.get() ^ 1);
     file.seekp(offset);
     file.put(byte);
+  }
+
+  // Names and bytes of all files in a folder.
+  static std::string Contents(const std::string& folder) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+      std::ostringstream bytes;
+      if (entry.is_regular_file()) bytes << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+      files[entry.path()] = bytes.str();
+    }
+    std::string all;
+    for (const auto& [path, bytes] : files) all += path + "\n" + bytes + "\n";
+    return all;
+  }
+
+  // As a converter writes it that takes none.
+  void RemoveDigests(const std::string& directory) {
+    EditManifest(directory, [](LogicalTensor& tensor) { tensor.clear_digest(); });
+  }
+
+  void TakeDigests(const std::string& from, const std::string& directory) {
+    const auto manifest = ReadManifest(*storage_, from);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    int t = 0;
+    EditManifest(directory, [&](LogicalTensor& tensor) {
+      const LogicalTensor& other = manifest->tensors(t++);
+      if (other.has_digest()) *tensor.mutable_digest() = other.digest();
+    });
+  }
+
+  template <typename Edit>
+  void EditManifest(const std::string& directory, const Edit& edit) {
+    auto manifest = ReadManifest(*storage_, directory);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    for (LogicalTensor& tensor : *manifest->mutable_tensors()) edit(tensor);
+    const auto encoded = EncodeManifest(*manifest);
+    ASSERT_TRUE(encoded.ok()) << encoded.status();
+    ASSERT_TRUE(WriteAll(*storage_, directory + "/manifest.pb", *encoded).ok());
   }
 
   std::string root_;
@@ -252,6 +300,161 @@ TEST_F(CkptTest, DiffOfConfigsIsOneLineAField) {
   MustSave("c", 3, 1);
   EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/c"}), kExitDifferent);
   EXPECT_THAT(out_, HasSubstr("{\"hidden_size\": 64}\n"));
+}
+
+TEST_F(CkptTest, DiffSaysWhatIsProven) {
+  MustSave("a", 3, 1);
+  MustSave("b", 3, 3);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitOk);
+  EXPECT_THAT(out_, AllOf(HasSubstr("2 by the digests in the manifests"),
+                          HasSubstr("1 as other names"), HasSubstr("hold the same state\n")));
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b", "--data", "--json"}), kExitOk);
+  EXPECT_EQ(Json()["same_state"], true);
+  EXPECT_EQ(Json()["equal_by_contents"], 2);
+  w_[5] = 0.0f;
+  MustSave("c", 3, 1);
+  w_[5] = -0.0f;
+  MustSave("d", 3, 2);
+  EXPECT_EQ(Run({"diff", root_ + "/c", root_ + "/d", "--data"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("tensor    w: the same values, in other bits"));
+}
+
+TEST_F(CkptTest, DiffReadsContentsWhereDigestsAreMissing) {
+  MustSave("a", 3, 1);
+  MustSave("b", 3, 3);
+  RemoveDigests("b/step-00000003");
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitOk) << out_ << err_;
+  EXPECT_THAT(out_, HasSubstr("equal: 2 by every bit of the contents"));
+  EXPECT_EQ(Run({"verify", root_ + "/b", "--digests"}), kExitOk) << out_;
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("contents of 0 tensors"), HasSubstr("2 tensors have no digest")));
+  w_[1] = 7;
+  MustSave("c", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/c", root_ + "/b"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("w: 1 elements differ, by at most 5"));
+}
+
+TEST_F(CkptTest, VerifyOfDigestsNamesTheTensor) {
+  MustSave("a", 3, 2);
+  EXPECT_EQ(Run({"verify", root_ + "/a", "--digests"}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("the contents of 2 tensors, however they are sharded"));
+  // Contents and checksums that go together, but are not what was saved.
+  w_[0] = 99;
+  MustSave("b", 3, 2);
+  TakeDigests("a/step-00000003", "b/step-00000003");
+  EXPECT_EQ(Run({"verify", root_ + "/b"}), kExitOk);
+  EXPECT_EQ(Run({"verify", root_ + "/b", "--digests"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("tensor w: logical digest: expected"));
+}
+
+TEST_F(CkptTest, Reshard) {
+  MustSave("a", 3, 3);
+  const std::string from = root_ + "/a", to = root_ + "/b";
+  EXPECT_EQ(Run({"reshard", from, to, "--topology=dp2_tp2_zero1", "--dry-run"}), kExitOk) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("model-00001-of-00003.safetensors"),
+                          HasSubstr("step-00000003: would be written for dp2 tp2")));
+  EXPECT_FALSE(std::filesystem::exists(to));
+  EXPECT_EQ(Run({"reshard", from, to, "--topology=dp2_tp2_zero1"}, /*watched=*/true), kExitOk)
+      << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("step-00000003: written for dp2 tp2 pp1 vpp1 zero1"),
+                          HasSubstr("the digests of all 2 tensors")));
+  EXPECT_THAT(progress_, HasSubstr("###"));
+  EXPECT_EQ(Run({"diff", from, to, "--data"}), kExitOk) << out_;
+  EXPECT_EQ(Run({"verify", to, "--digests"}), kExitOk) << out_;
+  EXPECT_EQ(Run({"inspect", to, "--json"}), kExitOk);
+  EXPECT_EQ(Json()["tensors"][0]["shards"], 2);
+
+  EXPECT_EQ(Run({"reshard", from, to, "--topology=single"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("never overwritten"));
+  // The checkpoint's own directory says the same as its folder.
+  EXPECT_EQ(Run({"reshard", to, root_ + "/c/step-00000003", "--topology=single", "--json"}),
+            kExitOk)
+      << err_;
+  EXPECT_EQ(Json()["digests_compared"], 2);
+  EXPECT_EQ(Json()["files"][0]["rank"], 0);
+  EXPECT_EQ(Run({"diff", from, root_ + "/c"}), kExitOk) << out_;
+}
+
+TEST_F(CkptTest, ReshardCutsAsItIsTold) {
+  MustSave("a", 3, 1);
+  const auto shards = [&](const std::string& flag) {
+    std::filesystem::remove_all(root_ + "/b");
+    EXPECT_EQ(Run({"reshard", root_ + "/a", root_ + "/b", "--topology=tp3", flag}), kExitOk)
+        << err_;
+    EXPECT_EQ(Run({"inspect", root_ + "/b", "--json"}), kExitOk);
+    return Json()["tensors"][0]["shards"].get<int>();
+  };
+  EXPECT_EQ(shards("--split=w=1"), 3);
+  EXPECT_EQ(shards("--split=*=whole"), 1);
+  EXPECT_EQ(shards("--split=other.*=1"), 3);
+  EXPECT_EQ(shards("--virtual-shards=6"), 4);  // of rows: two of six have none
+}
+
+TEST_F(CkptTest, ReshardRefuses) {
+  MustSave("a", 3, 1);
+  const std::string from = root_ + "/a", to = root_ + "/b";
+  for (const auto& [flag, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--topology=dp2_qp3", "\"qp3\" is none of"},
+           {"--topology=dp0", "dp0 is below 1"},
+           {"--topology=zero3", "none of 0, 1, 2"},
+           {"--topology=vpp2", "vpp needs pp above 1"},
+           {"--topology=dp100000_tp100000", "more than 1048576 ranks"},
+           {"--topology=pp2", "0 layers, fewer than the 2 chunks"},
+           {"--split=w=2", "--split=w=2: tensor w has shape [4,3]"},
+           {"--split=w", "is not PATTERN=DIM"},
+           {"--virtual-shards=3", "no multiple of tp = 2"},
+           {"--memory=1KiB", "1.00 KiB of memory are too little"},
+           {"--memory=lots", "expected a size"},
+           {"--memory", "needs a value"},
+           {"--dry-run=1", "takes no value"},
+           {"--digests", "no flag --digests"}}) {
+    std::vector<std::string> arguments = {"reshard", from, to, flag};
+    if (flag.find("--topology") == std::string::npos) arguments.push_back("--topology=tp2");
+    EXPECT_EQ(Run(arguments), kExitUsage) << flag;
+    EXPECT_THAT(err_, HasSubstr(message));
+    EXPECT_EQ(std::ranges::count(err_, '\n'), 1) << err_;
+    EXPECT_FALSE(std::filesystem::exists(to)) << flag;
+  }
+  EXPECT_EQ(Run({"reshard", from, to}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("reshard needs --topology"));
+  EXPECT_EQ(Run({"reshard", from, from + "/step-00000003/", "--topology=tp2"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("never overwritten"));
+  EXPECT_EQ(Run({"reshard", root_ + "/nothing", to, "--topology=tp2"}), kExitUsage);
+  FlipByte("a/step-00000003/model-00001-of-00001.safetensors", 4096 + 8 + 5);
+  EXPECT_EQ(Run({"reshard", from, to, "--topology=tp2", "--json"}), kExitDifferent);
+  EXPECT_THAT(Json()["error"].get<std::string>(), AllOf(HasSubstr("tensor w"), HasSubstr("4109")));
+  EXPECT_FALSE(std::filesystem::exists(to));
+}
+
+// A stream that kills the process as soon as something is written to it.
+class KillingBuffer final : public std::streambuf {
+ protected:
+  int overflow(int) override {
+    raise(SIGKILL);
+    return 0;
+  }
+};
+
+TEST_F(CkptTest, ReshardMayBeKilled) {
+  MustSave("a", 3, 3);
+  const std::string from = root_ + "/a", to = root_ + "/b";
+  const std::vector<std::string> arguments = {"reshard", from, to, "--topology=tp2"};
+  const std::string before = Contents(from);
+  const pid_t child = fork();
+  if (child == 0) {
+    KillingBuffer buffer;
+    std::ostream progress(&buffer);
+    std::ostringstream out, err;
+    _exit(RunCkpt(arguments, {out, err, &progress}));
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+  EXPECT_TRUE(std::filesystem::exists(to + "/step-00000003"));
+  EXPECT_EQ(Run({"inspect", to}), kExitUsage);  // nothing is committed
+  EXPECT_EQ(Contents(from), before);
+  EXPECT_EQ(Run(arguments), kExitOk) << err_;
+  EXPECT_EQ(Run({"diff", from, to, "--data"}), kExitOk) << out_;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <utility>
 
@@ -16,8 +17,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// Elements held of each side at a time, unless one row has more.
-constexpr int64_t kBatchElements = int64_t{4} << 20;
+// Held of each side at a time as saved, unless one row has more.
+constexpr int64_t kBatchBytes = int64_t{32} << 20;
 
 bool IsFloating(DType dtype) {
   return dtype == F64 || dtype == F32 || dtype == F16 || dtype == BF16;
@@ -42,55 +43,84 @@ class Comparer {
     Box box = WholeBox(GlobalShape(tensor_a));
     const int64_t elements = ElementCount(box.shape);
     if (elements == 0) return absl::OkStatus();
-    if (box.shape.empty()) return AddSlab({&tensor_a, &tensor_b, box}, 1);
-    const int64_t rows = box.shape[0], row_elements = elements / rows;
-    const int64_t rows_at_once = std::max<int64_t>(kBatchElements / row_elements, 1);
+    const int64_t element_bytes = DTypeSize(tensor_a.dtype());
+    if (box.shape.empty()) return AddSlab({&tensor_a, &tensor_b, box}, element_bytes);
+    const int64_t rows = box.shape[0], row_bytes = elements / rows * element_bytes;
+    const int64_t rows_at_once = std::max<int64_t>(kBatchBytes / row_bytes, 1);
     for (int64_t row = 0; row < rows; row += rows_at_once) {
       box.global_offset[0] = row;
       box.shape[0] = std::min(rows - row, rows_at_once);
-      TESSERA_RETURN_IF_ERROR(AddSlab({&tensor_a, &tensor_b, box}, box.shape[0] * row_elements));
+      TESSERA_RETURN_IF_ERROR(AddSlab({&tensor_a, &tensor_b, box}, box.shape[0] * row_bytes));
     }
     return absl::OkStatus();
   }
 
   absl::Status Flush() {
-    if (slabs_.empty()) return absl::OkStatus();
-    std::vector<std::vector<double>> values_a, values_b;
-    TESSERA_RETURN_IF_ERROR(Read(a_, &Slab::tensor_a, values_a));
-    TESSERA_RETURN_IF_ERROR(Read(b_, &Slab::tensor_b, values_b));
-    for (size_t s = 0; s < slabs_.size(); ++s) {
-      DataDifference& difference = differences_[slabs_[s].tensor_a->name()];
-      const int64_t count = ElementCount(slabs_[s].box.shape);
-      if (IsFloating(slabs_[s].tensor_a->dtype())) {
-        CompareValues(values_a[s].data(), values_b[s].data(), count, difference);
-      } else {
-        CompareBits(values_a[s].data(), values_b[s].data(), count,
-                    DTypeSize(slabs_[s].tensor_a->dtype()), difference);
-      }
-    }
+    std::vector<Slab> slabs = std::move(slabs_), differ;
     slabs_.clear();
-    elements_ = 0;
-    return absl::OkStatus();
+    bytes_ = 0;
+    if (slabs.empty()) return absl::OkStatus();
+    Contents a, b;
+    TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/false, a, b));
+    for (size_t s = 0; s < slabs.size(); ++s) {
+      const bool comparable = slabs[s].tensor_a->dtype() == slabs[s].tensor_b->dtype();
+      const size_t size = ElementCount(slabs[s].box.shape) * DTypeSize(slabs[s].tensor_a->dtype());
+      if (comparable && std::memcmp(a[s].data(), b[s].data(), size) == 0) continue;
+      differences_[slabs[s].tensor_a->name()].same_bits = false;
+      differ.push_back(std::move(slabs[s]));
+    }
+    a.clear();
+    b.clear();
+    return CompareAsNumbers(differ);
   }
 
   std::map<std::string, DataDifference> Finish() && { return std::move(differences_); }
 
  private:
-  absl::Status AddSlab(Slab slab, int64_t elements) {
-    if (elements_ + elements > kBatchElements) TESSERA_RETURN_IF_ERROR(Flush());
+  // Of each slab, in memory for any dtype.
+  using Contents = std::vector<std::vector<double>>;
+
+  absl::Status AddSlab(Slab slab, int64_t bytes) {
+    if (bytes_ + bytes > kBatchBytes) TESSERA_RETURN_IF_ERROR(Flush());
     slabs_.push_back(std::move(slab));
-    elements_ += elements;
+    bytes_ += bytes;
     return absl::OkStatus();
   }
 
-  // All slabs of one side: floating ones as doubles, others as they are.
-  absl::Status Read(const Target& target, const LogicalTensor* Slab::*side,
-                    std::vector<std::vector<double>>& values) {
+  absl::Status CompareAsNumbers(const std::vector<Slab>& slabs) {
+    if (slabs.empty()) return absl::OkStatus();
+    Contents a, b;
+    TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/true, a, b));
+    for (size_t s = 0; s < slabs.size(); ++s) {
+      DataDifference& difference = differences_[slabs[s].tensor_a->name()];
+      const int64_t count = ElementCount(slabs[s].box.shape);
+      if (IsFloating(slabs[s].tensor_a->dtype())) {
+        CompareValues(a[s].data(), b[s].data(), count, difference);
+      } else {
+        CompareBits(a[s].data(), b[s].data(), count, DTypeSize(slabs[s].tensor_a->dtype()),
+                    difference);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadBoth(const std::vector<Slab>& slabs, bool as_numbers, Contents& a,
+                        Contents& b) const {
+    std::future<absl::Status> read_b = std::async(
+        std::launch::async, [&] { return Read(b_, slabs, &Slab::tensor_b, as_numbers, b); });
+    const absl::Status read_a = Read(a_, slabs, &Slab::tensor_a, as_numbers, a);
+    const absl::Status status_b = read_b.get();
+    return read_a.ok() ? status_b : read_a;
+  }
+
+  // All slabs of one side, as they are saved or, where floating, as doubles.
+  absl::Status Read(const Target& target, const std::vector<Slab>& slabs,
+                    const LogicalTensor* Slab::*side, bool as_numbers, Contents& contents) const {
     StateDict state;
-    for (const Slab& slab : slabs_) {
+    for (const Slab& slab : slabs) {
       const LogicalTensor& saved = *(slab.*side);
-      const DType dtype = IsFloating(saved.dtype()) ? F64 : saved.dtype();
-      values.emplace_back(ElementCount(slab.box.shape) * DTypeSize(dtype) / sizeof(double) + 1);
+      const DType dtype = as_numbers && IsFloating(saved.dtype()) ? F64 : saved.dtype();
+      contents.emplace_back(ElementCount(slab.box.shape) * DTypeSize(dtype) / sizeof(double) + 1);
       ShardedTensor* tensor = state.tensors.empty() ? nullptr : &state.tensors.back();
       if (tensor == nullptr || tensor->name != saved.name()) {
         tensor = &state.tensors.emplace_back();
@@ -99,7 +129,7 @@ class Comparer {
         tensor->dtype = dtype;
         tensor->global_shape = GlobalShape(saved);
       }
-      tensor->shards.push_back({slab.box, values.back().data(), {}});
+      tensor->shards.push_back({slab.box, contents.back().data(), {}});
     }
     SingleProcessGroup group;
     return Load(*target.storage, target.directory, state, group, options_).status();
@@ -133,7 +163,7 @@ class Comparer {
   const Target& b_;
   LoadOptions options_;
   std::vector<Slab> slabs_;
-  int64_t elements_ = 0;
+  int64_t bytes_ = 0;
   std::map<std::string, DataDifference> differences_;
 };
 

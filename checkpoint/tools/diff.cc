@@ -31,8 +31,13 @@ struct Differences {
   std::vector<std::string> notes;     // that do not count: how and by whom it was saved
   std::vector<std::string> metadata;  // one line a field
   std::vector<TensorDifference> tensors;
-  std::vector<std::string> common;  // names of tensors that both sides hold themselves
-  int64_t equal = 0;
+  std::vector<std::string> by_contents;  // names of tensors whose contents are to be compared
+  int64_t equal_by_digest = 0;
+  int64_t equal_by_contents = 0;
+  int64_t equal_aliases = 0;
+
+  int64_t equal() const { return equal_by_digest + equal_by_contents + equal_aliases; }
+  bool none() const { return metadata.empty() && tensors.empty(); }
 };
 
 std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
@@ -111,6 +116,9 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
     *to->mutable_trainer() = from->trainer();
     to->mutable_model()->set_architecture(from->model().architecture());
     *to->mutable_optimizer() = from->optimizer();
+    // Their order has no meaning.
+    std::ranges::sort(*to->mutable_optimizer()->mutable_parameters(), {},
+                      [](const OptimizerParameter& p) { return p.parameter(); });
   }
   differences.metadata = CompareMessages(state_a, state_b);
   CompareConfigs(a.model().text(), b.model().text(), differences.metadata);
@@ -127,7 +135,12 @@ std::string Describe(const LogicalTensor& tensor) {
   return text;
 }
 
-void CompareTensors(const Manifest& a, const Manifest& b, bool by_digest,
+// A tensor without elements has a digest that nobody needs to write.
+bool HasDigest(const LogicalTensor& tensor) {
+  return tensor.has_digest() || ElementCount(GlobalShape(tensor)) == 0;
+}
+
+void CompareTensors(const Manifest& a, const Manifest& b, bool by_contents,
                     Differences& differences) {
   std::map<std::string, const LogicalTensor*> index_b;
   for (const LogicalTensor& tensor : b.tensors()) index_b[tensor.name()] = &tensor;
@@ -139,15 +152,19 @@ void CompareTensors(const Manifest& a, const Manifest& b, bool by_digest,
     }
     const LogicalTensor& in_b = *at->second;
     index_b.erase(at);
-    const bool both_hold = in_a.alias_of().empty() && in_b.alias_of().empty();
-    if (both_hold) differences.common.push_back(in_a.name());
-    if (Describe(in_a) != Describe(in_b)) {
+    const bool same = Describe(in_a) == Describe(in_b);
+    if (!same) {
       differences.tensors.push_back(
           {in_a.name(), absl::StrCat(Describe(in_a), " | ", Describe(in_b))});
-    } else if (by_digest && both_hold && DigestText(in_a.digest()) != DigestText(in_b.digest())) {
+    }
+    if (!in_a.alias_of().empty() || !in_b.alias_of().empty()) {
+      if (same) ++differences.equal_aliases;
+    } else if (by_contents || (same && (!HasDigest(in_a) || !HasDigest(in_b)))) {
+      differences.by_contents.push_back(in_a.name());
+    } else if (same && DigestText(in_a.digest()) != DigestText(in_b.digest())) {
       differences.tensors.push_back({in_a.name(), "contents differ"});
-    } else if (by_digest || !both_hold) {
-      ++differences.equal;
+    } else if (same) {
+      ++differences.equal_by_digest;
     }
   }
   for (const auto& [name, tensor] : index_b) {
@@ -158,14 +175,35 @@ void CompareTensors(const Manifest& a, const Manifest& b, bool by_digest,
 void AddDataDifferences(const std::map<std::string, DataDifference>& data,
                         Differences& differences) {
   for (const auto& [name, difference] : data) {
-    if (difference.different_elements == 0) {
-      ++differences.equal;
-      continue;
+    if (difference.same_bits) {
+      ++differences.equal_by_contents;
+    } else if (difference.different_elements == 0) {
+      differences.tensors.push_back({name, "the same values, in other bits"});
+    } else {
+      differences.tensors.push_back(
+          {name, absl::StrCat(difference.different_elements, " elements differ, by at most ",
+                              NumberText(difference.max_abs))});
     }
-    differences.tensors.push_back(
-        {name, absl::StrCat(difference.different_elements, " elements differ, by at most ",
-                            NumberText(difference.max_abs))});
   }
+}
+
+// What was looked at, and so what is proven.
+std::string Proof(const Differences& differences) {
+  std::vector<std::string> parts;
+  if (differences.equal_by_digest > 0) {
+    parts.push_back(absl::StrCat(
+        differences.equal_by_digest,
+        " by the digests in the manifests (that the files hold what their manifests say is for "
+        "ckpt verify --digests, or --data, to prove)"));
+  }
+  if (differences.equal_by_contents > 0) {
+    parts.push_back(absl::StrCat(differences.equal_by_contents,
+                                 " by every bit of the contents, read and checked"));
+  }
+  if (differences.equal_aliases > 0) {
+    parts.push_back(absl::StrCat(differences.equal_aliases, " as other names of the same tensors"));
+  }
+  return absl::StrJoin(parts, "; ");
 }
 
 void PrintText(const Differences& differences, std::ostream& out) {
@@ -174,13 +212,18 @@ void PrintText(const Differences& differences, std::ostream& out) {
   for (const TensorDifference& difference : differences.tensors) {
     out << "tensor    " << difference.tensor << ": " << difference.message << "\n";
   }
-  out << differences.equal << " tensors equal, " << differences.tensors.size()
+  out << differences.equal() << " tensors equal, " << differences.tensors.size()
       << " tensor differences, " << differences.metadata.size() << " metadata differences\n";
+  if (differences.equal() > 0) out << "equal: " << Proof(differences) << "\n";
+  if (differences.none()) out << "the two hold the same state\n";
 }
 
 nlohmann::ordered_json ToJson(const Differences& differences,
                               const std::map<std::string, DataDifference>& data) {
-  nlohmann::ordered_json json = {{"equal_tensors", differences.equal},
+  nlohmann::ordered_json json = {{"same_state", differences.none()},
+                                 {"equal_tensors", differences.equal()},
+                                 {"equal_by_digest", differences.equal_by_digest},
+                                 {"equal_by_contents", differences.equal_by_contents},
                                  {"notes", differences.notes},
                                  {"metadata", differences.metadata},
                                  {"tensors", nlohmann::ordered_json::array()}};
@@ -212,10 +255,11 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
 
   Differences differences;
   CompareMetadata(*a, *b, differences);
-  CompareTensors(*a, *b, !options.data, differences);
+  CompareTensors(*a, *b, options.data, differences);
   std::map<std::string, DataDifference> data;
-  if (options.data) {
-    auto compared = CompareData(*target_a, *a, *target_b, *b, differences.common, options.threads);
+  if (!differences.by_contents.empty()) {
+    auto compared =
+        CompareData(*target_a, *a, *target_b, *b, differences.by_contents, options.threads);
     if (!compared.ok()) return fail(compared.status());
     data = *std::move(compared);
     AddDataDifferences(data, differences);
@@ -225,7 +269,7 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   } else {
     PrintText(differences, output.out);
   }
-  return differences.metadata.empty() && differences.tensors.empty() ? kExitOk : kExitDifferent;
+  return differences.none() ? kExitOk : kExitDifferent;
 }
 
 }  // namespace tessera::ckpt

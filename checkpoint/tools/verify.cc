@@ -11,25 +11,44 @@
 namespace tessera::ckpt {
 namespace {
 
-void PrintText(const std::string& name, const VerifyReport& report, std::ostream& out) {
+// What a check without findings has proven.
+std::string Proof(const VerifyReport& report, bool digests) {
+  std::string text = "every byte, header and shard is as its manifest says";
+  if (!digests) return text;
+  text += "; the contents of " + std::to_string(report.digests_verified) +
+          " tensors, however they are sharded, have the digests taken when they were saved";
+  if (report.digests_missing > 0) {
+    text += "; " + std::to_string(report.digests_missing) + " tensors have no digest";
+  }
+  return text;
+}
+
+void PrintText(const std::string& name, const VerifyReport& report, bool digests,
+               std::ostream& out) {
   for (const Damage& damage : report.damage) {
     out << damage.file << " at offset " << damage.offset_bytes << ": "
         << (damage.tensor.empty() ? "" : "tensor " + damage.tensor + ": ") << damage.message
         << "\n";
   }
+  const size_t places = report.damage.size();
   out << name << ": "
-      << (report.damage.empty() ? std::string("good")
-                                : "DAMAGED in " + std::to_string(report.damage.size()) + " places")
+      << (places == 0
+              ? std::string("good")
+              : "DAMAGED in " + std::to_string(places) + (places == 1 ? " place" : " places"))
       << ", " << HumanBytes(report.bytes_read) << " read in " << HumanSeconds(report.seconds)
       << " (" << HumanRate(report.bytes_read, report.seconds) << ")\n";
+  if (places == 0) out << Proof(report, digests) << "\n";
 }
 
-nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report) {
-  nlohmann::ordered_json json = {{"checkpoint", name},
-                                 {"good", report.damage.empty()},
-                                 {"bytes_read", report.bytes_read},
-                                 {"seconds", report.seconds},
-                                 {"damage", nlohmann::ordered_json::array()}};
+nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {
+  nlohmann::ordered_json json = {
+      {"checkpoint", name},        {"good", report.damage.empty()},
+      {"digests", digests},        {"bytes_read", report.bytes_read},
+      {"seconds", report.seconds}, {"damage", nlohmann::ordered_json::array()}};
+  if (digests) {
+    json["digests_verified"] = report.digests_verified;
+    json["digests_missing"] = report.digests_missing;
+  }
   for (const Damage& damage : report.damage) {
     json["damage"].push_back({{"file", damage.file},
                               {"offset", damage.offset_bytes},
@@ -54,9 +73,9 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   }();
   if (!report.ok()) return fail(report.status());
   if (options.json) {
-    PrintJson(ToJson(target->Describe(), *report), output.out);
+    PrintJson(ToJson(target->Describe(), *report, options.digests), output.out);
   } else {
-    PrintText(target->Describe(), *report, output.out);
+    PrintText(target->Describe(), *report, options.digests, output.out);
   }
   return report->damage.empty() ? kExitOk : kExitDifferent;
 }
