@@ -140,7 +140,7 @@ struct Damage {
 };
 
 struct VerifyReport {
-  std::vector<Damage> damage;  // empty: everything is as it was written
+  std::vector<Damage> damage;    // empty: everything is as it was written
   int64_t digests_verified = 0;  // tensors whose contents have the digest that the manifest says
   int64_t digests_missing = 0;   // tensors for which it says none
   uint64_t bytes_read = 0;

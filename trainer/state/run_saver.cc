@@ -99,8 +99,8 @@ void RunSaver::Prune(SaveOutcome& outcome) {
   const int keep = static_cast<int>(config_.checkpoint().max_checkpoint_keep());
   if (!outcome.report.ok() || keep == 0 || group_.ranks.rank() != 0) return;
   if (const absl::Status pruned = ckpt::Prune(*storage_, "", keep); !pruned.ok()) {
-    absl::StrAppend(&outcome.report->staging_note, "older checkpoints are still there: ",
-                    pruned.message());
+    absl::StrAppend(&outcome.report->staging_note,
+                    "older checkpoints are still there: ", pruned.message());
   }
 }
 

@@ -28,8 +28,8 @@ void CpuBackend::ApplyDropout(const Dropout& dropout, TensorView x) {
       const DropoutMask mask(dropout.stream,
                              dropout.first_sample + global_row / dropout.rows_per_sample,
                              dropout.probability);
-      const int64_t first = global_row % dropout.rows_per_sample * dropout.global_columns +
-                            dropout.column_offset;
+      const int64_t first =
+          global_row % dropout.rows_per_sample * dropout.global_columns + dropout.column_offset;
       float factors[kPiece];
       for (int64_t piece = begin; piece < end; piece += kPiece) {
         const int64_t count = std::min(kPiece, end - piece);
