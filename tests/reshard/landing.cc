@@ -87,6 +87,25 @@ absl::Status Land(const CheckpointConfig& from, Communicator& world, TrainingRan
 
 }  // namespace
 
+absl::StatusOr<LogicalState> SaveFilled(TrainConfig config, const std::string& folder,
+                                        const Progress& progress, uint64_t seed) {
+  config.mutable_checkpoint()->set_save(folder);
+  config.mutable_checkpoint()->set_save_interval(1);
+  StateCollector collector;
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
+                             TrainingRank::Create(config, seed, rank, /*log=*/nullptr));
+    FillState(training->trainer().chunks(), seed);
+    training->set_progress(progress);
+    TESSERA_RETURN_IF_ERROR(training->Save());
+    TESSERA_RETURN_IF_ERROR(training->FinishSaves().status());
+    return collector.Add(training->trainer().chunks());
+  }));
+  TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
+  return collector.Take();
+}
+
 absl::StatusOr<std::vector<Landing>> LandAll(const TrainConfig& config,
                                              const std::vector<std::string>& folders) {
   std::vector<LandingCollector> collectors(folders.size());

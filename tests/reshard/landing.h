@@ -25,6 +25,11 @@ struct Landing {
   int64_t tensor_bytes = 0;  // that tensors took beyond what the ranks held before
 };
 
+// Saves to `folder` a run of `config`, with threads as ranks, whose tensors hold a function of the
+// seed and which stands at `progress`. Returns the tensors, gathered.
+absl::StatusOr<LogicalState> SaveFilled(TrainConfig config, const std::string& folder,
+                                        const Progress& progress, uint64_t seed);
+
 // Builds a run of `config` with threads as ranks and loads the newest checkpoint of one folder
 // after the other into it, as a resumed run does. Before each, every element holds something else.
 // Internal where ranks disagree about an element or progress, where one is missing, or where

@@ -5,22 +5,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/test_seed.h"
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
 #include "tests/reshard/landing.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/parallel/topology.h"
@@ -117,26 +112,6 @@ std::string Describe(const TrainConfig& config) {
                       config.model().make_vocab_size_divisible_by());
 }
 
-// Saves contents that are a function of the seed. Returns them, gathered.
-absl::StatusOr<LogicalState> Save(TrainConfig config, const std::string& folder,
-                                  const Progress& progress, uint64_t seed) {
-  config.mutable_checkpoint()->set_save(folder);
-  config.mutable_checkpoint()->set_save_interval(1);
-  testing::StateCollector collector;
-  ThreadWorld world(ConfigTopology(config).world_size());
-  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<testing::TrainingRank> training,
-                             testing::TrainingRank::Create(config, seed, rank, /*log=*/nullptr));
-    testing::FillState(training->trainer().chunks(), seed);
-    training->set_progress(progress);
-    TESSERA_RETURN_IF_ERROR(training->Save());
-    TESSERA_RETURN_IF_ERROR(training->FinishSaves().status());
-    return collector.Add(training->trainer().chunks());
-  }));
-  TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
-  return collector.Take();
-}
-
 LogicalState Expected(const LogicalState& saved, bool saved_bf16, bool loaded_bf16) {
   if (saved_bf16 == loaded_bf16) return saved;
   return loaded_bf16 ? testing::AsBf16Run(saved) : testing::AsFp32Run(saved);
@@ -153,7 +128,8 @@ TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
     const TrainConfig from = choose.Run(model, root + "/tokens.bin");
     const Progress progress = choose.Where();
     SCOPED_TRACE(absl::StrCat("round ", round, ": ", model, "\nfrom ", Describe(from)));
-    const absl::StatusOr<LogicalState> saved = Save(from, root + "/saved", progress, progress.seed);
+    const absl::StatusOr<LogicalState> saved =
+        testing::SaveFilled(from, root + "/saved", progress, progress.seed);
     ASSERT_TRUE(saved.ok()) << saved.status();
     for (int i = 0; i < kDestinations; ++i) {
       const TrainConfig to = choose.Run(model, root + "/tokens.bin");
