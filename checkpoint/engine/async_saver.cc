@@ -20,6 +20,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Memory is touched, while others want the processor, for one part of the time in so many.
+constexpr int kPoliteness = 50;
+
 absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
   if (options.copy_threads >= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -85,7 +88,10 @@ class AsyncSaver::Background {
 
   void WaitUntilIdle() {
     std::unique_lock lock(mutex_);
+    ++idle_waiters_;
+    changed_.notify_all();
     changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    --idle_waiters_;
   }
 
  private:
@@ -140,9 +146,7 @@ class AsyncSaver::Background {
     }
     switch (request.kind) {
       case Kind::kPrepare:
-        if (PlanAhead(context_, request.state).ok()) {
-          while (!IsAwaited() && staging_.Prefault()) continue;
-        }
+        if (PlanAhead(context_, request.state).ok()) MakeStagingPresent();
         return std::nullopt;
       case Kind::kSkip:
         return SaveOutcome{
@@ -161,10 +165,22 @@ class AsyncSaver::Background {
                                      })};
   }
 
-  // A save is not to wait for what only makes it faster.
-  bool IsAwaited() {
-    const std::lock_guard lock(mutex_);
-    return stopping_ || !queue_.empty();
+  // Nobody is to wait for what only makes the first save faster, nor for a processor that it takes: one
+  // that others want, too, serves this thread later than it computes.
+  void MakeStagingPresent() {
+    bool left = true;
+    while (left) {
+      const Clock::time_point start = Clock::now();
+      const double processor_start = ThreadProcessorSeconds();
+      left = staging_.Prefault();
+      const std::chrono::duration<double> used(ThreadProcessorSeconds() - processor_start);
+      const bool wanted = Clock::now() - start > 1.5 * used;
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, wanted ? kPoliteness * used : 0 * used,
+                            [&] { return stopping_ || idle_waiters_ > 0 || !queue_.empty(); })) {
+        return;
+      }
+    }
   }
 
   // RunSave() counts from when it was called.
@@ -198,6 +214,7 @@ class AsyncSaver::Background {
   std::deque<Request> queue_;
   bool busy_ = false;
   bool stopping_ = false;
+  int idle_waiters_ = 0;
   int saves_in_flight_ = 0;             // skipped ones included, until their outcomes are known
   std::shared_ptr<DataWriter> writer_;  // once it is known what the save in flight copies
   std::deque<SaveOutcome> outcomes_;

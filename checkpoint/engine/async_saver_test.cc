@@ -1,5 +1,5 @@
-// What callers of asynchronous saves are promised besides the checkpoint itself: when memory may be overwritten, how errors arrive, what a
-// second save does, how much memory is taken.
+// What callers of asynchronous saves are promised besides the checkpoint itself: when memory may be
+// overwritten, how errors arrive, what a second save does, how much memory is taken.
 
 #include "checkpoint/engine/async_saver.h"
 

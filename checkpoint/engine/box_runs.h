@@ -4,14 +4,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/layout/box.h"
 
 namespace tessera::ckpt {
 
-// Translates between two storages of one region: `outer`'s own row-major storage, which a data file holds and which is cut into
-// pieces at arbitrary elements, and a strided one (a caller's memory, or the global index space). Immutable; thread-safe.
+// Translates between two storages of one region: `outer`'s own row-major storage, which a data file
+// holds and which is cut into pieces at arbitrary elements, and a strided one (a caller's memory,
+// or the global index space). Immutable; thread-safe.
 class BoxRuns {
  public:
   struct Run {
@@ -20,8 +22,8 @@ class BoxRuns {
     int64_t count;
   };
 
-  // `strides` are in elements, one per dim; element 0 of the strided storage has the global coordinates `strided_offset`.
-  // Precondition: outer contains region; the region is not empty.
+  // `strides` are in elements, one per dim; element 0 of the strided storage has the global
+  // coordinates `strided_offset`. Precondition: outer contains region; the region is not empty.
   BoxRuns(const Box& outer, const Box& region, const std::vector<int64_t>& strided_offset,
           const std::vector<int64_t>& strides) {
     const std::vector<int64_t> outer_strides = ContiguousStrides(outer.shape);
@@ -49,8 +51,19 @@ class BoxRuns {
   // Between neighbours of one run in the strided storage; in outer's it is 1.
   int64_t run_stride() const { return run_stride_; }
 
-  // fn(Run) for the region's elements that lie at [begin, end) of outer's storage, in ascending order.
-  // Cost: O(dims + runs visited).
+  // Where the elements at [begin, end) of outer's storage begin in the strided one, if they lie
+  // there side by side in one run, too. Precondition: the region holds them all.
+  std::optional<int64_t> Contiguous(int64_t begin, int64_t end) const {
+    if (run_stride_ != 1 && end - begin > 1) return std::nullopt;
+    std::optional<int64_t> first;
+    ForEach(begin, end, [&](const Run& run) {
+      if (run.count == end - begin) first = run.strided_element;
+    });
+    return first;
+  }
+
+  // fn(Run) for the region's elements that lie at [begin, end) of outer's storage, in ascending
+  // order. Cost: O(dims + runs visited).
   template <typename Function>
   void ForEach(int64_t begin, int64_t end, Function&& fn) const {
     std::vector<int64_t> index(dims_.size(), 0);

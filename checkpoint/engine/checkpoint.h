@@ -47,6 +47,8 @@ struct SaveReport {
   std::string directory;       // of the new checkpoint, inside the storage
   uint64_t bytes_written = 0;  // data files, all ranks
   double seconds = 0;          // from the beginning to the commit
+  // Processor time of this process's threads for copies, checksums and writes.
+  double processor_seconds = 0;
 
   // Of asynchronous saves.
   double copied_seconds = 0;   // from the beginning until this process's state was copied

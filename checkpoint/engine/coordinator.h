@@ -14,20 +14,21 @@
 
 namespace tessera::ckpt {
 
-// One save as rank 0 sees it: the steps of the commit protocol (run_save.cc) that it takes for all. `metadata` must outlive it.
+// One save as rank 0 sees it: the steps of the commit protocol (run_save.cc) that it takes for all.
+// `metadata` must outlive it.
 class Coordinator {
  public:
   Coordinator(Storage& storage, std::string_view root, const Metadata& metadata);
 
-  // The end of step 1, and step 2: the tensors and files of the plan -> the directory to write to. Where `is_new` is false the same
-  // plan was checked before.
+  // The end of step 1, and step 2: the tensors and files of the plan -> the directory to write to.
+  // Where `is_new` is false the same plan was checked before.
   absl::StatusOr<std::string> Prepare(const Manifest& planned, bool is_new);
 
   // Steps 5 to 8: the reports of all ranks -> the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
 
-  // Frees the room that a failed save took. Nobody may be writing. Best effort: the next save of the step and Prune
-  // would do the same.
+  // Frees the room that a failed save took. Nobody may be writing. Best effort: the next save of
+  // the step and Prune would do the same.
   void Abandon();
 
  private:

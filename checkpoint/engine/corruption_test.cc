@@ -1,5 +1,5 @@
-// Every byte of every file of a small checkpoint is flipped, every file is cut at every length, lost and replaced: Verify says so with
-// file, offset and tensor, and Load refuses.
+// Every byte of every file of a small checkpoint is flipped, every file is cut at every length,
+// lost and replaced: Verify says so with file, offset and tensor, and Load refuses.
 
 #include <algorithm>
 #include <random>

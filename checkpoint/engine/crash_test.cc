@@ -1,5 +1,6 @@
-// Fails, or dies, at each I/O operation of a save in turn, with and without a loss of power, on all ranks or on one, while the
-// program waits or goes on: afterwards the old checkpoint or the new one is there, bit for bit, and never a mix.
+// Fails, or dies, at each I/O operation of a save in turn, with and without a loss of power, on all
+// ranks or on one, while the program waits or goes on: afterwards the old checkpoint or the new one
+// is there, bit for bit, and never a mix.
 
 #include <algorithm>
 #include <atomic>
@@ -233,7 +234,8 @@ TEST_P(CrashInSaveTest, EveryOperationOfOneRank) {
   }
 }
 
-// A rank whose messages stop at one of its operations in turn: it is gone for the others, and they for it.
+// A rank whose messages stop at one of its operations in turn: it is gone for the others, and they
+// for it.
 class VanishingGroup final : public ProcessGroup {
  public:
   VanishingGroup(ProcessGroup& base, int operations) : base_(base), operations_(operations) {}

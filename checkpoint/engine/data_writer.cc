@@ -10,12 +10,14 @@
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/phase.h"
 #include "checkpoint/engine/pieces.h"
+#include "checkpoint/engine/thread_priority.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// What is copied, digested and checksummed in one go: fits the second-level cache with room to spare. A multiple of every element
-// size, as are all chunk sizes, so that no element straddles a border.
+// What is copied, digested and checksummed in one go: fits the second-level cache with room to
+// spare. A multiple of every element size, as are all chunk sizes, so that no element straddles a
+// border.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
 // How pieces lie in staging memory.
@@ -42,8 +44,8 @@ StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& optio
 absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
     Storage& storage, std::string_view directory, const StateDict& state, const LocalPlan& local,
     const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool) {
-  std::shared_ptr<DataWriter> writer(new DataWriter(storage, directory, options));
-  TESSERA_RETURN_IF_ERROR(InPhase(kStaging, writer->CutIntoPieces(state, local, plan, pool)));
+  std::shared_ptr<DataWriter> writer(new DataWriter(storage, directory, options, pool));
+  TESSERA_RETURN_IF_ERROR(InPhase(kStaging, writer->CutIntoPieces(state, local, plan)));
   writer->IndexMemory();
   return writer;
 }
@@ -61,10 +63,9 @@ StagingRequest DataWriter::NeededStaging(const RankPlan& plan, const DataWriterO
 }
 
 absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& local,
-                                       const RankPlan& plan, StagingPool& pool) {
-  TESSERA_RETURN_IF_ERROR(pool.Reserve(NeededStaging(plan, options_)));
-  const std::span<std::byte> staging = pool.memory();
-  const StagingLayout layout = LayOutStaging(plan, options_, staging.size());
+                                       const RankPlan& plan) {
+  TESSERA_RETURN_IF_ERROR(pool_.Reserve(NeededStaging(plan, options_)));
+  const StagingLayout layout = LayOutStaging(plan, options_, pool_.memory().size());
   for (const FilePlan& file_plan : plan.files()) {
     File& file = files_.emplace_back();
     TESSERA_ASSIGN_OR_RETURN(file.contents, OutputFile::Make(state, local, file_plan, slots_));
@@ -77,12 +78,19 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& 
   }
   pieces_to_copy_ = pieces_left_ = pieces_.size();
   released_ = pieces_.empty();
-  if (pieces_.empty()) return absl::OkStatus();
-  for (uint64_t at = 0; at + layout.stride_bytes <= staging.size(); at += layout.stride_bytes) {
-    free_.push_back(staging.data() + at);
-  }
-  std::ranges::reverse(free_);  // taken from the back
+  if (!pieces_.empty()) CutBuffers(layout.stride_bytes);
   return absl::OkStatus();
+}
+
+void DataWriter::CutBuffers(uint64_t stride_bytes) {
+  stride_bytes_ = stride_bytes;
+  const std::span<std::byte> memory = pool_.memory();
+  const uint64_t buffers = memory.size() / stride_bytes;
+  // Two for each thread keep the disk busy whatever was touched before.
+  const uint64_t least = 2 * static_cast<uint64_t>(options_.io_threads);
+  const uint64_t ready = std::min(buffers, std::max(pool_.present_bytes() / stride_bytes, least));
+  for (uint64_t i = ready; i-- > 0;) free_.push_back(memory.data() + i * stride_bytes);
+  untouched_ = memory.subspan(ready * stride_bytes, (buffers - ready) * stride_bytes);
 }
 
 void DataWriter::IndexMemory() {
@@ -139,7 +147,7 @@ void DataWriter::WaitForPieces(const std::vector<size_t>& pieces) {
     unreleased = std::find_if_not(unreleased, pieces.end(), is_released);
     if (unreleased == pieces.end()) break;
     pending = std::find_if(pending, pieces.end(), is_pending);
-    if (pending != pieces.end() && !free_.empty() && !Over()) {
+    if (pending != pieces.end() && (!free_.empty() || !untouched_.empty()) && !Over()) {
       CopyPiece(lock, pieces_[*pending], nullptr);
     } else {
       changed_.wait(lock);
@@ -165,6 +173,7 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   changed_.wait(lock, [&] { return copying_ == 0; });  // those who wait for the copy make it too
   released_.store(true, std::memory_order_release);
   changed_.notify_all();
+  if (!pieces_.empty()) pool_.SetPresent(untouched_.data() - pool_.memory().data());
   if (!error_.ok()) return error_;
   return Report();
 }
@@ -172,11 +181,31 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
 // Who waits for the copy leaves the processor to those who make it.
 bool DataWriter::MayCopy() const {
   const bool all = options_.copy_ahead_threads == 0 || waiters_ > 0;
-  return !free_.empty() && copying_ < (all ? options_.io_threads : options_.copy_ahead_threads);
+  return (!free_.empty() || MayTouch()) &&
+         copying_ < (all ? options_.io_threads : options_.copy_ahead_threads);
+}
+
+// Memory that is written becomes free, too, and soon: the disk must not stand still meanwhile.
+bool DataWriter::MayTouch() const {
+  const bool disk_is_busy = copied_.empty() || writing_ >= (options_.io_threads + 1) / 2;
+  return waiters_ > 0 && !untouched_.empty() && disk_is_busy;
+}
+
+// Precondition: there is one.
+std::byte* DataWriter::TakeBuffer() {
+  if (!free_.empty()) {
+    std::byte* const buffer = free_.back();
+    free_.pop_back();
+    return buffer;
+  }
+  std::byte* const buffer = untouched_.data();
+  untouched_ = untouched_.subspan(stride_bytes_);
+  return buffer;
 }
 
 // Copies while it may, else writes.
 void DataWriter::Work(Digests& digests) {
+  const double processor_start = ThreadProcessorSeconds();
   Lock lock(mutex_);
   while (!Over()) {
     const std::optional<size_t> next = MayCopy() ? NextToCopy() : std::nullopt;
@@ -192,6 +221,7 @@ void DataWriter::Work(Digests& digests) {
       changed_.wait(lock);
     }
   }
+  processor_seconds_ += ThreadProcessorSeconds() - processor_start;
 }
 
 std::optional<size_t> DataWriter::NextToCopy() {
@@ -208,15 +238,22 @@ std::optional<size_t> DataWriter::NextToCopy() {
 // Releases the lock meanwhile. Preconditions: the piece is pending; a buffer is free.
 void DataWriter::CopyPiece(Lock& lock, Piece& piece, Digests* digests) {
   piece.state = PieceState::kCopying;
-  piece.buffer = free_.back();
-  free_.pop_back();
+  piece.buffer = TakeBuffer();
   ++copying_;
   lock.unlock();
   for (uint64_t begin = piece.begin; begin < piece.end; begin += kBlockBytes) {
     const uint64_t end = std::min(piece.end, begin + kBlockBytes);
     std::byte* const out = piece.buffer + (begin - piece.begin);
-    piece.file->contents.Copy(begin, end, out);
-    if (digests != nullptr) CheckBlock(*piece.file, begin, end, out, *digests);
+    if (digests == nullptr) {
+      piece.file->contents.Copy(begin, end, out);
+      continue;
+    }
+    uint64_t at = begin;
+    piece.file->contents.CopyAndDigest(begin, end, out, *digests,
+                                       [&](std::span<const std::byte> bytes) {
+                                         ExtendChecksums(*piece.file, at, bytes);
+                                         at += bytes.size();
+                                       });
   }
   lock.lock();
   piece.checked = digests != nullptr;
@@ -233,12 +270,15 @@ void DataWriter::CopyPiece(Lock& lock, Piece& piece, Digests* digests) {
 // Releases the lock meanwhile.
 absl::Status DataWriter::WritePiece(Lock& lock, Piece& piece, Digests& digests) {
   File& file = *piece.file;
+  ++writing_;
   lock.unlock();
   if (!piece.checked) {
-    CheckBlock(file, piece.begin, piece.end, piece.buffer, digests);
+    file.contents.Digest(piece.begin, piece.end, piece.buffer, digests);
+    ExtendChecksums(file, piece.begin, {piece.buffer, piece.end - piece.begin});
   }
   const absl::Status written = InPhase(kWriting, WriteToFile(piece));
   lock.lock();
+  --writing_;
   free_.push_back(std::exchange(piece.buffer, nullptr));
   changed_.notify_all();
   TESSERA_RETURN_IF_ERROR(written);
@@ -265,15 +305,16 @@ absl::Status DataWriter::WriteToFile(const Piece& piece) {
   return file.file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
 }
 
-// Precondition: blocks of one chunk come in ascending order.
-void DataWriter::CheckBlock(File& file, uint64_t begin, uint64_t end, const std::byte* bytes,
-                            Digests& digests) const {
-  file.contents.Digest(begin, end, bytes, digests);
-  for (uint64_t at = begin; at < end;) {
-    const uint64_t chunk = at / options_.chunk_bytes;
-    const uint64_t next = std::min(end, (chunk + 1) * options_.chunk_bytes);
-    file.crcs[chunk] = ExtendCrc32c(file.crcs[chunk], {bytes + (at - begin), next - at});
-    at = next;
+// Precondition: the bytes of one chunk come in their order.
+void DataWriter::ExtendChecksums(File& file, uint64_t offset,
+                                 std::span<const std::byte> bytes) const {
+  while (!bytes.empty()) {
+    const uint64_t chunk = offset / options_.chunk_bytes;
+    const uint64_t left = (chunk + 1) * options_.chunk_bytes - offset;
+    const std::span<const std::byte> next = bytes.first(std::min<uint64_t>(left, bytes.size()));
+    file.crcs[chunk] = ExtendCrc32c(file.crcs[chunk], next);
+    offset += next.size();
+    bytes = bytes.subspan(next.size());
   }
 }
 

@@ -3,14 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "checkpoint/engine/box_runs.h"
 #include "checkpoint/format/digest.h"
 
 namespace tessera::ckpt {
 
-// Digest of elements [first, last) of a box's own storage, which lie at `data`. `global` knows their row-major indices in the
-// logical tensor.
+// Digest of elements [first, last) of a box's own storage, which lie at `data`. `global` knows
+// their row-major indices in the logical tensor.
 inline LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last,
                                 const std::byte* data, int64_t element_bytes) {
   LogicalDigest digest;
@@ -25,6 +26,23 @@ inline LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t la
       digest += DigestRun(run.strided_element + i * global.run_stride(), from + i * element_bytes,
                           1, element_bytes);
     }
+  });
+  return digest;
+}
+
+// The same of what it copies from `data` to `to`.
+inline LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,
+                                       const std::byte* data, std::byte* to,
+                                       int64_t element_bytes) {
+  if (global.run_stride() != 1) {
+    std::memcpy(to, data, (last - first) * element_bytes);
+    return DigestRuns(global, first, last, to, element_bytes);
+  }
+  LogicalDigest digest;
+  global.ForEach(first, last, [&](const BoxRuns::Run& run) {
+    const int64_t offset = (run.outer_element - first) * element_bytes;
+    digest +=
+        CopyAndDigestRun(run.strided_element, data + offset, to + offset, run.count, element_bytes);
   });
   return digest;
 }

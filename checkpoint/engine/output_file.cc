@@ -57,17 +57,24 @@ void OutputFile::ForEachSource(uint64_t begin, uint64_t end, Function&& fn) cons
   }
 }
 
+void OutputFile::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const {
+  if (begin >= header_.size()) return;
+  std::memcpy(out, header_.data() + begin, std::min<uint64_t>(end, header_.size()) - begin);
+}
+
+void OutputFile::CopySource(const Source& source, int64_t first, int64_t last, std::byte* to) {
+  const int64_t size = source.element_bytes;
+  source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
+    GatherElements(source.data + run.strided_element * size, source.memory.run_stride(),
+                   to + (run.outer_element - first) * size, run.count, size);
+  });
+}
+
 void OutputFile::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
-  if (begin < header_.size()) {
-    std::memcpy(out, header_.data() + begin, std::min<uint64_t>(end, header_.size()) - begin);
-  }
+  CopyHeader(begin, end, out);
   ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
-    std::byte* const to = out + (source.begin + first * size - begin);
-    source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
-      GatherElements(source.data + run.strided_element * size, source.memory.run_stride(),
-                     to + (run.outer_element - first) * size, run.count, size);
-    });
+    CopySource(source, first, last, out + (source.begin + first * size - begin));
   });
 }
 
@@ -77,6 +84,28 @@ void OutputFile::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
     const int64_t size = source.element_bytes;
     const std::byte* const from = bytes + (source.begin + first * size - begin);
     digests[source.digest_slot] += DigestRuns(source.global, first, last, from, size);
+  });
+}
+
+void OutputFile::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
+                               std::vector<LogicalDigest>& digests,
+                               const std::function<void(std::span<const std::byte>)>& fn) const {
+  CopyHeader(begin, end, out);
+  if (begin < header_.size()) fn({out, std::min<uint64_t>(end, header_.size()) - begin});
+  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    const int64_t size = source.element_bytes;
+    std::byte* const to = out + (source.begin + first * size - begin);
+    const size_t size_bytes = (last - first) * size;
+    LogicalDigest& digest = digests[source.digest_slot];
+    if (const auto at = source.memory.Contiguous(first, last)) {
+      const std::byte* const from = source.data + *at * size;
+      digest += CopyAndDigestRuns(source.global, first, last, from, to, size);
+      fn({from, size_bytes});
+    } else {
+      CopySource(source, first, last, to);
+      digest += DigestRuns(source.global, first, last, to, size);
+      fn({to, size_bytes});
+    }
   });
 }
 

@@ -6,8 +6,8 @@
 
 namespace tessera::ckpt {
 
-// The unit of work of saving and loading: large enough that a disk runs at full speed with a few in flight, small enough that
-// several fit the staging limit.
+// The unit of work of saving and loading: large enough that a disk runs at full speed with a few in
+// flight, small enough that several fit the staging limit.
 inline constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 
 // Checksum chunks above this would make staging buffers unbounded.

@@ -1,5 +1,5 @@
-// Random tensors, shardings, replicas and memory layouts, saved by some ranks and loaded by others, against whole tensors held
-// aside.
+// Random tensors, shardings, replicas and memory layouts, saved by some ranks and loaded by others,
+// against whole tensors held aside.
 
 #include <memory>
 #include <random>
@@ -45,7 +45,8 @@ std::vector<std::unique_ptr<LocalState>> Deal(const std::vector<WholeTensor>& te
   for (int r = 0; r < ranks; ++r) states.push_back(std::make_unique<LocalState>());
   for (const WholeTensor& tensor : tensors) {
     const std::vector<Box> boxes = RandomCut(tensor.shape, 1 + random() % (2 * ranks), random);
-    // Another cut of the same tensor, held by other ranks: replicas that are no copies of each other's boxes.
+    // Another cut of the same tensor, held by other ranks: replicas that are no copies of each
+    // other's boxes.
     const std::vector<Box> other_boxes = RandomCut(tensor.shape, 1 + random() % 3, random);
     const bool replicated = ranks > 1 && random() % 3 == 0;
     const int split = replicated ? 1 + random() % (ranks - 1) : ranks;

@@ -17,11 +17,11 @@
 
 // The commit protocol
 //
-//  1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is not covered, a disagreement
-//     between ranks, a committed checkpoint of the same step and a lack of room end the save here, before anything
-//     is written.
-//  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and makes its name durable.
-//     No manifest is in it, so to every reader it is no checkpoint.
+//  1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
+//     not covered, a disagreement between ranks, metadata that no manifest can hold, a committed
+//     checkpoint of the same step and a lack of room end the save here, before anything is written.
+//  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and makes
+//     its name durable. No manifest is in it, so to every reader it is no checkpoint.
 //  3. Every rank writes its data files and makes their contents durable.
 //  4. Every rank reports: its error, or its checksums and digests. One error ends the save for all.
 //  5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
@@ -29,8 +29,9 @@
 //  7. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
 //  8. Rank 0 makes the rename durable (the directory, then the root) and tells everybody.
 //
-// A crash before 7 leaves a directory without a manifest, which the next save of that step replaces and Prune removes. A crash
-// after it leaves the whole checkpoint. A loss of power between 7 and 8 leaves either.
+// A crash before 7 leaves a directory without a manifest, which the next save of that step replaces
+// and Prune removes. A crash after it leaves the whole checkpoint. A loss of power between 7 and 8
+// leaves either.
 
 namespace tessera::ckpt {
 namespace {
@@ -149,6 +150,7 @@ absl::StatusOr<SaveReport> RunSave(
   }
   report.seconds = SecondsSince(start, Clock::now());
   report.copied_seconds = SecondsSince(start, (*writer)->copied_at().value_or(start));
+  report.processor_seconds = (*writer)->processor_seconds();
   report.staging_note = context.staging.note();
   return report;
 }

@@ -28,17 +28,20 @@ struct SaveContext {
   StagingPool& staging;
 };
 
-// One save, from the plan to the commit, by the calling thread and those of the DataWriter, which `on_planned` (may be null) is told of
-// before the first element is read. Collective; every rank returns the same, except for what a report says of the rank itself.
+// One save, from the plan to the commit, by the calling thread and those of the DataWriter, which
+// `on_planned` (may be null) is told of before the first element is read. Collective; every rank
+// returns the same, except for what a report says of the rank itself.
 absl::StatusOr<SaveReport> RunSave(
     const SaveContext& context, const Metadata& metadata, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);
 
-// Takes part in the first agreement of a save that this rank does not make, for that reason: nor does any other. Returns the error that
-// all ranks have agreed on. Collective with RunSave() on other ranks.
+// Takes part in the first agreement of a save that this rank does not make, for that reason: nor
+// does any other. Returns the error that all ranks have agreed on. Collective with RunSave() on
+// other ranks.
 absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason);
 
-// Plans a save of this state, which the next RunSave() finds in the cache, and reserves its staging memory. Collective.
+// Plans a save of this state, which the next RunSave() finds in the cache, and reserves its staging
+// memory. Collective.
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state);
 
 }  // namespace tessera::ckpt

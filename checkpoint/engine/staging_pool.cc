@@ -14,8 +14,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// At once: about what a slow machine touches in a tenth of a second.
-constexpr size_t kPrefaultBytes = size_t{32} << 20;
+// At once: about what a slow machine touches in a hundredth of a second.
+constexpr size_t kPrefaultBytes = size_t{4} << 20;
 
 uint64_t WholePages(uint64_t bytes) { return bytes / kIoAlignmentBytes * kIoAlignmentBytes; }
 
@@ -68,6 +68,9 @@ absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
     absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(bytes);
     if (buffer.ok()) {
       buffer_ = *std::move(buffer);
+      // What was touched is not swapped out. Fails where the limit on locked memory is low: then it
+      // stays as it is.
+      mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
       return absl::OkStatus();
     }
     if (bytes <= least_bytes) return buffer.status();
@@ -81,8 +84,6 @@ bool StagingPool::Prefault() {
   const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
   buffer_.Prefault(present_bytes_, next_bytes);
   present_bytes_ += next_bytes;
-  // Fails where the limit on locked memory is low: then it stays as it is.
-  if (next_bytes == left_bytes) mlock(buffer_.data(), buffer_.size_bytes());
   return next_bytes < left_bytes;
 }
 

@@ -33,11 +33,27 @@ TEST(StagingPoolTest, GivesWhatIsWantedAndKeepsIt) {
 TEST(StagingPoolTest, IsMadePresentInSteps) {
   StagingPool pool([] { return uint64_t{1} << 30; });
   EXPECT_FALSE(pool.Prefault());
-  ASSERT_TRUE(pool.Reserve({uint64_t{70} << 20, UINT64_MAX, kPage}).ok());
+  ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());
   int steps = 1;
-  while (pool.Prefault()) ++steps;
+  EXPECT_EQ(pool.present_bytes(), 0);
+  while (pool.Prefault()) EXPECT_EQ(pool.present_bytes(), steps++ * uint64_t{4} << 20);
   EXPECT_EQ(steps, 3);
+  EXPECT_EQ(pool.present_bytes(), uint64_t{10} << 20);
   EXPECT_FALSE(pool.Prefault());
+}
+
+TEST(StagingPoolTest, WhatOthersTouchedIsPresentToo) {
+  StagingPool pool([] { return uint64_t{1} << 30; });
+  ASSERT_TRUE(pool.Reserve({uint64_t{10} << 20, UINT64_MAX, kPage}).ok());
+  pool.SetPresent(9 << 20);
+  pool.SetPresent(5 << 20);
+  EXPECT_EQ(pool.present_bytes(), 9 << 20);
+  EXPECT_FALSE(pool.Prefault());
+  EXPECT_EQ(pool.present_bytes(), 10 << 20);
+  ASSERT_TRUE(pool.Reserve({2 * kPage, UINT64_MAX, kPage}).ok());
+  EXPECT_EQ(pool.present_bytes(), 2 * kPage);
+  ASSERT_TRUE(pool.Reserve({uint64_t{20} << 20, UINT64_MAX, kPage}).ok());
+  EXPECT_EQ(pool.present_bytes(), 0) << "other memory";
 }
 
 TEST(StagingPoolTest, StaysWithinTheLimitAndHalfOfWhatIsAvailable) {

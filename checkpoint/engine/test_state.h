@@ -1,7 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_ENGINE_TEST_STATE_H_
 #define TESSERA_CHECKPOINT_ENGINE_TEST_STATE_H_
 
-// Logical tensors held whole in memory, cut into shards one element at a time: what the engine is compared with.
+// Logical tensors held whole in memory, cut into shards one element at a time: what the engine is
+// compared with.
 
 #include <cstdint>
 #include <cstring>
@@ -54,8 +55,8 @@ class LocalState {
  public:
   StateDict dict;
 
-  // Adds boxes of a tensor, each in a buffer of its own with random gaps between its dims where `random` is given, filled from
-  // the tensor or, where `fill` is false, with a pattern.
+  // Adds boxes of a tensor, each in a buffer of its own with random gaps between its dims where
+  // `random` is given, filled from the tensor or, where `fill` is false, with a pattern.
   void Add(const WholeTensor& whole, const std::vector<Box>& boxes, bool fill,
            std::mt19937_64* random = nullptr) {
     ShardedTensor tensor;

@@ -3,9 +3,13 @@
 
 namespace tessera::ckpt {
 
-// Lowers the calling thread's claim to processors by `nice` steps and, where asked, its claim to the disk below everybody else's.
-// Threads that it starts inherit both. Best effort: what the system refuses stays as it was.
+// Lowers the calling thread's claim to processors by `nice` steps and, where asked, its claim to
+// the disk below everybody else's. Threads that it starts inherit both. Best effort: what the
+// system refuses stays as it was.
 void LowerThreadPriority(int nice, bool idle_io_priority);
+
+// Processor time that the calling thread has used.
+double ThreadProcessorSeconds();
 
 }  // namespace tessera::ckpt
 

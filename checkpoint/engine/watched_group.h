@@ -16,8 +16,8 @@
 
 namespace tessera::ckpt {
 
-// A group that remembers its first error and answers everything with it from then on: after one, ranks may be at different
-// operations, and a message would be taken for another one.
+// A group that remembers its first error and answers everything with it from then on: after one,
+// ranks may be at different operations, and a message would be taken for another one.
 class WatchedGroup final : public ProcessGroup {
  public:
   explicit WatchedGroup(ProcessGroup& base) : base_(base) {}

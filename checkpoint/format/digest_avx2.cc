@@ -58,6 +58,7 @@ TESSERA_AVX2 LogicalDigest DigestVectorRun(uint64_t first_index, const void* dat
   __m256i hi = _mm256_setzero_si256();
   const size_t vectors = count / 4;
   for (size_t i = 0; i < vectors; ++i, at += 4 * sizeof(Word)) {
+    _mm_prefetch(reinterpret_cast<const char*>(at) + kDigestPrefetchBytes, _MM_HINT_T0);
     __m256i z = _mm256_xor_si256(index_term, LoadFour<sizeof(Word)>(at));
     index_term = _mm256_add_epi64(index_term, step);
     z = _mm256_xor_si256(z, _mm256_srli_epi64(z, 33));

@@ -17,6 +17,11 @@ inline constexpr uint64_t kDigestIndexFactor = 0x9E3779B97F4A7C15;  // golden ra
 inline constexpr uint64_t kDigestMix1 = 0xFF51AFD7ED558CCD;         // MurmurHash3's fmix64
 inline constexpr uint64_t kDigestMix2 = 0xC4CEB9FE1A85EC53;
 
+// The arithmetic fills the processor's window of instructions, so that few loads are in flight
+// unless they are asked for ahead. Without that the digest of what is not in the cache takes 2.7
+// times as long (AVX-512 on Sapphire Rapids; a quarter of the distance is slower by a fifth).
+inline constexpr size_t kDigestPrefetchBytes = 4096;
+
 // The part of the hash that depends on the index alone: neighbours differ by a constant, so that
 // loops add.
 inline uint64_t DigestIndexTerm(uint64_t index) { return index * kDigestIndexFactor + kDigestKey; }

@@ -75,6 +75,26 @@ TEST(Digest, EveryImplementationAgreesWithTheFormula) {
   }
 }
 
+TEST(Digest, OnTheWayOfACopyIsTheSame) {
+  std::mt19937_64 random(TestSeed());
+  const std::vector<std::byte> bytes = RandomBytes(16 << 10, random);
+  for (int round = 0; round < 2000; ++round) {
+    const size_t element_bytes = size_t{1} << random() % 4;
+    const size_t size = random() % (random() % 2 ? 200 : 8 << 10) / element_bytes * element_bytes;
+    const std::byte* const data = bytes.data() + random() % 100;  // any alignment
+    const size_t at = 8 + random() % 100;
+    std::vector<std::byte> copy(at + size + 8, std::byte{0xA5});
+    const size_t count = size / element_bytes;
+    const uint64_t first = random();
+    ASSERT_EQ(CopyAndDigestRun(first, data, copy.data() + at, count, element_bytes),
+              DigestRun(first, data, count, element_bytes))
+        << element_bytes << " bytes, " << count << " elements";
+    ASSERT_TRUE(std::equal(data, data + size, copy.begin() + at));
+    ASSERT_EQ(std::ranges::count(copy.begin(), copy.begin() + at, std::byte{0xA5}), at);
+    ASSERT_EQ(std::ranges::count(copy.end() - 8, copy.end(), std::byte{0xA5}), 8);
+  }
+}
+
 // On disks of users: these numbers never change.
 TEST(Digest, GoldenValues) {
   const float values[5] = {0.0f, 1.0f, -2.5f, 3e-40f, 1e30f};

@@ -1,16 +1,24 @@
-// What a checkpoint costs training: a step in which nothing is saved, against steps while the training state of GPT-2 124M is saved, by a
-// call that waits and in the background. The training is real: bf16, on all processors, 1,024 tokens a micro-batch; its update waits, piece by
-// piece, until what it overwrites has been copied. Prints
-//   figure stall.first <value> ratio          the training thread stood still: in Start() and waiting for the copy
-//   figure stall.first_in_all <value> ratio   that and all by which steps became longer: the processors are shared
-// over the time of a save that waits, for the first save of a saver, and as stall.later for the others, medians over the rounds.
+// What a checkpoint costs training: a step in which nothing is saved, against steps while the
+// training state of GPT-2 124M is saved, by a call that waits and in the background. The training
+// is real: bf16, on all processors, 1,024 tokens a micro-batch; its update waits, piece by piece,
+// until what it overwrites has been copied. Prints
+//   figure stall.first <value> ratio         the training thread stood still: in Start() and waiting
+//                                            for the copy
+//   figure stall.first_in_all <value> ratio  that and all by which steps became longer: the
+//                                            processors are shared
+//   figure stall.first_processors <value> ratio  what the last cannot fall below while training
+//                                            keeps all processors busy: the time that the save's
+//                                            own threads computed, shared by as many processors
+// over the time of a save that waits, for the first save of a saver, and as stall.later for the
+// others, medians over the rounds.
 
-#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -25,6 +33,7 @@
 #include "checkpoint/engine/async_saver.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/process_group.h"
+#include "checkpoint/engine/save_agreement.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/storage.h"
 #include "glog/logging.h"
@@ -36,7 +45,8 @@
 ABSL_FLAG(std::string, directory, "", "where to write about 3.5 GB; default: a new one under /tmp");
 ABSL_FLAG(int, rounds, 3, "how often everything is measured");
 ABSL_FLAG(int, saves, 3, "in the background, in each round");
-ABSL_FLAG(int, steps_before, 4, "from Prepare() to the first save in the background");
+ABSL_FLAG(int, steps_before, 3,
+          "before Prepare(), and from it to the first save in the background");
 ABSL_FLAG(int64_t, micro_batches, 4, "of a step");
 ABSL_FLAG(int, threads, 0, "that train; 0: one for each processor");
 ABSL_FLAG(int, copy_threads, tessera::ckpt::AsyncSaveOptions().copy_threads,
@@ -100,45 +110,83 @@ class Training {
   ckpt::StateDict state_;
 };
 
-struct Measured {
-  double step_seconds;             // without a save
-  double save_seconds;             // of one that waits
-  std::vector<double> blocked;     // by each save in the background
-  std::vector<double> added;       // the same and all by which steps became longer
-  std::vector<double> slow_steps;  // while a save was in the background
+// One save in the background.
+struct BackgroundSave {
+  double blocked;            // seconds that the training thread stood still
+  double added;              // the same and all by which steps became longer
+  double processor_seconds;  // of the background's threads
 };
+
+struct Measured {
+  std::vector<double> steps;  // seconds, while nothing is saved
+  std::vector<double> saves;  // of those that wait
+  std::vector<BackgroundSave> background;
+};
+
+double Mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double Deviation(const std::vector<double>& values) {
+  if (values.size() < 2) return 0;
+  const double mean = Mean(values);
+  double sum = 0;
+  for (const double value : values) sum += (value - mean) * (value - mean);
+  return std::sqrt(sum / static_cast<double>(values.size() - 1));
+}
 
 absl::Status Delete(ckpt::Storage& storage, const ckpt::SaveReport& report) {
   return storage.DeleteTree(report.directory);
 }
 
-// Trains until the save is over, and one step more than it needs at least.
+double PlainStep(Training& training, ckpt::AsyncSaver* saver, Measured& measured) {
+  measured.steps.push_back(training.Step(saver));
+  return measured.steps.back();
+}
+
+absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::ProcessGroup& group,
+                         ckpt::PlanCache& plan_cache, Measured& measured) {
+  ckpt::SaveOptions options;
+  options.io_threads = absl::GetFlag(FLAGS_io_threads);
+  options.plan_cache = &plan_cache;
+  const auto saved = ckpt::Save(storage, "", {}, training.state(), group, options);
+  if (!saved.ok()) return saved.status();
+  measured.saves.push_back(saved->seconds);
+  std::printf("  a save that waits: %.3f s, %.3f s of processors\n", saved->seconds,
+              saved->processor_seconds);
+  return Delete(storage, *saved);
+}
+
+// Trains until the save is over; `before` is what a step took just before. One more step afterwards
+// says what a step takes now: what the machine does besides drifts.
 absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt::Storage& storage,
-                               int64_t step, Measured& measured) {
+                               int64_t step, double before, Measured& measured) {
   ckpt::Metadata metadata;
   metadata.mutable_trainer()->set_step(step);
   const double start = Now();
   saver.Start(metadata, training.state());
-  double expected = 0;
+  int steps = 0;
   std::optional<ckpt::SaveOutcome> outcome;
-  while (!(outcome = saver.Poll())) {
-    measured.slow_steps.push_back(training.Step(&saver));
-    expected += measured.step_seconds;
-  }
-  measured.added.push_back(Now() - start - expected);
+  for (; !(outcome = saver.Poll()); ++steps) training.Step(&saver);
+  const double seconds = Now() - start;
   if (!outcome->report.ok()) return outcome->report.status();
-  measured.blocked.push_back(outcome->report->blocked_seconds);
+  const ckpt::SaveReport& report = *outcome->report;
+  TESSERA_RETURN_IF_ERROR(Delete(storage, report));
+  const double after = PlainStep(training, &saver, measured);
+  const BackgroundSave save = {report.blocked_seconds, seconds - steps * (before + after) / 2,
+                               report.processor_seconds};
+  measured.background.push_back(save);
   std::printf(
-      "  save %lld: blocked %.1f ms, added %.0f ms; copied after %.2f s, committed after %.2f "
-      "s%s\n",
-      static_cast<long long>(step), measured.blocked.back() * 1e3, measured.added.back() * 1e3,
-      outcome->report->copied_seconds, outcome->report->seconds,
-      outcome->report->staging_note.empty() ? "" : ("; " + outcome->report->staging_note).c_str());
-  return Delete(storage, *outcome->report);
+      "  save %lld: blocked %.1f ms, added %.0f ms to %d steps; %.3f s of processors; copied after "
+      "%.2f s, "
+      "committed after %.2f s%s\n",
+      static_cast<long long>(step), save.blocked * 1e3, save.added * 1e3, steps,
+      save.processor_seconds, report.copied_seconds, report.seconds,
+      report.staging_note.empty() ? "" : ("; " + report.staging_note).c_str());
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage) {
-  ckpt::SingleProcessGroup group;
+ckpt::AsyncSaveOptions AsyncOptions() {
   ckpt::AsyncSaveOptions options;
   options.save.io_threads = absl::GetFlag(FLAGS_io_threads);
   options.copy_threads = absl::GetFlag(FLAGS_copy_threads);
@@ -146,36 +194,57 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
   if (const uint64_t mib = absl::GetFlag(FLAGS_staging_mib); mib > 0) {
     options.save.staging_bytes = mib << 20;
   }
-  Measured measured;
-  std::vector<double> steps, saves;
-  ckpt::SaveOptions save_options;
-  save_options.io_threads = options.save.io_threads;
-  for (int i = 0; i < 3; ++i) {
-    steps.push_back(training.Step(nullptr));
-    const auto saved = ckpt::Save(storage, "", {}, training.state(), group, save_options);
-    if (!saved.ok()) return saved.status();
-    saves.push_back(saved->seconds);
-    if (absl::Status deleted = Delete(storage, *saved); !deleted.ok()) return deleted;
-  }
-  measured.step_seconds = Median(steps);
-  measured.save_seconds = Median(saves);
-  std::printf("a step %.3f s, a save that waits %.3f s\n", measured.step_seconds,
-              measured.save_seconds);
-  ckpt::AsyncSaver saver(storage, "", group, options);
-  saver.Prepare(training.state());
-  double prepared = 0;
+  return options;
+}
+
+// What Prepare() adds to the steps after it, against as many before.
+void MeasurePrepare(Training& training, ckpt::AsyncSaver& saver, Measured& measured) {
+  std::vector<double> before, after;
   for (int i = 0; i < absl::GetFlag(FLAGS_steps_before); ++i) {
-    prepared += training.Step(&saver) - measured.step_seconds;
+    before.push_back(PlainStep(training, nullptr, measured));
   }
-  std::printf("  the steps after Prepare(): %.0f ms longer in all\n", prepared * 1e3);
+  saver.Prepare(training.state());
+  for (int i = 0; i < absl::GetFlag(FLAGS_steps_before); ++i) {
+    after.push_back(training.Step(&saver));
+  }
+  std::printf("  Prepare(): the %zu steps after it %.0f ms longer in all than as many before\n",
+              after.size(), (Mean(after) - Mean(before)) * static_cast<double>(after.size()) * 1e3);
+}
+
+absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage) {
+  ckpt::SingleProcessGroup group;
+  ckpt::PlanCache plan_cache;
+  Measured measured;
+  training.Step(nullptr);
+  for (int i = 0; i < 3; ++i) {
+    TESSERA_RETURN_IF_ERROR(SaveAndWait(training, storage, group, plan_cache, measured));
+  }
+  ckpt::AsyncSaver saver(storage, "", group, AsyncOptions());
+  MeasurePrepare(training, saver, measured);
+  double before = PlainStep(training, &saver, measured);
   for (int i = 1; i <= absl::GetFlag(FLAGS_saves); ++i) {
-    absl::Status saved = SaveWhileTraining(training, saver, storage, i, measured);
-    if (!saved.ok()) return saved;
+    TESSERA_RETURN_IF_ERROR(SaveWhileTraining(training, saver, storage, i, before, measured));
+    before = measured.steps.back();
   }
-  std::printf("  steps meanwhile: median %.3f s, longest %.3f s\n", Median(measured.slow_steps),
-              *std::max_element(measured.slow_steps.begin(), measured.slow_steps.end()));
   return measured;
 }
+
+// One kind of figure: of the first save of each round, and of the others.
+class Figures {
+ public:
+  void Add(bool first, double value) { (first ? first_ : later_).push_back(value); }
+  void Print(const char* suffix) const {
+    for (const auto& [name, values] : {std::pair("first", &first_), std::pair("later", &later_)}) {
+      if (values->empty()) continue;
+      std::printf("figure stall.%s%s %.4f ratio\n", name, suffix, Median(*values));
+      std::printf("  %zu values, mean %.4f, standard deviation %.4f\n", values->size(),
+                  Mean(*values), Deviation(*values));
+    }
+  }
+
+ private:
+  std::vector<double> first_, later_;
+};
 
 absl::Status Measure(const std::string& directory) {
   const auto storage = ckpt::OpenPosixStorage(directory);
@@ -184,23 +253,24 @@ absl::Status Measure(const std::string& directory) {
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Training> training, Training::Create(threads));
   std::printf("state: %.1f MB; %d threads train\n", training->bytes() / 1e6, threads);
-  std::vector<double> first, first_in_all, later, later_in_all, slowdown;
+  Figures blocked, in_all, share;
+  std::vector<double> steps;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    const absl::StatusOr<Measured> measured = MeasureRound(*training, **storage);
-    if (!measured.ok()) return measured.status();
-    for (size_t i = 0; i < measured->blocked.size(); ++i) {
-      (i == 0 ? first : later).push_back(measured->blocked[i] / measured->save_seconds);
-      (i == 0 ? first_in_all : later_in_all).push_back(measured->added[i] / measured->save_seconds);
+    TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, **storage));
+    const double save = Median(measured.saves);
+    for (size_t i = 0; i < measured.background.size(); ++i) {
+      const BackgroundSave& background = measured.background[i];
+      blocked.Add(i == 0, background.blocked / save);
+      in_all.Add(i == 0, background.added / save);
+      share.Add(i == 0, background.processor_seconds / threads / save);
     }
-    slowdown.push_back(Median(measured->slow_steps) / measured->step_seconds);
+    steps.insert(steps.end(), measured.steps.begin(), measured.steps.end());
   }
-  std::printf("figure stall.first %.4f ratio\n", Median(first));
-  std::printf("figure stall.first_in_all %.4f ratio\n", Median(first_in_all));
-  if (!later.empty()) {
-    std::printf("figure stall.later %.4f ratio\n", Median(later));
-    std::printf("figure stall.later_in_all %.4f ratio\n", Median(later_in_all));
-  }
-  std::printf("figure stall.step_slowdown %.3f ratio\n", Median(slowdown));
+  std::printf("a step without a save: mean %.3f s, standard deviation %.3f s\n", Mean(steps),
+              Deviation(steps));
+  blocked.Print("");
+  in_all.Print("_in_all");
+  share.Print("_processors");
   return absl::OkStatus();
 }
 
