@@ -5,11 +5,11 @@
 // regularization" (ICLR 2019).
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "trainer/config/config.pb.h"
 #include "trainer/kernels/backend.h"
+#include "trainer/tensor/before_overwrite.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
@@ -30,9 +30,6 @@ struct OwnedRange {
   TensorView values;  // [end - begin]
   TensorView grads;   // [end - begin], fp32
 };
-
-// Told of memory right before an update overwrites it: the place to wait for whoever still reads it.
-using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
 // What gradients are multiplied by so that their norm stays within clip_grad: min(1, clip_grad /
 // (norm + 1e-6)), Megatron-LM's formula; 1 where clip_grad is 0. Handed to the update as

@@ -2,23 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/base/status_macros.h"
 
 namespace tessera {
 namespace {
 
 // How far one size is from another, by ratio.
-double Distance(int a, int b) { return std::abs(std::log2(static_cast<double>(a) / b)); }
+double Distance(int64_t a, int64_t b) {
+  return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
+}
 
 // Less is better.
 auto Preference(const Topology& topology, const Topology& wanted) {
   const int replica = topology.tensor * topology.pipeline;
-  return std::make_tuple(Distance(replica, wanted.tensor * wanted.pipeline), -replica,
+  return std::make_tuple(Distance(replica, int64_t{wanted.tensor} * wanted.pipeline), -replica,
                          Distance(topology.tensor, wanted.tensor), topology.tensor,
                          topology.virtual_pipeline != wanted.virtual_pipeline);
 }
@@ -26,9 +30,11 @@ auto Preference(const Topology& topology, const Topology& wanted) {
 std::optional<Topology> Best(const Topology& wanted, int world_size, const ModelConfig& model,
                              const BatchSizes& batch, int exact_tp_shards) {
   std::optional<Topology> best;
-  for (int tensor = 1; tensor <= world_size; ++tensor) {
+  const int64_t most_tensor = std::min<int64_t>(world_size, model.num_attention_heads());
+  for (int tensor = 1; tensor <= most_tensor; ++tensor) {
     if (world_size % tensor != 0) continue;
-    for (int pipeline = 1; pipeline <= world_size / tensor; ++pipeline) {
+    const int64_t most_pipeline = std::min<int64_t>(world_size / tensor, model.num_layers());
+    for (int pipeline = 1; pipeline <= most_pipeline; ++pipeline) {
       if (world_size / tensor % pipeline != 0) continue;
       for (const int virtual_pipeline : {wanted.virtual_pipeline, 1}) {
         const Topology topology = {
@@ -56,14 +62,23 @@ absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
                                         int exact_tp_shards) {
   const std::optional<Topology> best = Best(wanted, world_size, model, batch, exact_tp_shards);
   if (best.has_value()) return *best;
-  std::vector<int> possible;
-  for (int size = 1; size <= 2 * world_size; ++size) {
-    if (Best(wanted, size, model, batch, exact_tp_shards).has_value()) possible.push_back(size);
+  const auto goes = [&](int size) {
+    return Best(wanted, size, model, batch, exact_tp_shards).has_value();
+  };
+  int below = world_size - 1, above = world_size + 1;
+  while (below > 0 && !goes(below)) --below;
+  while (above <= 2 * world_size && !goes(above)) ++above;
+  std::vector<int> nearest;
+  if (below > 0) nearest.push_back(below);
+  if (above <= 2 * world_size) nearest.push_back(above);
+  if (nearest.empty()) {
+    // Then one process cannot have it either, and says why.
+    TESSERA_RETURN_IF_ERROR(ValidateTopology(Topology{}, model, batch, exact_tp_shards));
   }
   return absl::InvalidArgumentError(
       absl::StrCat("topology=auto: the model and the batch cannot be split over ", world_size,
-                   possible.empty() ? " processes" : " processes; it goes with ",
-                   absl::StrJoin(possible, ", ")));
+                   nearest.empty() ? " processes" : " processes; it goes with ",
+                   absl::StrJoin(nearest, " or ")));
 }
 
 }  // namespace tessera

@@ -58,8 +58,20 @@ TEST(ChooseTopologyTest, TheReplicaShrinksWhereItMust) {
 TEST(ChooseTopologyTest, NothingFits) {
   // 48 / 2 micro-batches over 5 replicas, 4 groups over 5, but 12 layers over 5 stages go.
   EXPECT_EQ(Choose("dp4", 5), "pp5");
-  EXPECT_THAT(Choose("dp4", 13), HasSubstr("topology=auto: the model and the batch cannot be split "
-                                           "over 13 processes; it goes with 1, 2, 3, 4, 5, 6, "));
+  EXPECT_EQ(
+      Choose("dp4", 13),
+      "topology=auto: the model and the batch cannot be split over 13 processes; it goes with "
+      "12 or 14");
+  // 24 micro-batches and twelve stages of four tensor ranks are the most that there is.
+  EXPECT_THAT(Choose("dp4", 6007), HasSubstr("over 6007 processes; it goes with 1152"));
+}
+
+TEST(ChooseTopologyTest, NothingFitsAnyNumber) {
+  BatchSizes batch = kBatch;
+  batch.global_batch = 47;
+  const absl::Status status = ChooseTopology(*ParseTopology("dp4"), 8, Model(), batch, 0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("global_batch_size 47"));
 }
 
 TEST(ChooseTopologyTest, ExactNumericsHaveTheirOwnRules) {

@@ -212,8 +212,7 @@ absl::Status GradientReducer::CompleteBucket(int bucket) {
     state.sum.Add(backend_, micro_batch_, state.work);
     buffers_.Return(state.loan);
   }
-  if (last() && ranks() > 1) ReduceStep(bucket);
-  return absl::OkStatus();
+  return last() && ranks() > 1 ? ReduceStep(bucket) : absl::OkStatus();
 }
 
 void GradientReducer::ReduceMicroBatch(int bucket) {
@@ -234,7 +233,8 @@ void GradientReducer::ReduceMicroBatch(int bucket) {
                          .pending = std::move(pending)});
 }
 
-void GradientReducer::ReduceStep(int bucket) {
+absl::Status GradientReducer::ReduceStep(int bucket) {
+  if (reductions_.size() == kMostExchanges) TESSERA_RETURN_IF_ERROR(WaitForOldest());
   const TensorView& sum = states_[bucket].sum.result();
   Communicator& group = *options_.data_parallel;
   const CallOptions call = {.what = "gradients"};
@@ -246,6 +246,7 @@ void GradientReducer::ReduceStep(int bucket) {
                          .piece = {},
                          .loan = {},
                          .pending = std::move(pending)});
+  return absl::OkStatus();
 }
 
 void GradientReducer::EndOldest() {
@@ -330,13 +331,16 @@ absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::GatherValues(
-    TensorView values, const std::function<void(const TensorView& memory)>& before) {
+absl::Status GradientReducer::GatherValues(TensorView values, const BeforeOverwrite& before) {
   if (owns_all()) return absl::OkStatus();
   CHECK_EQ(values.elements(), layout_.value_elements);
-  std::vector<Pending> gathers;
+  std::deque<Pending> gathers;  // oldest first
   for (const GradientBucket& bucket : buckets_) {
     if (bucket.second) continue;
+    if (gathers.size() == kMostExchanges) {
+      TESSERA_RETURN_IF_ERROR(gathers.front().Wait());
+      gathers.pop_front();
+    }
     if (before != nullptr) before(values.Slice(0, bucket.begin, bucket.end));
     gathers.push_back(options_.data_parallel->StartAllGather(
         values.Slice(0, bucket.PieceBegin(rank()), bucket.PieceEnd(rank())),

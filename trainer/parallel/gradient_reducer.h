@@ -1,6 +1,7 @@
 #ifndef TESSERA_TRAINER_PARALLEL_GRADIENT_REDUCER_H_
 #define TESSERA_TRAINER_PARALLEL_GRADIENT_REDUCER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "trainer/parallel/bucket_sum.h"
 #include "trainer/parallel/gradient_buckets.h"
 #include "trainer/parallel/gradient_observer.h"
+#include "trainer/tensor/before_overwrite.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
@@ -81,6 +83,9 @@ struct OwnedGradient {
 class GradientReducer : public GradientObserver {
  public:
   static constexpr int kBucketBuffers = 3;
+  // Exchanges of buckets that are under way at once. Far fewer than the numbers by which messages
+  // of a group's operations are told apart.
+  static constexpr size_t kMostExchanges = 32;
 
   // CHECKs the layout. Binds all gradients, except where Prepare() does so later.
   GradientReducer(Backend& backend, GradientLayout layout, GradientReducerOptions options);
@@ -99,10 +104,8 @@ class GradientReducer : public GradientObserver {
   // one: what a rank owns of it is contiguous. ZeRO 0: all values in one.
   const std::vector<OwnedGradient>& owned() const { return owned_; }
   // Sends what this rank owns of the flat `values` [value_elements], contiguous, to the others, and
-  // receives the rest. Nothing to do for ZeRO 0. `before` is told of memory right before it is
-  // overwritten.
-  absl::Status GatherValues(TensorView values,
-                            const std::function<void(const TensorView& memory)>& before = nullptr);
+  // receives the rest. Nothing to do for ZeRO 0.
+  absl::Status GatherValues(TensorView values, const BeforeOverwrite& before = nullptr);
 
   // Of gradients, as above: what a step takes at most, made or not yet.
   int64_t memory_bytes() const;
@@ -152,7 +155,7 @@ class GradientReducer : public GradientObserver {
   absl::StatusOr<BucketBuffers::Loan> Borrow(int64_t elements);
   absl::Status CompleteBucket(int bucket);
   void ReduceMicroBatch(int bucket);
-  void ReduceStep(int bucket);
+  absl::Status ReduceStep(int bucket);
   void EndOldest();
   absl::Status WaitForOldest();
   absl::Status WaitForBucket(int bucket);

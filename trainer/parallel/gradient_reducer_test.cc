@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -334,6 +335,36 @@ TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
     });
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// However many buckets there are, few are under way: no rank is further ahead of another.
+TEST(GradientReducerGatherTest, FewBucketsAtATime) {
+  std::vector<FakeParameter> parameters;
+  for (int i = 0; i < 200; ++i) {
+    // Each rank has half of each.
+    parameters.push_back({.key = absl::StrCat("p", i), .elements = 2 * kGradientBlock});
+  }
+  const Case which{.ranks = 2, .zero = 1, .bucket_elements = 2 * kGradientBlock};
+  ThreadWorld world(which.ranks);
+  std::atomic<size_t> begun_by_first = 0;
+  const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
+    const std::unique_ptr<Backend> backend = MakeReferenceBackend();
+    FakeModel model(parameters, 1);
+    GradientReducer reducer(*backend, model.layout(), Options(which, &group, model));
+    EXPECT_EQ(reducer.buckets().size(), parameters.size());
+    const Tensor values(DType::kF32, {model.layout().value_elements});
+    if (group.rank() == 0) {
+      return reducer.GatherValues(values, [&](const TensorView&) { ++begun_by_first; });
+    }
+    while (begun_by_first < GradientReducer::kMostExchanges) std::this_thread::yield();
+    size_t begun = 0;
+    return reducer.GatherValues(values, [&](const TensorView&) {
+      EXPECT_LE(begun_by_first, begun + GradientReducer::kMostExchanges);
+      ++begun;
+    });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(begun_by_first, parameters.size());
 }
 
 // Many equal parameters: what bucket buffers take is little beside them.

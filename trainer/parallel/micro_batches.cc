@@ -1,16 +1,9 @@
 #include "trainer/parallel/micro_batches.h"
 
-#include <bit>
-
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 
 namespace tessera {
-namespace {
-
-bool IsPowerOfTwo(int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); }
-
-}  // namespace
 
 int64_t GlobalMicroBatch(const MicroBatchSplit& split, int rank, int64_t i) {
   CHECK_EQ(split.micro_batches % split.data_ranks, 0);

@@ -1,11 +1,16 @@
 #ifndef TESSERA_TRAINER_PARALLEL_MICRO_BATCHES_H_
 #define TESSERA_TRAINER_PARALLEL_MICRO_BATCHES_H_
 
+#include <bit>
 #include <cstdint>
 
 #include "absl/status/status.h"
 
 namespace tessera {
+
+constexpr bool IsPowerOfTwo(int64_t n) {
+  return n > 0 && std::has_single_bit(static_cast<uint64_t>(n));
+}
 
 // Which micro-batches of a global step a data-parallel rank computes.
 struct MicroBatchSplit {

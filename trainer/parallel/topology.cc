@@ -22,8 +22,6 @@ absl::Status Refuse(absl::string_view what, int64_t value, absl::string_view by,
       absl::StrCat(what, " = ", value, " is no multiple of ", by, " = ", divisor));
 }
 
-bool IsPowerOfTwo(int64_t value) { return value > 0 && (value & (value - 1)) == 0; }
-
 absl::Status ValidateShards(const Topology& topology, int exact_tp_shards) {
   if (exact_tp_shards == 0) return absl::OkStatus();
   if (!IsPowerOfTwo(exact_tp_shards)) {
@@ -222,12 +220,20 @@ int VirtualShards(const Topology& topology, int exact_tp_shards) {
 }
 
 absl::Status ValidateSizes(const Topology& topology) {
+  constexpr int kMostRanks = 1 << 24;
   for (const auto& [name, size] : std::array<std::pair<const char*, int>, 4>{
            {{"tensor_model_parallel_size", topology.tensor},
             {"data_parallel_size", topology.data},
             {"pipeline_model_parallel_size", topology.pipeline},
             {"num_virtual_stages_per_pipeline_rank", topology.virtual_pipeline}}}) {
     if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
+  }
+  // Divided, since the product of what a slip of the finger makes would overflow.
+  if (topology.data > kMostRanks / topology.tensor / topology.pipeline) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor_model_parallel_size = ", topology.tensor, " * data_parallel_size = ", topology.data,
+        " * pipeline_model_parallel_size = ", topology.pipeline, " is more than ", kMostRanks,
+        " processes"));
   }
   if (topology.zero_stage < 0 || topology.zero_stage > 2) {
     return absl::InvalidArgumentError(

@@ -71,6 +71,16 @@ TEST(TopologyTest, TextGoesBothWays) {
   }
 }
 
+TEST(TopologyTest, MoreRanksThanAnybodyHasAreRefused) {
+  EXPECT_TRUE(ParseTopology("dp262144_tp8_pp8").ok());
+  for (const char* text : {"dp262145_tp8_pp8", "dp2147483647_tp2147483647_pp2147483647",
+                           "dp65536_tp65536", "tp46341_pp46341"}) {
+    const absl::Status status = ParseTopology(text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(" is more than 16777216 processes"));
+  }
+}
+
 TEST(TopologyTest, WhatCannotBeSplitIsNamed) {
   const auto message = [](const Topology& topology) {
     return std::string(ValidateTopology(topology, Model(), kBatch).message());
