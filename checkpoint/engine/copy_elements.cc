@@ -1,7 +1,13 @@
 #include "checkpoint/engine/copy_elements.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "checkpoint/format/dtype.h"
@@ -31,8 +37,8 @@ float ToFloat(F16Bits value) {
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-// Rounded to odd: a later rounding to a narrower type then gives what one rounding of the double
-// would have given, because float has more than two bits more than F16 and BF16.
+// Rounded to odd: a later rounding to a narrower type then gives what one rounding of the double would have given, because float
+// has more than two bits more than F16 and BF16.
 float ToFloatForFurtherRounding(double value) {
   const float nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
@@ -106,10 +112,37 @@ void ConvertElements(const std::byte* from, std::byte* to, size_t count, int64_t
   }
 }
 
+// A copy of at least this many bytes goes past the cache.
+constexpr size_t kStreamedBytes = size_t{16} << 10;
+constexpr size_t kLineBytes = 64;
+
+// Whoever loads fills more memory than any cache holds. A line that is written without being read
+// first, and that pushes nothing out, makes a copy half as fast again.
+void CopyBytes(const std::byte* from, std::byte* to, size_t bytes) {
+#if defined(__SSE2__)
+  if (bytes >= kStreamedBytes) {
+    const size_t head = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
+    const size_t lines = (bytes - head) / kLineBytes * kLineBytes;
+    std::memcpy(to, from, head);
+    for (size_t at = head; at < head + lines; at += kLineBytes) {
+      __m128i line[kLineBytes / sizeof(__m128i)];
+      std::memcpy(line, from + at, kLineBytes);
+      auto* const out = reinterpret_cast<__m128i*>(to + at);
+      for (size_t i = 0; i < std::size(line); ++i) _mm_stream_si128(out + i, line[i]);
+    }
+    _mm_sfence();  // ordered like any other store, for whoever is told that the copy is done
+    from += head + lines;
+    to += head + lines;
+    bytes -= head + lines;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
 template <size_t kBytes>
 void CopySame(const std::byte* from, std::byte* to, size_t count, int64_t to_stride) {
   if (to_stride == 1) {
-    std::memcpy(to, from, count * kBytes);
+    CopyBytes(from, to, count * kBytes);
     return;
   }
   for (size_t i = 0; i < count; ++i) {

@@ -1,5 +1,6 @@
 #include "checkpoint/engine/copy_elements.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -100,6 +101,22 @@ TEST(CopyElementsTest, EqualTypesKeepTheirBitsAndOthersHaveNoConversion) {
   EXPECT_EQ(FindCopy(F8_E4M3, F32), nullptr);
   EXPECT_NE(FindCopy(F8_E4M3, F8_E4M3), nullptr);
   EXPECT_EQ(FindCopy(DTYPE_UNSPECIFIED, DTYPE_UNSPECIFIED), nullptr);
+}
+
+TEST(CopyElementsTest, LongCopiesWriteTheirBytesAndNoOther) {
+  const uint64_t seed = TestSeed();
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> source(100000);
+  for (uint8_t& byte : source) byte = static_cast<uint8_t>(random());
+  for (int i = 0; i < 200; ++i) {
+    // Every place within a cache line, on both sides.
+    const size_t from = random() % 64, to = 64 + random() % 64, size = random() % 70000;
+    std::vector<uint8_t> expected(80000, 0xee), found = expected;
+    std::copy_n(source.begin() + from, size, expected.begin() + to);
+    FindCopy(U8, U8)(reinterpret_cast<const std::byte*>(source.data() + from),
+                     reinterpret_cast<std::byte*>(found.data() + to), size, 1);
+    ASSERT_TRUE(found == expected) << "seed " << seed << ": " << size << " bytes to " << to;
+  }
 }
 
 TEST(CopyElementsTest, StridesOnEitherSide) {

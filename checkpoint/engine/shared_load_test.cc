@@ -28,18 +28,20 @@ namespace tessera::ckpt {
 namespace {
 
 constexpr uint32_t kChunkBytes = 256;
+// Of pieces that travel in several messages.
+constexpr uint32_t kLargeChunkBytes = 1 << 20;
 
 class SharedLoadTest : public testing::Test {
  protected:
   SharedLoadTest() : faulty_(storage_) {}
 
   // Saved by two ranks, which hold the rows of each tensor.
-  void SaveTensors(std::vector<WholeTensor> tensors) {
+  void SaveTensors(std::vector<WholeTensor> tensors, uint32_t chunk_bytes = kChunkBytes) {
     tensors_ = std::move(tensors);
     Metadata metadata;
     metadata.mutable_trainer()->set_step(1);
     SaveOptions options;
-    options.checksum_chunk_bytes = kChunkBytes;
+    options.checksum_chunk_bytes = chunk_bytes;
     RunRanks(2, [&](ProcessGroup& group) {
       LocalState state;
       for (const WholeTensor& tensor : tensors_) {
@@ -269,6 +271,31 @@ TEST_F(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
       EXPECT_THAT(std::string(report.status().message()), testing::HasSubstr("the disk is gone"));
       EXPECT_EQ(report.status(), outcome.reports[0].status());
     }
+  }
+}
+
+TEST_F(SharedLoadTest, PiecesOfManyMessages) {
+  std::mt19937_64 random(5);
+  SaveTensors({RandomTensor("w", WEIGHT, F32, {1101, 1000}, random),
+               RandomTensor("b", WEIGHT, BF16, {77}, random)},
+              kLargeChunkBytes);
+  // Some ranks need everything, others columns of it.
+  const auto wanted = [](int rank, const WholeTensor& t) {
+    if (rank < 2 || t.shape.size() == 1) return std::vector{WholeBox(t.shape)};
+    return std::vector{Box{{0, 300 * (rank - 2)}, {t.shape[0], 400}}};
+  };
+  ExpectAllHeld(LoadOn(4, wanted));
+  const Manifest manifest = *ReadManifest(storage_, directory_);
+  const std::string path = absl::StrCat(directory_, "/", manifest.files(1).path());
+  faulty_.CorruptReads(path, (kLargeChunkBytes + 5) | 1, std::byte{1});
+  const Outcome outcome = LoadOn(4, wanted);
+  for (const auto& report : outcome.reports) {
+    EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
+    EXPECT_EQ(report.status(), outcome.reports[0].status());
+  }
+  // What no rank could check is nowhere.
+  for (const auto& state : outcome.states) {
+    EXPECT_FALSE(LocalState::Holds(state->dict.tensors[0].shards[0], tensors_[0]));
   }
 }
 

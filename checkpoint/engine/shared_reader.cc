@@ -9,16 +9,34 @@
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "checkpoint/base/checked_math.h"
 #include "checkpoint/base/status_macros.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// After the contents of a message: whether they are any.
+// Before the contents of a piece: whether they are any.
 constexpr std::byte kGood{0};
 constexpr std::byte kFailed{1};
 constexpr uint64_t kMarkBytes = 1;
+
+// What goes in one message, and how many may be on their way to a rank: what comes in is still in
+// the second-level cache when it is placed. No element lies across a border.
+constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
+constexpr uint64_t kReceives = 3;
+
+// In front of contents, for their mark. They themselves begin at a cache line where they are
+// copied, and at a page where the disk delivers them.
+constexpr uint64_t kCopyRoomBytes = 64;
+constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
+
+// fn(message) for the messages in which a piece travels whole.
+template <typename Function>
+void ForEachMessage(const FilePiece& piece, Function&& fn) {
+  for (uint64_t at = piece.begin; at < piece.end; at += kMessageBytes) {
+    fn(FilePiece{piece.file_index, at, std::min(piece.end, at + kMessageBytes)});
+  }
+}
 
 }  // namespace
 
@@ -53,8 +71,8 @@ absl::Status SharedReader::Schedule(const Manifest& manifest, const ReadShare& s
     for (uint64_t at = segment.begin(); at < segment.end(); at += segment.piece_bytes(), ++next) {
       const FilePiece piece = {segment.file_index(), at,
                                std::min(segment.end(), at + segment.piece_bytes())};
-      largest_piece_ = std::max(largest_piece_, piece.size());
       if (groups == nullptr) {
+        largest_private_ = std::max(largest_private_, piece.size());
         private_.push_back(piece);
       } else if (next < segment.reader_size()) {
         pieces.push_back({piece, segment.reader(next), groups});
@@ -90,16 +108,27 @@ void SharedReader::AddShared(const FilePiece& piece, uint32_t reader,
   if (reader == rank_) {
     steps_.push_back({true, own_.size()});
     own_.push_back({piece, &groups});
+    largest_own_ = std::max(largest_own_, piece.size());
     for (const Group& group : groups) packs_ |= group.packed != nullptr;
     return;
   }
   for (const Group& group : groups) {
     if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
-    const uint64_t bytes = group.packed == nullptr ? piece.size() : group.packed->BytesIn(piece);
-    if (bytes == 0) continue;
-    steps_.push_back({false, incoming_.size()});
-    incoming_.push_back({piece, reader, group.region, bytes});
+    if (group.packed != nullptr) {
+      const uint64_t bytes = group.packed->BytesIn(piece);
+      if (bytes > 0) AddIncoming({piece, reader, group.region, bytes, true});
+      continue;
+    }
+    ForEachMessage(piece, [&](const FilePiece& part) {
+      AddIncoming({part, reader, nullptr, part.size(), part.begin == piece.begin});
+    });
   }
+}
+
+void SharedReader::AddIncoming(const Incoming& message) {
+  steps_.push_back({false, incoming_.size()});
+  incoming_.push_back(message);
+  largest_incoming_ = std::max(largest_incoming_, message.bytes);
 }
 
 absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to) {
@@ -109,28 +138,32 @@ absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>&
   return absl::OkStatus();
 }
 
-// Two for the exchange: one message comes in while the one before is placed; one to pack. The rest
-// is for reading: each worker has one for what is ours alone, and one more for what others wait
-// for.
+// Some for the exchange: messages come in while the one before is placed; one to pack. The rest is
+// for reading: each worker has one for what is ours alone, and two for what others wait for, so
+// that neither a slow read nor a slow rank holds up everybody at once.
 absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
-  const uint64_t message_bytes = largest_piece_ + kMarkBytes;
-  const uint64_t affordable =
-      staging_bytes / std::max<uint64_t>(message_bytes + kIoAlignmentBytes, 1);
-  const uint64_t receive = affordable >= 6 ? 2 : 1;
-  const uint64_t rest = affordable > receive + 1 ? affordable - receive - 1 : 0;
-  workers_ = static_cast<int>(std::clamp<uint64_t>(rest / 2, 1, std::max(io_threads, 1)));
-  const size_t own = std::min<size_t>(own_.size(), std::max(workers_, 2));
-  const size_t alone = std::min<size_t>(private_.size(), workers_);
+  const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
+  const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;
+  const uint64_t piece_bytes = std::max(largest_private_, largest_own_ + kReadRoomBytes);
+  const auto rest = [&](uint64_t receive) {
+    const uint64_t used = receive * receive_bytes + pack_bytes;
+    return (staging_bytes - std::min(staging_bytes, used)) / (piece_bytes + kIoAlignmentBytes);
+  };
+  const size_t receive = rest(kReceives) >= 3 ? kReceives : 1;
+  const uint64_t pieces = rest(receive);
+  workers_ = static_cast<int>(std::clamp<uint64_t>(pieces / 2, 1, std::max(io_threads, 1)));
+  const uint64_t alone = private_.empty() ? 0 : workers_;
+  const uint64_t left = std::max<uint64_t>(pieces - std::min(pieces, alone), 2);
+  const size_t own = std::min<size_t>(own_.size(), std::min<uint64_t>(left, 2 * workers_));
   for (size_t i = 0; i < own; ++i) {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(message_bytes, own_buffers_));
+    TESSERA_RETURN_IF_ERROR(AddBuffer(largest_own_ + kReadRoomBytes, own_buffers_));
   }
   for (size_t i = 0; i < std::min<size_t>(incoming_.size(), receive); ++i) {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(message_bytes, receive_buffers_));
+    TESSERA_RETURN_IF_ERROR(AddBuffer(receive_bytes, receive_buffers_));
   }
-  if (packs_) TESSERA_RETURN_IF_ERROR(AddBuffer(message_bytes + kIoAlignmentBytes, pack_buffer_));
-  if (alone == 0) return absl::OkStatus();
-  for (int i = 0; i < workers_; ++i) {
-    TESSERA_RETURN_IF_ERROR(AddBuffer(message_bytes, private_buffers_));
+  if (packs_) TESSERA_RETURN_IF_ERROR(AddBuffer(pack_bytes, pack_buffer_));
+  for (size_t i = 0; i < alone; ++i) {
+    TESSERA_RETURN_IF_ERROR(AddBuffer(largest_private_, private_buffers_));
   }
   return absl::OkStatus();
 }
@@ -202,7 +235,7 @@ class SharedReader::Session {
   }
 
   std::byte* OwnBuffer(size_t index) {
-    return r_.own_buffers_[index % r_.own_buffers_.size()].data();
+    return r_.own_buffers_[index % r_.own_buffers_.size()].data() + kReadRoomBytes;
   }
 
   absl::Status Exchange() {
@@ -217,14 +250,15 @@ class SharedReader::Session {
     while (posted_.size() < r_.receive_buffers_.size() && next_posted_ < r_.incoming_.size()) {
       const Incoming& message = r_.incoming_[next_posted_];
       std::byte* const to = ReceiveBuffer(next_posted_++);
-      posted_.push_back(
-          group_.StartReceive({to, message.bytes + kMarkBytes}, static_cast<int>(message.source)));
+      const uint64_t mark_bytes = message.marked ? kMarkBytes : 0;
+      posted_.push_back(group_.StartReceive({to - mark_bytes, message.bytes + mark_bytes},
+                                            static_cast<int>(message.source)));
     }
     return absl::OkStatus();
   }
 
   std::byte* ReceiveBuffer(size_t index) {
-    return r_.receive_buffers_[index % r_.receive_buffers_.size()].data();
+    return r_.receive_buffers_[index % r_.receive_buffers_.size()].data() + kCopyRoomBytes;
   }
 
   absl::Status TakeIn(size_t index) {
@@ -232,7 +266,8 @@ class SharedReader::Session {
     TESSERA_RETURN_IF_ERROR(posted_.front()->Wait(deadline_));
     posted_.pop_front();
     const std::byte* const data = ReceiveBuffer(index);
-    if (data[message.bytes] != kGood) return absl::OkStatus();  // the sender says why
+    if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
+    if (!incoming_good_) return absl::OkStatus();  // the sender says why
     if (message.region == nullptr) {
       r_.reader_.Place(message.piece, data);
     } else {
@@ -256,13 +291,16 @@ class SharedReader::Session {
     }
     const OwnPiece& own = r_.own_[index];
     std::byte* const data = OwnBuffer(index);
-    data[own.piece.size()] = good ? kGood : kFailed;
+    data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     for (const Group& group : *own.groups) {
-      if (group.packed == nullptr) {
-        Send(group, {data, own.piece.size() + kMarkBytes});
-      } else {
+      if (group.packed != nullptr) {
         TESSERA_RETURN_IF_ERROR(SendPacked(group, own.piece, data, good));
+        continue;
       }
+      ForEachMessage(own.piece, [&](const FilePiece& part) {
+        Send(group, data + (part.begin - own.piece.begin), part.size(),
+             part.begin == own.piece.begin);
+      });
     }
     return absl::OkStatus();
   }
@@ -273,22 +311,24 @@ class SharedReader::Session {
     if (bytes == 0 || (group.ranks->size() == 1 && (*group.ranks)[0] == r_.rank_)) {
       return absl::OkStatus();
     }
-    if (pack_used_ + bytes + kMarkBytes > r_.pack_buffer_[0].size_bytes()) {
+    if (pack_used_ + kCopyRoomBytes + bytes > r_.pack_buffer_[0].size_bytes()) {
       TESSERA_RETURN_IF_ERROR(FinishSends());
     }
-    std::byte* const packed = r_.pack_buffer_[0].data() + pack_used_;
-    pack_used_ += bytes + kMarkBytes;
+    std::byte* const packed = r_.pack_buffer_[0].data() + pack_used_ + kCopyRoomBytes;
+    pack_used_ += kCopyRoomBytes + RoundUp(bytes, kCopyRoomBytes);
+    packed[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
     if (good) group.packed->Pack(piece, data, packed);
-    packed[bytes] = good ? kGood : kFailed;
-    Send(group, {packed, bytes + kMarkBytes});
+    Send(group, packed, bytes, true);
     return absl::OkStatus();
   }
 
-  void Send(const Group& group, std::span<const std::byte> message) {
+  void Send(const Group& group, const std::byte* data, uint64_t bytes, bool marked) {
+    const uint64_t mark_bytes = marked ? kMarkBytes : 0;
     for (const uint32_t rank : *group.ranks) {
       if (rank == r_.rank_) continue;
-      sends_.push_back(group_.StartSend(message, static_cast<int>(rank)));
-      r_.counters_.bytes_sent += message.size() - kMarkBytes;
+      sends_.push_back(
+          group_.StartSend({data - mark_bytes, bytes + mark_bytes}, static_cast<int>(rank)));
+      r_.counters_.bytes_sent += bytes;
     }
   }
 
@@ -317,6 +357,7 @@ class SharedReader::Session {
   std::vector<std::unique_ptr<Transfer>> sends_;
   std::deque<std::unique_ptr<Transfer>> posted_;
   size_t next_posted_ = 0;
+  bool incoming_good_ = false;  // the piece whose messages come in
   uint64_t pack_used_ = 0;
 };
 

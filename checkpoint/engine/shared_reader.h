@@ -12,8 +12,10 @@
 // Its sender has sent everything before it, reads without waiting for anybody, and so comes to send
 // it; its receiver has received everything before it, and so comes to receive it.
 //
-// A rank that cannot read a piece sends a message of the same size that says so, and goes on taking
-// part: nobody is left waiting, and the agreement that follows tells everybody its error.
+// A piece travels in several messages, so small that one is still in the receiver's cache when it
+// is placed. The first of them begins with a mark. A rank that cannot read a piece marks it so,
+// sends messages of the same sizes, and goes on taking part: nobody is left waiting, and the
+// agreement that follows tells everybody its error.
 
 #include <cstdint>
 #include <map>
@@ -39,7 +41,7 @@ struct SharedReadCounters {
 
 class SharedReader {
  public:
-  // Works out what this rank's share means, and makes the buffers: at most staging_bytes, or five
+  // Works out what this rank's share means, and makes the buffers: at most staging_bytes, or seven
   // pieces. No communication. Everything must outlive the reader.
   static absl::StatusOr<std::unique_ptr<SharedReader>> Create(const Manifest& manifest,
                                                               const DataReader& reader,
@@ -68,10 +70,11 @@ class SharedReader {
     const std::vector<Group>* groups;
   };
   struct Incoming {
-    FilePiece piece;
+    FilePiece piece;  // what the message has to do with
     uint32_t source;
     const ShardRegion* region;  // null: everything
-    uint64_t bytes;
+    uint64_t bytes;             // without the mark
+    bool marked;
   };
   // A step of the way through all pieces: a piece of our own, or a message.
   struct Step {
@@ -84,6 +87,7 @@ class SharedReader {
   absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
                          std::vector<Group>& groups) const;
   void AddShared(const FilePiece& piece, uint32_t reader, const std::vector<Group>& groups);
+  void AddIncoming(const Incoming& message);
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes);
   absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to);
 
@@ -95,7 +99,7 @@ class SharedReader {
   std::vector<OwnPiece> own_;       // in order
   std::vector<Incoming> incoming_;  // in order
   std::vector<Step> steps_;
-  uint64_t largest_piece_ = 0;
+  uint64_t largest_private_ = 0, largest_own_ = 0, largest_incoming_ = 0;  // bytes
   bool packs_ = false;
 
   int workers_ = 1;

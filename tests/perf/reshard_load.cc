@@ -131,7 +131,9 @@ class Pair {
         const ckpt::SaveReport saved,
         ckpt::Save(*side.storage, "", metadata, side.state->dict(), *group_, {}));
     side.checkpoint = saved.directory;
-    TESSERA_RETURN_IF_ERROR(WriteNaive(side.directory, world_.rank(), side.state->dict()));
+    if (absl::GetFlag(FLAGS_naive_rounds) > 0) {
+      TESSERA_RETURN_IF_ERROR(WriteNaive(side.directory, world_.rank(), side.state->dict()));
+    }
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     if (world_.rank() != 0) return absl::OkStatus();
     uint64_t bytes = 0;

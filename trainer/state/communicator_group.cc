@@ -1,6 +1,9 @@
 #include "trainer/state/communicator_group.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "absl/time/clock.h"
 
 namespace tessera {
 namespace {
@@ -8,10 +11,29 @@ namespace {
 // Of the transfers between two ranks, which arrive in order.
 constexpr int kTag = 0;
 
+// Contents of tensors take their time to come, and the threads that read and place need the
+// processors meanwhile, of which a waiting rank is to take none: it looks some times at once, then
+// after naps, for as long as a disk may take, before it waits as a step of training does.
+constexpr int kLooks = 50;
+constexpr absl::Duration kNap = absl::Microseconds(20);
+constexpr absl::Duration kPatience = absl::Milliseconds(100);
+
 class PendingTransfer final : public ckpt::Transfer {
  public:
   explicit PendingTransfer(Pending pending) : pending_(std::move(pending)) {}
-  absl::Status Wait(absl::Duration deadline) override { return pending_.Wait(deadline); }
+  absl::Status Wait(absl::Duration deadline) override {
+    const absl::Time start = absl::Now();
+    absl::Duration waited;
+    for (int look = 0; waited < std::min(kPatience, deadline); ++look) {
+      const absl::StatusOr<bool> ended = pending_.Test();
+      if (!ended.ok()) return ended.status();
+      if (*ended) return absl::OkStatus();
+      if (look < kLooks) continue;
+      absl::SleepFor(kNap);
+      waited = absl::Now() - start;
+    }
+    return pending_.Wait(deadline - waited);
+  }
 
  private:
   Pending pending_;
