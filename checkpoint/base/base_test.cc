@@ -1,4 +1,4 @@
-// The small leaves of this folder: status macros, byte order, checked arithmetic, units.
+// The small leaves of this folder: status macros, byte order, checked arithmetic, units, lists in messages.
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,11 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "checkpoint/base/byte_order.h"
 #include "checkpoint/base/checked_math.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/units.h"
 
@@ -105,6 +107,15 @@ TEST(Units, Counts) {
   EXPECT_EQ(HumanCount(1000), "1,000");
   EXPECT_EQ(HumanCount(1234567), "1,234,567");
   EXPECT_EQ(HumanCount(std::numeric_limits<uint64_t>::max()), "18,446,744,073,709,551,615");
+}
+
+TEST(JoinFirst, SaysHowManyMoreThereAre) {
+  std::vector<std::string> items;
+  EXPECT_EQ(JoinFirst(items, ", "), "");
+  for (const char c : std::string("abcdefghij")) items.push_back({c});
+  EXPECT_EQ(JoinFirst(items, ", "), "a, b, c, d, e, f, g, h, i, j");
+  items.insert(items.end(), 3, "k");
+  EXPECT_EQ(JoinFirst(items, ", "), "a, b, c, d, e, f, g, h, i, j, and 3 more");
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ struct LoadReport {
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
 // Loads into the buffers of `state`, under whatever sharding they have: the saved one does not matter. Compares everything first
-// and reports every mismatch of every rank at once. Aliases are resolved on both sides.
+// and reports the mismatches of all ranks at once, the first ten in words. Aliases are resolved on both sides.
 //
 // Errors: InvalidArgument (the state dict itself), NotFound (listing the checkpoints that are there), FailedPrecondition (mismatches:
 // missing, unexpected, role, shape, dtype, coverage), DataLoss (naming file, offset, tensor, expected and found). Up to and including a
@@ -133,6 +133,8 @@ struct CheckpointInfo {
 // Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no manifest is read. Half-written
 // directories are not among them.
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root);
+// Those: saves that have been begun and not been committed, or not yet.
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage, std::string_view root);
 
 struct Damage {
   std::string file;

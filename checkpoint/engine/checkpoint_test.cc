@@ -190,6 +190,15 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   EXPECT_THAT(new_a, testing::Each(-1));
   EXPECT_THAT(new_b, testing::Each(-1));
 
+  // Of another model's hundreds, as many as help.
+  StateDict other;
+  for (int i = 0; i < 150; ++i) {
+    other.tensors.push_back(Tensor("other." + std::to_string(i), WEIGHT, F32, new_a, {6}));
+  }
+  const absl::Status many = Load(storage_, StepDirectoryName(1), other, group_, {}).status();
+  EXPECT_THAT(Message(many), AllOf(HasSubstr("154 mismatches"), HasSubstr("other.9: wanted, not"),
+                                   Not(HasSubstr("other.10:")), HasSubstr("\n  and 144 more")));
+
   LoadOptions lenient;
   lenient.allow_missing = lenient.allow_unexpected = true;
   StateDict some = {

@@ -198,7 +198,10 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
     const std::string path = JoinPath(directory, description.path());
     absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
     if (!file.ok()) {
-      report(file.status().code(), std::string(file.status().message()));
+      // The path is as the manifest says: a folder or a pipe in its place is damage.
+      report(absl::IsInvalidArgument(file.status()) ? absl::StatusCode::kDataLoss
+                                                    : file.status().code(),
+             std::string(file.status().message()));
     } else if ((*file)->size_bytes() != description.size_bytes()) {
       const FileMap map(manifest);
       Damage damage = DescribeSizeError(manifest, map, reads.file_index, (*file)->size_bytes());

@@ -43,6 +43,17 @@ absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
   return found;
 }
 
+absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,
+                                                      bool committed) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage, root));
+  std::vector<CheckpointInfo> those;
+  for (const StepDirectory& dir : directories) {
+    if (dir.committed == committed) those.push_back({dir.step, StepDirectoryName(dir.step)});
+  }
+  return those;
+}
+
 // What a reader who asked for something else may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
   std::string_view root = checkpoint_dir;
@@ -115,6 +126,8 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
                                             std::string(kManifestFileName), " is missing); ",
                                             DescribeNeighbours(storage, checkpoint_dir)));
   }
+  // A pipe in its place.
+  if (absl::IsInvalidArgument(bytes.status())) return absl::DataLossError(bytes.status().message());
   return bytes;
 }
 
@@ -145,13 +158,12 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root));
-  std::vector<CheckpointInfo> checkpoints;
-  for (const StepDirectory& dir : directories) {
-    if (dir.committed) checkpoints.push_back({dir.step, StepDirectoryName(dir.step)});
-  }
-  return checkpoints;
+  return ListThose(storage, root, /*committed=*/true);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root) {
+  return ListThose(storage, root, /*committed=*/false);
 }
 
 absl::Status Prune(Storage& storage, std::string_view root, int keep) {

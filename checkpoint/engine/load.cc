@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/agree.h"
 #include "checkpoint/engine/checkpoint.h"
@@ -82,7 +82,7 @@ absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& p
   if (!lines.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(lines.size(), lines.size() == 1 ? " mismatch" : " mismatches", " between ",
-                     where, " and the state to load into:\n  ", absl::StrJoin(lines, "\n  ")));
+                     where, " and the state to load into:\n  ", JoinFirst(lines, "\n  ")));
   }
   return verdict.SerializeAsString();
 }

@@ -6,15 +6,13 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/bounds.h"
 #include "checkpoint/plan/box_index.h"
 
 namespace tessera::ckpt {
 namespace {
-
-constexpr size_t kMaxReportedProblems = 50;
 
 class Checker {
  public:
@@ -46,13 +44,8 @@ class Checker {
 
   absl::Status Finish() {
     if (problems_.empty()) return absl::OkStatus();
-    const size_t count = problems_.size();
-    if (count > kMaxReportedProblems) {
-      problems_.resize(kMaxReportedProblems);
-      problems_.push_back(absl::StrCat("and ", count - kMaxReportedProblems, " more"));
-    }
     return absl::InvalidArgumentError(
-        absl::StrCat("the state dict is not valid:\n  ", absl::StrJoin(problems_, "\n  ")));
+        absl::StrCat("the state dict is not valid:\n  ", JoinFirst(problems_, "\n  ")));
   }
 
  private:

@@ -140,6 +140,8 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
   return manifest;
 }
 
+bool BelongsToOptimizer(Role role) { return role == MASTER_WEIGHT || role == OPTIMIZER_STATE; }
+
 Shape GlobalShape(const LogicalTensor& tensor) {
   return Shape(tensor.global_shape().begin(), tensor.global_shape().end());
 }

@@ -43,6 +43,9 @@ absl::Status ValidateManifest(const Manifest& manifest);
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
 
+// Whether a tensor is state of the optimizer: what a run that starts a fresh one leaves out.
+bool BelongsToOptimizer(Role role);
+
 // Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).
 Shape GlobalShape(const LogicalTensor& tensor);
 int64_t ShardCount(const LogicalTensor& tensor);

@@ -12,6 +12,7 @@
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/coverage.h"
@@ -21,18 +22,12 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr size_t kMaxReportedProblems = 50;
-
-template <typename Repeated>
-std::vector<int64_t> ToVector(const Repeated& values) {
-  return {values.begin(), values.end()};
-}
-
 std::string Describe(const LocalTensor& tensor) {
   std::string text = absl::StrCat(Role_Name(tensor.role()), " ", DType_Name(tensor.dtype()), " ",
-                                  ShapeToString(ToVector(tensor.global_shape())));
+                                  ShapeToString(GlobalShape(tensor)));
   if (tensor.padded_shape_size() > 0) {
-    absl::StrAppend(&text, " padded to ", ShapeToString(ToVector(tensor.padded_shape())));
+    absl::StrAppend(&text, " padded to ",
+                    ShapeToString({tensor.padded_shape().begin(), tensor.padded_shape().end()}));
   }
   if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
   return text;
@@ -49,13 +44,6 @@ bool ColumnsFit(const LocalTensor& tensor) {
       uint64_t{tensor.shard_count()} * static_cast<uint64_t>(tensor.global_shape_size());
   return static_cast<uint64_t>(tensor.shard_offset_size()) == numbers &&
          static_cast<uint64_t>(tensor.shard_shape_size()) == numbers;
-}
-
-Box ShardBoxOf(const LocalTensor& tensor, uint32_t shard) {
-  const int rank = tensor.global_shape_size();
-  const size_t at = size_t{shard} * rank;
-  return {{tensor.shard_offset().begin() + at, tensor.shard_offset().begin() + at + rank},
-          {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
 }
 
 // fn(serialized LocalTensor) for each tensor of a serialized LocalPlan; false where it is none.
@@ -118,7 +106,7 @@ class Merger {
     const LocalTensor& tensor = description.tensor;
     const auto [at, is_new] = by_name_.try_emplace(tensor.name(), state_.tensors.size());
     if (is_new) {
-      state_.tensors.push_back({d, ToVector(tensor.global_shape()), DTypeSize(tensor.dtype()), {}});
+      state_.tensors.push_back({d, GlobalShape(tensor), DTypeSize(tensor.dtype()), {}});
       boxes_.emplace_back();
     }
     const Description& first = state_.descriptions[state_.tensors[at->second].description];
@@ -138,7 +126,7 @@ class Merger {
   void AddShards(uint32_t description, const LocalTensor& tensor, size_t merged) {
     std::vector<HeldBox>& boxes = state_.tensors[merged].boxes;
     for (uint32_t s = 0; s < tensor.shard_count(); ++s) {
-      Box box = ShardBoxOf(tensor, s);
+      Box box = LocalShardBox(tensor, s);
       if (box.empty()) continue;
       const auto [at, is_new] = boxes_[merged].try_emplace(box, boxes.size());
       if (is_new) boxes.push_back({std::move(box), {}, 0});
@@ -265,18 +253,24 @@ void CheckAliases(const MergedState& state, std::vector<std::string>& problems) 
   }
 }
 
-absl::Status ProblemsStatus(std::vector<std::string> problems) {
+absl::Status ProblemsStatus(const std::vector<std::string>& problems) {
   if (problems.empty()) return absl::OkStatus();
-  const size_t count = problems.size();
-  if (count > kMaxReportedProblems) {
-    problems.resize(kMaxReportedProblems);
-    problems.push_back(absl::StrCat("and ", count - kMaxReportedProblems, " more"));
-  }
   return absl::InvalidArgumentError(
-      absl::StrCat("the state cannot be saved:\n  ", absl::StrJoin(problems, "\n  ")));
+      absl::StrCat("the state cannot be saved:\n  ", JoinFirst(problems, "\n  ")));
 }
 
 }  // namespace
+
+Shape GlobalShape(const LocalTensor& tensor) {
+  return {tensor.global_shape().begin(), tensor.global_shape().end()};
+}
+
+Box LocalShardBox(const LocalTensor& tensor, uint32_t shard) {
+  const int rank = tensor.global_shape_size();
+  const size_t at = size_t{shard} * rank;
+  return {{tensor.shard_offset().begin() + at, tensor.shard_offset().begin() + at + rank},
+          {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
+}
 
 absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks) {
   Merger merger;

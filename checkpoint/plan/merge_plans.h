@@ -15,6 +15,10 @@
 
 namespace tessera::ckpt {
 
+// Of a rank's description. Precondition of the box: the shard is there.
+Shape GlobalShape(const LocalTensor& tensor);
+Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
+
 // A rank that describes a tensor in certain words, and where in its list.
 struct Describer {
   uint32_t rank;

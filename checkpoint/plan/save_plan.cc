@@ -12,13 +12,6 @@
 namespace tessera::ckpt {
 namespace {
 
-template <typename Repeated>
-std::vector<int64_t> ToVector(const Repeated& values) {
-  return {values.begin(), values.end()};
-}
-
-bool IsOptimizer(Role role) { return role == MASTER_WEIGHT || role == OPTIMIZER_STATE; }
-
 // A data file before it has a name.
 struct PendingFile {
   uint32_t rank;
@@ -31,7 +24,7 @@ std::vector<PendingFile> GroupIntoFiles(const MergedState& state,
                                         uint64_t max_file_bytes) {
   std::vector<std::vector<const Assignment*>> by_rank_and_kind(ranks * 2);
   for (const Assignment& a : assignments) {
-    const bool optimizer = IsOptimizer(state.DescriptionOf(state.tensors[a.tensor]).role());
+    const bool optimizer = BelongsToOptimizer(state.DescriptionOf(state.tensors[a.tensor]).role());
     by_rank_and_kind[a.rank * 2 + optimizer].push_back(&a);
   }
   std::vector<PendingFile> files;
@@ -60,7 +53,7 @@ absl::StatusOr<std::string> LayOut(size_t items, const TensorOf& tensor_of, cons
     const LocalTensor& tensor = tensor_of(i);
     const Box& box = box_of(i);
     header.entries.push_back(
-        {ShardKey(tensor.name(), ToVector(tensor.global_shape()), box), tensor.dtype(), box.shape});
+        {ShardKey(tensor.name(), GlobalShape(tensor), box), tensor.dtype(), box.shape});
   }
   return BuildSafetensorsHeader(header);
 }
@@ -128,14 +121,9 @@ absl::Status LayOutFiles(const MergedState& state, const std::vector<PendingFile
 
 }  // namespace
 
-Box LocalShardBox(const LocalTensor& tensor, uint32_t shard) {
-  const int rank = tensor.global_shape_size();
-  const size_t at = size_t{shard} * rank;
-  return {{tensor.shard_offset().begin() + at, tensor.shard_offset().begin() + at + rank},
-          {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
+Box ItemBox(const WriteItem& item) {
+  return {{item.offset().begin(), item.offset().end()}, {item.shape().begin(), item.shape().end()}};
 }
-
-Box ItemBox(const WriteItem& item) { return {ToVector(item.offset()), ToVector(item.shape())}; }
 
 absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file) {
   SafetensorsHeader header;

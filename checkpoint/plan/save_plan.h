@@ -44,8 +44,7 @@ struct SavePlan {
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options);
 
-// Box of shard `shard` of a rank's tensor, and box of an item.
-Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
+// What part of its tensor an item is.
 Box ItemBox(const WriteItem& item);
 
 // The bytes before the data of a planned file; the same on the rank that plans and on the one that

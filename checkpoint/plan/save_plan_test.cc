@@ -12,6 +12,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/layout/flat_range.h"
+#include "checkpoint/plan/merge_plans.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "trainer/state/saved_run.pb.h"
@@ -127,6 +128,23 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& con
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config));
   TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
   return run;
+}
+
+absl::StatusOr<std::string> DescribeUnfinishedSaves(const CheckpointConfig& config, int64_t step) {
+  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
+      ckpt::OpenPosixStorage(config.load());
+  if (absl::IsNotFound(storage.status())) return "";
+  TESSERA_RETURN_IF_ERROR(storage.status());
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> begun,
+                           ckpt::ListUncommitted(**storage, ""));
+  std::vector<std::string> later;
+  for (const ckpt::CheckpointInfo& info : begun) {
+    if (info.step > step) later.push_back(info.directory);
+  }
+  if (later.empty()) return "";
+  return absl::StrCat("passed over in ", config.load(), ": ", ckpt::JoinFirst(later, ", "),
+                      later.size() == 1 ? ", a save that was" : ", saves that were",
+                      " never completed (no manifest.pb)");
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,

@@ -53,6 +53,10 @@ absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
                                                      const RankGroup& group);
 
+// One sentence about the saves in `load` of steps after `step` that were begun and never completed, as
+// a sudden death leaves them; empty where there is none. For rank 0.
+absl::StatusOr<std::string> DescribeUnfinishedSaves(const CheckpointConfig& config, int64_t step);
+
 // Keeps config.save for a run that goes on from `step`, until the lock is gone; rank 0 holds it,
 // others have null, as all have without a folder. FailedPrecondition where another process saves there, and where checkpoints of later
 // steps are, of another run or of a future that this run abandons: they would mix with ours, and a

@@ -73,6 +73,27 @@ TEST_F(CheckpointsTest, TwoRunsNeverSaveToOneFolder) {
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
 }
 
+TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
+  CheckpointConfig config;
+  config.set_load(folder_);
+  const auto said = [&](int64_t step) {
+    const absl::StatusOr<std::string> sentence = DescribeUnfinishedSaves(config, step);
+    EXPECT_TRUE(sentence.ok()) << sentence.status();
+    return sentence.value_or("");
+  };
+  WriteStep("step-00000004");
+  EXPECT_EQ(said(-1), "");
+  fs::create_directories(folder_ + "/step-00000002");
+  fs::create_directories(folder_ + "/step-00000006");
+  fs::create_directories(folder_ + "/something-else");
+  EXPECT_EQ(said(4), "passed over in " + folder_ +
+                         ": step-00000006, a save that was never completed (no manifest.pb)");
+  EXPECT_THAT(said(-1), HasSubstr("step-00000002, step-00000006, saves that were never"));
+  EXPECT_EQ(said(6), "");
+  config.set_load(folder_ + "/none");
+  EXPECT_EQ(said(-1), "");
+}
+
 TEST_F(CheckpointsTest, ADamagedManifestNamesTheStepBefore) {
   WriteStep("step-00000002");
   WriteStep("step-00000004");

@@ -15,7 +15,9 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/base/status_macros.h"
+#include "checkpoint/format/manifest.h"
 
 namespace tessera {
 namespace {
@@ -25,10 +27,6 @@ bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
     if (tensor.role() == role) return true;
   }
   return false;
-}
-
-bool BelongsToOptimizer(ckpt::Role role) {
-  return role == ckpt::OPTIMIZER_STATE || role == ckpt::MASTER_WEIGHT;
 }
 
 // Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns
@@ -77,7 +75,7 @@ void Append(ckpt::StateDict from, ckpt::StateDict& to) {
 
 // The parameter that a tensor is, or whose optimizer state it is.
 std::string ParameterOf(std::string_view tensor, ckpt::Role role) {
-  if (!BelongsToOptimizer(role)) return std::string(tensor);
+  if (!ckpt::BelongsToOptimizer(role)) return std::string(tensor);
   return std::string(tensor.substr(0, tensor.rfind('.')));
 }
 
@@ -139,14 +137,14 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
     if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
   }
   if (unexpected.empty()) return absl::OkStatus();
-  const std::string list = absl::StrJoin(unexpected, ", ");
   if (policy.allow_unexpected) {
-    notes.sentences.push_back(absl::StrCat("passed over, the model has no place for it: ", list));
+    notes.sentences.push_back(absl::StrCat("passed over, the model has no place for it: ",
+                                           absl::StrJoin(unexpected, ", ")));
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ", list,
-                   "; --allow-unexpected passes over them"));
+      absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ",
+                   ckpt::JoinFirst(unexpected, ", "), "; --allow-unexpected passes over them"));
 }
 
 // A parameter that was saved must not go on with another one's moments.
@@ -155,13 +153,13 @@ absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& w
   for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) names.insert(tensor.name());
   std::vector<std::string> without;
   for (const ckpt::ShardedTensor& tensor : wanted.tensors) {
-    if (!BelongsToOptimizer(tensor.role) || names.contains(tensor.name)) continue;
+    if (!ckpt::BelongsToOptimizer(tensor.role) || names.contains(tensor.name)) continue;
     if (names.contains(ParameterOf(tensor.name, tensor.role))) without.push_back(tensor.name);
   }
   if (without.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(saved.Describe(), " holds parameters without their optimizer state (",
-                   absl::StrJoin(without, ", "), "); --no-load-optim starts with a fresh one"));
+                   ckpt::JoinFirst(without, ", "), "); --no-load-optim starts with a fresh one"));
 }
 
 absl::Status NoteMissing(const ckpt::LoadReport& report, const RankGroup& group, LoadNotes& notes) {
@@ -227,7 +225,7 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
   KeepMatching(policy, wanted);
   const auto left_out = [&](const ckpt::LogicalTensor& tensor) {
     return (!has_master && tensor.role() == ckpt::MASTER_WEIGHT) ||
-           (!policy.with_optimizer && BelongsToOptimizer(tensor.role()));
+           (!policy.with_optimizer && ckpt::BelongsToOptimizer(tensor.role()));
   };
   TESSERA_RETURN_IF_ERROR(CheckUnexpected(saved, wanted, left_out, policy, group, notes));
   if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(CheckOptimizerState(saved, wanted));
