@@ -3,220 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/checked_math.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/local_plan.h"
 #include "checkpoint/engine/state_dict.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/layout/flat_range.h"
 #include "checkpoint/tools/saved_parameters.h"
+#include "checkpoint/tools/stage_layout.h"
 
 namespace tessera::ckpt {
 namespace {
 
 using Place = Sharding::Place;
-
-// Buffers begin at multiples of so many elements, and ZeRO's pieces are cut at such.
-constexpr int64_t kAlignmentElements = 256;
-
-int64_t Aligned(int64_t elements) { return RoundUp(elements, kAlignmentElements); }
-
-// Part of a parameter inside a buffer.
-struct Piece {
-  const SavedParameter* parameter;
-  std::vector<int64_t> global_offset;
-  std::vector<int64_t> local_offset;
-  Shape shape;
-  Shape padded_shape;  // of the parameter; empty: none
-};
-
-// One parameter, one virtual shard of it, or of several that are fused, in the flat buffer of a
-// stage.
-struct Buffer {
-  std::vector<Piece> pieces;
-  Shape shape;
-  bool alone = false;  // a tied table has a bucket of its own
-  int64_t begin = 0;   // in the flat buffer
-  int64_t elements() const { return ElementCount(shape); }
-};
-
-// A stage as one rank of tensor parallelism holds it.
-struct StageLayout {
-  std::vector<Buffer> buffers;
-  int64_t flat_elements = 0;
-};
-
-// Elements [begin, end) of the flat buffer.
-struct Range {
-  int64_t begin;
-  int64_t end;
-};
-
-// Parameters that are cut into virtual shards together: all of the first shard come before any of
-// the second.
-using Fused = std::vector<const SavedParameter*>;
-
-class StageBuilder {
- public:
-  // `own_shards` of `shards` virtual ones, from `first_shard` on, are this rank's.
-  StageBuilder(int64_t shards, int64_t first_shard, int64_t own_shards, int64_t vocabulary_multiple)
-      : shards_(shards),
-        first_shard_(first_shard),
-        own_shards_(own_shards),
-        vocabulary_multiple_(vocabulary_multiple) {}
-
-  StageLayout Build(const std::vector<const SavedParameter*>& parameters) {
-    for (size_t i = 0; i < parameters.size();) {
-      if (parameters[i]->sharding.dim < 0) {
-        Append(WholeBuffer(*parameters[i++]));
-        continue;
-      }
-      std::vector<Fused> together;
-      const int64_t layer = parameters[i]->sharding.layer;
-      do {
-        i += TakeFused(parameters, i, together);
-      } while (i < parameters.size() && !together.back()[0]->sharding.is_vocabulary &&
-               parameters[i]->sharding.dim >= 0 && parameters[i]->sharding.layer == layer &&
-               !parameters[i]->sharding.is_vocabulary);
-      for (int64_t shard = first_shard_; shard < first_shard_ + own_shards_; ++shard) {
-        for (const Fused& fused : together) Append(ShardBuffer(fused, shard));
-      }
-    }
-    return std::move(layout_);
-  }
-
- private:
-  static size_t TakeFused(const std::vector<const SavedParameter*>& parameters, size_t first,
-                          std::vector<Fused>& out) {
-    const Sharding& sharding = parameters[first]->sharding;
-    Fused fused = {parameters[first]};
-    for (size_t i = first + 1; i < parameters.size() && !sharding.fused.empty(); ++i) {
-      const Sharding& next = parameters[i]->sharding;
-      if (next.fused != sharding.fused || next.layer != sharding.layer ||
-          !SameButFirst(*parameters[first], *parameters[i])) {
-        break;
-      }
-      fused.push_back(parameters[i]);
-    }
-    out.push_back(std::move(fused));
-    return out.back().size();
-  }
-
-  static bool SameButFirst(const SavedParameter& a, const SavedParameter& b) {
-    return std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1, b.shape.end());
-  }
-
-  static Buffer WholeBuffer(const SavedParameter& parameter) {
-    const std::vector<int64_t> origin(parameter.shape.size(), 0);
-    return {{{&parameter, origin, origin, parameter.shape, {}}},
-            parameter.shape,
-            parameter.on_both_ends};
-  }
-
-  Buffer ShardBuffer(const Fused& fused, int64_t shard) const {
-    if (fused[0]->sharding.is_vocabulary) return TableBuffer(*fused[0], shard);
-    const int dim = fused[0]->sharding.dim;
-    Buffer buffer = {.shape = fused[0]->shape, .alone = fused[0]->on_both_ends};
-    buffer.shape[dim] = 0;
-    for (const SavedParameter* parameter : fused) {
-      const int64_t sections = parameter->sharding.sections;
-      const int64_t extent = parameter->shape[dim] / sections;
-      for (int64_t s = 0; s < sections; ++s) {
-        const int64_t begin = s * extent + extent * shard / shards_;
-        const int64_t end = s * extent + extent * (shard + 1) / shards_;
-        AppendPiece(*parameter, dim, begin, end, buffer);
-      }
-    }
-    return buffer;
-  }
-
-  static void AppendPiece(const SavedParameter& parameter, int dim, int64_t begin, int64_t end,
-                          Buffer& buffer) {
-    if (!buffer.pieces.empty()) {
-      Piece& last = buffer.pieces.back();
-      if (last.parameter == &parameter && last.global_offset[dim] + last.shape[dim] == begin) {
-        last.shape[dim] += end - begin;
-        buffer.shape[dim] += end - begin;
-        return;
-      }
-    }
-    const std::vector<int64_t> origin(parameter.shape.size(), 0);
-    Piece piece = {&parameter, origin, origin, parameter.shape, {}};
-    piece.global_offset[dim] = begin;
-    piece.local_offset[dim] = buffer.shape[dim];
-    piece.shape[dim] = end - begin;
-    buffer.shape[dim] += end - begin;
-    buffer.pieces.push_back(std::move(piece));
-  }
-
-  Buffer TableBuffer(const SavedParameter& table, int64_t shard) const {
-    const int64_t all = table.shape[0], padded = PaddedRows(table), rows = padded / shards_;
-    const int64_t begin = std::min(shard * rows, all), end = std::min((shard + 1) * rows, all);
-    Buffer buffer = {.shape = {rows, table.shape[1]}, .alone = !table.aliases.empty()};
-    buffer.pieces.push_back({&table, {begin, 0}, {0, 0}, {end - begin, table.shape[1]}, {}});
-    if (padded > all) buffer.pieces[0].padded_shape = {padded, table.shape[1]};
-    return buffer;
-  }
-
-  int64_t PaddedRows(const SavedParameter& table) const {
-    const int64_t all = table.shape[0];
-    int64_t multiple = vocabulary_multiple_;
-    if (multiple == 0) {
-      // The saved padding was a multiple of something, of which the power of two is what everybody
-      // takes.
-      multiple = 1;
-      const int64_t padded = table.padded_shape.empty() ? all : table.padded_shape[0];
-      while (padded > all && padded % (2 * multiple) == 0) multiple *= 2;
-    }
-    return RoundUp(all, std::lcm(multiple, shards_));
-  }
-
-  void Append(Buffer buffer) {
-    buffer.begin = layout_.flat_elements;
-    layout_.flat_elements += Aligned(buffer.elements());
-    layout_.buffers.push_back(std::move(buffer));
-  }
-
-  const int64_t shards_, first_shard_, own_shards_, vocabulary_multiple_;
-  StageLayout layout_;
-};
-
-// The parts of the flat buffer that one of `ranks` ranks of ZeRO owns, ascending: a piece of each
-// bucket. Buckets are filled from the end of the buffer, the order in which a backward pass
-// completes them, with neighbours up to `bucket_elements`, one at least.
-std::vector<Range> OwnedRanges(const StageLayout& stage, int64_t bucket_elements, int64_t ranks,
-                               int64_t rank) {
-  std::vector<Range> buckets;
-  int64_t end = stage.flat_elements;
-  bool open = false;  // whether the last bucket takes more
-  for (size_t i = stage.buffers.size(); i-- > 0;) {
-    const Buffer& buffer = stage.buffers[i];
-    if (open && !buffer.alone && buckets.back().end - buffer.begin <= bucket_elements) {
-      buckets.back().begin = buffer.begin;
-    } else {
-      buckets.push_back({buffer.begin, end});
-    }
-    open = !buffer.alone;
-    end = buffer.begin;
-  }
-  std::vector<Range> owned;
-  for (size_t b = buckets.size(); b-- > 0;) {
-    const int64_t elements = buckets[b].end - buckets[b].begin;
-    const int64_t blocks = CeilDivide(elements, kAlignmentElements);
-    const int64_t each = blocks / ranks, more = blocks % ranks;
-    const auto cut = [&](int64_t r) {
-      return buckets[b].begin +
-             std::min((r * each + std::min(r, more)) * kAlignmentElements, elements);
-    };
-    if (cut(rank) < cut(rank + 1)) owned.push_back({cut(rank), cut(rank + 1)});
-  }
-  return owned;
-}
 
 // Collects a rank's tensors by name, in order of first appearance.
 class RankBuilder {
@@ -395,7 +197,8 @@ class Pipeline {
   int64_t head_layers_ = 0;
 };
 
-absl::StatusOr<int64_t> VirtualShards(const ParallelSizes& sizes, const LayoutOptions& options) {
+absl::StatusOr<int64_t> VirtualShardCount(const ParallelSizes& sizes,
+                                          const LayoutOptions& options) {
   if (options.virtual_shards == 0) return sizes.tensor;
   if (options.virtual_shards % sizes.tensor == 0) return options.virtual_shards;
   return absl::InvalidArgumentError(absl::StrCat("--virtual-shards=", options.virtual_shards,
@@ -407,7 +210,7 @@ absl::StatusOr<int64_t> VirtualShards(const ParallelSizes& sizes, const LayoutOp
 absl::StatusOr<std::vector<std::string>> LayOutRanks(const Manifest& saved,
                                                      const ParallelSizes& sizes,
                                                      const LayoutOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t shards, VirtualShards(sizes, options));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t shards, VirtualShardCount(sizes, options));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedParameter> parameters,
                            CollectParameters(saved, options.overrides));
   const Pipeline pipeline(parameters, sizes);
@@ -417,11 +220,13 @@ absl::StatusOr<std::vector<std::string>> LayOutRanks(const Manifest& saved,
   std::vector<std::string> ranks(sizes.world_size());
   for (int p = 0; p < sizes.pipeline; ++p) {
     for (int t = 0; t < sizes.tensor; ++t) {
+      const VirtualShards own = {.all = shards,
+                                 .first = t * own_shards,
+                                 .own = own_shards,
+                                 .vocabulary_multiple = options.vocabulary_multiple};
       std::vector<StageLayout> chunks;
       for (int c = 0; c < sizes.virtual_pipeline; ++c) {
-        chunks.push_back(
-            StageBuilder(shards, t * own_shards, own_shards, options.vocabulary_multiple)
-                .Build(pipeline.ParametersOf(p, sizes.pipeline, c)));
+        chunks.push_back(LayOutStage(pipeline.ParametersOf(p, sizes.pipeline, c), own));
       }
       for (int d = 0; d < sizes.data; ++d) {
         std::string& rank = ranks[(size_t{1} * p * sizes.data + d) * sizes.tensor + t];
