@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -181,6 +183,16 @@ absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
   auto status = ExportLlmcTensors(&*writer, options.dtype, tensors, parts, ranks);
   if (!status.ok()) return status;
   return writer->Close();
+}
+
+absl::Status CheckLlmcExport(const std::string& path, const ModelConfig& config,
+                             const LlmcFileOptions& options) {
+  absl::StatusOr<LlmcHeader> header = MakeHeader(config, options);
+  if (!header.ok()) return header.status();
+  if (std::error_code error; std::filesystem::is_directory(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a folder"));
+  }
+  return LlmcWriter::Create(path, *header).status();
 }
 
 }  // namespace tessera

@@ -43,6 +43,11 @@ absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, std::span<const LlmcPart> parts,
                         const LlmcRanks& ranks, bool writes);
 
+// Whether ExportLlmc() will find a model that such a file can hold, and a place to write it to:
+// makes the temporary file, and removes it.
+absl::Status CheckLlmcExport(const std::string& path, const ModelConfig& config,
+                             const LlmcFileOptions& options);
+
 }  // namespace tessera
 
 #endif  // TESSERA_MODELS_LLMC_H_

@@ -1,15 +1,15 @@
 // A run of several processes as its user meets it: started by the launcher, or by mpirun itself.
 
+#include "tests/resume/parallel_command.h"
+
 #include <signal.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,7 +18,6 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/resume/command.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {
@@ -26,122 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-std::string Runfile(const std::string& path) {
-  return std::string(std::getenv("TEST_SRCDIR")) + "/tessera/" + path;
-}
-
-int64_t Lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
-
-class ParallelCommandTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) /
-            ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
-    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    std::mt19937 random(3);
-    std::vector<int32_t> tokens;
-    for (int i = 0; i < 20000; ++i) tokens.push_back(static_cast<int32_t>(random() % 100));
-    auto writer = TokenFileWriter::Create((root_ / "tokens.bin").string(), TokenFormat::kGpt2);
-    ASSERT_TRUE(writer.ok());
-    ASSERT_TRUE((*writer)->Append(tokens).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
-    std::ofstream(root_ / "run.textproto")
-        << R"pb(
-          model { size: "gpt2-tiny" vocab_size: 100 hidden_dropout: 0.1 }
-          training { micro_batch_size: 2 global_batch_size: 8 seq_length: 32 threads: 1 }
-          optimizer { lr: 1e-3 lr_decay_iters: 100 }
-        )pb"
-        << "data { train_data_path: \"" << (root_ / "tokens.bin").string() << "\" }\n";
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  std::string Config() const { return "--config=" + (root_ / "run.textproto").string(); }
-  // The target that `bazel run` runs, on this test's settings.
-  std::vector<std::string> Launcher(const std::vector<std::string>& flags) const {
-    std::vector<std::string> command = {
-        "/usr/bin/python3", Runfile("trainer/configs/launch.py"), Runfile("trainer/app/train"),
-        Runfile("trainer/data/prepare_data"), (root_ / "run.textproto").string()};
-    command.insert(command.end(), flags.begin(), flags.end());
-    return command;
-  }
-  // A person's own mpirun.
-  std::vector<std::string> Mpirun(int processes, const std::vector<std::string>& flags) const {
-    std::vector<std::string> command = {"/usr/bin/env",
-                                        "mpirun",
-                                        "--oversubscribe",
-                                        "--bind-to",
-                                        "none",
-                                        "-q",
-                                        "-n",
-                                        std::to_string(processes),
-                                        Runfile("trainer/app/train"),
-                                        Config()};
-    command.insert(command.end(), flags.begin(), flags.end());
-    return command;
-  }
-  Result Run(const std::vector<std::string>& command) const {
-    return Process(command, root_).Wait();
-  }
-
-  fs::path Checkpoints(const std::string& run) const { return root_ / run / "checkpoints"; }
-  std::vector<std::string> Saving(const std::string& run, int steps,
-                                  std::vector<std::string> more) const {
-    more.insert(more.end(),
-                {"--train-iters=" + std::to_string(steps), "--run-dir=" + (root_ / run).string(),
-                 "--save=" + Checkpoints(run).string(), "--save-interval=2"});
-    return more;
-  }
-  std::map<int64_t, std::string> Losses(const std::string& run) const {
-    std::map<int64_t, std::string> losses;
-    std::ifstream file(root_ / run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
-      const nlohmann::json record = nlohmann::json::parse(line);
-      EXPECT_TRUE(losses.emplace(record["step"], record["loss_bits"]).second) << line;
-    }
-    return losses;
-  }
-  // Every record of a run without its timings, by kind and step.
-  std::map<std::string, std::string> Records(const std::string& run) const {
-    std::map<std::string, std::string> records;
-    std::ifstream file(root_ / run / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
-      const nlohmann::json record = nlohmann::json::parse(line);
-      const bool is_step = record["kind"] == "step";
-      records[record["kind"].get<std::string>() + " " + record["step"].dump()] =
-          is_step ? record["loss_bits"].dump() + " " + record["grad_norm"].dump()
-                  : record["eval_loss_bits"].dump();
-    }
-    return records;
-  }
-  // False after a minute.
-  static bool WaitFor(const fs::path& path) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (!fs::exists(path)) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return true;
-  }
-  // The process of a rank whose command line names this test's folder.
-  pid_t FindRank(int rank) const {
-    const std::string variable = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank);
-    for (const fs::directory_entry& entry : fs::directory_iterator("/proc")) {
-      const std::string name = entry.path().filename();
-      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-      const std::string environment = '\0' + ReadFile(entry.path() / "environ");
-      if (environment.find('\0' + variable + '\0') == std::string::npos) continue;
-      if (ReadFile(entry.path() / "cmdline").find(root_.string()) == std::string::npos) continue;
-      return static_cast<pid_t>(std::stoi(name));
-    }
-    return -1;
-  }
-
-  fs::path root_;
-};
 
 const std::vector<std::string> kFour = {"--data-parallel-size=2", "--zero-stage=2",
                                         "--tensor-model-parallel-size=2"};
@@ -224,7 +107,8 @@ TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
 }
 
 TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  // Slurm's --signal sends SIGUSR1 to whatever the job has started.
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     const std::string run = "run" + std::to_string(signal);
     const Process process(Launcher(Saving(run, 1000000, kFour)), root_);
     if (!WaitFor(Checkpoints(run) / "step-00000004" / "manifest.pb")) {
@@ -234,7 +118,8 @@ TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
     process.Kill(signal);
     const Result result = process.Wait();
     EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
-    EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(signal)));
+    EXPECT_THAT(result.out, HasSubstr("stopped by signal " +
+                                      std::to_string(signal == SIGUSR1 ? SIGINT : signal)));
     EXPECT_EQ(Lines(result.err), 1) << result.err;
     EXPECT_GE(Losses(run).size(), 4u);
   }

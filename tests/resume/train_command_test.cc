@@ -1,6 +1,7 @@
 // The train command as its user meets it: wrong input, signals, sudden death.
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -103,6 +104,11 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   const std::string no_folder = (root_ / "tokens.bin" / "x").string();
   ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
+  // At once, and not when all is trained.
+  ExpectRefused({"--export-llmc=/nowhere/model.bin"}, 1, "export_llmc: cannot create /nowhere/");
+  ExpectRefused({"--export-llmc=" + root_.string()}, 2, "is a folder");
+  ExpectRefused({"--export-llmc=x.bin", "--ffn-hidden-size=100"}, 2,
+                "export_llmc: ffn_hidden_size");
 }
 
 TEST_F(TrainCommandTest, MoreMemoryThanThereIsIsRefusedWithTheSizes) {
@@ -127,6 +133,29 @@ TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
   std::vector<std::string> resume = Folders("run");
   resume.push_back("--load=" + Checkpoints("run").string());
   ExpectRefused(resume, 1, "model-00001-of-00001.safetensors");
+
+  for (const fs::path& replaced : {file, file.parent_path() / "manifest.pb"}) {
+    fs::remove_all(replaced);
+    ASSERT_EQ(mkfifo(replaced.c_str(), 0600), 0);
+    ExpectRefused(resume, 1, replaced.string() + ": not a regular file; --ckpt-step=1 resumes");
+  }
+}
+
+TEST_F(TrainCommandTest, FolderInThePlaceOfAFileIsDamage) {
+  ASSERT_EQ(Run(2, Folders("run")).exit_code, 0);
+  const fs::path step = Checkpoints("run") / "step-00000002";
+  const fs::path file = step / "model-00001-of-00001.safetensors";
+  fs::remove(file);
+  fs::create_directory(file);
+  std::vector<std::string> resume = Folders("run");
+  resume.push_back("--load=" + Checkpoints("run").string());
+  ExpectRefused(resume, 1, "--ckpt-step=1 resumes");
+  // Without its manifest it is a save that was never completed.
+  fs::remove(step / "manifest.pb");
+  const Result result = Run(3, resume);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("step-00000002, a save that was never completed"));
+  EXPECT_THAT(result.out, HasSubstr("(step 1)"));
 }
 
 TEST_F(TrainCommandTest, WeightsGoOutAndComeInAsLlmcFiles) {
@@ -150,7 +179,7 @@ TEST_F(TrainCommandTest, EvaluatesWithoutTraining) {
 }
 
 TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     const std::string run = "run" + std::to_string(signal);
     const Process process(Command(1000000, Folders(run)), root_);
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -163,7 +192,8 @@ TEST_F(TrainCommandTest, StopSignalEndsCleanlyAfterTheStep) {
     }
     process.Kill(signal);
     const Result result = process.Wait();
-    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
+    // SIGUSR1 stands for SIGINT.
+    EXPECT_EQ(result.exit_code, 128 + (signal == SIGUSR1 ? SIGINT : signal)) << result.err;
     EXPECT_THAT(result.out, HasSubstr("stopped by signal"));
     EXPECT_GE(Losses(run).size(), 3u);
   }

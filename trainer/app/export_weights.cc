@@ -1,12 +1,15 @@
 #include "trainer/app/export_weights.h"
 
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/parallel/mesh.h"
+#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +23,15 @@ bool IsFirstCopy(const Mesh& mesh, const Parameter& parameter) {
 }
 
 }  // namespace
+
+absl::Status CheckExport(const TrainConfig& config) {
+  const std::string& path = config.checkpoint().export_llmc();
+  if (path.empty()) return absl::OkStatus();
+  const DType dtype = config.training().bf16() ? DType::kBF16 : DType::kF32;
+  const absl::Status status = CheckLlmcExport(path, config.model(), {.dtype = dtype});
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("export_llmc: ", status.message()));
+}
 
 absl::Status ExportWeights(const Session& session) {
   const Mesh& mesh = *session.mesh;

@@ -117,6 +117,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   if (world != nullptr && world->rank() != 0) {
     TESSERA_ASSIGN_OR_RETURN(output, RankOutput::Open(config.output().run_dir(), world->rank()));
   } else {
+    TESSERA_RETURN_IF_ERROR(CheckExport(config));
     std::printf("%s\n", ConfigDifferences(config).c_str());
     std::fflush(stdout);
   }

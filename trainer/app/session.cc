@@ -8,10 +8,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "checkpoint/base/status_macros.h"
-#include "checkpoint/base/units.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "models/model_config.h"
+#include "trainer/app/host_memory.h"
 #include "trainer/app/host_share.h"
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
@@ -139,59 +139,18 @@ absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
   return absl::OkStatus();
 }
 
-// ", for its 8 processes" where a machine has several.
-std::string ForProcesses(const HostShare& host) {
-  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
-}
-
-std::string Bytes(int64_t bytes) { return ckpt::HumanBytes(static_cast<uint64_t>(bytes)); }
-
-// Whether the machine has room for the weights and what belongs to them, of all its ranks, before
-// anything of that size is made.
-absl::Status CheckModelFits(const TrainConfig& config, bool trains, const HostShare& host) {
-  const Topology topology = ConfigTopology(config);
-  const bool bf16 = config.training().bf16();
-  const int64_t weights = ParameterCount(config.model());
-  const int64_t here = weights / (int64_t{topology.tensor} * topology.pipeline);
-  const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
-  const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
-  int64_t mine = here * (bf16 ? 2 : 4);
-  if (trains) {
-    mine += here * 4 / gradient_owners;
-    mine += here * (bf16 ? 12 : 8) / state_owners;  // moments; of bf16, master weights
-  }
-  const int64_t available = AvailableHostMemory();
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
-  if (needed <= available) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("a model of ", weights, " weights needs ", Bytes(needed), " of memory",
-                   trains ? " to train" : "", ForProcesses(host), ", of which ", Bytes(available),
-                   " are available"));
-}
-
-// Whether the machine has room for all that has been allocated and, so far, hardly touched. Returns
-// each rank's part of what is left.
-absl::StatusOr<int64_t> SpareMemory(const Session& session, const HostShare& host) {
-  const Trainer::Memory mine = session.trainer->memory();
-  const int64_t available = AvailableHostMemory();
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine.weights + mine.gradients +
-                                                          mine.optimizer + mine.activations));
-  if (needed <= available) return (available - needed) / host.ranks();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the run needs ", Bytes(needed), " of memory", ForProcesses(host), ", of which ",
-      Bytes(available), " are available: weights ", Bytes(mine.weights), ", gradients ",
-      Bytes(mine.gradients), ", optimizer ", Bytes(mine.optimizer), ", activations ",
-      Bytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
-      "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
-}
-
 absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                          const Notes& notes) {
-  const std::string& llmc_file = session.config.checkpoint().llmc_filepath();
+  const CheckpointConfig& options = session.config.checkpoint();
+  const std::string& llmc_file = options.llmc_filepath();
+  if (session.first_rank() && !options.load().empty() && !options.has_ckpt_step()) {
+    const int64_t step = saved.has_value() ? saved->manifest.trainer().step() : -1;
+    TESSERA_ASSIGN_OR_RETURN(const std::string passed_over, DescribeUnfinishedSaves(options, step));
+    if (!passed_over.empty()) notes(passed_over);
+  }
   if (saved.has_value()) return LoadCheckpoint(*saved, session, notes);
-  if (!session.config.checkpoint().load().empty()) {
-    notes(
-        absl::StrCat("no checkpoint in ", session.config.checkpoint().load(), ": starting afresh"));
+  if (!options.load().empty()) {
+    notes(absl::StrCat("no checkpoint in ", options.load(), ": starting afresh"));
   }
   if (!llmc_file.empty()) {
     TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session));
@@ -287,13 +246,14 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
     return absl::InvalidArgumentError("bf16: this processor has no bf16 products (AVX-512)");
   }
   TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
-  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, host));
+  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, AvailableHostMemory(), host));
   session->backend = MakeCpuBackend(ThreadCount(config, host));
   TESSERA_ASSIGN_OR_RETURN(
       session->trainer,
       Trainer::Create(config, {.trains = session->trains, .seed = session->progress.seed},
                       *session->mesh, *session->backend));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory, SpareMemory(*session, host));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
+                           SpareMemory(session->trainer->memory(), AvailableHostMemory(), host));
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
   TESSERA_RETURN_IF_ERROR(OpenSaver(*session, spare_memory));
   return session;

@@ -16,7 +16,7 @@ void OnSignal(int signal) {
 
 }  // namespace
 
-void CatchStopSignals(bool launched) {
+void CatchStopSignals() {
   struct sigaction action = {};
   action.sa_handler = OnSignal;
   // The second signal meets the default handler. Restarting system calls keeps a save in progress
@@ -24,7 +24,6 @@ void CatchStopSignals(bool launched) {
   action.sa_flags = SA_RESETHAND | SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
-  if (!launched) return;
   // A launcher repeats these, for ranks that it may not have reached.
   action.sa_flags = SA_RESTART;
   sigaction(SIGUSR1, &action, nullptr);

@@ -114,7 +114,7 @@ int Main(std::vector<const char*> arguments) {
   }
   const absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);
   if (!config.ok()) return Refuse(config.status(), launch);
-  CatchStopSignals(launch.in_world);
+  CatchStopSignals();
   return launch.in_world ? RunInWorld(line->config, launch) : RunAlone(*config, launch);
 }
 

@@ -39,7 +39,9 @@ WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 # Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at once.
 FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
-             signal.SIGHUP: signal.SIGUSR2}
+             signal.SIGHUP: signal.SIGUSR2,
+             # Slurm's --signal sends these before the time is up: they are passed on.
+             signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 # mpirun hands a signal to the ranks that it has started so far: it is repeated for those that come later.
 SECONDS_TO_REPEAT = 1
 

@@ -1,0 +1,187 @@
+// Saves and loads of several processes as their user meets them: any number of processes, some of
+// the tensors, a slow disk.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/resume/command.h"
+#include "tests/resume/parallel_command.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Words = std::vector<std::string>;
+
+Words Joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// Steps that have the same bits on every topology, with heads, layers and micro-batches for many.
+const Words kExact = {"--numerics=exact", "--exact-tp-shards=2", "--num-layers=3",
+                      "--micro-batch-size=1"};
+const Words kFour = {"--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"};
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+class ParallelLoadTest : public ParallelCommandTest {
+ protected:
+  Words Alone(const Words& flags) const {
+    return Joined({Runfile("trainer/app/train"), Config()}, flags);
+  }
+};
+
+// A job that gets more processes or fewer at each start just goes on.
+TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
+  const Result undisturbed = Run(Alone(Saving("undisturbed", 8, kExact)));
+  ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
+  struct Start {
+    int processes;
+    std::string topology;
+  };
+  std::string before = "single";
+  int steps = 0;
+  for (const Start& start : {Start{4, "dp2_zero2_tp2"}, Start{2, "zero2_tp2"},
+                             Start{6, "dp2_zero2_pp3"}, Start{3, "zero2_pp3"}}) {
+    SCOPED_TRACE(start.topology);
+    steps += 2;
+    const Words flags =
+        Joined(kExact, {"--topology=auto", "--tensor-model-parallel-size=2", "--zero-stage=2",
+                        "--load=" + Checkpoints("auto").string()});
+    const Result result = Run(Mpirun(start.processes, Saving("auto", steps, flags)));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    if (steps > 2) {
+      EXPECT_EQ(Count(result.out, "resharded from " + before + " to " + start.topology), 1)
+          << result.out;
+    }
+    before = start.topology;
+  }
+  EXPECT_EQ(Losses("auto").size(), 8u);
+  EXPECT_EQ(Losses("auto"), Losses("undisturbed"));
+}
+
+// What is loaded, what is left out and what is said about it does not depend on the topology.
+TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
+  ASSERT_EQ(Run(Alone(Saving("base", 2, kExact))).exit_code, 0);
+  struct Policy {
+    std::string name;
+    Words flags;
+    std::string said;
+  };
+  const std::vector<Policy> policies = {
+      {"missing",
+       {"--num-layers=4", "--allow-missing"},
+       "not saved, keeps its initial value: transformer.h.3.attn.c_attn.bias, "},
+      {"unexpected",
+       {"--num-layers=2", "--allow-unexpected"},
+       "passed over, the model has no place for it: transformer.h.2.ln_1.weight, "},
+      {"tensors", {"--load-tensors=*.wte.*,transformer.h.?.attn.c_attn.weight"}, "loaded "},
+      {"no_optimizer", {"--no-load-optim"}, "s: weights\n"},
+      {"finetune", {"--finetune"}, "weights alone, starting at step 0"}};
+  for (const Policy& policy : policies) {
+    SCOPED_TRACE(policy.name);
+    const Words flags =
+        Joined(Joined(kExact, {"--load=" + Checkpoints("base").string()}), policy.flags);
+    const std::string one = policy.name + "_one", four = policy.name + "_four";
+    const Result alone = Run(Alone(Saving(one, 4, flags)));
+    ASSERT_EQ(alone.exit_code, 0) << alone.err;
+    const Result together = Run(Launcher(Saving(four, 4, Joined(flags, kFour))));
+    ASSERT_EQ(together.exit_code, 0) << together.err;
+    EXPECT_EQ(Count(alone.out, policy.said), 1) << alone.out;
+    EXPECT_EQ(Count(together.out, policy.said), 1) << together.out;
+    EXPECT_EQ(Lines(together.err), 1) << "the launcher's line: " << together.err;
+    EXPECT_GE(Losses(one).size(), 2u);
+    EXPECT_EQ(Losses(four), Losses(one));
+    // The whole sentence: names that several ranks miss, or none of them wants, come once.
+    for (const absl::string_view line : absl::StrSplit(alone.out, '\n')) {
+      if (!absl::StrContains(line, ": transformer.")) continue;
+      EXPECT_EQ(Count(together.out, std::string(line) + "\n"), 1) << together.out;
+    }
+  }
+}
+
+TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
+  ASSERT_EQ(Run(Alone(Saving("base", 2, kExact))).exit_code, 0);
+  const Words flags = Joined(Joined(kExact, kFour), {"--load=" + Checkpoints("base").string()});
+  struct Difference {
+    Words flags;
+    std::string message;
+    int lines;  // of which the launcher says one
+  };
+  for (const Difference& difference :
+       {Difference{{"--num-layers=4"}, "num_layers: saved 3, wanted 4", 2},
+        Difference{{"--num-layers=4", "--allow-unexpected"},
+                   "36 mismatches between " + (Checkpoints("base") / "step-00000002").string(),
+                   13},
+        Difference{{"--num-layers=2", "--allow-missing"},
+                   "transformer.h.2.ln_2.bias, transformer.h.2.mlp.c_fc.weight, "
+                   "transformer.h.2.mlp.c_fc.bias, and 26 more; --allow-unexpected",
+                   2}}) {
+    SCOPED_TRACE(difference.message);
+    const Result result = Run(Launcher(Saving("refused", 4, Joined(flags, difference.flags))));
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(Count(result.err, difference.message), 1) << result.err;
+    EXPECT_EQ(Lines(result.err), difference.lines) << result.err;
+    EXPECT_THAT(result.out, Not(HasSubstr("step 3/")));
+  }
+}
+
+// A disk that does not come to an end with a save: the training goes on, and nothing is committed
+// before it has.
+TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
+  const Words flags = Joined(
+      kExact, {"--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2"});
+  ASSERT_EQ(Run(Launcher(Saving("quick", 8, flags))).exit_code, 0);
+
+  const fs::path gate = root_ / "gate";
+  setenv("TESSERA_MPIRUN_FLAGS",
+         ("-x LD_PRELOAD=" + Runfile("tests/resume/slow_disk.so") +
+          " -x SLOW_DISK_GATE=" + gate.string())
+             .c_str(),
+         1);
+  const Process process(
+      Launcher(Saving("slow", 8, Joined(flags, {"--async-save", "--async-save-skip"}))), root_);
+  unsetenv("TESSERA_MPIRUN_FLAGS");
+  // All steps but the end of the run, which waits for the save of step 2.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (Lines(ReadFile(root_ / "slow" / "metrics.jsonl")) < 8) {
+    if (std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(Losses("slow").size(), 8u);
+  EXPECT_TRUE(fs::exists(Checkpoints("slow") / "step-00000002"));
+  EXPECT_FALSE(fs::exists(Checkpoints("slow") / "step-00000002" / "manifest.pb"));
+  std::ofstream(gate) << "open";
+  const Result result = process.Wait();
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(fs::exists(Checkpoints("slow") / "step-00000002" / "manifest.pb"));
+  EXPECT_FALSE(fs::exists(Checkpoints("slow") / "step-00000004" / "manifest.pb")) << "skipped";
+
+  const Words resume = Joined(flags, {"--load=" + Checkpoints("slow").string(), "--ckpt-step=2"});
+  const Result resumed =
+      Run(Launcher(Joined(resume, {"--train-iters=8", "--run-dir=" + (root_ / "slow").string()})));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_EQ(Losses("slow"), Losses("quick"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,58 @@
+#include "trainer/app/host_memory.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/base/status_macros.h"
+#include "checkpoint/base/units.h"
+#include "models/model_config.h"
+#include "trainer/config/config.h"
+#include "trainer/parallel/topology.h"
+
+namespace tessera {
+namespace {
+
+// ", for its 8 processes" where a machine has several.
+std::string ForProcesses(const HostShare& host) {
+  return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
+}
+
+std::string Bytes(int64_t bytes) { return ckpt::HumanBytes(static_cast<uint64_t>(bytes)); }
+
+}  // namespace
+
+absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
+                            const HostShare& host) {
+  const Topology topology = ConfigTopology(config);
+  const bool bf16 = config.training().bf16();
+  const int64_t weights = ParameterCount(config.model());
+  const int64_t here = weights / (int64_t{topology.tensor} * topology.pipeline);
+  const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
+  const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
+  int64_t mine = here * (bf16 ? 2 : 4);
+  if (trains) {
+    mine += here * 4 / gradient_owners;
+    mine += here * (bf16 ? 12 : 8) / state_owners;  // moments; of bf16, master weights
+  }
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a model of ", weights, " weights needs ", Bytes(needed), " of memory",
+                   trains ? " to train" : "", ForProcesses(host), ", of which ", Bytes(available),
+                   " are available"));
+}
+
+absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
+                                    const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine.weights + mine.gradients +
+                                                          mine.optimizer + mine.activations));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the run needs ", Bytes(needed), " of memory", ForProcesses(host), ", of which ",
+      Bytes(available), " are available: weights ", Bytes(mine.weights), ", gradients ",
+      Bytes(mine.gradients), ", optimizer ", Bytes(mine.optimizer), ", activations ",
+      Bytes(mine.activations), host.ranks() == 1 ? "" : " in this process",
+      "; activations shrink with --micro-batch-size, --seq-length and --recompute-activations"));
+}
+
+}  // namespace tessera
