@@ -134,7 +134,8 @@ struct CheckpointInfo {
 // directories are not among them.
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root);
 // Those: saves that have been begun and not been committed, or not yet.
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage, std::string_view root);
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root);
 
 struct Damage {
   std::string file;

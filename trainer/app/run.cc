@@ -22,16 +22,22 @@
 namespace tessera {
 namespace {
 
+// On rank 0: checks and opens what a run writes besides checkpoints. Null without a run_dir.
+absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session) {
+  const std::string& run_dir = session.config.output().run_dir();
+  if (!run_dir.empty()) TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
+  // Now that run_dir, which may be where the weights go, is there.
+  TESSERA_RETURN_IF_ERROR(CheckExport(session.config));
+  if (run_dir.empty()) return nullptr;
+  const std::optional<int64_t> resumed_step =
+      session.resumed ? std::optional(session.progress.step) : std::nullopt;
+  return MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step);
+}
+
 absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
-  const TrainConfig& config = session.config;
   std::unique_ptr<MetricsWriter> metrics;
-  if (const std::string& run_dir = config.output().run_dir();
-      !run_dir.empty() && session.first_rank()) {
-    TESSERA_RETURN_IF_ERROR(WriteConfig(config, run_dir));
-    const std::optional<int64_t> resumed_step =
-        session.resumed ? std::optional(session.progress.step) : std::nullopt;
-    TESSERA_ASSIGN_OR_RETURN(metrics,
-                             MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step));
+  if (session.first_rank()) {
+    TESSERA_ASSIGN_OR_RETURN(metrics, OpenOutput(session));
   }
   TrainLoop loop(session, progress_line, metrics.get());
   absl::Status status = loop.Run();
@@ -117,7 +123,6 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
   if (world != nullptr && world->rank() != 0) {
     TESSERA_ASSIGN_OR_RETURN(output, RankOutput::Open(config.output().run_dir(), world->rank()));
   } else {
-    TESSERA_RETURN_IF_ERROR(CheckExport(config));
     std::printf("%s\n", ConfigDifferences(config).c_str());
     std::fflush(stdout);
   }
