@@ -157,16 +157,21 @@ class AsyncSaver::Background {
     }
     const absl::Status valid = CheckAsyncOptions(options_);
     if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
-    return SaveOutcome{step, RunSave(context_, request.metadata, request.state,
-                                     [&](std::shared_ptr<DataWriter> writer) {
-                                       const std::lock_guard lock(mutex_);
-                                       writer_ = std::move(writer);
-                                       changed_.notify_all();
-                                     })};
+    absl::StatusOr<SaveReport> report =
+        RunSave(context_, request.metadata, request.state, [&](std::shared_ptr<DataWriter> writer) {
+          const std::lock_guard lock(mutex_);
+          writer_ = std::move(writer);
+          changed_.notify_all();
+        });
+    if (report.ok()) {
+      AddTimes(request, *report);
+      if (options_.on_committed) options_.on_committed(*report);
+    }
+    return SaveOutcome{step, std::move(report)};
   }
 
-  // Nobody is to wait for what only makes the first save faster, nor for a processor that it takes: one
-  // that others want, too, serves this thread later than it computes.
+  // Nobody is to wait for what only makes the first save faster, nor for a processor that it takes:
+  // one that others want, too, serves this thread later than it computes.
   void MakeStagingPresent() {
     bool left = true;
     while (left) {
@@ -196,7 +201,6 @@ class AsyncSaver::Background {
     if (request.kind == Kind::kSave) {
       reads_state_ = false;
       writer_ = nullptr;
-      if (outcome.report.ok()) AddTimes(request, *outcome.report);
     }
     --saves_in_flight_;
     outcomes_.push_back(std::move(outcome));

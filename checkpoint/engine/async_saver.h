@@ -53,6 +53,11 @@ struct AsyncSaveOptions {
   bool idle_io_priority =
       false;  // the disk serves everybody else first, where its scheduler knows priorities
 
+  // Called after each save that was committed, before its outcome is known and the next save
+  // begins; by the saver's thread, so that it may take its time: to remove older checkpoints, for
+  // example.
+  std::function<void(SaveReport&)> on_committed;
+
   // Memory that is available, in bytes; null: what the system and the process's control group say.
   std::function<uint64_t()> available_memory_bytes;
 };
@@ -92,8 +97,8 @@ class AsyncSaver {
   // Plans a save of this state and makes the memory for its copy present, in the background, so
   // that the first save finds both: the first touch of so much memory can take seconds, and is left
   // to processors that have nothing else to do. Call it when training begins. Reads no element of
-  // the state. Best effort: what fails here fails, or is made up for, in the save, and neither a save
-  // nor Finish() waits for the memory.
+  // the state. Best effort: what fails here fails, or is made up for, in the save, and neither a
+  // save nor Finish() waits for the memory.
   void Prepare(const StateDict& state);
 
   // Begins a save. From here on the memory that `state` describes must stay as it is until

@@ -3,6 +3,7 @@
 
 #include "checkpoint/engine/async_saver.h"
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -15,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base/test_seed.h"
+#include "checkpoint/engine/save_agreement.h"
 #include "checkpoint/engine/test_state.h"
 #include "checkpoint/engine/thread_process_group.h"
 #include "checkpoint/format/dtype.h"
@@ -339,6 +341,237 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
   saver.Start(AtStep(-1), {});
   EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("trainer.step"));
   EXPECT_TRUE(List(storage_, "")->empty());
+}
+
+TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
+  const std::vector<WholeTensor> tensors = Tensors(2);
+  LocalState state = StateOf(tensors);
+  std::atomic<int> created = 0;
+  faulty_.FailWhere(
+      [&](const Operation& o) {
+        if (o.kind == OperationKind::kCreate || o.kind == OperationKind::kMakeDirectory) ++created;
+        return false;
+      },
+      absl::OkStatus());
+  Metadata bad = AtStep(7);
+  bad.mutable_trainer()->mutable_data()->set_epoch(-1);
+  const auto expect_refused = [&](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("planning"), HasSubstr("epoch is -1")));
+    EXPECT_EQ(created, 0);
+  };
+  AsyncSaver saver(faulty_, "", group_, SmallPieces());
+  PlanCache plan_cache;
+  SaveOptions in_foreground;
+  in_foreground.plan_cache = &plan_cache;
+  saver.Prepare(state.dict);
+  for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with that of a save
+    saver.Start(bad, state.dict);
+    saver.WaitUntilAllCopied();
+    expect_refused(saver.Finish()[0].report.status());
+    expect_refused(Save(faulty_, "", bad, state.dict, group_, in_foreground).status());
+    saver.Start(AtStep(step), state.dict);
+    EXPECT_TRUE(saver.Finish()[0].report.ok());
+    EXPECT_TRUE(Save(faulty_, "", AtStep(step + 100), state.dict, group_, in_foreground).ok());
+    EXPECT_GT(created.exchange(0), 0);
+  }
+  EXPECT_EQ(plan_cache.counters().hits, 1) << "the last save, with the plan of the one before";
+  ExpectNothingHalfWritten();
+}
+
+TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
+  const std::vector<WholeTensor> tensors = Tensors(4);
+  LocalState state = StateOf(tensors);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<bool> go_on = false;
+  std::vector<std::string> committed;  // by the saver's thread
+  AsyncSaveOptions options = SmallPieces();
+  options.on_committed = [&](SaveReport& report) {
+    EXPECT_NE(std::this_thread::get_id(), caller);
+    EXPECT_EQ(List(storage_, "")->back().directory, report.directory);
+    committed.push_back(report.directory);
+    go_on.wait(false);
+    EXPECT_TRUE(Prune(storage_, "", 1).ok());
+    report.staging_note = "pruned";
+  };
+  AsyncSaver saver(faulty_, "", group_, options);
+  saver.Start(AtStep(1), state.dict);
+  Overwrite(saver, state.dict);  // returns, although on_committed() does not
+  EXPECT_FALSE(saver.Poll().has_value());
+  go_on = true;
+  go_on.notify_all();
+  for (int64_t step = 2; step <= 3; ++step) saver.Start(AtStep(step), state.dict);
+  faulty_.FailWhere([](const Operation& o) { return o.path.find("000004") != std::string::npos; },
+                    absl::UnavailableError("injected"));
+  saver.Start(AtStep(4), state.dict);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_EQ(outcomes.size(), 4);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->staging_note, "pruned");
+  EXPECT_FALSE(outcomes[3].report.ok());
+  EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
+  EXPECT_EQ(List(storage_, "")->size(), 1);
+  EXPECT_EQ(List(storage_, "")->front().step, 3) << "what failed removes nothing";
+}
+
+TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
+  Gate gate;
+  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  const std::vector<WholeTensor> tensors = {
+      RandomTensor("w", WEIGHT, F32, {1536, 1024}, random_),
+      RandomTensor("m", OPTIMIZER_STATE, BF16, {8192, 1024}, random_)};
+  AsyncSaveOptions options;
+  options.save.io_threads = 1;  // copies no more than two pieces of 4 MiB ahead of the disk
+  LocalState state = StateOf(tensors);
+  AsyncSaver saver(faulty_, "", group_, options);
+  saver.Start(AtStep(1), state.dict);
+  Overwrite(saver, state.dict);  // returns, although nothing can be written
+  EXPECT_FALSE(saver.Poll().has_value());
+  gate.Open();
+  EXPECT_TRUE(saver.Finish()[0].report.ok());
+  ExpectSaved(tensors, 1);
+  LocalState again = StateOf(tensors);
+  saver.Start(AtStep(2), again.dict);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+  EXPECT_GT(outcomes[0].report->processor_seconds, 0);
+  ExpectSaved(tensors, 2);
+}
+
+// Training as a saver sees it: every step changes one buffer after the other.
+class Training {
+ public:
+  static constexpr int kBuffers = 4;
+  static constexpr int64_t kElements = 3000;
+
+  Training(int rank, int ranks) : rank_(rank), ranks_(ranks) {
+    for (int b = 0; b < kBuffers; ++b) buffers_[b].assign(kElements, 10.0f * b + rank);
+  }
+
+  StateDict State() {
+    StateDict state;
+    for (int b = 0; b < kBuffers; ++b) {
+      ShardedTensor tensor;
+      tensor.name = absl::StrCat("b", b);
+      tensor.role = b % 2 ? OPTIMIZER_STATE : WEIGHT;
+      tensor.global_shape = {ranks_, kElements};
+      tensor.shards = {{Box{{rank_, 0}, {1, kElements}}, buffers_[b].data(), {}}};
+      state.tensors.push_back(std::move(tensor));
+    }
+    return state;
+  }
+
+  void Step(int64_t step, AsyncSaver* saver) {
+    for (std::vector<float>& buffer : buffers_) {
+      if (saver != nullptr) saver->WaitUntilCopied(buffer.data(), kElements * sizeof(float));
+      for (int64_t i = 0; i < kElements; ++i) {
+        buffer[i] = 0.75f * buffer[i] + static_cast<float>(31 * step + i % 97);
+      }
+    }
+  }
+
+  static Training After(int64_t steps, int rank, int ranks) {
+    Training training(rank, ranks);
+    for (int64_t step = 0; step < steps; ++step) training.Step(step, nullptr);
+    return training;
+  }
+
+  bool operator==(const Training& other) const { return buffers_ == other.buffers_; }
+
+ private:
+  const int rank_, ranks_;
+  std::array<std::vector<float>, kBuffers> buffers_;
+};
+
+// A disk on which every save takes three steps of training, whatever the clock says.
+class SlowDisk {
+ public:
+  static constexpr int64_t kSteps = 3;
+
+  explicit SlowDisk(Storage& storage) : faulty_(storage) {
+    faulty_.FailWhere(
+        [this](const Operation& o) {
+          if (o.kind == OperationKind::kWriteAt) WaitUntilTrained(StepOf(o.path) + kSteps);
+          return false;
+        },
+        absl::OkStatus());
+  }
+
+  Storage& storage() { return faulty_; }
+  void SetTrained(int64_t steps) {
+    trained_ = steps;
+    trained_.notify_all();
+  }
+
+ private:
+  static int64_t StepOf(const std::string& path) {  // "step-00000012/..."
+    return std::stoll(path.substr(5));
+  }
+  void WaitUntilTrained(int64_t steps) {
+    for (int64_t now = trained_; now < steps; now = trained_) trained_.wait(now);
+  }
+
+  FaultInjectingStorage faulty_;
+  std::atomic<int64_t> trained_ = 0;
+};
+
+TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kSteps = 24;
+  for (const bool skip : {false, true}) {
+    SCOPED_TRACE(skip ? "skips" : "waits");
+    MemoryStorage storage;
+    SlowDisk disk(storage);
+    std::array<std::vector<SaveOutcome>, kRanks> outcomes;
+    RunRanks(kRanks, [&](ProcessGroup& group) {
+      const int rank = group.rank();
+      AsyncSaveOptions options = SmallPieces();
+      if (skip) options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
+      AsyncSaver saver(disk.storage(), "", group, options);
+      Training training(rank, kRanks);
+      for (int64_t step = 0; step < kSteps; ++step) {
+        // Who waits for the save before waits for the disk, which waits for so many steps.
+        if (step % (skip ? 1 : SlowDisk::kSteps + 1) == 0) {
+          saver.Start(AtStep(step), training.State());
+        }
+        training.Step(step, &saver);
+        if (rank == 0) disk.SetTrained(step + 1);
+        while (auto outcome = saver.Poll()) {
+          if (rank == 0 && outcome->report.ok()) {
+            EXPECT_GE(step + 1, outcome->step + SlowDisk::kSteps) << "the disk is not slow";
+          }
+          outcomes[rank].push_back(*std::move(outcome));
+        }
+      }
+      if (rank == 0) disk.SetTrained(kSteps + SlowDisk::kSteps);
+      for (SaveOutcome& last : saver.Finish()) outcomes[rank].push_back(std::move(last));
+      EXPECT_TRUE(training == Training::After(kSteps, rank, kRanks)) << "rank " << rank;
+    });
+
+    int saved = 0, skipped = 0;
+    for (size_t i = 0; i < outcomes[0].size(); ++i) {
+      const SaveOutcome& outcome = outcomes[0][i];
+      for (const auto& of_rank : outcomes) {
+        ASSERT_EQ(of_rank.size(), outcomes[0].size());
+        EXPECT_EQ(of_rank[i].step, outcome.step);
+        EXPECT_EQ(of_rank[i].report.status().code(), outcome.report.status().code());
+      }
+      if (absl::IsAborted(outcome.report.status())) {
+        ++skipped;
+        continue;
+      }
+      ASSERT_TRUE(outcome.report.ok()) << outcome.report.status();
+      ++saved;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        Training loaded(rank, kRanks);
+        StateDict state = loaded.State();
+        ASSERT_TRUE(Load(storage, outcome.report->directory, state, group_, {}).ok());
+        EXPECT_TRUE(loaded == Training::After(outcome.step, rank, kRanks)) << outcome.step;
+      }
+    }
+    EXPECT_EQ(saved + skipped, skip ? kSteps : kSteps / (SlowDisk::kSteps + 1));
+    EXPECT_GE(saved, 1);
+    EXPECT_EQ(skipped > 0, skip) << skipped;
+  }
 }
 
 TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {

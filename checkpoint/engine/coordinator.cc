@@ -21,7 +21,7 @@ absl::StatusOr<std::string> Coordinator::Prepare(const Manifest& planned, bool i
   manifest_ = metadata_;
   *manifest_.mutable_tensors() = planned.tensors();
   *manifest_.mutable_files() = planned.files();
-  if (is_new) TESSERA_RETURN_IF_ERROR(CheckManifest());
+  TESSERA_RETURN_IF_ERROR(is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
   TESSERA_RETURN_IF_ERROR(PrepareDirectory());
   return directory_;
 }
@@ -54,9 +54,9 @@ void Coordinator::Abandon() {
   if (directory_is_ours_ && !may_be_committed_) storage_.DeleteTree(directory_).IgnoreError();
 }
 
-// Finds what is wrong with the metadata before anything is written.
-absl::Status Coordinator::CheckManifest() const {
-  Manifest checked = manifest_;
+// A manifest before anything is written has no checksums yet.
+absl::Status Coordinator::CheckPlan(const Manifest& planned) {
+  Manifest checked = planned;
   for (DataFile& file : *checked.mutable_files()) {
     const uint64_t chunks = (file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes();
     file.mutable_chunk_crc32c()->Resize(static_cast<int>(chunks), 0);

@@ -27,12 +27,14 @@ class Coordinator {
   // Steps 5 to 8: the reports of all ranks -> the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
 
+  // What Prepare() asks of a new plan, apart from the metadata.
+  static absl::Status CheckPlan(const Manifest& planned);
+
   // Frees the room that a failed save took. Nobody may be writing. Best effort: the next save of
   // the step and Prune would do the same.
   void Abandon();
 
  private:
-  absl::Status CheckManifest() const;
   absl::Status PrepareDirectory();
   absl::Status CheckRoom();
   void AddDigest(const TensorReport& report);

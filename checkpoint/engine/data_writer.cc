@@ -64,8 +64,12 @@ StagingRequest DataWriter::NeededStaging(const RankPlan& plan, const DataWriterO
 
 absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& local,
                                        const RankPlan& plan) {
-  TESSERA_RETURN_IF_ERROR(pool_.Reserve(NeededStaging(plan, options_)));
-  const StagingLayout layout = LayOutStaging(plan, options_, pool_.memory().size());
+  const StagingRequest needed = NeededStaging(plan, options_);
+  TESSERA_RETURN_IF_ERROR(pool_.Reserve(needed));
+  // Smaller pieces where there is less memory only: they would not fit what larger ones do.
+  const uint64_t memory_bytes = pool_.memory().size();
+  const StagingLayout layout = LayOutStaging(
+      plan, options_, memory_bytes < needed.wanted_bytes ? memory_bytes : options_.staging_bytes);
   for (const FilePlan& file_plan : plan.files()) {
     File& file = files_.emplace_back();
     TESSERA_ASSIGN_OR_RETURN(file.contents, OutputFile::Make(state, local, file_plan, slots_));

@@ -163,7 +163,10 @@ absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   TESSERA_ASSIGN_OR_RETURN(
       const SaveTask task,
       Plan(context, Describe(Metadata(), state, context.options), kNoStep,
-           [](const Manifest&, bool) -> absl::StatusOr<std::string> { return std::string(); }));
+           [](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+             if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
+             return std::string();
+           }));
   return context.staging.Reserve(DataWriter::NeededStaging(task.plan, WriterOptions(context)));
 }
 

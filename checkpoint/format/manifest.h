@@ -38,6 +38,9 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
 // optimizer entries that refer to what is there. InvalidArgument, naming the field.
 absl::Status ValidateManifest(const Manifest& manifest);
 
+// The part of that which tensors and files known to be valid leave: text, optimizer, trainer state.
+absl::Status ValidateMetadata(const Manifest& manifest);
+
 // Proves that the shards of every tensor hold every element exactly once. InvalidArgument, naming
 // tensor, element and shards.
 absl::Status ValidateCoverage(const Manifest& manifest);

@@ -317,6 +317,12 @@ absl::Status ValidateManifest(const Manifest& manifest) {
   return CheckTrainer(manifest.trainer());
 }
 
+absl::Status ValidateMetadata(const Manifest& manifest) {
+  TESSERA_RETURN_IF_ERROR(CheckUtf8(manifest));
+  TESSERA_RETURN_IF_ERROR(CheckOptimizer(manifest));
+  return CheckTrainer(manifest.trainer());
+}
+
 absl::Status ValidateCoverage(const LogicalTensor& tensor) {
   if (!tensor.alias_of().empty()) return absl::OkStatus();
   std::vector<Box> boxes;

@@ -62,6 +62,7 @@ absl::Status RunSaver::OpenBackground(Communicator* world,
   if (config_.checkpoint().async_save_skip()) {
     options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
   }
+  options.on_committed = [this](ckpt::SaveReport& report) { Prune(report); };
   background_ = std::make_unique<ckpt::AsyncSaver>(*storage_, "", *background_group_, options);
   background_->Prepare(State());
   return absl::OkStatus();
@@ -85,22 +86,20 @@ absl::Status RunSaver::Save(const ckpt::Manifest& run) {
 }
 
 absl::Status RunSaver::SaveInForeground(const ckpt::Metadata& metadata) {
-  SaveOutcome outcome{
-      .step = metadata.trainer().step(),
-      .report = ckpt::Save(*storage_, "", metadata, State(), group_.ranks,
-                           {.deadline = group_.deadline, .plan_cache = plan_cache_.get()})};
-  Prune(outcome);
-  TESSERA_RETURN_IF_ERROR(outcome.report.status());
-  done_.push_back(std::move(outcome));
+  TESSERA_ASSIGN_OR_RETURN(
+      ckpt::SaveReport report,
+      ckpt::Save(*storage_, "", metadata, State(), group_.ranks,
+                 {.deadline = group_.deadline, .plan_cache = plan_cache_.get()}));
+  Prune(report);
+  done_.push_back({.step = metadata.trainer().step(), .report = std::move(report)});
   return absl::OkStatus();
 }
 
-void RunSaver::Prune(SaveOutcome& outcome) {
+void RunSaver::Prune(ckpt::SaveReport& report) const {
   const int keep = static_cast<int>(config_.checkpoint().max_checkpoint_keep());
-  if (!outcome.report.ok() || keep == 0 || group_.ranks.rank() != 0) return;
+  if (keep == 0 || group_.ranks.rank() != 0) return;
   if (const absl::Status pruned = ckpt::Prune(*storage_, "", keep); !pruned.ok()) {
-    absl::StrAppend(&outcome.report->staging_note,
-                    "older checkpoints are still there: ", pruned.message());
+    absl::StrAppend(&report.staging_note, "older checkpoints are still there: ", pruned.message());
   }
 }
 
@@ -113,17 +112,13 @@ std::vector<SaveOutcome> RunSaver::Poll() {
   if (background_ == nullptr) return std::exchange(done_, {});
   std::vector<SaveOutcome> outcomes;
   while (std::optional<SaveOutcome> outcome = background_->Poll()) {
-    Prune(*outcome);
     outcomes.push_back(*std::move(outcome));
   }
   return outcomes;
 }
 
 std::vector<SaveOutcome> RunSaver::Finish() {
-  if (background_ == nullptr) return Poll();
-  std::vector<SaveOutcome> outcomes = background_->Finish();
-  for (SaveOutcome& outcome : outcomes) Prune(outcome);
-  return outcomes;
+  return background_ == nullptr ? Poll() : background_->Finish();
 }
 
 }  // namespace tessera

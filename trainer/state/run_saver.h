@@ -42,10 +42,10 @@ class RunSaver {
   // Waits for a save in flight.
   ~RunSaver();
 
-  // Saves step-N, with the optimizer unless no_save_optim, and prunes beyond max_checkpoint_keep. In
-  // the foreground: returns when the checkpoint is committed, or with the reason why it is not. In
-  // the background: returns at once (or when an earlier save is over, see async_save_skip), errors
-  // are outcomes.
+  // Saves step-N, with the optimizer unless no_save_optim, and prunes beyond max_checkpoint_keep.
+  // In the foreground: returns when the checkpoint is committed, or with the reason why it is not.
+  // In the background: returns at once (or when an earlier save is over, see async_save_skip),
+  // errors are outcomes.
   absl::Status Save(const ckpt::Manifest& run);
 
   // Returns once `memory` may change.
@@ -62,8 +62,8 @@ class RunSaver {
                               std::function<uint64_t()> available_memory_bytes);
   ckpt::StateDict State() const;
   absl::Status SaveInForeground(const ckpt::Metadata& metadata);
-  // Removes old checkpoints after a save that went well.
-  void Prune(SaveOutcome& outcome);
+  // Removes old checkpoints after a save that was committed.
+  void Prune(ckpt::SaveReport& report) const;
 
   const TrainConfig config_;
   const std::vector<StateChunk> chunks_;
