@@ -73,8 +73,11 @@ absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const M
 
 struct LoadOptions {
   bool verify_checksums = true;
-  // Afterwards, whether what lies in the memory of all ranks has the digests that were saved: finds
-  // also what happened to the bytes after they were checked and placed. One pass over the memory.
+  // Whether what all ranks placed in their memory has the digests that were saved: finds also what
+  // happened to the bytes after they were checked, and what went to the wrong place. Taken on the
+  // way: a load from a local disk by four ranks of two cores (GPT-2 124M) took 5 % longer where
+  // each rank holds a part of the state, and 20 % where each holds all of it. Where elements of a
+  // row do not lie side by side in memory, one pass over it afterwards.
   bool verify_digests = false;
   bool allow_missing = false;     // wanted, not saved: left as it is, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported

@@ -2,11 +2,13 @@
 #define TESSERA_CHECKPOINT_ENGINE_COMPARE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/copy_elements.h"
+#include "checkpoint/engine/placed_digest.h"
 #include "checkpoint/engine/state_dict.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/plan/load_plan.h"
@@ -20,6 +22,8 @@ struct Destination {
   std::vector<int64_t> strides;
   size_t element_bytes;
   CopyElements copy;  // from the saved dtype
+  // Takes the digest while elements are placed; null: nobody does.
+  std::shared_ptr<PlacedDigest> digest = nullptr;
 };
 
 // What one process wants against what was saved.

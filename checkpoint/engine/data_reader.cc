@@ -86,11 +86,16 @@ void DataReader::PlaceTarget(const Target& target, const FilePiece& piece, const
   if (elements.empty()) return;
   const Destination& to = *target.destination;
   int64_t index = 0;
+  const int64_t stride = target.runs.run_stride();
   target.runs.ForEach(elements.first, elements.last, [&](const BoxRuns::Run& run) {
-    to.copy(source(run, index),
-            to.data + run.strided_element * static_cast<int64_t>(to.element_bytes), run.count,
-            target.runs.run_stride());
+    const std::byte* const from = source(run, index);
     index += run.count;
+    if (to.digest != nullptr) {
+      to.digest->Place(from, to.data, run.strided_element, run.count, stride);
+      return;
+    }
+    to.copy(from, to.data + run.strided_element * static_cast<int64_t>(to.element_bytes), run.count,
+            stride);
   });
 }
 

@@ -29,7 +29,8 @@
 //     here. Rank 0 hands out who reads what, and, where ranks read for each other, they agree once
 //     more that each has its buffers;
 //  4. every rank reads, checks and places. Only now does memory change;
-//  5. where it is asked for, every rank digests what it has, and rank 0 compares with what was saved.
+//  5. where it is asked for, every rank tells the digests of what it has, and rank 0 compares them
+//     with those that were saved.
 
 namespace tessera::ckpt {
 namespace {
@@ -206,6 +207,7 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
   if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
 
   LoadReport report;
+  if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
   TESSERA_RETURN_IF_ERROR(
       Read(storage, checkpoint_dir, manifest, comparison, group, options, report));
   if (options.verify_digests) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -17,6 +18,7 @@
 #include "checkpoint/engine/agree.h"
 #include "checkpoint/engine/copy_elements.h"
 #include "checkpoint/engine/exchange.pb.h"
+#include "checkpoint/engine/placed_digest.h"
 #include "checkpoint/engine/workers.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
@@ -40,7 +42,8 @@ struct BoxHash {
 struct Held {
   const Destination* destination;
   uint32_t saved_tensor;
-  Box box;  // in the destination's
+  Box box;                               // in the destination's
+  const PlacedDigest* digest = nullptr;  // where it is known
 };
 
 // Part of one, for a thread.
@@ -81,10 +84,14 @@ LogicalDigest DigestPart(const Shape& shape, const Destination& destination, con
 // Digests of all that is held, as rank 0 is told.
 std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
   std::vector<Task> tasks;
+  std::vector<LogicalDigest> sums(all.size());
   for (size_t h = 0; h < all.size(); ++h) {
+    if (all[h].digest != nullptr) {
+      sums[h] = all[h].digest->sum();
+      continue;
+    }
     CutIntoTasks(h, all[h].box, static_cast<int64_t>(all[h].destination->element_bytes), tasks);
   }
-  std::vector<LogicalDigest> sums(all.size());
   std::mutex mutex;
   RunTasks(threads, tasks.size(), [&](int, size_t i) {
     const Held& held = all[tasks[i].held];
@@ -285,6 +292,31 @@ class Judge {
   const Manifest& manifest_;
 };
 
+bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
+  return destination.copy == FindCopy(tensor.dtype(), tensor.dtype());
+}
+
+// The shape of the array of which a box in memory is the first part, if its strides are those of
+// one: row-major order in it is the order of the memory.
+std::optional<Shape> ArrayAround(const Destination& to) {
+  const Shape& shape = to.box.shape;
+  Shape array(shape.size(), 1);
+  std::optional<size_t> inner;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] == 1) continue;
+    if (inner.has_value()) {
+      array[*inner] = to.strides[d] / to.strides[*inner];
+      const bool fits = array[*inner] >= shape[*inner] && to.strides[d] % to.strides[*inner] == 0;
+      if (!fits) return std::nullopt;
+    } else if (to.strides[d] != 1) {
+      return std::nullopt;
+    }
+    array[d] = shape[d];
+    inner = d;
+  }
+  return array;
+}
+
 // Everything that this process can digest; the rest goes to `converted`.
 std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& comparison,
                               std::set<std::string>& converted) {
@@ -294,11 +326,11 @@ std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& compar
     const LogicalTensor& tensor = manifest.tensors(static_cast<int>(t));
     const Destination& destination = comparison.destinations[i];
     if (destination.box.empty()) continue;
-    if (destination.copy != FindCopy(tensor.dtype(), tensor.dtype())) {
+    if (!KeepsDType(tensor, destination)) {
       converted.insert(absl::StrCat(tensor.name(), ": converted to another dtype"));
       continue;
     }
-    all.push_back({&destination, t, destination.box});
+    all.push_back({&destination, t, destination.box, destination.digest.get()});
   }
   return all;
 }
@@ -318,6 +350,19 @@ std::vector<Held> HeldParts(const std::vector<Held>& all, const LoadedVerdict& v
 }
 
 }  // namespace
+
+void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison) {
+  for (size_t i = 0; i < comparison.wanted.size(); ++i) {
+    const LogicalTensor& tensor =
+        manifest.tensors(static_cast<int>(comparison.wanted[i].saved_tensor));
+    Destination& to = comparison.destinations[i];
+    if (to.box.empty() || !KeepsDType(tensor, to)) continue;
+    const std::optional<Shape> array = ArrayAround(to);
+    if (!array.has_value()) continue;
+    to.digest =
+        std::make_shared<PlacedDigest>(GlobalShape(tensor), to.box, *array, to.element_bytes);
+  }
+}
 
 absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
                                            ProcessGroup& group, int threads,

@@ -1,11 +1,14 @@
-// LoadOptions::verify_digests: a bit that changes in memory after it was read and checked is found,
-// whoever holds it, and nothing else is.
+// LoadOptions::verify_digests: a bit that changes before it is placed is found, and in memory that
+// is digested where it lies, one that changes later; whoever holds it, and nothing else is.
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,9 @@
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/test_state.h"
 #include "checkpoint/engine/thread_process_group.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -82,7 +88,8 @@ class VerifyLoadedTest : public testing::Test {
     });
   }
 
-  // A tensor's shard on a rank, one bit of which flips as soon as it is loaded.
+  // A tensor's shard on a rank, one bit of which flips as soon as it is loaded. It lies in memory
+  // with a gap after each element, and so is digested afterwards.
   struct Flip {
     int rank;
     size_t tensor;
@@ -100,6 +107,17 @@ class VerifyLoadedTest : public testing::Test {
       for (const WholeTensor& tensor : tensors_) {
         states[r].Add(tensor, boxes_of(r, tensor), false, gaps);
       }
+    }
+    std::deque<std::string> sparse;
+    for (const Flip& flip : flips) {
+      LocalShard& shard = states[flip.rank].dict.tensors[flip.tensor].shards[flip.shard];
+      shard.strides = ContiguousStrides(shard.box.shape);
+      for (int64_t& stride : shard.strides) stride *= 2;
+      shard.data =
+          sparse
+              .emplace_back(
+                  2 * ElementCount(shard.box.shape) * DTypeSize(tensors_[flip.tensor].dtype), '\0')
+              .data();
     }
     RunRanks(ranks, [&](ProcessGroup& base) {
       std::vector<Flip> mine;
@@ -134,6 +152,47 @@ class VerifyLoadedTest : public testing::Test {
   MemoryStorage storage_;
   LoadOptions options_;
   std::vector<WholeTensor> tensors_;
+};
+
+// Passes everything on, and flips bits of what comes in.
+class FlippingGroup final : public ProcessGroup {
+ public:
+  FlippingGroup(ProcessGroup& base, std::string_view where) : base_(base), where_(where) {}
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+    return base_.StartSend(data, destination);
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+    return std::make_unique<Receive>(base_.StartReceive(data, source), data, where_);
+  }
+
+ private:
+  struct Receive final : Transfer {
+    Receive(std::unique_ptr<Transfer> base, std::span<std::byte> data, std::string_view where)
+        : base(std::move(base)), data(data), where(where) {}
+    absl::Status Wait(absl::Duration deadline) override {
+      const absl::Status status = base->Wait(deadline);
+      auto* const begin = reinterpret_cast<char*>(data.data());
+      const auto at = std::search(begin, begin + data.size(), where.begin(), where.end());
+      if (at != begin + data.size()) *at ^= 4;
+      return status;
+    }
+    const std::unique_ptr<Transfer> base;
+    const std::span<std::byte> data;
+    const std::string_view where;
+  };
+
+  ProcessGroup& base_;
+  const std::string_view where_;
 };
 
 std::vector<Box> Whole(int, const WholeTensor& tensor) { return {WholeBox(tensor.shape)}; }
@@ -209,7 +268,7 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
 
 TEST_F(VerifyLoadedTest, AFlippedBitNamesItsTensor) {
   SaveTensors();
-  for (size_t t = 0; t < tensors_.size(); ++t) {
+  for (const size_t t : {0, 1}) {
     const std::string error = ErrorOf(LoadOn(1, Whole, {{0, t}}));
     EXPECT_THAT(error, AllOf(HasSubstr("tensor " + tensors_[t].name + " on rank 0"),
                              HasSubstr("expected "), HasSubstr("found ")));
@@ -232,7 +291,45 @@ TEST_F(VerifyLoadedTest, OfReplicasTheRankIsNamed) {
   EXPECT_THAT(ErrorOf(LoadOn(3, Whole, {{2, 1}})),
               HasSubstr("tensor b: box [0:6,0:5,0:4] is wrong on rank 2 and right on ranks 0, 1"));
   EXPECT_THAT(ErrorOf(LoadOn(3, Whole, {{0, 0}})), HasSubstr("wrong on rank 0"));
-  EXPECT_THAT(ErrorOf(LoadOn(2, Whole, {{0, 2}, {1, 2}})), HasSubstr("tensor c on ranks 0, 1"));
+  EXPECT_THAT(ErrorOf(LoadOn(2, Whole, {{0, 1}, {1, 1}})), HasSubstr("tensor b on ranks 0, 1"));
+}
+
+TEST_F(VerifyLoadedTest, WhatIsReadWrongIsNotPlacedUnnoticed) {
+  SaveTensors();
+  options_.verify_checksums = false;
+  const Manifest manifest = *ReadManifest(storage_, "step-00000001");
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    FaultInjectingStorage faulty(storage_);
+    faulty.CorruptReads("step-00000001/" + manifest.files(tensor.shards().file_index(0)).path(),
+                        tensor.shards().file_offset(0), std::byte{2});
+    LocalState state;
+    for (const WholeTensor& whole : tensors_) state.Add(whole, Whole(0, whole), false);
+    SingleProcessGroup alone;
+    const absl::Status status = Load(faulty, "step-00000001", state.dict, alone, options_).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    for (const WholeTensor& whole : tensors_) {
+      EXPECT_EQ(status.message().find("tensor " + whole.name) != absl::string_view::npos,
+                whole.name == tensor.name())
+          << status;
+    }
+  }
+}
+
+TEST_F(VerifyLoadedTest, WhatChangesBetweenRanksNamesTheReceiver) {
+  SaveTensors();
+  std::vector<LocalState> states(3);
+  std::vector<absl::StatusOr<LoadReport>> reports(3, absl::UnknownError("did not run"));
+  for (LocalState& state : states) {
+    for (const WholeTensor& whole : tensors_) state.Add(whole, Whole(0, whole), false);
+  }
+  RunRanks(3, [&](ProcessGroup& base) {
+    FlippingGroup group(base, std::string_view(tensors_[0].bytes).substr(40, 16));
+    reports[base.rank()] =
+        Load(storage_, "step-00000001", states[base.rank()].dict, group, options_);
+  });
+  // The rank that read the piece has it right.
+  EXPECT_THAT(ErrorOf(reports), AllOf(HasSubstr("tensor a: box [0:12,0:10] is wrong on ranks "),
+                                      HasSubstr(" and right on rank ")));
 }
 
 TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
