@@ -117,9 +117,9 @@ TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
     }
     process.Kill(signal);
     const Result result = process.Wait();
-    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
-    EXPECT_THAT(result.out, HasSubstr("stopped by signal " +
-                                      std::to_string(signal == SIGUSR1 ? SIGINT : signal)));
+    const int meant = signal == SIGUSR1 ? SIGINT : signal;
+    EXPECT_EQ(result.exit_code, 128 + meant) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(meant)));
     EXPECT_EQ(Lines(result.err), 1) << result.err;
     EXPECT_GE(Losses(run).size(), 4u);
   }

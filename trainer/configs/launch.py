@@ -39,9 +39,9 @@ WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 # Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at once.
 FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
-             signal.SIGHUP: signal.SIGUSR2,
-             # Slurm's --signal sends these before the time is up: they are passed on.
-             signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
+             signal.SIGHUP: signal.SIGUSR2}
+# Whoever sends these to us, as Slurm's --signal does before the time is up, means the same.
+MEANT = {signal.SIGUSR1: signal.SIGINT, signal.SIGUSR2: signal.SIGTERM}
 # mpirun hands a signal to the ranks that it has started so far: it is repeated for those that come later.
 SECONDS_TO_REPEAT = 1
 
@@ -215,7 +215,7 @@ class Job:
         self.asked_to_stop = None  # the first signal
         self.asked_twice = False
         self.process = None
-        for number in FORWARDED:
+        for number in (*FORWARDED, *MEANT):
             signal.signal(number, self.on_signal)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                         text=True, errors="replace", start_new_session=True,
@@ -224,6 +224,7 @@ class Job:
             self.process.terminate()
 
     def on_signal(self, number, _frame):
+        number = MEANT.get(number, number)
         first, self.asked_to_stop = self.asked_to_stop is None, self.asked_to_stop or number
         self.asked_twice = not first
         if self.process is not None and self.process.poll() is None:
