@@ -37,7 +37,7 @@ struct AsyncSaveOptions {
   // available: processes that share a machine share that too. Where the copy does not fit, the save
   // goes on in pieces: what was copied is written before more is, and who waits for memory to be
   // copied waits for the disk. SaveReport::staging_note then says what was needed, available and
-  // set.
+  // set. Little of it is ever touched where the disk takes the state before anybody waits for it.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
   // A save that starts while one is in flight.
@@ -48,8 +48,10 @@ struct AsyncSaveOptions {
   WhenBusy when_busy = WhenBusy::kWait;
 
   // What the background may take from the program.
-  int copy_threads = 1;  // of save.io_threads, at once, while nobody waits
-  int nice = 5;          // added to the niceness of the background's threads
+  // Of save.io_threads, those that copy at once while nobody waits. Two: a thread of the program
+  // that waits for another, whose processor the copy has, yields its own to the copy.
+  int copy_threads = 2;
+  int nice = 5;  // added to the niceness of the background's threads
   bool idle_io_priority =
       false;  // the disk serves everybody else first, where its scheduler knows priorities
 

@@ -1,7 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_ENGINE_CHECKPOINT_H_
 #define TESSERA_CHECKPOINT_ENGINE_CHECKPOINT_H_
 
-// The public interface of the library: save, load in place, list, verify. Directories are paths inside a Storage.
+// The public interface of the library: save, load in place, list, verify. Directories are paths
+// inside a Storage.
 
 #include <cstdint>
 #include <functional>
@@ -25,21 +26,24 @@ class PlanCache;  // save_agreement.h
 // "step-00000042"; steps sort as numbers whatever their width.
 std::string StepDirectoryName(int64_t step);
 
-// What a checkpoint says besides its tensors. `tensors` and `files` must be empty: the save fills them in.
+// What a checkpoint says besides its tensors. `tensors` and `files` must be empty: the save fills
+// them in.
 using Metadata = Manifest;
 
 struct SaveOptions {
-  // Layout of the files. A checksum chunk is the least that a partial read fetches; a multiple of 8.
+  // Layout of the files. A checksum chunk is the least that a partial read fetches; 8 divides it.
   uint32_t checksum_chunk_bytes = 1 << 20;
   uint64_t max_file_bytes = uint64_t{4} << 30;  // a rank's data goes to more files beyond this
 
-  // Resources. Staging and writing happen in the same threads, so that more threads than cores keep the disk busy.
+  // Resources. Staging and writing happen in the same threads, so that more threads than cores keep
+  // the disk busy.
   int io_threads = 4;
   uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
 
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 
-  // The plan of earlier saves of the same group, on every rank or on none; null: every save is planned anew.
+  // The plan of earlier saves of the same group, on every rank or on none; null: every save is
+  // planned anew.
   PlanCache* plan_cache = nullptr;
 };
 
@@ -47,7 +51,7 @@ struct SaveReport {
   std::string directory;       // of the new checkpoint, inside the storage
   uint64_t bytes_written = 0;  // data files, all ranks
   double seconds = 0;          // from the beginning to the commit
-  // Processor time of this process's threads for copies, checksums and writes.
+  // Processor time for copies, checksums and writes, of the threads that the save runs here.
   double processor_seconds = 0;
 
   // Of asynchronous saves.
@@ -56,17 +60,20 @@ struct SaveReport {
   std::string staging_note;    // not empty: the copy did not fit, and why
 };
 
-// Saves a checkpoint to root/step-N, where N is metadata.trainer().step(), the same on every rank; the rest of `metadata` counts on
-// rank 0. The new checkpoint exists when, and only when, its manifest is committed, and no file of a committed checkpoint
-// is ever touched. A half-written directory of the same step is removed first.
+// Saves a checkpoint to root/step-N, where N is metadata.trainer().step(), the same on every rank;
+// the rest of `metadata` counts on rank 0. The new checkpoint exists when, and only when, its
+// manifest is committed, and no file of a committed checkpoint is ever touched. A half-written
+// directory of the same step is removed first.
 //
-// Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options, metadata, state: every problem listed,
-// a tensor that the ranks together do not cover included), AlreadyExists (that step is committed), ResourceExhausted (checked
-// before anything is written, where the storage can tell), whatever the storage answers, DeadlineExceeded or
-// Unavailable from the group. One rank's error is everybody's, with the rank's number where there are several.
+// Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options,
+// metadata, state: every problem listed, a tensor that the ranks together do not cover included),
+// AlreadyExists (that step is committed), ResourceExhausted (checked before anything is written,
+// where the storage can tell), whatever the storage answers, DeadlineExceeded or Unavailable from
+// the group. One rank's error is everybody's, with the rank's number where there are several.
 //
-// Collective over `group`. State is read, not changed. Memory: staging_bytes per process plus the plan. Cost: each byte of the
-// state passes once through the cache (copy, digest, checksum) and goes to the disk past the page cache.
+// Collective over `group`. State is read, not changed. Memory: staging_bytes per process plus the
+// plan. Cost: each byte of the state passes once through the cache (copy, digest, checksum) and
+// goes to the disk past the page cache.
 absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, const Metadata& metadata,
                                 const StateDict& state, ProcessGroup& group,
                                 const SaveOptions& options);
@@ -96,7 +103,8 @@ struct LoadReport {
   std::vector<std::string> unexpected;  // names: saved, wanted by no rank
   std::vector<std::string>
       from_master;  // names: weights of this rank that came from their master weights
-  // Whole checksum chunks. What several ranks need is read by one of them: over all ranks, bytes_read is each needed byte once.
+  // Whole checksum chunks. What several ranks need is read by one of them: over all ranks,
+  // bytes_read is each needed byte once.
   uint64_t bytes_needed = 0;    // what this rank would have read alone
   uint64_t bytes_read = 0;      // by this rank, for itself and others
   uint64_t bytes_received = 0;  // from other ranks, without what of their chunks is not wanted here
@@ -109,22 +117,25 @@ struct LoadReport {
   double seconds = 0;  // with all of it
 };
 
-// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is there), DataLoss, also where the directory
-// is named as the checkpoint of another step; a directory with a name of another kind can hold any.
+// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is
+// there), DataLoss, also where the directory is named as the checkpoint of another step; a
+// directory with a name of another kind can hold any.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
-// Loads into the buffers of `state`, under whatever sharding they have: the saved one does not matter. Compares everything first
-// and reports the mismatches of all ranks at once, the first ten in words. Aliases are resolved on both sides.
+// Loads into the buffers of `state`, under whatever sharding they have: the saved one does not
+// matter. Compares everything first and reports the mismatches of all ranks at once, the first ten
+// in words. Aliases are resolved on both sides.
 //
-// Errors: InvalidArgument (the state dict itself), NotFound (listing the checkpoints that are there), FailedPrecondition (mismatches:
-// missing, unexpected, role, shape, dtype, coverage), DataLoss (naming file, offset, tensor, expected and found). Up to and including a
-// missing or truncated file nothing is changed. A checksum error can come after some buffers were filled: every byte
-// is verified before it is placed, but other tensors may already be new. The state is then to be discarded or loaded again.
-// So it is after a digest that differs.
+// Errors: InvalidArgument (the state dict itself), NotFound (listing the checkpoints that are
+// there), FailedPrecondition (mismatches: missing, unexpected, role, shape, dtype, coverage),
+// DataLoss (naming file, offset, tensor, expected and found). Up to and including a missing or
+// truncated file nothing is changed. A checksum error can come after some buffers were filled:
+// every byte is verified before it is placed, but other tensors may already be new. The state is
+// then to be discarded or loaded again. So it is after a digest that differs.
 //
-// Collective over `group`; every rank returns the same status. Memory: staging_bytes per process plus the plan. Cost: only checksum
-// chunks that hold wanted bytes are read, each by one of the ranks that want any of it, which hands the others their part while
-// it reads on.
+// Collective over `group`; every rank returns the same status. Memory: staging_bytes per process
+// plus the plan. Cost: only checksum chunks that hold wanted bytes are read, each by one of the
+// ranks that want any of it, which hands the others their part while it reads on.
 absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
                                 ProcessGroup& group, const LoadOptions& options);
 
@@ -133,8 +144,8 @@ struct CheckpointInfo {
   std::string directory;  // under root
 };
 
-// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no manifest is read. Half-written
-// directories are not among them.
+// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
+// manifest is read. Half-written directories are not among them.
 absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root);
 // Those: saves that have been begun and not been committed, or not yet.
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
@@ -155,14 +166,15 @@ struct VerifyReport {
   double seconds = 0;
 };
 
-// Reads every byte; checks checksums, headers, coverage and, where asked, logical digests. `progress` (may be null) is told
-// bytes done and in all, from one thread at a time.
+// Reads every byte; checks checksums, headers, coverage and, where asked, logical digests.
+// `progress` (may be null) is told bytes done and in all, from one thread at a time.
 absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir, bool digests,
                                     int io_threads,
                                     const std::function<void(uint64_t, uint64_t)>& progress);
 
-// Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so that a crash halfway leaves no
-// checkpoint that looks whole. Also removes half-written directories older than the newest committed one.
+// Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so
+// that a crash halfway leaves no checkpoint that looks whole. Also removes half-written directories
+// older than the newest committed one.
 absl::Status Prune(Storage& storage, std::string_view root, int keep);
 
 }  // namespace tessera::ckpt

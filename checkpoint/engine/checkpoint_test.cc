@@ -1,4 +1,5 @@
-// What callers are promised besides the round trip: errors, conversions, aliases, listing and pruning.
+// What callers are promised besides the round trip: errors, conversions, aliases, listing and
+// pruning.
 
 #include "checkpoint/engine/checkpoint.h"
 
@@ -446,7 +447,8 @@ TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
       root_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   std::vector<float> values = {1};
   absl::Status status;
-  // Permissions do not bind root: a thread without its capabilities, and the threads it starts, they do.
+  // Permissions do not bind root: a thread without its capabilities, and the threads it starts,
+  // they do.
   std::thread([&] {
     __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     const __user_cap_data_struct none[2] = {};

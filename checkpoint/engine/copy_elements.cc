@@ -37,8 +37,8 @@ float ToFloat(F16Bits value) {
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-// Rounded to odd: a later rounding to a narrower type then gives what one rounding of the double would have given, because float
-// has more than two bits more than F16 and BF16.
+// Rounded to odd: a later rounding to a narrower type then gives what one rounding of the double
+// would have given, because float has more than two bits more than F16 and BF16.
 float ToFloatForFurtherRounding(double value) {
   const float nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;

@@ -30,8 +30,8 @@ struct DataWriterOptions {
   uint32_t chunk_bytes;  // of checksums
   int io_threads;
   // 0: a buffer for each thread, which copies a piece and writes it. Otherwise buffers for
-  // everything, of which new ones are touched where somebody waits for the copy only, and so many of
-  // the threads copy, at once, while nobody does.
+  // everything, of which new ones are touched where somebody waits for the copy only, and so many
+  // of the threads copy, at once, while nobody does.
   int copy_ahead_threads;
   uint64_t staging_bytes;  // at most, or one chunk
 };

@@ -20,8 +20,8 @@
 //  1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
 //     not covered, a disagreement between ranks, metadata that no manifest can hold, a committed
 //     checkpoint of the same step and a lack of room end the save here, before anything is written.
-//  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and makes
-//     its name durable. No manifest is in it, so to every reader it is no checkpoint.
+//  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and
+//     makes its name durable. No manifest is in it, so to every reader it is no checkpoint.
 //  3. Every rank writes its data files and makes their contents durable.
 //  4. Every rank reports: its error, or its checksums and digests. One error ends the save for all.
 //  5. Rank 0 writes the manifest under a temporary name and makes its contents durable.

@@ -39,7 +39,7 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
   const uint64_t permitted = std::max(
       std::min(request.wanted_bytes, WholePages(request.limit_bytes)), request.least_bytes);
   if (buffer_.size_bytes() < permitted) {
-    const uint64_t available = available_bytes_() + buffer_.size_bytes();
+    const uint64_t available = available_bytes_() + present_bytes_;
     if (available < request.least_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat("no memory to stage even one piece of ",
                                                        HumanBytes(request.least_bytes), ": ",
@@ -54,7 +54,7 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
       note_ = Explain(request, available, buffer_.size_bytes());
     }
   } else if (permitted < request.wanted_bytes) {
-    note_ = Explain(request, available_bytes_() + buffer_.size_bytes(), permitted);
+    note_ = Explain(request, available_bytes_() + present_bytes_, permitted);
   }
   usable_bytes_ = std::min<uint64_t>(buffer_.size_bytes(), permitted);
   return absl::OkStatus();

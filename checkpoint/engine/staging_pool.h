@@ -34,8 +34,8 @@ class StagingPool {
   // set, where not even least_bytes can be had.
   absl::Status Reserve(const StagingRequest& request);
 
-  // Touches some more of the reserved memory, in the order of addresses. Returns false once there is
-  // nothing left to do.
+  // Touches some more of the reserved memory, in the order of addresses. Returns false once there
+  // is nothing left to do.
   bool Prefault();
 
   // How much of memory(), from its beginning on, was touched: the rest costs more than filling it.

@@ -2,15 +2,15 @@
 // training state of GPT-2 124M is saved, by a call that waits and in the background. The training
 // is real: bf16, on all processors, 1,024 tokens a micro-batch; its update waits, piece by piece,
 // until what it overwrites has been copied. Prints
-//   figure stall.first <value> ratio         the training thread stood still: in Start() and waiting
-//                                            for the copy
-//   figure stall.first_in_all <value> ratio  that and all by which steps became longer: the
-//                                            processors are shared
-//   figure stall.first_processors <value> ratio  what the last cannot fall below while training
-//                                            keeps all processors busy: the time that the save's
-//                                            own threads computed, shared by as many processors
+//   figure stall.first <value> ratio
+//       the training thread stood still: in Start() and waiting for the copy
+//   figure stall.first_in_all <value> ratio
+//       that and all by which steps became longer, against a step before and one after the save
+//   figure stall.first_processors <value> ratio
+//       what the last can hardly fall below where training keeps all processors busy: the time for
+//       which the save's own threads computed, shared by as many processors
 // over the time of a save that waits, for the first save of a saver, and as stall.later for the
-// others, medians over the rounds.
+// others, medians over the rounds. What Prepare() adds is printed apart.
 
 #include <chrono>
 #include <cmath>
