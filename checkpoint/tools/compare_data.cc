@@ -5,8 +5,10 @@
 #include <cstring>
 #include <future>
 #include <limits>
+#include <memory>
 #include <utility>
 
+#include "checkpoint/base/checked_math.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/process_group.h"
@@ -60,25 +62,28 @@ class Comparer {
     slabs_.clear();
     bytes_ = 0;
     if (slabs.empty()) return absl::OkStatus();
-    Contents a, b;
-    TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/false, a, b));
+    TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/false));
     for (size_t s = 0; s < slabs.size(); ++s) {
       const bool comparable = slabs[s].tensor_a->dtype() == slabs[s].tensor_b->dtype();
       const size_t size = ElementCount(slabs[s].box.shape) * DTypeSize(slabs[s].tensor_a->dtype());
-      if (comparable && std::memcmp(a[s].data(), b[s].data(), size) == 0) continue;
+      if (comparable && std::memcmp(contents_a_.slabs[s], contents_b_.slabs[s], size) == 0)
+        continue;
       differences_[slabs[s].tensor_a->name()].same_bits = false;
       differ.push_back(std::move(slabs[s]));
     }
-    a.clear();
-    b.clear();
     return CompareAsNumbers(differ);
   }
 
   std::map<std::string, DataDifference> Finish() && { return std::move(differences_); }
 
  private:
-  // Of each slab, in memory for any dtype.
-  using Contents = std::vector<std::vector<double>>;
+  // Of slabs, each where any dtype may begin. One memory for all batches: touching new memory takes
+  // as long as reading into it.
+  struct Contents {
+    std::unique_ptr<std::byte[]> memory;
+    size_t capacity_bytes = 0;
+    std::vector<std::byte*> slabs;
+  };
 
   absl::Status AddSlab(Slab slab, int64_t bytes) {
     if (bytes_ + bytes > kBatchBytes) TESSERA_RETURN_IF_ERROR(Flush());
@@ -89,47 +94,68 @@ class Comparer {
 
   absl::Status CompareAsNumbers(const std::vector<Slab>& slabs) {
     if (slabs.empty()) return absl::OkStatus();
-    Contents a, b;
-    TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/true, a, b));
+    TESSERA_RETURN_IF_ERROR(ReadBoth(slabs, /*as_numbers=*/true));
     for (size_t s = 0; s < slabs.size(); ++s) {
       DataDifference& difference = differences_[slabs[s].tensor_a->name()];
       const int64_t count = ElementCount(slabs[s].box.shape);
       if (IsFloating(slabs[s].tensor_a->dtype())) {
-        CompareValues(a[s].data(), b[s].data(), count, difference);
+        CompareValues(reinterpret_cast<const double*>(contents_a_.slabs[s]),
+                      reinterpret_cast<const double*>(contents_b_.slabs[s]), count, difference);
       } else {
-        CompareBits(a[s].data(), b[s].data(), count, DTypeSize(slabs[s].tensor_a->dtype()),
-                    difference);
+        CompareBits(contents_a_.slabs[s], contents_b_.slabs[s], count,
+                    DTypeSize(slabs[s].tensor_a->dtype()), difference);
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status ReadBoth(const std::vector<Slab>& slabs, bool as_numbers, Contents& a,
-                        Contents& b) const {
-    std::future<absl::Status> read_b = std::async(
-        std::launch::async, [&] { return Read(b_, slabs, &Slab::tensor_b, as_numbers, b); });
-    const absl::Status read_a = Read(a_, slabs, &Slab::tensor_a, as_numbers, a);
+  absl::Status ReadBoth(const std::vector<Slab>& slabs, bool as_numbers) {
+    std::future<absl::Status> read_b = std::async(std::launch::async, [&] {
+      return Read(b_, slabs, &Slab::tensor_b, as_numbers, contents_b_);
+    });
+    const absl::Status read_a = Read(a_, slabs, &Slab::tensor_a, as_numbers, contents_a_);
     const absl::Status status_b = read_b.get();
     return read_a.ok() ? status_b : read_a;
+  }
+
+  static DType DTypeInMemory(const LogicalTensor& saved, bool as_numbers) {
+    return as_numbers && IsFloating(saved.dtype()) ? F64 : saved.dtype();
+  }
+
+  static void MakeRoom(const std::vector<Slab>& slabs, const LogicalTensor* Slab::*side,
+                       bool as_numbers, Contents& contents) {
+    std::vector<size_t> begins;
+    size_t bytes = 0;
+    for (const Slab& slab : slabs) {
+      begins.push_back(bytes);
+      const size_t element_bytes = DTypeSize(DTypeInMemory(*(slab.*side), as_numbers));
+      bytes += RoundUp<size_t>(ElementCount(slab.box.shape) * element_bytes, sizeof(double));
+    }
+    if (contents.capacity_bytes < bytes) {
+      contents.memory.reset();
+      contents.memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      contents.capacity_bytes = bytes;
+    }
+    contents.slabs.clear();
+    for (const size_t begin : begins) contents.slabs.push_back(contents.memory.get() + begin);
   }
 
   // All slabs of one side, as they are saved or, where floating, as doubles.
   absl::Status Read(const Target& target, const std::vector<Slab>& slabs,
                     const LogicalTensor* Slab::*side, bool as_numbers, Contents& contents) const {
+    MakeRoom(slabs, side, as_numbers, contents);
     StateDict state;
-    for (const Slab& slab : slabs) {
-      const LogicalTensor& saved = *(slab.*side);
-      const DType dtype = as_numbers && IsFloating(saved.dtype()) ? F64 : saved.dtype();
-      contents.emplace_back(ElementCount(slab.box.shape) * DTypeSize(dtype) / sizeof(double) + 1);
+    for (size_t s = 0; s < slabs.size(); ++s) {
+      const LogicalTensor& saved = *(slabs[s].*side);
       ShardedTensor* tensor = state.tensors.empty() ? nullptr : &state.tensors.back();
       if (tensor == nullptr || tensor->name != saved.name()) {
         tensor = &state.tensors.emplace_back();
         tensor->name = saved.name();
         tensor->role = saved.role();
-        tensor->dtype = dtype;
+        tensor->dtype = DTypeInMemory(saved, as_numbers);
         tensor->global_shape = GlobalShape(saved);
       }
-      tensor->shards.push_back({slab.box, contents.back().data(), {}});
+      tensor->shards.push_back({slabs[s].box, contents.slabs[s], {}});
     }
     SingleProcessGroup group;
     return Load(*target.storage, target.directory, state, group, options_).status();
@@ -164,6 +190,7 @@ class Comparer {
   LoadOptions options_;
   std::vector<Slab> slabs_;
   int64_t bytes_ = 0;
+  Contents contents_a_, contents_b_;
   std::map<std::string, DataDifference> differences_;
 };
 
