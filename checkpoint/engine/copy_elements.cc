@@ -113,7 +113,7 @@ void ConvertElements(const std::byte* from, std::byte* to, size_t count, int64_t
 }
 
 // A copy of at least this many bytes goes past the cache.
-constexpr size_t kStreamedBytes = size_t{16} << 10;
+constexpr size_t kStreamedBytes = 2048;
 constexpr size_t kLineBytes = 64;
 
 // Whoever loads fills more memory than any cache holds. A line that is written without being read
