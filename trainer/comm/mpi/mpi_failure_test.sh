@@ -3,8 +3,6 @@
 # mpi_test_main, plus what mpirun needs), with one message that names the rank.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# What Open MPI's plugins leak cannot be told by name: they are gone when leaks are looked for.
-export ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 main=$1
 readonly most_seconds=50
 failures=0

@@ -16,8 +16,6 @@ if [[ ${2:-} != inside ]]; then
 fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# What Open MPI's plugins leak cannot be told by name: they are gone when leaks are looked for.
-export ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 folder=$(mktemp -d /tmp/mpi_hosts.XXXXXX)
 # Open MPI's own files carry the user's number, which is 0 in here, for whoever it is outside.
 export TMPDIR=$folder
