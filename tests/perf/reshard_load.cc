@@ -11,7 +11,7 @@
 //   figure reshard_load.worst_ratio, .worst_over_saved   over all of them
 //   figure reshard_load.same.<A>.disk_ratio   rate of a load under the topology that was saved, in
 //                                         stored bytes, over raw direct reads of as many bytes by
-//                                         four processes of as many threads
+//                                         four processes right before and right after it
 //   figure reshard_load.same.disk_ratio   the worst of them; .same.sharded.disk_ratio: the worst
 //                                         without topologies whose ranks together hold half as
 //                                         much again as the checkpoint, or more
@@ -90,11 +90,11 @@ class Pair {
 
   absl::Status Measure() {
     for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-      TESSERA_RETURN_IF_ERROR(RawRead());
       // Each destination takes both checkpoints one right after the other, in changing order.
       for (int i = 0; i < 4; ++i) {
         const int to = (i / 2 + round) % 2, from = (i + round / 2) % 2;
-        TESSERA_RETURN_IF_ERROR(Load(sides_[from], sides_[to]));
+        TESSERA_RETURN_IF_ERROR(from == to ? LoadBetweenRawReads(sides_[to])
+                                           : Load(sides_[from], sides_[to]));
       }
       if (round >= absl::GetFlag(FLAGS_naive_rounds)) continue;
       for (const Side& from : sides_) {
@@ -151,7 +151,8 @@ class Pair {
                              RawDiskFile::Create(absl::GetFlag(FLAGS_directory),
                                                  sides_[0].state->logical_bytes() / kRanks));
     raw_ = std::make_unique<RawDiskFile>(std::move(raw));
-    return raw_->WriteOnce(raw_shape_).status();
+    TESSERA_RETURN_IF_ERROR(raw_->WriteOnce(raw_shape_).status());
+    return ChooseRawThreads();
   }
 
   // Slowest rank's `seconds`, everywhere.
@@ -165,18 +166,39 @@ class Pair {
     return sum;
   }
 
-  // With as many threads as the engine has, and with fewer: the best counts.
-  absl::Status RawRead() {
+  // As many as the engine has or fewer, whichever reads fastest.
+  absl::Status ChooseRawThreads() {
     double best = 0;
+    int best_threads = 0;
     for (int threads = absl::GetFlag(FLAGS_io_threads); threads >= 1; threads /= 2) {
       raw_shape_.threads = threads;
-      TESSERA_RETURN_IF_ERROR(world_.Barrier());
-      TESSERA_ASSIGN_OR_RETURN(const double rate, raw_->ReadOnce(raw_shape_));
-      TESSERA_ASSIGN_OR_RETURN(const double seconds,
-                               Slowest(static_cast<double>(raw_->bytes()) / rate));
-      best = std::max(best, kRanks * static_cast<double>(raw_->bytes()) / seconds);
+      TESSERA_ASSIGN_OR_RETURN(const double rate, RawRead());
+      if (rate > best) {
+        best = rate;
+        best_threads = threads;
+      }
     }
-    if (world_.rank() == 0) std::printf("raw %.0f\n", best);
+    raw_shape_.threads = best_threads;
+    return absl::OkStatus();
+  }
+
+  // Bytes per second of all ranks together, the same on each of them.
+  absl::StatusOr<double> RawRead() {
+    TESSERA_RETURN_IF_ERROR(world_.Barrier());
+    TESSERA_ASSIGN_OR_RETURN(const double rate, raw_->ReadOnce(raw_shape_));
+    TESSERA_ASSIGN_OR_RETURN(const double seconds,
+                             Slowest(static_cast<double>(raw_->bytes()) / rate));
+    return kRanks * static_cast<double>(raw_->bytes()) / seconds;
+  }
+
+  // Disks slow down after bursts: what this one can do is measured on both sides of the load.
+  absl::Status LoadBetweenRawReads(Side& side) {
+    TESSERA_ASSIGN_OR_RETURN(const double before, RawRead());
+    TESSERA_RETURN_IF_ERROR(Load(side, side));
+    TESSERA_ASSIGN_OR_RETURN(const double after, RawRead());
+    if (world_.rank() == 0) {
+      std::printf("raw %s %.0f\n", side.state->topology().c_str(), 2 / (1 / before + 1 / after));
+    }
     return absl::OkStatus();
   }
 
@@ -241,7 +263,7 @@ struct Loads {
 
 struct PairTimes {
   std::map<std::tuple<std::string, std::string, std::string>, Loads> loads;  // kind, from, to
-  std::vector<double> raw;                                                   // bytes/s, by round
+  std::map<std::string, std::vector<double>> raw;  // bytes/s around loads of the same topology
 };
 
 struct Worst {
@@ -260,8 +282,8 @@ void Read(const std::string& line, PairTimes& times, Worst& worst) {
     loads.wanted = wanted;
     loads.read = read;
     loads.received = received;
-  } else if (std::sscanf(line.c_str(), "raw %lf", &seconds) == 1) {
-    times.raw.push_back(seconds);
+  } else if (std::sscanf(line.c_str(), "raw %31s %lf", from.data(), &read) == 2) {
+    times.raw[from.data()].push_back(read);
   } else if (std::sscanf(line.c_str(), "saved %31s %lf %lf", from.data(), &read, &wanted) == 3) {
     std::printf("%s: a checkpoint of %.1f MB, state of %.1f MB: %.5f\n", from.data(), read / 1e6,
                 wanted / 1e6, read / wanted);
@@ -304,11 +326,13 @@ double MedianRatio(const Loads& over, const Loads& under) {
 
 void PrintSame(const std::string& topology, PairTimes& times, Worst& worst) {
   const Loads& same = times.loads[{"ours", topology, topology}];
+  const std::vector<double>& raw = times.raw[topology];
   std::vector<double> ratios;
   for (size_t r = 0; r < same.seconds.size(); ++r) {
-    ratios.push_back(same.read / same.seconds[r] / times.raw[r]);
+    ratios.push_back(same.read / same.seconds[r] / raw[r]);
   }
   const double ratio = Median(ratios);
+  std::printf("raw disk around loads of %s: %.0f MB/s\n", topology.c_str(), Median(raw) / 1e6);
   std::printf("figure reshard_load.same.%s.disk_ratio %.3f ratio\n", topology.c_str(), ratio);
   worst.disk_ratio = std::min(worst.disk_ratio, ratio);
   if (same.wanted < same.read * 1.5) {
@@ -333,7 +357,6 @@ void PrintChange(const std::string& from, const std::string& to, PairTimes& time
 }
 
 void Print(const std::vector<std::string>& topologies, PairTimes& times, Worst& worst) {
-  std::printf("raw disk: %.0f MB/s\n", Median(times.raw) / 1e6);
   for (const auto& [key, loads] : times.loads) {
     const auto& [kind, from, to] = key;
     std::printf("%s: %s under %s: %.3f s; MB: %.0f wanted by the ranks, %.0f read, %.0f received\n",
