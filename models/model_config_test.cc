@@ -1,5 +1,6 @@
 #include "models/model_config.h"
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "models/model.h"
+#include "models/testing/profiling_backend.h"
 #include "models/testing/test_model.h"
 #include "trainer/kernels/reference/reference_backend.h"
 
@@ -88,6 +90,25 @@ TEST(ModelConfigTest, FlopsPerToken) {
       testing::MakeTestModel(Named("llama3-tiny"), {.compute_dtype = DType::kF32}, *backend);
   const double weights = 2 * (64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 192) + 256 * 64;
   EXPECT_EQ(llama->FlopsPerToken(31), 6.0 * weights + 2 * 6.0 * 64 * 32);
+}
+
+// The count is that of the products that a step runs, forward and backward.
+TEST(ModelConfigTest, FlopsPerTokenAreThoseOfTheProductsRun) {
+  constexpr int64_t kBatch = 2, kSequence = 24;
+  for (const std::string size : {"gpt2-tiny", "llama3-tiny"}) {
+    const auto reference = MakeReferenceBackend();
+    testing::ProfilingBackend backend(*reference);
+    const auto model = testing::MakeTestModel(Named(size), {.compute_dtype = DType::kF32}, backend);
+    model->parameters().Initialize(1);
+    const auto activations = model->NewActivations(kBatch, kSequence, ActivationUse::kTraining);
+    const testing::TestBatch data = testing::MakeTestBatch(kBatch, kSequence, 256, 1);
+    backend.Take();
+    ASSERT_TRUE(model->Forward(data.batch, *activations, {}, {}).ok());
+    ASSERT_TRUE(model->Backward(data.batch, *activations, 1e-3, false, {}, {}, nullptr).ok());
+    double flops = 0;
+    for (const auto& [name, total] : backend.Take()) flops += total.flops;
+    EXPECT_EQ(flops, model->FlopsPerToken(kSequence) * kBatch * kSequence) << size;
+  }
 }
 
 struct WrongField {

@@ -5,11 +5,13 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/threads.h"
 #include "checkpoint/engine/data_writer.h"
 #include "checkpoint/engine/run_save.h"
 #include "checkpoint/engine/thread_priority.h"
@@ -39,8 +41,9 @@ class AsyncSaver::Background {
         group_(group),
         staging_(options.available_memory_bytes),
         context_{storage,     std::string(root), group_, options.save, options.copy_threads,
-                 plan_cache_, staging_},
-        thread_([this] { Work(); }) {}
+                 plan_cache_, staging_} {
+    TryToStartThread();
+  }
 
   ~Background() {
     {
@@ -48,7 +51,7 @@ class AsyncSaver::Background {
       stopping_ = true;
     }
     changed_.notify_all();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Metadata(), state, {}}); }
@@ -103,6 +106,18 @@ class AsyncSaver::Background {
     Clock::time_point start;
   };
 
+  // False where the system gives none; it may later.
+  bool TryToStartThread() {
+    if (thread_.joinable()) return true;
+    absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      no_thread_ = std::string(thread.status().message());
+    }
+    return thread.ok();
+  }
+
   void Enqueue(Request request) {
     {
       const std::lock_guard lock(mutex_);
@@ -114,6 +129,7 @@ class AsyncSaver::Background {
       queue_.push_back(std::move(request));
     }
     changed_.notify_all();
+    if (!TryToStartThread()) HandleNext();
   }
 
   void AddBlocked(Clock::time_point since) {
@@ -121,21 +137,30 @@ class AsyncSaver::Background {
   }
 
   void Work() {
+    background_id_ = std::this_thread::get_id();
     LowerThreadPriority(options_.nice, options_.idle_io_priority);
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
-      const Request request = std::move(queue_.front());
-      queue_.pop_front();
-      busy_ = true;
       lock.unlock();
-      std::optional<SaveOutcome> outcome = Handle(request);
+      HandleNext();
       lock.lock();
-      busy_ = false;
-      if (outcome) Conclude(request, *std::move(outcome));
-      changed_.notify_all();
     }
+  }
+
+  // Precondition: there is one. By thread_ or, where there is none, by whoever asks.
+  void HandleNext() {
+    std::unique_lock lock(mutex_);
+    const Request request = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::optional<SaveOutcome> outcome = Handle(request);
+    lock.lock();
+    busy_ = false;
+    if (outcome) Conclude(request, *std::move(outcome));
+    changed_.notify_all();
   }
 
   std::optional<SaveOutcome> Handle(const Request& request) {
@@ -146,7 +171,7 @@ class AsyncSaver::Background {
     }
     switch (request.kind) {
       case Kind::kPrepare:
-        if (PlanAhead(context_, request.state).ok()) MakeStagingPresent();
+        if (PlanAhead(context_, request.state).ok() && InBackground()) MakeStagingPresent();
         return std::nullopt;
       case Kind::kSkip:
         return SaveOutcome{
@@ -165,10 +190,18 @@ class AsyncSaver::Background {
         });
     if (report.ok()) {
       AddTimes(request, *report);
+      if (!InBackground()) {
+        report->blocked_seconds = report->seconds;
+        absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
+                        "saved in the foreground: ", no_thread_);
+      }
       if (options_.on_committed) options_.on_committed(*report);
     }
     return SaveOutcome{step, std::move(report)};
   }
+
+  // Where this thread is the background's own.
+  bool InBackground() const { return std::this_thread::get_id() == background_id_; }
 
   // Nobody is to wait for what only makes the first save faster, nor for a processor that it takes:
   // one that others want, too, serves this thread later than it computes.
@@ -207,7 +240,7 @@ class AsyncSaver::Background {
   }
 
   const AsyncSaveOptions options_;
-  // Of thread_ alone.
+  // Of thread_ alone, or of whoever does its work.
   WatchedGroup group_;
   PlanCache plan_cache_;
   StagingPool staging_;
@@ -226,6 +259,8 @@ class AsyncSaver::Background {
   std::atomic<int64_t> blocked_ns_ = 0;    // of the save in flight
 
   std::thread thread_;
+  std::atomic<std::thread::id> background_id_;
+  std::string no_thread_;  // why there is none; of the thread that calls Start()
 };
 
 AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, ProcessGroup& group,

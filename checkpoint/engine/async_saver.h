@@ -36,7 +36,7 @@ struct AsyncSaveOptions {
   // kept between saves. No limit by default, but never more than half of the memory that is
   // available: processes that share a machine share that too. Where the copy does not fit, the save
   // goes on in pieces: what was copied is written before more is, and who waits for memory to be
-  // copied waits for the disk. SaveReport::staging_note then says what was needed, available and
+  // copied waits for the disk. SaveReport::note then says what was needed, available and
   // set. Little of it is ever touched where the disk takes the state before anybody waits for it.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
@@ -76,6 +76,9 @@ struct SaveOutcome {
 // Ownership: storage and group are the caller's and must outlive the saver. `group` is used by the
 // saver's thread alone, so it must be one that nothing else uses, and every rank of it has a saver
 // and calls Prepare() and Start() in the same order.
+//
+// A thread of its own does the work. Where the system gives none, Prepare() and Start() do it
+// themselves and return when it is done, as SaveReport::note then says; the next call tries again.
 //
 // Errors: none is returned by what the training loop calls; they are outcomes. A group that failed
 // (a peer is gone or late) makes this and all later saves fail at once with that error, as ranks

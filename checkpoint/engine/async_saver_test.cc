@@ -152,7 +152,7 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
       const SaveReport& report = *outcomes[0].report;
       EXPECT_GE(report.seconds, report.copied_seconds);
       EXPECT_GT(report.copied_seconds, 0);
-      EXPECT_EQ(report.staging_note.empty(), staging_bytes == UINT64_MAX) << report.staging_note;
+      EXPECT_EQ(report.note.empty(), staging_bytes == UINT64_MAX) << report.note;
       ExpectSaved(tensors, step);
     }
   }
@@ -392,7 +392,7 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
     committed.push_back(report.directory);
     go_on.wait(false);
     EXPECT_TRUE(Prune(storage_, "", 1).ok());
-    report.staging_note = "pruned";
+    report.note = "pruned";
   };
   AsyncSaver saver(faulty_, "", group_, options);
   saver.Start(AtStep(1), state.dict);
@@ -406,7 +406,7 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   saver.Start(AtStep(4), state.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 4);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->staging_note, "pruned");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->note, "pruned");
   EXPECT_FALSE(outcomes[3].report.ok());
   EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
   EXPECT_EQ(List(storage_, "")->size(), 1);

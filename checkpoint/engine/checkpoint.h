@@ -3,6 +3,10 @@
 
 // The public interface of the library: save, load in place, list, verify. Directories are paths
 // inside a Storage.
+//
+// Signals: the library installs no handler and changes no signal mask. Its threads inherit the mask
+// of the thread that calls it: a program that wants no handler to run on them blocks the signals
+// there before it calls.
 
 #include <cstdint>
 #include <functional>
@@ -57,7 +61,10 @@ struct SaveReport {
   // Of asynchronous saves.
   double copied_seconds = 0;   // from the beginning until this process's state was copied
   double blocked_seconds = 0;  // this process's threads spent in Start() and waiting for the copy
-  std::string staging_note;    // not empty: the copy did not fit, and why
+
+  // What did not go as well as it could, though the checkpoint is whole: that the copy of an
+  // asynchronous save did not fit, and why; what on_committed adds. Empty: nothing.
+  std::string note;
 };
 
 // Saves a checkpoint to root/step-N, where N is metadata.trainer().step(), the same on every rank;
@@ -144,10 +151,20 @@ struct CheckpointInfo {
   std::string directory;  // under root
 };
 
+// A directory of a step that cannot be looked into: nobody knows whether it holds a checkpoint.
+struct UnreadableCheckpoint {
+  int64_t step = 0;
+  std::string directory;  // under root
+  absl::Status status;
+};
+
 // Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
-// manifest is read. Half-written directories are not among them.
-absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root);
-// Those: saves that have been begun and not been committed, or not yet.
+// manifest is read. Half-written directories are not among them. Neither are unreadable ones, which
+// `unreadable` (may be null) receives: one bad directory does not make the others useless.
+absl::StatusOr<std::vector<CheckpointInfo>> List(
+    Storage& storage, std::string_view root,
+    std::vector<UnreadableCheckpoint>* unreadable = nullptr);
+// Directories of saves that were started but not committed.
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root);
 
@@ -174,7 +191,8 @@ absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoin
 
 // Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so
 // that a crash halfway leaves no checkpoint that looks whole. Also removes half-written directories
-// older than the newest committed one.
+// older than the newest committed one. Symbolic links and unreadable directories are left alone and
+// do not count. Returns the first error after having tried all.
 absl::Status Prune(Storage& storage, std::string_view root, int keep);
 
 }  // namespace tessera::ckpt

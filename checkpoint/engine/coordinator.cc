@@ -42,11 +42,9 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(std::move(manifest_)));
   const std::string temporary = JoinPath(directory_, kTemporaryManifestFileName);
   TESSERA_RETURN_IF_ERROR(WriteAll(storage_, temporary, encoded));
-  TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(directory_));
   may_be_committed_ = true;
   TESSERA_RETURN_IF_ERROR(storage_.Rename(temporary, JoinPath(directory_, kManifestFileName)));
   TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(directory_));
-  TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(root_));
   return std::to_string(bytes);
 }
 
@@ -73,13 +71,11 @@ absl::Status Coordinator::PrepareDirectory() {
                                                  storage_.Describe(directory_),
                                                  "; it is never overwritten"));
   }
-  TESSERA_RETURN_IF_ERROR(storage_.MakeDirectory(root_));
   const absl::Status removed = storage_.DeleteTree(directory_);
   if (!absl::IsNotFound(removed)) TESSERA_RETURN_IF_ERROR(removed);
   TESSERA_RETURN_IF_ERROR(CheckRoom());
   directory_is_ours_ = true;
-  TESSERA_RETURN_IF_ERROR(storage_.MakeDirectory(directory_));
-  return storage_.SyncDirectory(root_);
+  return storage_.MakeDirectory(directory_);
 }
 
 absl::Status Coordinator::CheckRoom() {

@@ -24,7 +24,7 @@ class Coordinator {
   // Where `is_new` is false the same plan was checked before.
   absl::StatusOr<std::string> Prepare(const Manifest& planned, bool is_new);
 
-  // Steps 5 to 8: the reports of all ranks -> the number of bytes written.
+  // Steps 5 to 7: the reports of all ranks -> the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
 
   // What Prepare() asks of a new plan, apart from the metadata.

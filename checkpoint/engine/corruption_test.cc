@@ -2,14 +2,20 @@
 // lost and replaced: Verify says so with file, offset and tensor, and Load refuses.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/crc32c.h"
+#include "base/crc32c.h"
+#include "checkpoint/base/byte_order.h"
 #include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/engine/damage_counters.h"
 #include "checkpoint/engine/test_state.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
@@ -75,6 +81,73 @@ class CorruptionTest : public testing::Test {
   std::string directory_;
   Manifest manifest_;
 };
+
+// Remembers the longest message that rank 0 gave to all.
+class SpyGroup final : public ProcessGroup {
+ public:
+  uint64_t longest_bytes = 0;
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    longest_bytes = std::max<uint64_t>(longest_bytes, from_rank_0.size());
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int to) override {
+    return base_.StartSend(data, to);
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int from) override {
+    return base_.StartReceive(data, from);
+  }
+
+ private:
+  SingleProcessGroup base_;
+};
+
+// Bytes of manifest.pb that were read.
+uint64_t ManifestBytesRead(const FaultInjectingStorage& storage) {
+  uint64_t bytes = 0;
+  for (const Operation& operation : storage.operations()) {
+    const bool is_manifest = operation.path.ends_with(kManifestFileName);
+    if (is_manifest && operation.kind == OperationKind::kReadAt) bytes += operation.size_bytes;
+  }
+  return bytes;
+}
+
+TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
+  const std::string path = directory_ + "/" + std::string(kManifestFileName);
+  ASSERT_TRUE(WriteAll(storage_, path, std::string(4 << 20, 'x')).ok());
+  SpyGroup group;
+  LocalState state = State(false);
+  const absl::Status status = Load(faulty_, directory_, state.dict, group, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(std::string(status.message()).find(storage_.Describe(path)), std::string::npos);
+  EXPECT_EQ(ManifestBytesRead(faulty_), kManifestHeaderBytes);
+  EXPECT_LT(group.longest_bytes, 1000);
+}
+
+// One rank finds out, and the others are told that, not the bytes.
+TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut) {
+  const std::string path = directory_ + "/" + std::string(kManifestFileName);
+  std::string bytes = ReadAll(storage_, path, 1 << 20)->substr(0, kManifestHeaderBytes);
+  for (int i = 0; i < 200'000; ++i) bytes += std::string("\x42\x00", 2);
+  StoreLittleEndian<uint64_t>(bytes.size() - kManifestHeaderBytes, bytes.data() + 16);
+  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(kManifestHeaderBytes)),
+                    bytes.data() + 24);
+  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(0, 28)), bytes.data() + 28);
+  ASSERT_TRUE(WriteAll(storage_, path, bytes).ok());
+  SpyGroup group;
+  LocalState state = State(false);
+  const absl::Status status = Load(faulty_, directory_, state.dict, group, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(std::string(status.message()).find("16 times its size"), std::string::npos) << status;
+  EXPECT_LT(group.longest_bytes, 1000);
+}
 
 TEST_F(CorruptionTest, Unharmed) {
   const auto report = Verify(faulty_, directory_, true, 2, nullptr);
@@ -216,6 +289,79 @@ TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
     EXPECT_EQ(report->damage.empty(), !cuts_elements);
     EXPECT_EQ(absl::IsDataLoss(TryLoad(storage_)), cuts_elements) << chunk_bytes;
   }
+}
+
+// A checkpoint of many files, each with many shards and chunks.
+class ManyFilesTest : public testing::Test {
+ protected:
+  ManyFilesTest() : faulty_(storage_) {
+    std::mt19937_64 random(1);
+    tensor_ = RandomTensor("w", WEIGHT, F32, {2000, 16}, random);
+    std::vector<Box> rows;
+    for (int64_t row = 0; row < 2000; ++row) rows.push_back({{row, 0}, {1, 16}});
+    state_.Add(tensor_, rows, true);
+    SaveOptions options;
+    options.checksum_chunk_bytes = 64;
+    options.max_file_bytes = 1000;
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(7);
+    const auto report = Save(storage_, "", metadata, state_.dict, group_, options);
+    EXPECT_TRUE(report.ok()) << report.status();
+    directory_ = report->directory;
+    manifest_ = *ReadManifest(storage_, directory_);
+    EXPECT_GT(manifest_.files_size(), 100);
+  }
+
+  MemoryStorage storage_;
+  FaultInjectingStorage faulty_;
+  SingleProcessGroup group_;
+  WholeTensor tensor_;
+  LocalState state_;
+  std::string directory_;
+  Manifest manifest_;
+};
+
+TEST_F(ManyFilesTest, FilesOfAWrongSizeCostOneMapTogether) {
+  for (const DataFile& file : manifest_.files()) {
+    faulty_.TruncateReads(directory_ + "/" + file.path(), file.size_bytes() - 1);
+  }
+  const int64_t before = GetDamageCounters().maps;
+  const absl::Status load = Load(faulty_, directory_, state_.dict, group_, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(load)) << load;
+  EXPECT_EQ(GetDamageCounters().maps - before, 1);
+}
+
+TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
+  // One file of a hundred and more chunks, all of them bad.
+  SaveOptions options;
+  options.checksum_chunk_bytes = 64;
+  Metadata metadata;
+  metadata.mutable_trainer()->set_step(8);
+  const auto saved = Save(storage_, "", metadata, state_.dict, group_, options);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const Manifest manifest = *ReadManifest(storage_, saved->directory);
+  ASSERT_EQ(manifest.files_size(), 1);
+  ASSERT_GT(manifest.files(0).chunk_crc32c_size(), 1000);
+  const std::string path = saved->directory + "/" + manifest.files(0).path();
+  const std::string garbage(manifest.files(0).size_bytes(), 'x');
+  ASSERT_TRUE(WriteAll(storage_, path, garbage).ok());
+  const int64_t before = GetDamageCounters().located;
+  const auto report = Verify(storage_, saved->directory, false, 2, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(GetDamageCounters().located - before, 100);
+  EXPECT_LT(report->damage.size(), 105);
+}
+
+TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {
+  faulty_.FailWhere(
+      [](const Operation& o) {
+        return o.kind == OperationKind::kReadAt && o.path.ends_with(".safetensors");
+      },
+      absl::DataLossError("Input/output error"));
+  const auto report = Verify(faulty_, directory_, false, 2, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_GE(report->damage.size(), manifest_.files_size());
+  EXPECT_LE(report->damage.size(), 101 * manifest_.files_size());
 }
 
 }  // namespace

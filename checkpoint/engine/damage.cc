@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/engine/damage_counters.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
@@ -38,6 +39,7 @@ struct CrcStep {
 }  // namespace
 
 FileMap::FileMap(const Manifest& manifest) : manifest_(manifest), extents_(manifest.files_size()) {
+  ++GetDamageCounters().maps;
   for (int t = 0; t < manifest.tensors_size(); ++t) {
     const LogicalTensor& tensor = manifest.tensors(t);
     const int64_t count = ShardCount(tensor);
@@ -69,6 +71,7 @@ std::string FileMap::TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end
 
 std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
                                               uint64_t length_bytes) {
+  ++GetDamageCounters().located;
   static const CrcStep step;
   // The register is linear: the difference of the two checksums is what the changed bits alone would leave in it. Going back
   // over the bytes after the change must give a register with only the lowest byte set: the change itself.

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/base/crc32c.h"
+#include "base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/damage.h"
 #include "checkpoint/engine/directory.h"
@@ -194,6 +195,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
   OpenFiles files;
   std::vector<std::string> problems;
   absl::StatusCode code = absl::StatusCode::kOk;
+  std::optional<FileMap> map;  // once, however many files are wrong
   const auto report = [&](absl::StatusCode problem_code, std::string problem) {
     if (problems.empty()) code = problem_code;
     problems.push_back(std::move(problem));
@@ -208,8 +210,8 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
                                                     : file.status().code(),
              std::string(file.status().message()));
     } else if ((*file)->size_bytes() != description.size_bytes()) {
-      const FileMap map(manifest);
-      Damage damage = DescribeSizeError(manifest, map, reads.file_index, (*file)->size_bytes());
+      if (!map.has_value()) map.emplace(manifest);
+      Damage damage = DescribeSizeError(manifest, *map, reads.file_index, (*file)->size_bytes());
       damage.file = storage.Describe(path);
       report(absl::StatusCode::kDataLoss, ToString(damage));
     } else {

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/threads.h"
 #include "checkpoint/base/checked_math.h"
-#include "checkpoint/base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/phase.h"
 #include "checkpoint/engine/pieces.h"
@@ -168,8 +169,8 @@ std::optional<std::chrono::steady_clock::time_point> DataWriter::copied_at() con
 absl::StatusOr<WriteReport> DataWriter::Run() {
   const size_t workers = std::min<size_t>(options_.io_threads, pieces_.size());
   digests_.assign(workers, Digests(slots_.size()));
-  std::vector<std::thread> others;
-  for (size_t w = 1; w < workers; ++w) others.emplace_back([this, w] { Work(digests_[w]); });
+  std::vector<std::thread> others =
+      StartThreads(static_cast<int>(workers) - 1, [this](int other) { Work(digests_[other + 1]); });
   if (workers > 0) Work(digests_[0]);
   for (std::thread& thread : others) thread.join();
 
@@ -178,7 +179,10 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   released_.store(true, std::memory_order_release);
   changed_.notify_all();
   if (!pieces_.empty()) pool_.SetPresent(untouched_.data() - pool_.memory().data());
-  if (!error_.ok()) return error_;
+  TESSERA_RETURN_IF_ERROR(error_);
+  if (!files_.empty()) {
+    TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(directory_)));
+  }
   return Report();
 }
 

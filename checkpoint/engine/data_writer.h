@@ -36,8 +36,7 @@ struct DataWriterOptions {
   uint64_t staging_bytes;  // at most, or one chunk
 };
 
-// Writes the data files that a plan gives to one rank and makes their contents (not their names)
-// durable.
+// Writes the data files that a plan gives to one rank and makes their contents and names durable.
 //
 // The files are cut into pieces. Each is copied from the state into staging memory, checksummed and
 // digested, and written. While nobody waits, copying goes ahead of writing as far as staging memory
@@ -46,7 +45,7 @@ struct DataWriterOptions {
 // memory allows. Where nobody waits for it a piece is checked while it is being copied and in the
 // cache, else before it is written.
 //
-// Run() works with threads of its own; who wants to change the state meanwhile waits with
+// Run() works with threads of its own, with fewer where the system gives no more; who wants to change the state meanwhile waits with
 // WaitUntilCopied(). Both may outlive the arguments of Make(), except the state's memory, the
 // storage and the pool.
 class DataWriter {

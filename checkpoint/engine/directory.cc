@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,10 +25,12 @@ struct StepDirectory {
   bool committed;
 };
 
-// All of them, ascending by step. Empty if the root is not there.
-absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
-                                                               std::string_view root) {
+// All that can be read, ascending by step; empty if the root is not there. `unreadable` (may be
+// null) receives the others.
+absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(
+    Storage& storage, std::string_view root, std::vector<UnreadableCheckpoint>* unreadable) {
   std::vector<StepDirectory> found;
+  if (unreadable != nullptr) unreadable->clear();
   const absl::StatusOr<std::vector<std::string>> names = storage.List(root);
   if (absl::IsNotFound(names.status())) return found;
   TESSERA_RETURN_IF_ERROR(names.status());
@@ -36,17 +40,23 @@ absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
     const std::optional<int64_t> step = ParseStepDirectoryName(name);
     if (!step) continue;
     std::string path = JoinPath(root, name);
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
-    found.push_back({*step, std::move(path), committed});
+    const absl::StatusOr<bool> committed = IsCommitted(storage, path);
+    if (committed.ok()) {
+      found.push_back({*step, std::move(path), *committed});
+    } else if (unreadable != nullptr) {
+      unreadable->push_back({*step, std::string(name), committed.status()});
+    }
   }
   std::ranges::sort(found, {}, &StepDirectory::step);
+  if (unreadable != nullptr) std::ranges::sort(*unreadable, {}, &UnreadableCheckpoint::step);
   return found;
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListThose(Storage& storage, std::string_view root,
-                                                      bool committed) {
+absl::StatusOr<std::vector<CheckpointInfo>> ListThose(
+    Storage& storage, std::string_view root, bool committed,
+    std::vector<UnreadableCheckpoint>* unreadable) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root));
+                           ListStepDirectories(storage, root, unreadable));
   std::vector<CheckpointInfo> those;
   for (const StepDirectory& dir : directories) {
     if (dir.committed == committed) those.push_back({dir.step, StepDirectoryName(dir.step)});
@@ -76,13 +86,20 @@ std::string LastComponent(std::string path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-absl::Status RemoveDirectory(Storage& storage, std::string_view root, const StepDirectory& dir) {
+// What the codec says, with the file's place instead of its name alone.
+absl::Status WithPath(const std::string& path, const absl::Status& status) {
+  if (status.ok()) return status;
+  const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
+  return absl::Status(status.code(),
+                      absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
+}
+
+absl::Status RemoveDirectory(Storage& storage, const StepDirectory& dir) {
   if (dir.committed) {
     TESSERA_RETURN_IF_ERROR(storage.Delete(JoinPath(dir.path, kManifestFileName)));
     TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
   }
-  TESSERA_RETURN_IF_ERROR(storage.DeleteTree(dir.path));
-  return storage.SyncDirectory(root);
+  return storage.DeleteTree(dir.path);
 }
 
 }  // namespace
@@ -118,16 +135,27 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
 }
 
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {
-  absl::StatusOr<std::string> bytes =
-      ReadAll(storage, JoinPath(checkpoint_dir, kManifestFileName), kMaxManifestBytes);
-  if (absl::IsNotFound(bytes.status())) {
+  const std::string path = JoinPath(checkpoint_dir, kManifestFileName);
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) {
     return absl::NotFoundError(absl::StrCat("no committed checkpoint in ",
                                             storage.Describe(checkpoint_dir), " (",
                                             std::string(kManifestFileName), " is missing); ",
                                             DescribeNeighbours(storage, checkpoint_dir)));
   }
   // A pipe in its place.
-  if (absl::IsInvalidArgument(bytes.status())) return absl::DataLossError(bytes.status().message());
+  if (absl::IsInvalidArgument(file.status())) return absl::DataLossError(file.status().message());
+  TESSERA_RETURN_IF_ERROR(file.status());
+  // No more is read than a header that is whole says, nor memory taken for it.
+  const uint64_t size_bytes = (*file)->size_bytes();
+  std::string bytes(std::min<uint64_t>(size_bytes, kManifestHeaderBytes), '\0');
+  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestHeader(bytes, size_bytes)));
+  bytes.resize(size_bytes);
+  TESSERA_RETURN_IF_ERROR(
+      (*file)->ReadAt(kManifestHeaderBytes,
+                      std::as_writable_bytes(std::span(bytes)).subspan(kManifestHeaderBytes)));
+  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestBytes(bytes)));
   return bytes;
 }
 
@@ -135,12 +163,7 @@ absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view che
                                           std::string_view bytes) {
   const auto path = [&] { return storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)); };
   absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
-  if (!manifest.ok()) {
-    const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
-    return absl::Status(
-        manifest.status().code(),
-        absl::StrCat(path(), ": ", absl::StripPrefix(manifest.status().message(), file_name)));
-  }
+  if (!manifest.ok()) return WithPath(path(), manifest.status());
   const std::string name = LastComponent(checkpoint_dir.empty() ? storage.Describe(checkpoint_dir)
                                                                 : std::string(checkpoint_dir));
   const std::optional<int64_t> step = ParseStepDirectoryName(name);
@@ -157,27 +180,33 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
   return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root) {
-  return ListThose(storage, root, /*committed=*/true);
+absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
+                                                 std::vector<UnreadableCheckpoint>* unreadable) {
+  return ListThose(storage, root, /*committed=*/true, unreadable);
 }
 
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root) {
-  return ListThose(storage, root, /*committed=*/false);
+  return ListThose(storage, root, /*committed=*/false, nullptr);
 }
 
 absl::Status Prune(Storage& storage, std::string_view root, int keep) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage, root, nullptr));
+  std::erase_if(directories, [&](const StepDirectory& dir) { return storage.IsLink(dir.path); });
   int64_t committed = std::ranges::count(directories, true, &StepDirectory::committed);
   int64_t excess = committed - std::max(keep, 1);
+  absl::Status first_error;
+  bool removed = false;
   for (const StepDirectory& dir : directories) {
     if (committed == 0) break;  // what follows is newer than the newest committed one
     if (dir.committed) --committed;
     if (dir.committed && excess-- <= 0) continue;
-    TESSERA_RETURN_IF_ERROR(RemoveDirectory(storage, root, dir));
+    first_error.Update(RemoveDirectory(storage, dir));
+    removed = true;
   }
-  return absl::OkStatus();
+  if (removed) first_error.Update(storage.SyncDirectory(root));
+  return first_error;
 }
 
 }  // namespace tessera::ckpt

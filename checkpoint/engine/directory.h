@@ -24,7 +24,8 @@ std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 // True if the directory holds a committed manifest; false also if there is no such directory.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
 
-// The bytes of a committed manifest. NotFound lists what is there instead.
+// The bytes of a committed manifest, of which CheckManifestBytes() has nothing to say. NotFound
+// lists what is there instead; DataLoss names the file.
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir);
 
 // Those bytes, decoded. DataLoss names the file; also where the directory is named for another step

@@ -4,17 +4,18 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <future>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/crc32c.h"
+#include "base/threads.h"
 #include "checkpoint/base/checked_math.h"
-#include "checkpoint/base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/base/units.h"
 #include "checkpoint/engine/box_runs.h"
@@ -88,6 +89,35 @@ struct Window {
   std::byte* data;
 };
 
+// Something done while the caller goes on or, where the system gives no thread, before.
+class BackgroundTask {
+ public:
+  BackgroundTask() = default;
+  BackgroundTask(const BackgroundTask&) = delete;
+  BackgroundTask& operator=(const BackgroundTask&) = delete;
+  ~BackgroundTask() { Join().IgnoreError(); }
+
+  // Precondition: joined.
+  void Start(const std::function<absl::Status()>& task) {
+    absl::StatusOr<std::thread> thread = StartThread([this, task] { status_ = task(); });
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      status_ = task();
+    }
+  }
+
+  // What the last task returned, once it is over; OK where there was none.
+  absl::Status Join() {
+    if (thread_.joinable()) thread_.join();
+    return std::exchange(status_, absl::OkStatus());
+  }
+
+ private:
+  std::thread thread_;
+  absl::Status status_;
+};
+
 uint64_t LargestChunk(const Manifest& manifest) {
   uint64_t largest = 0;
   for (const DataFile& file : manifest.files()) {
@@ -131,6 +161,9 @@ class Rewriter {
       const size_t count = GroupSize(first);
       TESSERA_RETURN_IF_ERROR(WriteGroup(first, count));
       first += count;
+    }
+    if (!files_.empty()) {
+      TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(directory_)));
     }
     return CompareDigests();
   }
@@ -271,15 +304,15 @@ class Rewriter {
     report_.buffer_bytes = std::max(report_.buffer_bytes, sets * stride * count + StagingBytes());
 
     std::array<std::vector<Window>, 2> windows;
-    std::future<absl::Status> writing;  // gone, and so over, before what it uses
+    BackgroundTask writing;  // gone, and so over, before what it uses
     for (uint64_t begin = 0, i = 0; begin < longest; begin += each, ++i) {
       std::vector<Window>& current = windows[i % 2];
       current = CutWindows(files, begin, each, stride, buffers[i % 2].data());
       TESSERA_RETURN_IF_ERROR(InPhase("reading", Fill(current)));
-      if (writing.valid()) TESSERA_RETURN_IF_ERROR(writing.get());
-      writing = std::async(std::launch::async, [this, &current] { return WriteWindows(current); });
+      TESSERA_RETURN_IF_ERROR(writing.Join());
+      writing.Start([this, &current] { return WriteWindows(current); });
     }
-    if (writing.valid()) TESSERA_RETURN_IF_ERROR(writing.get());
+    TESSERA_RETURN_IF_ERROR(writing.Join());
     return FinishFiles(files);
   }
 

@@ -87,7 +87,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 TEST(RewriteMemoryTest, StaysWithinItsSetting) {
 #ifdef TESSERA_SANITIZER
-  GTEST_SKIP() << "the sanitizer has taken the place of the counters";
+  GTEST_SKIP() << "the sanitizer has taken the place of the counters (needs: uninstrumented)";
 #endif
   std::string root = testing::TempDir() + "/rewrite_XXXXXX";
   ASSERT_NE(mkdtemp(root.data()), nullptr);

@@ -22,15 +22,16 @@
 //     checkpoint of the same step and a lack of room end the save here, before anything is written.
 //  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and
 //     makes its name durable. No manifest is in it, so to every reader it is no checkpoint.
-//  3. Every rank writes its data files and makes their contents durable.
+//  3. Every rank writes its data files, makes their contents durable and then, by syncing the
+//     directory itself, their names: a manifest must never be seen without its data, and on a file
+//     system that several machines share, one machine's sync need not cover what others made.
 //  4. Every rank reports: its error, or its checksums and digests. One error ends the save for all.
 //  5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
-//  6. Rank 0 makes the names of all files durable: a manifest must never be seen without its data.
-//  7. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
-//  8. Rank 0 makes the rename durable (the directory, then the root) and tells everybody.
+//  6. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
+//  7. Rank 0 makes the rename durable and tells everybody.
 //
-// A crash before 7 leaves a directory without a manifest, which the next save of that step replaces
-// and Prune removes. A crash after it leaves the whole checkpoint. A loss of power between 7 and 8
+// A crash before 6 leaves a directory without a manifest, which the next save of that step replaces
+// and Prune removes. A crash after it leaves the whole checkpoint. A loss of power between 6 and 7
 // leaves either.
 
 namespace tessera::ckpt {
@@ -151,7 +152,7 @@ absl::StatusOr<SaveReport> RunSave(
   report.seconds = SecondsSince(start, Clock::now());
   report.copied_seconds = SecondsSince(start, (*writer)->copied_at().value_or(start));
   report.processor_seconds = (*writer)->processor_seconds();
-  report.staging_note = context.staging.note();
+  report.note = context.staging.note();
   return report;
 }
 

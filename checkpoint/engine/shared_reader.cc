@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/threads.h"
 #include "checkpoint/base/checked_math.h"
 #include "checkpoint/base/status_macros.h"
 
@@ -175,10 +176,8 @@ class SharedReader::Session {
       : r_(reader), group_(group), deadline_(deadline), done_(reader.own_.size()) {}
 
   absl::Status Run() {
-    std::vector<std::thread> threads;
-    for (int w = 0; w < r_.workers_; ++w) {
-      threads.emplace_back([this, w] { Work(w); });
-    }
+    std::vector<std::thread> threads = StartThreads(r_.workers_, [this](int w) { Work(w); });
+    alone_ = threads.empty();
     const absl::Status exchanged = Exchange();
     {
       const std::lock_guard lock(mutex_);
@@ -186,6 +185,7 @@ class SharedReader::Session {
       released_ = r_.own_.size();
     }
     changed_.notify_all();
+    if (alone_) Work(0);
     for (std::thread& thread : threads) thread.join();
     sends_.clear();
     posted_.clear();
@@ -215,18 +215,19 @@ class SharedReader::Session {
   }
 
   void Work(int worker) {
-    while (const std::optional<Task> task = NextTask()) {
-      const FilePiece& piece = task->own ? r_.own_[task->index].piece : r_.private_[task->index];
-      std::byte* const buffer =
-          task->own ? OwnBuffer(task->index) : r_.private_buffers_[worker].data();
-      absl::Status status = HasFailed() ? absl::CancelledError("after another error")
-                                        : r_.reader_.ReadAndPlace(piece, buffer);
-      const std::lock_guard lock(mutex_);
-      if (status.ok()) r_.counters_.bytes_read += piece.size();
-      if (task->own) done_[task->index] = status.ok() ? Done::kGood : Done::kFailed;
-      if (error_.ok()) error_ = std::move(status);
-      changed_.notify_all();
-    }
+    while (const std::optional<Task> task = NextTask()) DoTask(worker, *task);
+  }
+
+  void DoTask(int worker, const Task& task) {
+    const FilePiece& piece = task.own ? r_.own_[task.index].piece : r_.private_[task.index];
+    std::byte* const buffer = task.own ? OwnBuffer(task.index) : r_.private_buffers_[worker].data();
+    absl::Status status = HasFailed() ? absl::CancelledError("after another error")
+                                      : r_.reader_.ReadAndPlace(piece, buffer);
+    const std::lock_guard lock(mutex_);
+    if (status.ok()) r_.counters_.bytes_read += piece.size();
+    if (task.own) done_[task.index] = status.ok() ? Done::kGood : Done::kFailed;
+    if (error_.ok()) error_ = std::move(status);
+    changed_.notify_all();
   }
 
   bool HasFailed() {
@@ -281,14 +282,7 @@ class SharedReader::Session {
     // What went out before has long been taken in, or is about to be: ranks go through the pieces
     // in one order.
     TESSERA_RETURN_IF_ERROR(FinishSends());
-    bool good;
-    {
-      std::unique_lock lock(mutex_);
-      released_ = index;
-      changed_.notify_all();
-      changed_.wait(lock, [&] { return done_[index] != Done::kNot; });
-      good = done_[index] == Done::kGood;
-    }
+    const bool good = WaitForOwn(index);
     const OwnPiece& own = r_.own_[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
@@ -303,6 +297,23 @@ class SharedReader::Session {
       });
     }
     return absl::OkStatus();
+  }
+
+  // Returns whether the piece was read. Its buffer and those of pieces after it are free before.
+  bool WaitForOwn(size_t index) {
+    std::unique_lock lock(mutex_);
+    released_ = index;
+    changed_.notify_all();
+    while (done_[index] == Done::kNot) {
+      if (!alone_) {
+        changed_.wait(lock);
+        continue;
+      }
+      lock.unlock();
+      if (const std::optional<Task> task = NextTask()) DoTask(0, *task);
+      lock.lock();
+    }
+    return done_[index] == Done::kGood;
   }
 
   absl::Status SendPacked(const Group& group, const FilePiece& piece, const std::byte* data,
@@ -354,6 +365,7 @@ class SharedReader::Session {
   absl::Status error_;
 
   // The exchanging thread's.
+  bool alone_ = false;  // there is no other: it reads, too
   std::vector<std::unique_ptr<Transfer>> sends_;
   std::deque<std::unique_ptr<Transfer>> posted_;
   size_t next_posted_ = 0;

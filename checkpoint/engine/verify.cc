@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "checkpoint/base/crc32c.h"
+#include "base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/engine/box_runs.h"
 #include "checkpoint/engine/checkpoint.h"
@@ -78,6 +78,21 @@ class Verifier {
  private:
   void Report(Damage damage) { report_.damage.push_back(std::move(damage)); }
 
+  // What is in a data file, where there can be much of it. Nothing is made of what is not reported.
+  template <typename MakeDamage>
+  void ReportInFile(uint32_t file_index, const MakeDamage& make_damage) {
+    size_t count;
+    {
+      const std::lock_guard lock(mutex_);
+      count = ++damage_per_file_[file_index];
+    }
+    if (count > kMaxDamagePerFile) return;
+    Damage damage = make_damage();
+    if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
+    const std::lock_guard lock(mutex_);
+    Report(std::move(damage));
+  }
+
   void CheckCoverage() {
     for (const LogicalTensor& tensor : manifest_.tensors()) {
       if (!tensor.alias_of().empty()) continue;
@@ -112,22 +127,23 @@ class Verifier {
     if (file.size_bytes() != description.size_bytes() || file.size_bytes() < 8) {
       return absl::OkStatus();
     }
+    const absl::StatusOr<SafetensorsHeader> header = ReadHeader(file);
+    const absl::Status checked = header.ok() ? CompareHeader(index, *header) : header.status();
+    if (checked.ok()) return absl::OkStatus();
+    if (!absl::IsDataLoss(checked)) return checked;
+    Report({description.path(), 0, "", absl::StrCat("header: ", checked.message())});
+    return absl::OkStatus();
+  }
+
+  static absl::StatusOr<SafetensorsHeader> ReadHeader(const ReadableFile& file) {
     char length[8];
     TESSERA_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(length))));
-    const absl::StatusOr<uint64_t> bytes =
-        SafetensorsHeaderBytes(std::string_view(length, 8), file.size_bytes());
-    absl::Status checked = bytes.status();
-    if (bytes.ok()) {
-      std::string text(*bytes, '\0');
-      TESSERA_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(text))));
-      const absl::StatusOr<SafetensorsHeader> header =
-          ParseSafetensorsHeader(text, file.size_bytes());
-      checked = header.ok() ? CompareHeader(index, *header) : header.status();
-    }
-    if (!checked.ok()) {
-      Report({description.path(), 0, "", absl::StrCat("header: ", checked.message())});
-    }
-    return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(
+        const uint64_t bytes,
+        SafetensorsHeaderBytes(std::string_view(length, 8), file.size_bytes()));
+    std::string text(bytes, '\0');
+    TESSERA_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(text))));
+    return ParseSafetensorsHeader(text, file.size_bytes());
   }
 
   absl::Status CompareHeader(uint32_t index, const SafetensorsHeader& header) const {
@@ -174,10 +190,12 @@ class Verifier {
         const size_t element_bytes = DTypeSize(tensor.dtype());
         if (extent.begin % element_bytes != 0 ||
             manifest_.files(f).chunk_bytes() % element_bytes != 0) {
-          Report({manifest_.files(f).path(), extent.begin, tensor.name(),
-                  absl::StrCat("elements of ", element_bytes,
-                               " bytes are not aligned, or checksum chunks of ",
-                               manifest_.files(f).chunk_bytes(), " bytes cut them")});
+          ReportInFile(f, [&]() -> Damage {
+            return {manifest_.files(f).path(), extent.begin, tensor.name(),
+                    absl::StrCat("elements of ", element_bytes,
+                                 " bytes are not aligned, or checksum chunks of ",
+                                 manifest_.files(f).chunk_bytes(), " bytes cut them")};
+          });
           continue;
         }
         const Shape shape = GlobalShape(tensor);
@@ -227,10 +245,11 @@ class Verifier {
     const absl::Status read =
         files_[piece.file_index]->ReadAt(piece.begin, {buffer, piece.end - piece.begin});
     if (!read.ok()) {
-      const std::lock_guard lock(mutex_);
-      Report({description.path(), piece.begin,
-              map_.TensorsIn(piece.file_index, piece.begin, piece.end),
-              std::string(read.message())});
+      ReportInFile(piece.file_index, [&]() -> Damage {
+        return {description.path(), piece.begin,
+                map_.TensorsIn(piece.file_index, piece.begin, piece.end),
+                std::string(read.message())};
+      });
       return absl::OkStatus();
     }
     const uint64_t chunk_bytes = description.chunk_bytes();
@@ -251,11 +270,8 @@ class Verifier {
   void CheckChunk(uint32_t file_index, uint64_t chunk, std::span<const std::byte> data) {
     const uint32_t found = Crc32c(data);
     if (found == manifest_.files(file_index).chunk_crc32c(static_cast<int>(chunk))) return;
-    Damage damage = DescribeChecksumError(manifest_, map_, file_index, chunk, found);
-    const std::lock_guard lock(mutex_);
-    const size_t count = ++damage_per_file_[file_index];
-    if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
-    if (count <= kMaxDamagePerFile) Report(std::move(damage));
+    ReportInFile(file_index,
+                 [&] { return DescribeChecksumError(manifest_, map_, file_index, chunk, found); });
   }
 
   void AddToDigests(uint32_t file_index, uint64_t begin, uint64_t end, const std::byte* data) {

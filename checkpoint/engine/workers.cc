@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/threads.h"
+
 namespace tessera::ckpt {
 
 absl::Status RunTasks(int workers, size_t count,
@@ -30,8 +32,7 @@ absl::Status RunTasks(int workers, size_t count,
     }
   };
   const int threads = static_cast<int>(std::min<size_t>(std::max(workers, 1), count));
-  std::vector<std::thread> others;
-  for (int worker = 1; worker < threads; ++worker) others.emplace_back(work, worker);
+  std::vector<std::thread> others = StartThreads(threads - 1, [&](int other) { work(other + 1); });
   work(0);
   for (std::thread& thread : others) thread.join();
   return error;

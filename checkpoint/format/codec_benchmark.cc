@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/base/crc32c.h"
+#include "base/crc32c.h"
 #include "checkpoint/format/digest.h"
 
 namespace tessera::ckpt {

@@ -1,38 +1,11 @@
 #include "checkpoint/format/digest.h"
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 
-#include "checkpoint/format/digest_internal.h"
-
 namespace tessera::ckpt {
-namespace internal {
-
-LogicalDigest DigestRunPortable(uint64_t first_index, const void* data, size_t count,
-                                size_t element_bytes) {
-  switch (element_bytes) {
-    case 1:
-      return DigestScalarRun<uint8_t>(first_index, data, count);
-    case 2:
-      return DigestScalarRun<uint16_t>(first_index, data, count);
-    case 4:
-      return DigestScalarRun<uint32_t>(first_index, data, count);
-    default:
-      return DigestScalarRun<uint64_t>(first_index, data, count);
-  }
-}
-
-}  // namespace internal
-
 namespace {
-
-constexpr size_t kStreamMinBytes = 2048;
-
-internal::DigestFunction ChooseDigestFunction() {
-  if (auto function = internal::DigestRunAvx512()) return function;
-  if (auto function = internal::DigestRunAvx2()) return function;
-  return internal::DigestRunPortable;
-}
 
 // One loop over a box: how far an iteration moves in the tensor's row-major order and in memory (in
 // elements).
@@ -98,31 +71,6 @@ LogicalDigest DigestLoops(int64_t first_index, const std::byte* data, std::span<
 }
 
 }  // namespace
-
-LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count,
-                        size_t element_bytes) {
-  static const internal::DigestFunction function = ChooseDigestFunction();
-  return function(first_index, data, count, element_bytes);
-}
-
-LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
-                               size_t element_bytes) {
-  static const internal::CopyAndDigestFunction function = internal::CopyAndDigestRunAvx512();
-  const size_t vector_bytes = 8 * element_bytes;
-  const size_t head_bytes = -reinterpret_cast<uintptr_t>(to) % vector_bytes;
-  const size_t size_bytes = count * element_bytes;
-  // Copied past the cache, a few elements would cost more than they save.
-  if (function == nullptr || size_bytes < kStreamMinBytes || head_bytes % element_bytes != 0) {
-    if (count > 0) std::memcpy(to, data, size_bytes);
-    return DigestRun(first_index, to, count, element_bytes);
-  }
-  std::memcpy(to, data, head_bytes);
-  const size_t head = head_bytes / element_bytes;
-  LogicalDigest digest = DigestRun(first_index, to, head, element_bytes);
-  digest += function(first_index + head, static_cast<const std::byte*>(data) + head_bytes,
-                     static_cast<std::byte*>(to) + head_bytes, count - head, element_bytes);
-  return digest;
-}
 
 LogicalDigest DigestBox(const Shape& global_shape, const ConstBoxView& view, size_t element_bytes) {
   if (view.box.empty()) return {};

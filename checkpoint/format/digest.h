@@ -28,29 +28,14 @@ struct LogicalDigest {
 // alignment. Precondition: element_bytes is 1, 2, 4 or 8. Threads: safe.
 LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes);
 
-// The same of what it copies to `to` on the way. Cost: little more than that of the digest where the
-// instruction set allows; the copy then goes past the cache, and the elements at `data` are in it.
+// The same of what it copies to `to` on the way. Cost: little more than that of the digest; the copy
+// goes past the cache, where `to` is aligned for elements, and the elements at `data` are in it.
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes);
 
 // Digest of the elements of view.box, a box of a tensor of the given shape. NaNs are bits like any
 // others. Precondition: the box lies inside the shape; element_bytes as above. Threads: safe.
 LogicalDigest DigestBox(const Shape& global_shape, const ConstBoxView& view, size_t element_bytes);
-
-namespace internal {
-// One function per instruction set, exposed so that a test compares them. All give the same result.
-using DigestFunction = LogicalDigest (*)(uint64_t first_index, const void* data, size_t count,
-                                         size_t element_bytes);
-LogicalDigest DigestRunPortable(uint64_t first_index, const void* data, size_t count,
-                                size_t element_bytes);
-DigestFunction DigestRunAvx2();    // nullptr where this machine has none
-DigestFunction DigestRunAvx512();  // nullptr where this machine has none
-
-// `to` must be aligned for eight elements.
-using CopyAndDigestFunction = LogicalDigest (*)(uint64_t first_index, const void* data, void* to,
-                                                size_t count, size_t element_bytes);
-CopyAndDigestFunction CopyAndDigestRunAvx512();  // nullptr where this machine has none
-}  // namespace internal
 
 }  // namespace tessera::ckpt
 

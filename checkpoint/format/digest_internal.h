@@ -22,6 +22,9 @@ inline constexpr uint64_t kDigestMix2 = 0xC4CEB9FE1A85EC53;
 // times as long (AVX-512 on Sapphire Rapids; a quarter of the distance is slower by a fifth).
 inline constexpr size_t kDigestPrefetchBytes = 4096;
 
+// What memory is fetched in, and copied past the cache in.
+inline constexpr size_t kLineBytes = 64;
+
 // The part of the hash that depends on the index alone: neighbours differ by a constant, so that
 // loops add.
 inline uint64_t DigestIndexTerm(uint64_t index) { return index * kDigestIndexFactor + kDigestKey; }

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/base/crc32c.h"
+#include "base/crc32c.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"

@@ -3,15 +3,18 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/crc32c.h"
 #include "checkpoint/base/byte_order.h"
-#include "checkpoint/base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/parse_cost.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -82,6 +85,16 @@ absl::Status CheckVersion(uint32_t major, uint32_t minor) {
                    " is unknown, this program reads version ", kFormatMajor));
 }
 
+constexpr uint64_t kCostAllowance = uint64_t{1} << 20;
+
+uint64_t CostLimit(std::string_view payload) {
+  return kMaxManifestCostRatio * payload.size() + kCostAllowance;
+}
+
+std::optional<uint64_t> Cost(std::string_view payload) {
+  return ParseCost(*Manifest::descriptor(), payload, CostLimit(payload));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> EncodeManifest(Manifest manifest) {
@@ -103,28 +116,53 @@ absl::StatusOr<std::string> EncodeManifest(Manifest manifest) {
       return absl::InvalidArgumentError("the manifest does not serialize");
     }
   }
+  if (Cost(payload) > CostLimit(payload)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the manifest of ", payload_bytes, " bytes would take more than ",
+                     kMaxManifestCostRatio, " times its size in memory"));
+  }
   std::string bytes = EncodeHeader({kFormatMajor, kFormatMinor, payload.size(), Crc32c(payload)});
   bytes += payload;
   return bytes;
 }
 
-absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
-  TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(bytes));
+absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes) {
+  TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(first_bytes));
   TESSERA_RETURN_IF_ERROR(CheckVersion(header.major, header.minor));
   if (header.payload_bytes > kMaxManifestBytes - kManifestHeaderBytes) {
     return Damaged(kPayloadBytesAt, "payload of ", header.payload_bytes, " bytes, at most ",
                    kMaxManifestBytes - kManifestHeaderBytes, " are allowed");
   }
+  const uint64_t payload_bytes = file_bytes - kManifestHeaderBytes;
+  if (payload_bytes != header.payload_bytes) {
+    return Damaged(std::min(file_bytes, kManifestHeaderBytes + header.payload_bytes),
+                   "payload: expected ", header.payload_bytes, " bytes, found ", payload_bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckManifestBytes(std::string_view bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckManifestHeader(bytes, bytes.size()));
+  const auto stored_crc = LoadLittleEndian<uint32_t>(bytes.data() + kPayloadCrcAt);
   const std::string_view payload = bytes.substr(kManifestHeaderBytes);
-  if (payload.size() != header.payload_bytes) {
-    return Damaged(bytes.size(), "payload: expected ", header.payload_bytes, " bytes, found ",
-                   payload.size());
-  }
   const uint32_t crc = Crc32c(payload);
-  if (crc != header.payload_crc) {
+  if (crc != stored_crc) {
     return Damaged(kManifestHeaderBytes, "payload checksum over ", payload.size(),
-                   " bytes: expected ", Hex(header.payload_crc), ", found ", Hex(crc));
+                   " bytes: expected ", Hex(stored_crc), ", found ", Hex(crc));
   }
+  const std::optional<uint64_t> cost = Cost(payload);
+  if (!cost.has_value()) return Damaged(kManifestHeaderBytes, "the payload is no Manifest message");
+  if (*cost > CostLimit(payload)) {
+    return Damaged(kManifestHeaderBytes, "the payload of ", payload.size(),
+                   " bytes would take more than ", kMaxManifestCostRatio, " times its size");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckManifestBytes(bytes));
+  TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(bytes));
+  const std::string_view payload = bytes.substr(kManifestHeaderBytes);
   static_assert(kMaxManifestBytes <= std::numeric_limits<int>::max());
   Manifest manifest;
   if (!manifest.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {

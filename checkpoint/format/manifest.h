@@ -16,14 +16,19 @@
 namespace tessera::ckpt {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 0;
+inline constexpr uint32_t kFormatMinor = 1;
 inline constexpr std::string_view kManifestFileName = "manifest.pb";
 inline constexpr size_t kManifestHeaderBytes = 32;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload
 
+// What a decoded manifest may take of memory: so many times its bytes, and a megabyte. Those that
+// are saved take about seven times their bytes; a file made to cost more is refused before it is
+// parsed.
+inline constexpr uint64_t kMaxManifestCostRatio = 16;
+
 // Bytes of manifest.pb. Stamps this version into the message; the same message gives the same
 // bytes. Errors: InvalidArgument where ValidateManifest finds something wrong or the result exceeds
-// kMaxManifestBytes.
+// kMaxManifestBytes or kMaxManifestCostRatio.
 absl::StatusOr<std::string> EncodeManifest(Manifest manifest);
 
 // Inverse of EncodeManifest. Any flipped byte and any truncation is noticed before the payload is
@@ -31,6 +36,14 @@ absl::StatusOr<std::string> EncodeManifest(Manifest manifest);
 // Unimplemented for a major version that this program does not know. Cost: one million shards in
 // well under a second.
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
+
+// The parts of that which need no more than the bytes: what a reader checks before it reads on,
+// hands the bytes to others, or takes memory for them.
+//
+// The header, from the file's first bytes and its length, of which payload and header must be all.
+absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes);
+// That, the payload's checksum and its cost. OK does not mean that the payload is valid.
+absl::Status CheckManifestBytes(std::string_view bytes);
 
 // What must hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases that
 // point to tensors with shards, shard columns of equal length, boxes inside their tensor, bytes

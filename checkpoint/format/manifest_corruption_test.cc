@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/crc32c.h"
 #include "checkpoint/base/byte_order.h"
-#include "checkpoint/base/crc32c.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/test_manifest.h"
 
@@ -135,6 +135,50 @@ TEST(ManifestCorruption, PayloadThatIsNoMessage) {
                        "ab"),
                  "no Manifest");
   ExpectDataLoss(Frame(""), "format version");
+}
+
+// A small file must not take the memory of the machine: what it holds is counted before it is
+// parsed.
+TEST(ManifestCorruption, WhatWouldCostMuchMoreMemoryThanItsSize) {
+  using std::string_literals::operator""s;
+  for (const std::string& piece :
+       {"\x42\x00"s, "\x4a\x00"s, "\xA2\x06\x00"s, "\xA3\x06\xA4\x06"s}) {
+    std::string payload;
+    for (int i = 0; i < 200'000; ++i) payload += piece;
+    ExpectDataLoss(Frame(payload), "bytes would take more than 16 times its size");
+    EXPECT_EQ(CheckManifestBytes(Frame(payload)).code(), StatusCode::kDataLoss);
+  }
+  // What is as large and honest is not meant.
+  Manifest manifest = FullManifest();
+  (*manifest.mutable_trainer()->mutable_extra())["large"] = std::string(1 << 20, 'x');
+  for (int i = 0; i < 5000; ++i) {
+    LogicalTensor& tensor = *manifest.add_tensors();
+    tensor.set_name("model.layers." + std::to_string(i) + ".weight");
+    tensor.set_role(WEIGHT);
+    tensor.set_dtype(F32);
+    tensor.add_global_shape(0);
+  }
+  const auto bytes = EncodeManifest(manifest);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_TRUE(DecodeManifest(*bytes).ok());
+}
+
+TEST(ManifestCorruption, TheHeaderIsCheckedWithoutTheRest) {
+  const std::string good = Good();
+  const std::string header = good.substr(0, kManifestHeaderBytes);
+  EXPECT_TRUE(CheckManifestHeader(header, good.size()).ok());
+  EXPECT_TRUE(CheckManifestBytes(good).ok());
+  for (const uint64_t size : {good.size() - 1, good.size() + 1, size_t{kManifestHeaderBytes}}) {
+    EXPECT_EQ(CheckManifestHeader(header, size).code(), StatusCode::kDataLoss) << size;
+  }
+  for (size_t size = 0; size < kManifestHeaderBytes; ++size) {
+    EXPECT_EQ(CheckManifestHeader(header.substr(0, size), size).code(), StatusCode::kDataLoss);
+  }
+  for (size_t at = 0; at < kManifestHeaderBytes; ++at) {
+    std::string flipped = header;
+    flipped[at] ^= 1;
+    EXPECT_FALSE(CheckManifestHeader(flipped, good.size()).ok()) << at;
+  }
 }
 
 // Behind valid checksums, every cut and every flip of the payload must end in an answer, whichever:

@@ -36,6 +36,7 @@ void FillTrainer(TrainerState& trainer) {
   data.set_sequence_length(64);
   data.set_shuffle_seed(1234);
   data.set_samples_per_epoch(1000);
+  data.set_complete_fingerprint(0xFEDCBA9876543210);
   ScheduleState& schedule = *trainer.mutable_schedule();
   schedule.set_name("cosine");
   schedule.set_learning_rate(3e-4);
@@ -45,6 +46,11 @@ void FillTrainer(TrainerState& trainer) {
   trainer.mutable_rng()->set_seed(1234);
   trainer.set_best_loss(std::numeric_limits<double>::infinity());
   trainer.set_last_loss(3.25);
+  NumericsState& numerics = *trainer.mutable_numerics();
+  numerics.set_instruction_set("avx2");
+  numerics.set_library("oneDNN 2.6.3 avx512_core");
+  numerics.set_products_hash(0x0123456789ABCDEF);
+  numerics.set_loops_hash(0xFEDCBA9876543210);
   (*trainer.mutable_extra())["note"] = std::string("\x00\xFF", 2);
   (*trainer.mutable_extra())["other"] = "";
 }

@@ -97,6 +97,7 @@ class FaultInjectingStorage final : public Storage {
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
   absl::Status DeleteTree(std::string_view path) override;
+  bool IsLink(std::string_view path) override { return base_.IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override;
   std::string Describe(std::string_view path) const override;
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_calls.h"
 #include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt::internal {
@@ -59,15 +60,8 @@ absl::Status PosixWritableFile::Sync() {
     if (!sync_status_.ok()) return sync_status_;
     if (absl::Status status = CutReservation(); !status.ok()) return status;
   }
-  // fdatasync covers the length, since the data could not be read back without it. Unlocked, so
-  // that writes may go on meanwhile.
-  int error = 0;
-  while (fdatasync(file_.fd()) != 0) {
-    if (errno != EINTR) {
-      error = errno;
-      break;
-    }
-  }
+  // Unlocked, so that writes may go on meanwhile.
+  const int error = SyncContents(file_.fd());
   MutexLock lock(&mutex_);
   if (error != 0) sync_status_ = ErrnoStatus(error, "Sync", name_);
   return sync_status_;
@@ -98,7 +92,7 @@ absl::Status PosixReadableFile::ReadAt(uint64_t offset_bytes, std::span<std::byt
   }
   size_t read_bytes = 0;
   if (const int error = file_.ReadAt(offset_bytes, out, &read_bytes); error != 0) {
-    const absl::Status status = ErrnoStatus(error, "ReadAt", name_);
+    const absl::Status status = ReadErrnoStatus(error, "ReadAt", name_);
     return absl::Status(status.code(), absl::StrCat(status.message(), " (", out.size(),
                                                     " bytes at offset ", offset_bytes, ")"));
   }

@@ -40,6 +40,8 @@ absl::StatusCode CodeOf(int error) {
   }
 }
 
+IoCalls current_calls;
+
 constexpr uint64_t kMask = kIoAlignmentBytes - 1;
 
 uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
@@ -60,12 +62,22 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
                                                   ": ", std::generic_category().message(error)));
 }
 
+absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where) {
+  const absl::Status status = ErrnoStatus(error, operation, where);
+  // A bad sector; a checksum of the file system; a structure of it.
+  const bool is_lost = error == EIO || error == EBADMSG || error == EUCLEAN || error == ENODATA;
+  return is_lost ? absl::DataLossError(status.message()) : status;
+}
+
 int ScopedFd::Close() {
   if (fd_ < 0) return 0;
   // Linux has released the descriptor even when close() fails, EINTR included: never retry.
   const int result = ::close(std::exchange(fd_, -1));
   return result == 0 || errno == EINTR ? 0 : errno;
 }
+
+void SetIoCalls(const IoCalls& calls) { current_calls = calls; }
+const IoCalls& CurrentIoCalls() { return current_calls; }
 
 BouncePool::Lease::~Lease() {
   if (pool_ == nullptr) return;

@@ -25,6 +25,9 @@ namespace tessera::ckpt::internal {
 // "WriteAt /runs/a: No space left on device" under the code that storage.h promises for `error`.
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where);
 
+// The same for reading, where bytes that the disk or the file system cannot deliver are lost.
+absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
+
 // Owns a file descriptor.
 class ScopedFd {
  public:
@@ -86,6 +89,10 @@ struct IoCalls {
   ssize_t (*pwrite)(int fd, const void* data, size_t size, off_t offset) = ::pwrite;
 };
 
+// What files use that are opened from now on; for tests.
+void SetIoCalls(const IoCalls& calls);
+const IoCalls& CurrentIoCalls();
+
 // One file, opened once through the page cache and, where the file system allows it, once past it
 // (O_DIRECT). A large transfer is cut at multiples of kIoAlignmentBytes: whole blocks go directly,
 // without a copy where the memory is aligned too and through a bounce buffer where it is not; the
@@ -98,7 +105,7 @@ class DualFile {
  public:
   // `direct` may be invalid. Transfers under `direct_min_bytes` always go through the cache.
   DualFile(ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes, BouncePool* bounce,
-           IoCalls calls = {});
+           IoCalls calls = CurrentIoCalls());
 
   int fd() const { return buffered_.get(); }
   bool direct() const { return direct_usable_.load(std::memory_order_relaxed); }

@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_calls.h"
+#include "base/make_directories.h"
 #include "checkpoint/storage/checks.h"
 #include "checkpoint/storage/posix_file.h"
 #include "checkpoint/storage/posix_io.h"
@@ -26,6 +28,7 @@ using internal::BouncePool;
 using internal::ErrnoStatus;
 using internal::PosixReadableFile;
 using internal::PosixWritableFile;
+using internal::ReadErrnoStatus;
 using internal::ScopedFd;
 
 constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
@@ -33,15 +36,7 @@ constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 // "" is the directory itself.
 const char* AtPath(const std::string& path) { return path.empty() ? "." : path.c_str(); }
 
-// 0 or an errno.
-int SyncFd(int fd) {
-  while (fsync(fd) != 0) {
-    // Some network file systems sync nothing by directory, and say so.
-    if (errno == EINVAL || errno == ENOTSUP) return 0;
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
+std::string LastName(const std::string& path) { return std::string(SplitPath(path).second); }
 
 // Takes over `fd`. 0 or an errno; entries without "." and "..".
 int ReadEntries(ScopedFd fd, std::vector<std::pair<std::string, unsigned char>>* entries) {
@@ -106,6 +101,7 @@ class PosixStorage final : public Storage {
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
   absl::Status DeleteTree(std::string_view path) override;
+  bool IsLink(std::string_view path) override;
   absl::StatusOr<uint64_t> FreeBytes() override;
   std::string Describe(std::string_view path) const override;
 
@@ -114,6 +110,10 @@ class PosixStorage final : public Storage {
   ScopedFd CreateExclusively(const std::string& path);
   // The same file once more, past the page cache; invalid where that cannot be had.
   ScopedFd OpenDirect(const std::string& path, int access, int fd);
+  // The directory that a path's last name is in, reached without following a link: nothing outside
+  // of the root can be deleted in it. Invalid, with errno set, on failure: ELOOP for a link.
+  ScopedFd OpenParent(const std::string& path) const;
+  absl::Status DeletionStatus(int error, std::string_view operation, const std::string& path) const;
   absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes);
 
   const std::string root_;
@@ -128,6 +128,33 @@ std::string PosixStorage::Describe(std::string_view path) const {
   return absl::StrCat(root_, slash ? "" : "/", std::string(path));
 }
 
+ScopedFd PosixStorage::OpenParent(const std::string& path) const {
+  constexpr int kFlags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  ScopedFd directory(openat(root_fd_.get(), ".", kFlags));
+  for (size_t begin = 0, end; directory.valid(); begin = end + 1) {
+    end = path.find('/', begin);
+    if (end == std::string::npos) break;
+    const std::string name = path.substr(begin, end - begin);
+    ScopedFd next(openat(directory.get(), name.c_str(), kFlags));
+    const int error = next.valid() ? 0 : errno;
+    struct stat info;
+    const bool is_link = !next.valid() &&
+                         fstatat(directory.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+                         S_ISLNK(info.st_mode);
+    directory = std::move(next);
+    errno = is_link ? ELOOP : error;
+  }
+  return directory;
+}
+
+absl::Status PosixStorage::DeletionStatus(int error, std::string_view operation,
+                                          const std::string& path) const {
+  if (error != ELOOP) return ErrnoStatus(error, operation, Describe(path));
+  return absl::FailedPreconditionError(absl::StrCat(
+      std::string(operation), " ", Describe(path),
+      ": a directory on the path is a symbolic link, behind which nothing is deleted"));
+}
+
 ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
   // A new inode, never O_TRUNC: an older checkpoint may share the old one by a hard link, and a
   // symbolic link might lead anywhere. Another process can take the name between the two calls.
@@ -136,7 +163,11 @@ ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
     ScopedFd fd(openat(root_fd_.get(), path.c_str(),
                        O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (fd.valid() || errno != EEXIST || attempt == kAttempts) return fd;
-    if (unlinkat(root_fd_.get(), path.c_str(), 0) != 0 && errno != ENOENT) return ScopedFd();
+    const ScopedFd parent = OpenParent(path);
+    if (!parent.valid()) return ScopedFd();
+    if (unlinkat(parent.get(), LastName(path).c_str(), 0) != 0 && errno != ENOENT) {
+      return ScopedFd();
+    }
   }
 }
 
@@ -173,7 +204,7 @@ absl::StatusOr<std::unique_ptr<WritableFile>> PosixStorage::Create(std::string_v
   if (!status.ok()) return status;
   const std::string path(path_view);
   ScopedFd fd = CreateExclusively(path);
-  if (!fd.valid()) return ErrnoStatus(errno, "Create", Describe(path));
+  if (!fd.valid()) return DeletionStatus(errno, "Create", path);
   if (size_hint_bytes > 0) status = Reserve(fd.get(), path, size_hint_bytes);
   if (!status.ok()) {
     unlinkat(root_fd_.get(), path.c_str(), 0);
@@ -193,9 +224,9 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
   const std::string path(path_view);
   // O_NONBLOCK: a pipe in the place of a file must not hang us. Regular files ignore it.
   ScopedFd fd(openat(root_fd_.get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return ErrnoStatus(errno, "Open", Describe(path));
+  if (!fd.valid()) return ReadErrnoStatus(errno, "Open", Describe(path));
   struct stat info;
-  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "Open", Describe(path));
+  if (fstat(fd.get(), &info) != 0) return ReadErrnoStatus(errno, "Open", Describe(path));
   if (S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "Open", Describe(path));
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(
@@ -221,42 +252,32 @@ absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view t
   if (fstatat(root, from.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
     return ErrnoStatus(errno, "Rename", where);
   }
-  // rename() would let a directory replace an empty one.
-  if (S_ISDIR(info.st_mode)) {
-    if (renameat2(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE) == 0) {
-      return absl::OkStatus();
-    }
-    if (errno != EINVAL && errno != ENOSYS) return ErrnoStatus(errno, "Rename", where);
+  // rename() would let a directory replace an empty one, and to replace a file deletes it.
+  const bool is_directory = S_ISDIR(info.st_mode);
+  if (is_directory || (!OpenParent(to).valid() && errno == ELOOP)) {
+    const int error = RenameName(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE);
+    if (error == 0) return absl::OkStatus();
+    if (error != EINVAL && error != ENOSYS) return ErrnoStatus(error, "Rename", where);
     // Either the file system has no such flag, or the request makes no sense: rename() tells.
     if (fstatat(root, to.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
       return ErrnoStatus(EEXIST, "Rename", where);
     }
   }
-  if (renameat(root, from.c_str(), root, to.c_str()) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno == EISDIR ? EEXIST : errno, "Rename", where);
+  const int error = RenameName(root, from.c_str(), root, to.c_str());
+  return error == 0 ? absl::OkStatus()
+                    : ErrnoStatus(error == EISDIR ? EEXIST : error, "Rename", where);
 }
 
 absl::Status PosixStorage::MakeDirectory(std::string_view path_view) {
-  absl::Status status = CheckPath("MakeDirectory", path_view, /*root_allowed=*/true);
+  const absl::Status status = CheckPath("MakeDirectory", path_view, /*root_allowed=*/true);
   if (!status.ok() || path_view.empty()) return status;
   const std::string path(path_view);
-  for (size_t end = 0; end != std::string::npos;) {
-    end = path.find('/', end + 1);
-    const std::string prefix = path.substr(0, end);
-    if (mkdirat(root_fd_.get(), prefix.c_str(), 0777) == 0) {
-      status = SyncDirectory(SplitPath(prefix).first);
-      if (!status.ok()) return status;
-      continue;
-    }
-    const int error = errno;
-    struct stat info;
-    if (error != EEXIST) return ErrnoStatus(error, "MakeDirectory", Describe(prefix));
-    if (fstatat(root_fd_.get(), prefix.c_str(), &info, 0) != 0 || !S_ISDIR(info.st_mode)) {
-      return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(prefix),
-                                                   ": there is something that is no directory"));
-    }
+  const int error = MakeDirectories(root_fd_.get(), path);
+  if (error == EEXIST) {
+    return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(path),
+                                                 ": there is something that is no directory"));
   }
-  return absl::OkStatus();
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "MakeDirectory", Describe(path));
 }
 
 absl::Status PosixStorage::SyncDirectory(std::string_view path_view) {
@@ -264,7 +285,7 @@ absl::Status PosixStorage::SyncDirectory(std::string_view path_view) {
   if (!status.ok()) return status;
   const std::string path(path_view);
   const ScopedFd fd(openat(root_fd_.get(), AtPath(path), kDirectoryFlags));
-  const int error = fd.valid() ? SyncFd(fd.get()) : errno;
+  const int error = fd.valid() ? SyncNames(fd.get()) : errno;
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "SyncDirectory", Describe(path));
 }
 
@@ -296,22 +317,31 @@ absl::Status PosixStorage::Delete(std::string_view path_view) {
   const absl::Status status = CheckPath("Delete", path_view, /*root_allowed=*/false);
   if (!status.ok()) return status;
   const std::string path(path_view);
-  if (unlinkat(root_fd_.get(), path.c_str(), 0) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno, "Delete", Describe(path));
+  const ScopedFd parent = OpenParent(path);
+  if (parent.valid() && unlinkat(parent.get(), LastName(path).c_str(), 0) == 0) {
+    return absl::OkStatus();
+  }
+  return DeletionStatus(errno, "Delete", path);
 }
 
 absl::Status PosixStorage::DeleteTree(std::string_view path_view) {
   const absl::Status status = CheckPath("DeleteTree", path_view, /*root_allowed=*/false);
   if (!status.ok()) return status;
   const std::string path(path_view);
-  const std::string parent_path(SplitPath(path).first), name(SplitPath(path).second);
-  const ScopedFd parent(
-      openat(root_fd_.get(), AtPath(parent_path), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const std::string name = LastName(path);
+  const ScopedFd parent = OpenParent(path);
   struct stat info;
   if (!parent.valid() || fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-    return ErrnoStatus(errno, "DeleteTree", Describe(path));
+    return DeletionStatus(errno, "DeleteTree", path);
   }
   return RemoveBelow(parent.get(), name, Describe(path));
+}
+
+bool PosixStorage::IsLink(std::string_view path_view) {
+  struct stat info;
+  return CheckPath("IsLink", path_view, /*root_allowed=*/false).ok() &&
+         fstatat(root_fd_.get(), std::string(path_view).c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+         S_ISLNK(info.st_mode);
 }
 
 absl::StatusOr<uint64_t> PosixStorage::FreeBytes() {
@@ -320,22 +350,6 @@ absl::StatusOr<uint64_t> PosixStorage::FreeBytes() {
     if (errno != EINTR) return ErrnoStatus(errno, "FreeBytes", root_);
   }
   return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
-}
-
-// mkdir -p; 0 or an errno.
-int MakeDirectories(const std::string& path) {
-  for (size_t end = 0; end != std::string::npos;) {
-    end = path.find('/', end + 1);
-    if (mkdir(path.substr(0, end).c_str(), 0777) == 0) {
-      const size_t slash = path.rfind('/', end == std::string::npos ? end : end - 1);
-      const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-      const ScopedFd fd(open(parent.c_str(), kDirectoryFlags));
-      if (const int error = fd.valid() ? SyncFd(fd.get()) : errno; error != 0) return error;
-    } else if (errno != EEXIST) {
-      return errno;
-    }
-  }
-  return 0;
 }
 
 }  // namespace
@@ -353,7 +367,9 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& roo
         ", and max_bounce_buffers positive, found ", options.max_bounce_buffers));
   }
   if (options.create_root) {
-    if (const int error = MakeDirectories(root); error != 0) {
+    // Something else in its place is found below.
+    const int error = MakeDirectories(AT_FDCWD, root);
+    if (error != 0 && error != EEXIST) {
       return ErrnoStatus(error, "cannot create the folder", root);
     }
   }

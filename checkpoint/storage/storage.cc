@@ -6,6 +6,8 @@
 
 namespace tessera::ckpt {
 
+bool Storage::IsLink(std::string_view /*path*/) { return false; }
+
 absl::StatusOr<uint64_t> Storage::FreeBytes() {
   return absl::UnimplementedError(absl::StrCat(Describe(""), ": free space is not known"));
 }

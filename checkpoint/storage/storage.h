@@ -46,8 +46,9 @@ class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
 
-  // Fills all of `out`, or fails: DataLoss when the file ends before, naming file, offset, expected
-  // and found. Large reads go to the disk past any cache; the caller supplies the parallelism.
+  // Fills all of `out`, or fails: DataLoss, naming file and offset, when the file ends before (with
+  // expected and found) and when the disk cannot deliver what it holds. Large reads go to the disk
+  // past any cache; the caller supplies the parallelism.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
   // As of Open().
@@ -61,8 +62,12 @@ class ReadableFile {
 // trailing '/' and a NUL.
 //
 // Errors: NotFound, AlreadyExists, PermissionDenied, ResourceExhausted (no space),
-// InvalidArgument (bad path, or a directory where a file is needed), Unavailable for the rest;
-// each names path and operation.
+// InvalidArgument (bad path, or a directory where a file is needed), DataLoss (a file that cannot
+// be read), Unavailable for the rest; each names path and operation.
+//
+// Nothing is ever deleted through a symbolic link, be it by Delete(), DeleteTree() or because
+// something takes its place: FailedPrecondition or AlreadyExists where a directory on the path is
+// one. Links are followed for everything else.
 //
 // Thread-safe. A storage must outlive its files. A file that is being read must not be written.
 class Storage {
@@ -82,7 +87,8 @@ class Storage {
   // never replaced: AlreadyExists.
   virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
 
-  // Creates the directory and its parents; OK if there. What it creates is durable on return.
+  // Creates the directory and its parents; OK if there. All of them are durable on return, whoever
+  // made them.
   virtual absl::Status MakeDirectory(std::string_view path) = 0;
 
   // Makes creations, renames and deletions directly inside the directory durable.
@@ -98,6 +104,9 @@ class Storage {
   // Deletes a directory with all that is in it, or a file. Symbolic links are never followed.
   // NotFound if there is nothing; InvalidArgument for the root.
   virtual absl::Status DeleteTree(std::string_view path) = 0;
+
+  // Whether the last name of the path is a symbolic link itself. False in storages without links.
+  virtual bool IsLink(std::string_view path);
 
   // Room left for data, for a check before a save; another process may take it meanwhile.
   // Unimplemented where a storage has no such notion.

@@ -372,6 +372,42 @@ TEST_P(StorageConformance, DeletesFilesAndTrees) {
   EXPECT_EQ(Get(*storage_, "trees/4"), "trees/4");
 }
 
+TEST_P(StorageConformance, NothingIsDeletedThroughALink) {
+  EXPECT_FALSE(storage_->IsLink("none"));
+  ASSERT_TRUE(storage_->MakeDirectory("archive/step").ok());
+  Put(*storage_, "archive/step/file", "precious");
+  Put(*storage_, "other", "other");
+  EXPECT_FALSE(storage_->IsLink("archive/step"));
+  EXPECT_FALSE(storage_->IsLink("archive/step/file"));
+  if (GetParam().make_link == nullptr) return;
+  GetParam().make_link(*storage_, "archive/step", "link");
+  GetParam().make_link(*storage_, "archive", "above");
+  EXPECT_TRUE(storage_->IsLink("link"));
+  EXPECT_FALSE(storage_->IsLink("link/file"));
+
+  constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+  for (const std::string path : {"link/file", "above/step/file"}) {
+    const std::string where = storage_->Describe(path);
+    EXPECT_EQ(Get(*storage_, path), "precious") << "links are followed to read";
+    ExpectError(storage_->Delete(path), kRefused, "Delete", where);
+    ExpectError(storage_->DeleteTree(path), kRefused, "DeleteTree", where);
+    ExpectError(storage_->Create(path, 0).status(), kRefused, "Create", where);
+    ExpectError(storage_->Rename("other", path), absl::StatusCode::kAlreadyExists, "Rename", where);
+    EXPECT_EQ(Get(*storage_, "archive/step/file"), "precious");
+  }
+  ExpectError(storage_->DeleteTree("above/step"), kRefused, "DeleteTree",
+              storage_->Describe("above/step"));
+  // What is new replaces nothing.
+  Put(*storage_, "link/new", "new");
+  ASSERT_TRUE(storage_->Rename("other", "above/step/renamed").ok());
+  EXPECT_EQ(*storage_->List("archive/step"), Names({"file", "new", "renamed"}));
+  // The links themselves can go.
+  ASSERT_TRUE(storage_->Delete("above").ok());
+  ASSERT_TRUE(storage_->DeleteTree("link").ok());
+  EXPECT_EQ(*storage_->List(""), Names({"archive/"}));
+  EXPECT_EQ(*storage_->List("archive/step"), Names({"file", "new", "renamed"}));
+}
+
 TEST_P(StorageConformance, ReadAllIsBounded) {
   Put(*storage_, "file", "12345");
   EXPECT_EQ(*ReadAll(*storage_, "file", 5), "12345");

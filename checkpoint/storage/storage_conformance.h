@@ -19,6 +19,9 @@ struct StorageFixture {
   std::string name;
   // A new, empty storage; the pointer also owns whatever that needs.
   std::function<std::shared_ptr<Storage>()> make;
+  // Makes `link` a symbolic link to `target`, both paths in the storage. Null: it has no links.
+  std::function<void(Storage& storage, const std::string& target, const std::string& link)>
+      make_link = nullptr;
 };
 
 inline std::string StorageFixtureName(const testing::TestParamInfo<StorageFixture>& info) {

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,13 +24,17 @@ StorageFixture Posix(std::string name, std::string parent, PosixStorageOptions o
     TemporaryDirectory directory;
     std::unique_ptr<Storage> storage;
   };
-  return {std::move(name), [parent = std::move(parent), options]() -> std::shared_ptr<Storage> {
+  return {std::move(name),
+          [parent = std::move(parent), options]() -> std::shared_ptr<Storage> {
             auto owner = std::make_shared<Owner>(parent);
             auto storage = OpenPosixStorage(owner->directory.path(), options);
             EXPECT_TRUE(storage.ok()) << storage.status();
             if (!storage.ok()) return nullptr;
             owner->storage = *std::move(storage);
             return {owner, owner->storage.get()};
+          },
+          [](Storage& storage, const std::string& target, const std::string& link) {
+            ASSERT_EQ(symlink(storage.Describe(target).c_str(), storage.Describe(link).c_str()), 0);
           }};
 }
 
@@ -46,6 +49,8 @@ StorageFixture FaultFree(std::string name) {
             return {owner, &owner->storage};
           }};
 }
+
+bool HasTmpfs() { return access("/dev/shm", W_OK) == 0; }
 
 std::vector<StorageFixture> Fixtures() {
   const std::string disk = testing::TempDir();
@@ -63,12 +68,12 @@ std::vector<StorageFixture> Fixtures() {
       {"Memory", [] { return std::make_shared<MemoryStorage>(); }},
       FaultFree<MemoryStorage>("FaultInjecting"),
   };
-  if (access("/dev/shm", W_OK) == 0) {
-    fixtures.push_back(Posix("PosixTmpfs", "/dev/shm"));
-  } else {
-    std::cerr << "/dev/shm is not writable: the suite does not run on tmpfs\n";
-  }
+  if (HasTmpfs()) fixtures.push_back(Posix("PosixTmpfs", "/dev/shm"));
   return fixtures;
+}
+
+TEST(StorageFixturesTest, OneIsOnTmpfs) {
+  if (!HasTmpfs()) GTEST_SKIP() << "/dev/shm is not writable (needs: shm)";
 }
 
 INSTANTIATE_TEST_SUITE_P(Storages, StorageConformance, testing::ValuesIn(Fixtures()),

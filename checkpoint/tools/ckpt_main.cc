@@ -6,10 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/cpu_level.h"
 #include "checkpoint/base/users_folder.h"
 #include "checkpoint/tools/commands.h"
 
 int main(int argc, char** argv) {
+  if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) {
+    std::cerr << "ckpt: " << level.message() << "\n";
+    return tessera::ckpt::kExitUsage;
+  }
   tessera::ckpt::EnterUsersFolder();
   const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),

@@ -426,6 +426,15 @@ TEST_F(CkptTest, ReshardRefuses) {
   EXPECT_FALSE(std::filesystem::exists(to));
 }
 
+// What is in its way is not its own.
+TEST_F(CkptTest, ReshardRemovesNoLink) {
+  MustSave("a", 3, 3);
+  const std::string to = root_ + "/link";
+  std::filesystem::create_symlink("nowhere", to);
+  EXPECT_NE(Run({"reshard", root_ + "/a", to, "--topology=tp2"}), kExitOk);
+  EXPECT_TRUE(std::filesystem::is_symlink(to));
+}
+
 // A stream that kills the process as soon as something is written to it.
 class KillingBuffer final : public std::streambuf {
  protected:

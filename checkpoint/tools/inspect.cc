@@ -60,6 +60,10 @@ void PrintState(const Manifest& manifest, std::ostream& out) {
   out << "schedule    " << trainer.schedule().name() << ", learning rate "
       << NumberText(trainer.schedule().learning_rate()) << "\n";
   out << "random      " << trainer.rng().algorithm() << ", seed " << trainer.rng().seed() << "\n";
+  if (trainer.has_numerics()) {
+    out << "numerics    loops " << trainer.numerics().instruction_set() << ", products "
+        << trainer.numerics().library() << "\n";
+  }
   for (const std::string& key : SortedKeys(trainer.extra())) {
     out << "extra       " << key << " (" << trainer.extra().at(key).size() << " bytes)\n";
   }

@@ -19,7 +19,8 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   };
   const auto storage = OpenPosixStorage(options.paths[0]);
   if (!storage.ok()) return fail(storage.status());
-  const auto checkpoints = List(**storage, "");
+  std::vector<UnreadableCheckpoint> unreadable;
+  const auto checkpoints = List(**storage, "", &unreadable);
   if (!checkpoints.ok()) return fail(checkpoints.status());
   Table table({{"step", Table::Align::kRight},
                {"directory"},
@@ -29,6 +30,15 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
                {"written"}});
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   int exit_code = kExitOk;
+  for (const UnreadableCheckpoint& checkpoint : unreadable) {
+    exit_code = kExitDifferent;
+    output.err << "ckpt ls: " << checkpoint.status.message() << "\n";
+    table.AddRow(
+        {absl::StrCat(checkpoint.step), checkpoint.directory, "-", "-", "-", "unreadable"});
+    json.push_back({{"step", checkpoint.step},
+                    {"directory", checkpoint.directory},
+                    {"error", std::string(checkpoint.status.message())}});
+  }
   for (const CheckpointInfo& info : *checkpoints) {
     const auto manifest = ReadManifest(**storage, info.directory);
     nlohmann::ordered_json entry = {{"step", info.step}, {"directory", info.directory}};
@@ -51,7 +61,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   }
   if (options.json) {
     PrintJson(json, output.out);
-  } else if (checkpoints->empty()) {
+  } else if (checkpoints->empty() && unreadable.empty()) {
     output.out << "no checkpoints in " << options.paths[0] << "\n";
   } else {
     output.out << table.ToString();

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -103,7 +105,7 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
   };
   absl::StatusOr<RewriteReport> report = write();
   // A folder that nothing came into.
-  if (!report.ok() && !was_there) std::filesystem::remove(work.place.folder, error);
+  if (!report.ok() && !was_there) rmdir(work.place.folder.c_str());
   return report;
 }
 

@@ -17,8 +17,14 @@ absl::StatusOr<Target> OpenTarget(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(target.storage, OpenPosixStorage(path));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, target.storage->List(""));
   if (std::ranges::find(names, kManifestFileName) != names.end()) return target;
+  std::vector<UnreadableCheckpoint> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> checkpoints,
-                           List(*target.storage, ""));
+                           List(*target.storage, "", &unreadable));
+  // The newest is meant, which may be that one.
+  if (!unreadable.empty() &&
+      (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
+    return unreadable.back().status;
+  }
   if (checkpoints.empty()) {
     return absl::NotFoundError(
         absl::StrCat(path, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints"));

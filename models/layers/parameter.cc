@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/threads.h"
 #include "glog/logging.h"
 #include "trainer/random/philox.h"
 #include "trainer/tensor/memory.h"
@@ -81,11 +82,11 @@ void ParallelRows(int64_t rows, int64_t row_elements,
   const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const int64_t threads =
       std::clamp<int64_t>(wanted, 1, std::min(cores, std::max<int64_t>(rows, 1)));
-  std::vector<std::thread> pool;
-  for (int64_t t = 1; t < threads; ++t) {
-    pool.emplace_back(work, rows * t / threads, rows * (t + 1) / threads);
-  }
-  work(0, rows / threads);
+  const auto part = [&](int64_t t) { work(rows * t / threads, rows * (t + 1) / threads); };
+  std::vector<std::thread> pool =
+      StartThreads(static_cast<int>(threads) - 1, [&](int other) { part(other + 1); });
+  part(0);
+  for (int64_t t = static_cast<int64_t>(pool.size()) + 1; t < threads; ++t) part(t);
   for (std::thread& thread : pool) thread.join();
 }
 

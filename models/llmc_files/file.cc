@@ -6,7 +6,6 @@
 
 #include <bit>
 #include <cerrno>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -85,43 +84,11 @@ absl::Status LlmcReader::CheckLength(__int128 elements, int64_t element_bytes) c
 }
 
 absl::StatusOr<LlmcWriter> LlmcWriter::Create(const std::string& path, const LlmcHeader& header) {
-  LlmcWriter writer;
-  writer.path_ = path;
-  writer.temporary_path_ = absl::StrCat(path, ".tmp-", getpid());
-  writer.descriptor_ =
-      open(writer.temporary_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (writer.descriptor_ < 0) return SystemError("create", writer.temporary_path_);
+  absl::StatusOr<std::unique_ptr<FileReplacement>> file = FileReplacement::Create(path);
+  if (!file.ok()) return file.status();
+  LlmcWriter writer(*std::move(file));
   if (auto status = writer.Append(std::as_bytes(std::span(header))); !status.ok()) return status;
   return writer;
-}
-
-LlmcWriter::LlmcWriter(LlmcWriter&& other) noexcept
-    : path_(std::move(other.path_)),
-      temporary_path_(std::move(other.temporary_path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
-
-LlmcWriter::~LlmcWriter() {
-  if (descriptor_ < 0) return;
-  close(descriptor_);
-  unlink(temporary_path_.c_str());
-}
-
-absl::Status LlmcWriter::Append(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(descriptor_, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return SystemError("write", temporary_path_);
-    bytes = bytes.subspan(count);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LlmcWriter::Close() {
-  if (fsync(descriptor_) != 0) return SystemError("sync", temporary_path_);
-  if (rename(temporary_path_.c_str(), path_.c_str()) != 0) return SystemError("rename to", path_);
-  const int descriptor = std::exchange(descriptor_, -1);
-  if (close(descriptor) != 0) return SystemError("close", path_);
-  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -6,11 +6,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/replace_file.h"
 
 namespace tessera {
 
@@ -45,22 +48,18 @@ class LlmcReader {
   LlmcHeader header_ = {};
 };
 
-// Writes under a temporary name beside `path`; Close() syncs and renames. Without it nothing stays.
+// The file appears under its name, complete and durable, when Close() succeeds. Without it nothing
+// stays.
 class LlmcWriter {
  public:
   static absl::StatusOr<LlmcWriter> Create(const std::string& path, const LlmcHeader& header);
-  LlmcWriter(LlmcWriter&& other) noexcept;
-  LlmcWriter& operator=(LlmcWriter&&) = delete;
-  ~LlmcWriter();
 
-  absl::Status Append(std::span<const std::byte> bytes);
-  absl::Status Close();
+  absl::Status Append(std::span<const std::byte> bytes) { return file_->Append(bytes); }
+  absl::Status Close() { return file_->Commit(); }
 
  private:
-  LlmcWriter() = default;
-  std::string path_;
-  std::string temporary_path_;
-  int descriptor_ = -1;
+  explicit LlmcWriter(std::unique_ptr<FileReplacement> file) : file_(std::move(file)) {}
+  std::unique_ptr<FileReplacement> file_;
 };
 
 }  // namespace tessera

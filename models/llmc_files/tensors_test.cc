@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/power_loss.h"
 #include "gtest/gtest.h"
 #include "models/layers/declare.h"
 
@@ -34,6 +35,23 @@ class TensorsTest : public ::testing::Test {
 
   std::string path_;
 };
+
+TEST(LlmcWriterTest, SurvivesALossOfPowerAndNeedsEachSync) {
+  PowerLossScenario scenario;
+  scenario.run = [](const std::string& root) -> absl::Status {
+    auto writer = LlmcWriter::Create(root + "/model.bin", LlmcHeader{});
+    if (!writer.ok()) return writer.status();
+    return writer->Close();
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    const auto at = image.find("model.bin");
+    if (at == image.end()) return finished ? "the file is gone" : "";
+    return at->second == std::string(kLlmcHeaderBytes, '\0') ? "" : "the file is damaged";
+  };
+  std::vector<std::string> syncs;
+  EXPECT_EQ(CheckEverySync(scenario, ::testing::TempDir() + "/power_loss", &syncs), "");
+  EXPECT_EQ(syncs, std::vector<std::string>({"", "model.bin.tmp"}));
+}
 
 TEST_F(TensorsTest, LongRowsComeInSegments) {
   for (const bool transposed : {false, true}) {

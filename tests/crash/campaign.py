@@ -392,12 +392,6 @@ def progress(before, newest, recorded, moment):
     return f"{text} ({'no step yet' if moment == 'start-up' else 'no save yet'})"
 
 
-def processor_has_bf16():
-    """What the trainer's bf16 needs."""
-    words = set(re.findall(r"avx512\w+", processes.read_text("/proc/cpuinfo")))
-    return {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= words
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train", required=True)
@@ -406,7 +400,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--steps", type=int, default=60, help="of a run")
     parser.add_argument("--folder", help="to work in; must be empty or absent")
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=processor_has_bf16(),
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True,
                         help="some runs in bf16")
     options = parser.parse_args()
     if options.folder and os.path.exists(options.folder) and os.listdir(options.folder):

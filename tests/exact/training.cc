@@ -200,7 +200,7 @@ absl::StatusOr<StepResult> TrainingRank::Step() {
 }
 
 absl::Status TrainingRank::Save() {
-  return saver_->Save(DescribeRun(config_, config_.model(), progress_, data_identity()));
+  return saver_->Save(DescribeRun(config_, config_.model(), progress_, data_identity(), {}));
 }
 
 absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {

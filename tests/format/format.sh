@@ -26,10 +26,16 @@ fault() {
   faults=$((faults + 1))
 }
 
-# TESSERA_PATH_FILE_H_ in the #ifndef, the #define and after the last #endif.
+# TESSERA_PATH_FILE_H_ in the #ifndef, the #define and after the last #endif. What is compiled once
+# for each of Highway's targets has the guard that its toggle turns.
 check_header_guard() {
   local file="$1" guard
   guard="TESSERA_$(tr '[:lower:]/.' '[:upper:]__' <<<"$file" | tr -c '[:alnum:]\n' _)_"
+  if [[ "$file" == *-inl.h ]]; then
+    grep -qx "#if defined($guard) == defined(HWY_TARGET_TOGGLE)" "$file" ||
+      fault "$file: the header guard is not $guard, toggled"
+    return
+  fi
   local found
   found="$(grep -m 2 -E '^#(ifndef|define)' "$file"; tail -n 1 "$file")"
   [[ "$found" == "#ifndef $guard"$'\n'"#define $guard"$'\n'"#endif  // $guard" ]] ||
@@ -43,8 +49,8 @@ check_text() {
   [[ ! -s "$file" || -z "$(tail -c 1 "$file")" ]] || fault "$file: no newline at the end"
 }
 
-# Packages are private; what they offer is widened target by target. The public ones: the system libraries, and the
-# interface of the checkpoint library.
+# Packages are private; what they offer is widened target by target. The public ones: the system libraries, what is
+# in base, and the interface of the checkpoint library.
 check_visibility() {
   local file="$1" line
   case "$file" in
@@ -55,7 +61,7 @@ check_visibility() {
     fault "$file: the default visibility of a package is private"
   fi
   case "$file" in
-    checkpoint/*) return ;;
+    base/* | checkpoint/*) return ;;
   esac
   line="$(grep -n -m 1 '//visibility:public' "$file" | cut -d: -f1)"
   [[ -z "$line" ]] || fault "$file:$line: //visibility:public; name the packages that need it"

@@ -41,6 +41,7 @@ class GoldenState {
   ckpt::StateDict& dict() { return dict_; }
   const std::deque<std::string>& memory() const { return memory_; }
 
+  // Of the current version; fields that older versions have not are unset in their files.
   static ckpt::Metadata Metadata() {
     ckpt::Metadata metadata;
     metadata.mutable_producer()->set_program("golden");
@@ -55,6 +56,9 @@ class GoldenState {
     trainer.mutable_rng()->set_seed(1234);
     trainer.set_best_loss(std::numeric_limits<double>::infinity());
     trainer.set_last_loss(2.5);
+    trainer.mutable_data()->set_complete_fingerprint(5678);
+    trainer.mutable_numerics()->set_instruction_set("avx2");
+    trainer.mutable_numerics()->set_products_hash(91011);
     (*trainer.mutable_extra())["note"] = std::string("\0\1\2", 3);
     metadata.mutable_model()->set_architecture("gpt2");
     ckpt::OptimizerState& optimizer = *metadata.mutable_optimizer();

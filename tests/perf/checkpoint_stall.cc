@@ -3,14 +3,16 @@
 // is real: bf16, on all processors, 1,024 tokens a micro-batch; its update waits, piece by piece,
 // until what it overwrites has been copied. Prints
 //   figure stall.first <value> ratio
-//       the training thread stood still: in Start() and waiting for the copy
-//   figure stall.first_in_all <value> ratio
-//       that and all by which steps became longer, against a step before and one after the save
-//   figure stall.first_processors <value> ratio
-//       what the last can hardly fall below where training keeps all processors busy: the time for
+//       training time lost to a save: the time that the training thread stood still, and by how much
+//       steps became longer until the save was over, against a step before and one after it
+//   figure stall.blocked.first <value> ratio
+//       the first part of it: the training thread was in Start() or waited for the copy
+//   figure stall.processors.first <value> ratio
+//       what lost time can hardly fall below where training keeps all processors busy: the time for
 //       which the save's own threads computed, shared by as many processors
-// over the time of a save that waits, for the first save of a saver, and as stall.later for the
-// others, medians over the rounds. What Prepare() adds is printed apart.
+// over the time of a save that waits, for the first save of a saver, and as stall.later,
+// stall.blocked.later and stall.processors.later for the others, medians over the rounds. What
+// Prepare() adds is printed apart.
 
 #include <chrono>
 #include <cmath>
@@ -112,8 +114,8 @@ class Training {
 
 // One save in the background.
 struct BackgroundSave {
+  double lost;               // seconds of training: blocked, and by which steps became longer
   double blocked;            // seconds that the training thread stood still
-  double added;              // the same and all by which steps became longer
   double processor_seconds;  // of the background's threads
 };
 
@@ -173,16 +175,15 @@ absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt
   const ckpt::SaveReport& report = *outcome->report;
   TESSERA_RETURN_IF_ERROR(Delete(storage, report));
   const double after = PlainStep(training, &saver, measured);
-  const BackgroundSave save = {report.blocked_seconds, seconds - steps * (before + after) / 2,
+  const BackgroundSave save = {seconds - steps * (before + after) / 2, report.blocked_seconds,
                                report.processor_seconds};
   measured.background.push_back(save);
   std::printf(
-      "  save %lld: blocked %.1f ms, added %.0f ms to %d steps; %.3f s of processors; copied after "
-      "%.2f s, "
-      "committed after %.2f s%s\n",
-      static_cast<long long>(step), save.blocked * 1e3, save.added * 1e3, steps,
+      "  save %lld: lost %.0f ms over %d steps, blocked %.1f ms of them; %.3f s of processors; "
+      "copied after %.2f s, committed after %.2f s%s\n",
+      static_cast<long long>(step), save.lost * 1e3, steps, save.blocked * 1e3,
       save.processor_seconds, report.copied_seconds, report.seconds,
-      report.staging_note.empty() ? "" : ("; " + report.staging_note).c_str());
+      report.note.empty() ? "" : ("; " + report.note).c_str());
   return absl::OkStatus();
 }
 
@@ -233,10 +234,11 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
 class Figures {
  public:
   void Add(bool first, double value) { (first ? first_ : later_).push_back(value); }
-  void Print(const char* suffix) const {
+  // `kind`: empty, or ending in a point.
+  void Print(const char* kind) const {
     for (const auto& [name, values] : {std::pair("first", &first_), std::pair("later", &later_)}) {
       if (values->empty()) continue;
-      std::printf("figure stall.%s%s %.4f ratio\n", name, suffix, Median(*values));
+      std::printf("figure stall.%s%s %.4f ratio\n", kind, name, Median(*values));
       std::printf("  %zu values, mean %.4f, standard deviation %.4f\n", values->size(),
                   Mean(*values), Deviation(*values));
     }
@@ -253,24 +255,24 @@ absl::Status Measure(const std::string& directory) {
   if (threads == 0) threads = static_cast<int>(std::thread::hardware_concurrency());
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Training> training, Training::Create(threads));
   std::printf("state: %.1f MB; %d threads train\n", training->bytes() / 1e6, threads);
-  Figures blocked, in_all, share;
+  Figures lost, blocked, processors;
   std::vector<double> steps;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
     TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, **storage));
     const double save = Median(measured.saves);
     for (size_t i = 0; i < measured.background.size(); ++i) {
       const BackgroundSave& background = measured.background[i];
+      lost.Add(i == 0, background.lost / save);
       blocked.Add(i == 0, background.blocked / save);
-      in_all.Add(i == 0, background.added / save);
-      share.Add(i == 0, background.processor_seconds / threads / save);
+      processors.Add(i == 0, background.processor_seconds / threads / save);
     }
     steps.insert(steps.end(), measured.steps.begin(), measured.steps.end());
   }
   std::printf("a step without a save: mean %.3f s, standard deviation %.3f s\n", Mean(steps),
               Deviation(steps));
-  blocked.Print("");
-  in_all.Print("_in_all");
-  share.Print("_processors");
+  lost.Print("");
+  blocked.Print("blocked.");
+  processors.Print("processors.");
   return absl::OkStatus();
 }
 

@@ -1,8 +1,8 @@
 // How near a whole training step of GPT-2 124M comes to the matrix rate of this machine, and to the
 // memory that it must hold. For each dtype and shape (train_step.<dtype>.<batch>x<sequence>):
 //
-// - gemm_peak_ratio: model FLOP/s over the best oneDNN GEMM rate of that dtype, measured in turns
-//   with the steps;
+// - gemm_peak_ratio: model FLOP/s over the best GEMM rate of that dtype (gemm_peak.h), measured in
+//   turns with the steps;
 // - memory_ratio: peak resident memory of the process over the sum of weights, gradients, optimizer
 //   state and activations.
 //

@@ -200,7 +200,7 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
 // copy of what it loads.
 TEST_F(BytesTest, ALoadTakesNoMoreThanItsBuffers) {
 #ifdef TESSERA_UNDER_SANITIZER
-  GTEST_SKIP() << "sanitizers keep memory that was given back";
+  GTEST_SKIP() << "sanitizers keep memory that was given back (needs: uninstrumented)";
 #endif
   int64_t logical_bytes = 0;
   const absl::StatusOr<int64_t> saved = Save("dp4_zero2_tp2_pp2", &logical_bytes);

@@ -132,7 +132,7 @@ absl::Status SaveRank(const TrainConfig& config, const std::string& folder, Comm
   CommunicatorGroup group(world);
   Progress progress;
   progress.step = 7;
-  ckpt::Metadata metadata = DescribeRun(config, config.model(), progress, DataIdentity());
+  ckpt::Metadata metadata = DescribeRun(config, config.model(), progress, DataIdentity(), {});
   TESSERA_ASSIGN_OR_RETURN(*metadata.mutable_optimizer(),
                            OptimizerNames(chunks, config.optimizer(), group, absl::Minutes(1)));
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,

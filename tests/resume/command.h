@@ -43,7 +43,14 @@ class Process {
     _exit(127);
   }
 
+  pid_t pid() const { return pid_; }
   void Kill(int signal) const { kill(pid_, signal); }
+  // Until Wait().
+  bool Ended() const {
+    siginfo_t info = {};
+    waitid(P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT);
+    return info.si_pid != 0;
+  }
 
   Result Wait() const {
     int status = 0;

@@ -80,6 +80,16 @@ class ParallelCommandTest : public ::testing::Test {
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }
+  // Two processes, the second with variables of the environment of its own ("NAME=value").
+  std::vector<std::string> MpirunWithUnlikeRanks(const std::vector<std::string>& second,
+                                                 const std::vector<std::string>& flags) const {
+    std::vector<std::string> command = Mpirun(1, flags);
+    command.insert(command.end(), {":", "-n", "1", "/usr/bin/env"});
+    command.insert(command.end(), second.begin(), second.end());
+    command.insert(command.end(), {Runfile("trainer/app/train"), Config()});
+    command.insert(command.end(), flags.begin(), flags.end());
+    return command;
+  }
   Result Run(const std::vector<std::string>& command) const {
     return Process(command, root_).Wait();
   }

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cpu_level.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -66,6 +67,63 @@ TEST_F(ParallelCommandTest, AnErrorEndsAllProcessesAndIsSaidOnce) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("tokens.bin"));
   EXPECT_EQ(Lines(result.err), 1) << result.err;
+}
+
+TEST_F(ParallelCommandTest, RanksThatComputeOtherwiseAreRefusedInExactNumerics) {
+  if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
+  const std::vector<std::string> unlike = {"TESSERA_CPU=sse4"};
+  const std::vector<std::string> flags = {"--train-iters=2", "--data-parallel-size=2"};
+  std::vector<std::string> exact = flags;
+  exact.push_back("--numerics=exact");
+  Result result = Run(MpirunWithUnlikeRanks(unlike, exact));
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("EXACT needs ranks that compute the same bits, but rank 1 "
+                                    "differs from rank 0: instruction set "));
+  EXPECT_THAT(result.err, HasSubstr(", there sse4"));
+  EXPECT_EQ(Lines(result.err), 1) << result.err;
+
+  EXPECT_EQ(Run(MpirunWithUnlikeRanks({"UNRELATED=1"}, exact)).exit_code, 0);
+
+  result = Run(MpirunWithUnlikeRanks(unlike, flags));
+  EXPECT_THAT(result.out, HasSubstr("not all ranks compute the same bits: rank 1 differs"));
+}
+
+// The instruction set of our own loops is the same; the library's is not.
+TEST_F(ParallelCommandTest, RanksWithALimitedLibraryAreRefusedInExactNumerics) {
+  if (EffectiveCpuLevel() < CpuLevel::kAvx512) {
+    GTEST_SKIP() << "products are not oneDNN's (needs: avx512)";
+  }
+  const Result result =
+      Run(MpirunWithUnlikeRanks({"DNNL_MAX_CPU_ISA=SSE41"},
+                                {"--train-iters=2", "--data-parallel-size=2", "--numerics=exact"}));
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 differs from rank 0: matrix products by oneDNN "));
+  EXPECT_THAT(result.err, HasSubstr("other bits of matrix products"));
+}
+
+TEST_F(ParallelCommandTest, AResumeOnAnotherProcessorSaysSo) {
+  if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
+  const std::vector<std::string> exact = {"--numerics=exact"};
+  ASSERT_EQ(Run(Mpirun(1, Saving("run", 2, exact))).exit_code, 0);
+  std::vector<std::string> resume = Saving("run", 4, exact);
+  resume.push_back("--load=" + Checkpoints("run").string());
+  std::vector<std::string> elsewhere = {"/usr/bin/env", "TESSERA_CPU=sse4",
+                                        Runfile("trainer/app/train"), Config()};
+  elsewhere.insert(elsewhere.end(), resume.begin(), resume.end());
+  Result result = Run(elsewhere);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("WARNING: saved where numbers are computed otherwise "
+                                    "(instruction set "));
+  EXPECT_THAT(result.out, HasSubstr(", here sse4"));
+  EXPECT_THAT(result.out, HasSubstr("the bits of later losses differ from the saved run's"));
+
+  // The same processor says nothing.
+  ASSERT_EQ(Run(Mpirun(1, Saving("same", 2, exact))).exit_code, 0);
+  resume = Saving("same", 4, exact);
+  resume.push_back("--load=" + Checkpoints("same").string());
+  result = Run(Mpirun(1, resume));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, Not(HasSubstr("WARNING")));
 }
 
 TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
@@ -189,7 +247,7 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
       fs::directory_iterator("/usr/share/perl"), [](const fs::directory_entry& version) {
         return fs::exists(version.path() / "pod" / "perlretut.pod");
       });
-  if (!has_text) GTEST_SKIP() << "the package perl-doc is not there";
+  ASSERT_TRUE(has_text) << "the package perl-doc, which third_party/packages.txt names, is missing";
   setenv("TESSERA_DATA_DIR", (root_ / "data").c_str(), 1);
   std::vector<std::string> command = Launcher(
       {"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The", "--num-tokens-to-generate=5"});

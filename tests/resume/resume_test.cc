@@ -1,6 +1,7 @@
 // A run that is resumed goes on as if nothing had happened: every later loss, every weight and
 // every moment to the last bit.
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -9,13 +10,17 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/file_calls.h"
 #include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/posix_storage.h"
@@ -525,6 +530,61 @@ TEST_F(FlagsTest, KeepsTheNewestCheckpoints) {
   EXPECT_FALSE(fs::exists(StepDir("kept", 30)));
   EXPECT_TRUE(fs::exists(StepDir("kept", 40)));
   EXPECT_TRUE(fs::exists(StepDir("kept", 50)));
+}
+
+// Looks at the run that a metrics.jsonl belongs to whenever this file has been synced.
+class LogSyncs final : public FileCallInterceptor {
+ public:
+  struct LogSync {
+    std::string log;                  // contents that are durable from then on
+    std::set<std::string> committed;  // checkpoints of the run at that moment
+  };
+
+  LogSyncs() { SetFileCallInterceptor(this); }
+  ~LogSyncs() override { SetFileCallInterceptor(nullptr); }
+
+  int Sync(int fd, absl::FunctionRef<int()> call) override {
+    const int result = call();
+    std::error_code error;
+    const fs::path path = fs::read_symlink(absl::StrCat("/proc/self/fd/", fd), error);
+    if (path.filename() != "metrics.jsonl") return result;
+    LogSync sync{.log = ReadFile(path)};
+    for (const auto& entry : fs::directory_iterator(path.parent_path() / "checkpoints", error)) {
+      if (!fs::exists(entry.path() / "manifest.pb", error)) continue;
+      sync.committed.insert(entry.path().filename());
+    }
+    syncs_.push_back(std::move(sync));  // on rank 0's training thread
+    return result;
+  }
+  int Rename(absl::FunctionRef<int()> call) override { return call(); }
+
+  // Whether the record of `step` was durable before `checkpoint` was committed.
+  bool RecordCameFirst(int64_t step, const std::string& checkpoint) const {
+    const std::string record = absl::StrCat("{\"kind\":\"step\",\"step\":", step, ",");
+    return std::any_of(syncs_.begin(), syncs_.end(), [&](const LogSync& sync) {
+      return sync.log.find(record) != sync.log.npos && !sync.committed.contains(checkpoint);
+    });
+  }
+
+ private:
+  std::vector<LogSync> syncs_;
+};
+
+// What a power loss takes from metrics.jsonl is of steps that no checkpoint holds.
+TEST_F(ResumeTest, RecordsAreDurableBeforeTheCheckpointThatFollowsFromThem) {
+  for (const bool async : {false, true}) {
+    const std::string run = async ? "background" : "foreground";
+    TrainConfig config = Config({kGpt2}, run);
+    config.mutable_training()->set_train_iters(60);
+    config.mutable_checkpoint()->set_async_save(async);
+    const LogSyncs syncs;
+    ASSERT_TRUE(Train(config).ok());
+    for (const int64_t step : {20, 40, 60}) {
+      const fs::path checkpoint = StepDir(run, step);
+      ASSERT_TRUE(fs::exists(checkpoint / "manifest.pb"));
+      EXPECT_TRUE(syncs.RecordCameFirst(step, checkpoint.filename())) << checkpoint;
+    }
+  }
 }
 
 TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {

@@ -105,7 +105,8 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
   // At once, and not when all is trained.
-  ExpectRefused({"--export-llmc=/nowhere/model.bin"}, 1, "export_llmc: cannot create /nowhere/");
+  ExpectRefused({"--export-llmc=/nowhere/model.bin"}, 1,
+                "export_llmc: cannot open the directory of /nowhere/");
   ExpectRefused({"--export-llmc=" + root_.string()}, 2, "is a folder");
   ExpectRefused({"--export-llmc=x.bin", "--ffn-hidden-size=100"}, 2,
                 "export_llmc: ffn_hidden_size");
@@ -229,14 +230,31 @@ TEST_F(TrainCommandTest, FullDiskEndsTheRunAndKeepsTheLastCheckpoint) {
                              "; echo first $?; " + Joined(Command(1, resume)) + "; echo second $?";
   const Result result = Process({"/usr/bin/unshare", "-rm", "/bin/sh", "-c", script}, root_).Wait();
   if (result.exit_code == 99 || result.err.starts_with("unshare:")) {
-    GTEST_SKIP()
-        << "mounting is not permitted here; the storage's own tests fill disks by other means";
+    GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
   }
   EXPECT_THAT(result.out, HasSubstr("first 1"));
   EXPECT_THAT(result.err, HasSubstr((disk / "checkpoints").string()));
   EXPECT_THAT(result.err, HasSubstr(" left"));
   EXPECT_THAT(result.out, HasSubstr("(step 1)"));
   EXPECT_THAT(result.out, HasSubstr("second 0"));
+}
+
+// Before the first step, not at the first save.
+TEST_F(TrainCommandTest, AFolderForReadingOnlyIsRefusedAtTheStart) {
+  const fs::path disk = root_ / "disk";
+  fs::create_directories(disk);
+  const std::string script =
+      "mount -t tmpfs tmpfs '" + disk.string() + "' && mkdir '" + disk.string() +
+      "/checkpoints' && mount -o remount,ro '" + disk.string() + "' || exit 99; " +
+      Joined(Command(3, {"--save=" + (disk / "checkpoints").string(), "--save-interval=3"}));
+  const Result result = Process({"/usr/bin/unshare", "-rm", "/bin/sh", "-c", script}, root_).Wait();
+  if (result.exit_code == 99 || result.err.starts_with("unshare:")) {
+    GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  }
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "train: save: nothing can be written to " +
+                            (disk / "checkpoints").string() + ": Read-only file system\n");
+  EXPECT_THAT(result.out, ::testing::Not(HasSubstr("step 1/3")));
 }
 
 // Killed at random moments, saving at every step: the run arrives where an undisturbed one does,

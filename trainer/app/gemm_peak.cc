@@ -2,30 +2,58 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
+#include <vector>
 
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
+namespace {
 
-double MeasureGemmPeak(Backend& backend, DType dtype) {
-  constexpr int64_t kSize = 1024;
-  constexpr int kRuns = 12;
-  using Clock = std::chrono::steady_clock;
-  const Tensor a(dtype, {kSize, kSize}), b(dtype, {kSize, kSize}), c(dtype, {kSize, kSize});
-  backend.Fill(a, 0.5);
-  backend.Fill(b, 0.25);
-  backend.MatMul(a, b, c, /*accumulate=*/false);
-  backend.Synchronize();
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kLongestSide = 4096;
+constexpr int kMostRuns = 12;
+// Of one run, as far as it can be known beforehand; of all runs of one product.
+constexpr double kMostSecondsOfARun = 0.1, kMostSecondsOfAProduct = 0.1;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
+  const Tensor x(dtype, {size.m, size.k}), w(dtype, {size.n, size.k}), y(dtype, {size.m, size.n});
+  backend.Fill(x, 0.5);
+  backend.Fill(w, 0.25);
   double best_seconds = 1e9;
-  for (int run = 0; run < kRuns; ++run) {
+  Clock::time_point first_start;
+  for (int run = -1; run < kMostRuns; ++run) {
     const Clock::time_point start = Clock::now();
-    backend.MatMul(a, b, c, /*accumulate=*/false);
+    if (run <= 0) first_start = start;
+    backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
     backend.Synchronize();
-    const std::chrono::duration<double> elapsed = Clock::now() - start;
-    best_seconds = std::min(best_seconds, elapsed.count());
+    // The first one makes the product and touches its memory.
+    if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));
+    if (run >= 0 && SecondsSince(first_start) > kMostSecondsOfAProduct) break;
   }
-  return 2.0 * kSize * kSize * kSize / best_seconds;
+  return size.flops() / best_seconds;
+}
+
+}  // namespace
+
+double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSize> model) {
+  std::vector<ProductSize> sizes = {{256, 256, 256}, {512, 512, 512}, {1024, 1024, 1024}};
+  for (const ProductSize& size : model) {
+    sizes.push_back({std::min(size.m, kLongestSide), std::min(size.n, kLongestSide),
+                     std::min(size.k, kLongestSide)});
+  }
+  // From what is quick to what may be left out.
+  std::ranges::sort(sizes, {}, &ProductSize::flops);
+  double best = 0;
+  for (const ProductSize& size : sizes) {
+    if (best > 0 && size.flops() / best > kMostSecondsOfARun) break;
+    best = std::max(best, BestRate(backend, dtype, size));
+  }
+  return best;
 }
 
 }  // namespace tessera

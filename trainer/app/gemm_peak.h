@@ -1,15 +1,28 @@
 #ifndef TESSERA_TRAINER_APP_GEMM_PEAK_H_
 #define TESSERA_TRAINER_APP_GEMM_PEAK_H_
 
+#include <cstdint>
+#include <span>
+
 #include "trainer/kernels/backend.h"
 #include "trainer/tensor/dtype.h"
 
 namespace tessera {
 
-// FLOP/s of a large matrix product on this backend: what the share of peak in the progress line is
-// a share of. Takes some 0.3 s; the best of several runs, since other work on the machine can only
-// slow it down.
-double MeasureGemmPeak(Backend& backend, DType dtype);
+// y[m,n] = x[m,k] W[n,k]^T, as layers compute it.
+struct ProductSize {
+  int64_t m = 0, n = 0, k = 0;
+
+  double flops() const { return 2.0 * static_cast<double>(m * n * k); }
+};
+
+// The best FLOP/s of a matrix product on this backend, over cubes of several sizes and the
+// products of `model`: what the share of peak in the progress line is a share of. Each is run
+// several times and its best run counts, since other work on the machine can only slow it down.
+//
+// Cost: some 0.5 s; a product that would take long by what has been measured so far is left out,
+// and no operand has a side above 4,096.
+double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSize> model);
 
 }  // namespace tessera
 

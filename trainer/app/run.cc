@@ -23,7 +23,8 @@ namespace tessera {
 namespace {
 
 // On rank 0: checks and opens what a run writes besides checkpoints. Null without a run_dir.
-absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session) {
+absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session,
+                                                          ProgressLine& progress_line) {
   const std::string& run_dir = session.config.output().run_dir();
   if (!run_dir.empty()) TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
   // Now that run_dir, which may be where the weights go, is there.
@@ -31,13 +32,14 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session
   if (run_dir.empty()) return nullptr;
   const std::optional<int64_t> resumed_step =
       session.resumed ? std::optional(session.progress.step) : std::nullopt;
-  return MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step);
+  return MetricsWriter::Open(run_dir + "/metrics.jsonl", resumed_step,
+                             [&](const std::string& note) { progress_line.Message(note); });
 }
 
 absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
   std::unique_ptr<MetricsWriter> metrics;
   if (session.first_rank()) {
-    TESSERA_ASSIGN_OR_RETURN(metrics, OpenOutput(session));
+    TESSERA_ASSIGN_OR_RETURN(metrics, OpenOutput(session, progress_line));
   }
   TrainLoop loop(session, progress_line, metrics.get());
   absl::Status status = loop.Run();

@@ -1,12 +1,21 @@
 #include "trainer/app/same_run.h"
 
+#include <cstddef>
+#include <map>
 #include <string>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "checkpoint/base/join_first.h"
 #include "checkpoint/base/status_macros.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "trainer/state/run_state.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +41,31 @@ std::string Differences(const TrainConfig& of_rank_0, const TrainConfig& here) {
   return absl::StrReplaceAll(absl::StripSuffix(sentence, "\n"), {{"\n", "; "}});
 }
 
+// "ranks 1, 2 differ from rank 0: instruction set avx512, there avx2; rank 3 differs ..."; empty
+// where all are equal. `of_ranks`: serialized.
+absl::StatusOr<std::string> NumericsByRank(const NumericsFingerprint& of_rank_0,
+                                           const std::vector<std::string>& of_ranks) {
+  std::map<std::string, std::vector<std::string>> ranks_by_difference;
+  for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    ckpt::NumericsState state;
+    if (!state.ParseFromString(of_ranks[rank])) {
+      return absl::InternalError(
+          absl::StrCat("rank ", rank, "'s numerics do not parse: is it another build?"));
+    }
+    const std::vector<std::string> differences =
+        NumericsDifferences(of_rank_0, FromProto(state), "there");
+    if (differences.empty()) continue;
+    ranks_by_difference[absl::StrJoin(differences, ", ")].push_back(absl::StrCat(rank));
+  }
+  std::vector<std::string> sentences;
+  for (const auto& [difference, ranks] : ranks_by_difference) {
+    sentences.push_back(
+        absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", ckpt::JoinFirst(ranks, ", "),
+                     ranks.size() == 1 ? " differs" : " differ", " from rank 0: ", difference));
+  }
+  return ckpt::JoinFirst(sentences, "; ");
+}
+
 }  // namespace
 
 absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group) {
@@ -48,13 +82,42 @@ absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group
       absl::StrCat("this process was started with other settings than rank 0: ", differences));
 }
 
-absl::Status CheckSameFiles(std::string_view setting, uint64_t fingerprint,
+absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fingerprint,
                             const RankGroup& group) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string of_rank_0,
-                           group.ranks.Broadcast(absl::StrCat(fingerprint), group.deadline));
-  if (of_rank_0 == absl::StrCat(fingerprint)) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      group.ranks.Broadcast(absl::StrCat(fingerprint.sampled, " ", fingerprint.complete),
+                            group.deadline));
+  DataFingerprint of_rank_0;
+  const std::vector<std::string> words = absl::StrSplit(bytes, ' ');
+  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &of_rank_0.sampled) ||
+      !absl::SimpleAtoi(words[1], &of_rank_0.complete)) {
+    return absl::InternalError("rank 0's fingerprint does not parse: is it another build?");
+  }
+  if (MayBeSameData(of_rank_0, fingerprint)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(setting), ": the files hold other tokens here than for rank 0"));
+}
+
+absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, bool exact,
+                               const RankGroup& group,
+                               const std::function<void(const std::string&)>& notes) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> of_ranks,
+      group.ranks.Gather(ToProto(fingerprint).SerializeAsString(), group.deadline));
+  if (group.ranks.rank() == 0) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string differences, NumericsByRank(fingerprint, of_ranks));
+    if (!differences.empty() && exact) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "numerics: EXACT needs ranks that compute the same bits, but ", differences,
+          "; TESSERA_CPU holds all ranks to instructions that each has, --numerics=FAST does "
+          "without"));
+    }
+    if (!differences.empty()) {
+      notes(absl::StrCat("not all ranks compute the same bits: ", differences));
+    }
+  }
+  return group.ranks.Broadcast("", group.deadline).status();
 }
 
 }  // namespace tessera

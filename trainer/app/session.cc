@@ -16,6 +16,7 @@
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/cpu/numerics_fingerprint.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/tensor/memory.h"
@@ -31,13 +32,29 @@ int ThreadCount(const TrainConfig& config, const HostShare& host) {
   return host.threads();
 }
 
-absl::StatusOr<DataSource> OpenData(const std::string& pattern, const TrainConfig& config,
-                                    uint64_t seed) {
+// More bytes of token files without checksums are not read before the first step: this takes some
+// seconds.
+constexpr int64_t kMostBytesToChecksum = int64_t{8} << 30;
+
+// Collective. `setting` is where `pattern` is from.
+absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& pattern,
+                                    const Session& session, const Notes& notes) {
+  const TrainConfig& config = session.config;
+  const RankGroup group = session.group();
   DataSource source;
   TESSERA_ASSIGN_OR_RETURN(
       source.dataset,
       TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
-  source.loader = std::make_unique<BatchLoader>(source.dataset.get(), seed);
+  // Checksums that rank 0 puts beside shared files, the others find there.
+  if (group.ranks.rank() != 0) {
+    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
+  }
+  TESSERA_RETURN_IF_ERROR(source.dataset->AddChecksums(kMostBytesToChecksum, notes));
+  if (group.ranks.rank() == 0) {
+    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
+  }
+  TESSERA_RETURN_IF_ERROR(CheckSameFiles(setting, source.dataset->fingerprint(), group));
+  source.loader = std::make_unique<BatchLoader>(source.dataset.get(), session.progress.data_seed);
   return source;
 }
 
@@ -111,7 +128,8 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
                         : policy.with_optimizer ? "weights and optimizer"
                                                 : "weights"));
   for (const std::string& sentence : loaded.sentences) notes(sentence);
-  for (const std::string& sentence : DescribeChanges(saved.manifest, session.config)) {
+  for (const std::string& sentence :
+       DescribeChanges(saved.manifest, session.config, session.numerics)) {
     notes(sentence);
   }
   if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
@@ -145,7 +163,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   const std::string& llmc_file = options.llmc_filepath();
   if (session.first_rank() && !options.load().empty() && !options.has_ckpt_step()) {
     const int64_t step = saved.has_value() ? saved->manifest.trainer().step() : -1;
-    TESSERA_ASSIGN_OR_RETURN(const std::string passed_over, DescribeUnfinishedSaves(options, step));
+    TESSERA_ASSIGN_OR_RETURN(const std::string passed_over, DescribePassedOver(options, step));
     if (!passed_over.empty()) notes(passed_over);
   }
   if (saved.has_value()) return LoadCheckpoint(*saved, session, notes);
@@ -163,23 +181,20 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
 }
 
 // Everything but the model.
-absl::Status OpenFiles(Session& session) {
+absl::Status OpenFiles(Session& session, const Notes& notes) {
   const TrainConfig& config = session.config;
-  const uint64_t seed = session.progress.data_seed;
   if (session.trains) {
     TESSERA_ASSIGN_OR_RETURN(
         session.save_folder,
         ReserveSaveFolder(config.checkpoint(), session.progress.step, session.group()));
-    TESSERA_ASSIGN_OR_RETURN(session.train_data,
-                             OpenData(config.data().train_data_path(), config, seed));
-    TESSERA_RETURN_IF_ERROR(CheckSameFiles(
-        "train_data_path", session.train_data->dataset->fingerprint(), session.group()));
+    TESSERA_ASSIGN_OR_RETURN(
+        session.train_data,
+        OpenData("train_data_path", config.data().train_data_path(), session, notes));
   }
   if (!config.data().valid_data_path().empty()) {
-    TESSERA_ASSIGN_OR_RETURN(session.valid_data,
-                             OpenData(config.data().valid_data_path(), config, seed));
-    TESSERA_RETURN_IF_ERROR(CheckSameFiles(
-        "valid_data_path", session.valid_data->dataset->fingerprint(), session.group()));
+    TESSERA_ASSIGN_OR_RETURN(
+        session.valid_data,
+        OpenData("valid_data_path", config.data().valid_data_path(), session, notes));
   }
   if (!config.data().tokenizer_model().empty()) {
     TESSERA_ASSIGN_OR_RETURN(session.tokenizer, OpenTokenizer(config));
@@ -234,17 +249,17 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   const TrainConfig& config = session->config;
   session->ranks = MakeProcessGroup(world);
   TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, session->group()));
+  session->numerics = CpuNumericsFingerprint();
+  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(
+      session->numerics, config.parallel().numerics() == Numerics::EXACT, session->group(), notes));
   TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
                            FindSavedRun(config.checkpoint(), session->group()));
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
   session->resumed = saved.has_value() && !config.checkpoint().finetune();
   session->trains = session->progress.step < config.training().train_iters();
-  TESSERA_RETURN_IF_ERROR(OpenFiles(*session));
+  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));
 
-  if (config.training().bf16() && !CpuHasBf16Products()) {
-    return absl::InvalidArgumentError("bf16: this processor has no bf16 products (AVX-512)");
-  }
   TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
   TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, AvailableHostMemory(), host));
   session->backend = MakeCpuBackend(ThreadCount(config, host));

@@ -15,6 +15,7 @@
 #include "trainer/data/dataset.h"
 #include "trainer/data/tokenizer.h"
 #include "trainer/kernels/backend.h"
+#include "trainer/kernels/numerics_fingerprint.h"
 #include "trainer/parallel/mesh.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
@@ -48,6 +49,7 @@ struct Session {
   std::unique_ptr<FolderLock> save_folder;  // of rank 0; null when nothing is saved
   std::unique_ptr<RunSaver> saver;          // null when nothing is saved
   bool resumed = false;                     // a checkpoint gave the progress
+  NumericsFingerprint numerics;             // of this rank; in EXACT numerics, of all
 
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;

@@ -2,32 +2,38 @@
 
 #include <atomic>
 #include <csignal>
+#include <initializer_list>
 
 namespace tessera {
 namespace {
 
-// Any thread may run the handler while the main thread looks.
+// The handler runs on one thread while the main thread looks.
 std::atomic<int> stop_signal = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler must not wait for a lock");
 
-void OnSignal(int signal) {
-  stop_signal = signal == SIGUSR1 ? SIGINT : signal == SIGUSR2 ? SIGTERM : signal;
+void SetHandler(void (*handler)(int), std::initializer_list<int> signals) {
+  struct sigaction action = {};
+  action.sa_handler = handler;
+  // Restarting system calls keeps a save in progress whole.
+  action.sa_flags = SA_RESTART;
+  for (const int signal : signals) sigaddset(&action.sa_mask, signal);
+  for (const int signal : signals) sigaction(signal, &action, nullptr);
 }
+
+// The second signal, whichever of the two it is, meets the default action.
+void OnSignal(int signal) {
+  stop_signal = signal;
+  SetHandler(SIG_DFL, {SIGINT, SIGTERM});
+}
+
+// A launcher repeats these, for ranks that it may not have reached.
+void OnForwardedSignal(int signal) { stop_signal = signal == SIGUSR1 ? SIGINT : SIGTERM; }
 
 }  // namespace
 
 void CatchStopSignals() {
-  struct sigaction action = {};
-  action.sa_handler = OnSignal;
-  // The second signal meets the default handler. Restarting system calls keeps a save in progress
-  // whole.
-  action.sa_flags = SA_RESETHAND | SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  // A launcher repeats these, for ranks that it may not have reached.
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGUSR1, &action, nullptr);
-  sigaction(SIGUSR2, &action, nullptr);
+  SetHandler(OnSignal, {SIGINT, SIGTERM});
+  SetHandler(OnForwardedSignal, {SIGUSR1, SIGUSR2});
 }
 
 int StopSignal() { return stop_signal; }

@@ -1,8 +1,10 @@
 #include "trainer/app/train_loop.h"
 
 #include <chrono>
+#include <cstdint>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "checkpoint/base/status_macros.h"
@@ -11,6 +13,7 @@
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
 #include "trainer/comm/communicator.h"
+#include "trainer/config/config.h"
 #include "trainer/state/run_state.h"
 #include "trainer/tensor/dtype.h"
 
@@ -26,12 +29,26 @@ double Seconds(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Those of one micro-batch on one rank that are the largest.
+std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
+  const ModelConfig& model = config.model();
+  const int64_t rows = config.training().micro_batch_size() * config.training().seq_length();
+  const int64_t tensor = ConfigTopology(config).tensor;
+  const int64_t ffn = model.ffn_hidden_size() / tensor;
+  return {{rows, ffn, model.hidden_size()},
+          {rows, model.hidden_size(), ffn},
+          {rows, model.vocab_size() / tensor, model.hidden_size()}};
+}
+
 // What products of matrices all ranks reach together, each with its own threads and at the same
 // time.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
+  Communicator* const world = session.mesh->world();
+  if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
   double peak = MeasureGemmPeak(*session.backend,
-                                session.config.training().bf16() ? DType::kBF16 : DType::kF32);
-  if (Communicator* world = session.mesh->world(); world != nullptr) {
+                                session.config.training().bf16() ? DType::kBF16 : DType::kF32,
+                                LargestProducts(session.config));
+  if (world != nullptr) {
     TESSERA_RETURN_IF_ERROR(
         world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));
   }
@@ -141,8 +158,9 @@ absl::Status TrainLoop::Evaluate() {
 
 absl::Status TrainLoop::Save() {
   if (session_.saver == nullptr || saved_step_ == session_.progress.step) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(session_.saver->Save(
-      DescribeRun(config_, config_.model(), session_.progress, session_.data_identity())));
+  if (metrics_ != nullptr) TESSERA_RETURN_IF_ERROR(metrics_->Sync());
+  TESSERA_RETURN_IF_ERROR(session_.saver->Save(DescribeRun(
+      config_, config_.model(), session_.progress, session_.data_identity(), session_.numerics)));
   saved_step_ = session_.progress.step;
   ReportSaves(session_.saver->Poll());
   return absl::OkStatus();
@@ -164,7 +182,7 @@ void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
     const auto& report = *outcome.report;
     progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", outcome.step,
                                            ckpt::HumanBytes(report.bytes_written), report.seconds));
-    if (!report.staging_note.empty()) progress_line_.Message(report.staging_note);
+    if (!report.note.empty()) progress_line_.Message(report.note);
   }
 }
 

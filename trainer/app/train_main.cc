@@ -12,11 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/cpu_level.h"
 #include "checkpoint/base/users_folder.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
 #include "trainer/app/launch.h"
 #include "trainer/app/run.h"
+#include "trainer/app/signal_thread.h"
 #include "trainer/app/stop_signal.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/mpi/mpi_world.h"
@@ -97,6 +99,7 @@ int RunAlone(const TrainConfig& config, const Launch& launch) {
 int Main(std::vector<const char*> arguments) {
   ckpt::EnterUsersFolder();
   const Launch launch = DetectLaunch();
+  if (const absl::Status level = CheckCpuLevel(); !level.ok()) return Refuse(level, launch);
   const auto is_print_launch = [](const char* word) {
     return std::strcmp(word, "--print-launch") == 0;
   };
@@ -123,6 +126,9 @@ int Main(std::vector<const char*> arguments) {
 
 int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
+  if (const absl::Status started = tessera::StartSignalThread(); !started.ok()) {
+    return tessera::Refuse(started, tessera::DetectLaunch());
+  }
   google::InitGoogleLogging(argv[0]);
   FLAGS_logtostderr = true;
   return tessera::Main(std::vector<const char*>(argv, argv + argc));

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/power_loss.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "trainer/parallel/topology.h"
 
@@ -173,6 +174,21 @@ TEST(WriteConfigTest, MakesTheFolderAndReplacesTheFile) {
   const absl::StatusOr<TrainConfig> back = LoadConfig(run_dir + "/config.textproto");
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_TRUE(MessageDifferencer::Equals(config, *back));
+}
+
+TEST(WriteConfigTest, SurvivesALossOfPowerAndNeedsEachSync) {
+  PowerLossScenario scenario;
+  scenario.run = [](const std::string& root) {
+    return WriteConfig(Resolved({"--seed=2"}), root + "/runs/a");
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    const auto at = image.find("runs/a/config.textproto");
+    if (at == image.end()) return finished ? "the file is gone" : "";
+    return at->second == ConfigText(Resolved({"--seed=2"})) ? "" : "the file is damaged";
+  };
+  std::vector<std::string> syncs;
+  EXPECT_EQ(CheckEverySync(scenario, testing::TempDir() + "/power_loss", &syncs), "");
+  EXPECT_EQ(syncs, std::vector<std::string>({"", "runs", "runs/a", "runs/a/config.textproto.tmp"}));
 }
 
 TEST(WriteConfigTest, AFileInTheWayIsNamed) {

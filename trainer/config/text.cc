@@ -1,12 +1,10 @@
 // Protobuf text format in and out, and the command line's own two flags.
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <system_error>
@@ -15,6 +13,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/make_directories.h"
+#include "base/replace_file.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -92,26 +92,6 @@ ModelConfig UsualModel(const ModelConfig& model) {
 absl::Status ErrnoError(absl::string_view what, const std::string& path) {
   const std::string text = absl::StrCat(what, " ", path, ": ", std::strerror(errno));
   return errno == ENOENT ? absl::NotFoundError(text) : absl::UnknownError(text);
-}
-
-absl::Status WriteAndSync(const std::string& path, const std::string& text) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoError("cannot create", path);
-  size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const absl::Status status = ErrnoError("cannot write", path);
-      ::close(fd);
-      return status;
-    }
-    done += static_cast<size_t>(n);
-  }
-  const bool synced = ::fsync(fd) == 0;
-  const absl::Status sync_status = synced ? absl::OkStatus() : ErrnoError("cannot sync", path);
-  if (::close(fd) != 0 && synced) return ErrnoError("cannot close", path);
-  return sync_status;
 }
 
 constexpr char kUsage[] =
@@ -218,18 +198,12 @@ std::string ConfigDifferences(const TrainConfig& config) {
 }
 
 absl::Status WriteConfig(const TrainConfig& config, const std::string& run_dir) {
-  std::error_code error;
-  std::filesystem::create_directories(run_dir, error);
-  if (error) {
+  if (const int error = MakeDirectories(AT_FDCWD, run_dir); error != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("run_dir=", run_dir, ": cannot create the folder: ", error.message()));
+        absl::StrCat("run_dir=", run_dir,
+                     ": cannot create the folder: ", std::generic_category().message(error)));
   }
-  const std::string path = absl::StrCat(run_dir, "/config.textproto");
-  const std::string temporary = absl::StrCat(path, ".tmp");
-  const absl::Status status = WriteAndSync(temporary, ConfigText(config));
-  if (!status.ok()) return status;
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return ErrnoError("cannot rename to", path);
-  return absl::OkStatus();
+  return ReplaceFile(absl::StrCat(run_dir, "/config.textproto"), ConfigText(config));
 }
 
 }  // namespace tessera

@@ -156,7 +156,11 @@ def mpirun_command(processes, hostfile):
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     if os.environ.get("TERM", "") in ("", "dumb"):
         columns = 0
-    return command + ["-x", f"TESSERA_TERMINAL_COLUMNS={columns}"]
+    command += ["-x", f"TESSERA_TERMINAL_COLUMNS={columns}"]
+    # Ranks on other hosts inherit nothing else of this environment.
+    if "TESSERA_CPU" in os.environ:
+        command += ["-x", "TESSERA_CPU"]
+    return command
 
 
 class ErrorOutput:
@@ -289,6 +293,8 @@ def main():
     launch = describe(command + flags)
     command += default_data(prepare_data, launch, may_prepare=not in_world) + flags
     if launch["processes"] == 1 or in_world:
+        # Python ignores this one, and TRAIN would inherit that.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execv(train, command)
     sys.exit(run(mpirun_command(launch["processes"], hostfile) + command))
 

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/base/units.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/file_util.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 
@@ -18,6 +20,7 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
   }
   absl::StatusOr<std::vector<std::string>> paths = Glob(pattern);
   if (!paths.ok()) return paths.status();
+  std::erase_if(*paths, [](const std::string& path) { return IsChecksumPath(path); });
 
   auto dataset = std::unique_ptr<TokenDataset>(new TokenDataset);
   dataset->sequence_length_ = sequence_length;
@@ -39,7 +42,7 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
           std::string(TokenFormatName(dataset->shards_[0]->format())), ", ", path, " is ",
           std::string(TokenFormatName(shard.format()))));
     }
-    const absl::StatusOr<uint64_t> fingerprint = shard.Fingerprint();
+    const absl::StatusOr<uint64_t> fingerprint = shard.SampledFingerprint();
     if (!fingerprint.ok()) return fingerprint.status();
     hash.Add(*fingerprint);
     dataset->num_tokens_ += shard.count();
@@ -47,13 +50,60 @@ absl::StatusOr<std::unique_ptr<TokenDataset>> TokenDataset::Open(const std::stri
                                       std::max<int64_t>(0, (shard.count() - 1) / sequence_length));
     dataset->shards_.push_back(*std::move(opened));
   }
-  dataset->fingerprint_ = hash.Finish();
+  dataset->sampled_fingerprint_ = hash.Finish();
   if (dataset->num_samples() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "\"", pattern, "\": no file has the ", sequence_length + 1, " tokens of one sample (",
         dataset->num_tokens_, " tokens in ", dataset->shards_.size(), " files)"));
   }
   return dataset;
+}
+
+DataFingerprint TokenDataset::fingerprint() const {
+  ContentHash hash;
+  for (const std::unique_ptr<TokenFile>& shard : shards_) {
+    const uint64_t complete = shard->CompleteFingerprint();
+    if (complete == 0) return {.sampled = sampled_fingerprint_};
+    hash.Add(complete);
+  }
+  return {.sampled = sampled_fingerprint_, .complete = std::max<uint64_t>(hash.Finish(), 1)};
+}
+
+absl::Status TokenDataset::AddChecksums(int64_t most_bytes,
+                                        const std::function<void(const std::string&)>& notes) {
+  const auto note = [&notes](const std::string& sentence) {
+    if (notes != nullptr) notes(sentence);
+  };
+  std::vector<TokenFile*> without;
+  int64_t bytes = 0;
+  for (const std::unique_ptr<TokenFile>& shard : shards_) {
+    if (absl::Status status = shard->LoadChecksums(); !status.ok()) return status;
+    if (shard->CompleteFingerprint() != 0) continue;
+    without.push_back(shard.get());
+    bytes += kTokenFileHeaderBytes + shard->count() * TokenBytes(shard->format());
+  }
+  if (without.empty()) return absl::OkStatus();
+  const std::string which =
+      absl::StrCat(without[0]->path(),
+                   without.size() == 1 ? "" : absl::StrCat(" and ", without.size() - 1, " more"),
+                   " (", ckpt::HumanBytes(bytes), ")");
+  if (bytes > most_bytes) {
+    note(absl::StrCat("no checksums of ", which,
+                      ", which is much to read before the first step: damage, or other tokens, may "
+                      "go unnoticed; prepare_data --checksum=FILES makes them"));
+    return absl::OkStatus();
+  }
+  note(absl::StrCat("making checksums of ", which, ", kept beside for later runs"));
+  absl::Status not_kept;
+  for (TokenFile* shard : without) {
+    absl::Status kept;
+    if (absl::Status status = shard->MakeChecksums(kept); !status.ok()) return status;
+    not_kept.Update(kept);
+  }
+  if (!not_kept.ok()) {
+    note(absl::StrCat("these checksums are for this run alone: ", not_kept.message()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TokenDataset::ReadSample(int64_t sample, std::span<int32_t> ids,

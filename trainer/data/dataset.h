@@ -10,6 +10,7 @@
 // shards. Sample numbers run through the shards in order.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,13 +18,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/data/data_fingerprint.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {
 
 class TokenDataset {
  public:
-  // `pattern`: a shell pattern or a file name. Errors: NotFound naming the pattern when no file
+  // `pattern`: a shell pattern or a file name; names of checksum files match none. Errors: NotFound naming the pattern when no file
   // matches; those of TokenFile::Open; InvalidArgument when shards differ in format, when the
   // vocabulary does not fit it, when sequence_length is below 1 or when not a single sample fits.
   static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const std::string& pattern,
@@ -36,10 +38,18 @@ class TokenDataset {
   int64_t sequence_length() const { return sequence_length_; }
   int64_t vocab_size() const { return vocab_size_; }
 
-  // Identifies the token data: a hash over the shards in order, names left out
-  // (TokenFile::Fingerprint). A checkpoint records it, since consumed_samples means nothing for
-  // other data. Does not depend on T, which decides the number of samples.
-  uint64_t fingerprint() const { return fingerprint_; }
+  // Identifies the token data: a hash over the shards in order, names left out. A checkpoint records
+  // it, since consumed_samples means nothing for other data. Does not depend on T, which decides the
+  // number of samples.
+  DataFingerprint fingerprint() const;
+
+  // Makes checksums for the shards that have none, unless these have more than `most_bytes`
+  // together: a large corpus is not read before the first step. They are kept beside the shards
+  // where that is possible. Without checksums damage goes unnoticed, and other data may; `notes`
+  // (may be null) is told, in sentences, about whatever costs time or is not done. Errors: those of
+  // reading a shard.
+  absl::Status AddChecksums(int64_t most_bytes,
+                            const std::function<void(const std::string&)>& notes);
 
   // ids, targets [T]. Errors: OutOfRange for a sample that is not there; those of TokenFile::Read.
   // Threads: any number may read at once.
@@ -54,7 +64,7 @@ class TokenDataset {
   int64_t num_tokens_ = 0;
   int64_t sequence_length_ = 0;
   int64_t vocab_size_ = 0;
-  uint64_t fingerprint_ = 0;
+  uint64_t sampled_fingerprint_ = 0;
 };
 
 }  // namespace tessera

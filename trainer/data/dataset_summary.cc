@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/replace_file.h"
 #include "trainer/data/file_util.h"
 
 namespace tessera {
@@ -101,8 +102,8 @@ absl::Status WriteDatasetSummary(const DatasetSummary& summary, const std::strin
                      {"validation", ToJson(summary.validation)},
                      {"unigram_nats_per_token", summary.unigram_nats_per_token},
                      {"files", files}};
-  return WriteFileAtomically(absl::StrCat(directory, "/", std::string(kDatasetFileName)),
-                             root.dump(2) + "\n");
+  return ReplaceFile(absl::StrCat(directory, "/", std::string(kDatasetFileName)),
+                     root.dump(2) + "\n");
 }
 
 absl::StatusOr<DatasetSummary> ReadDatasetSummary(const std::string& directory) {

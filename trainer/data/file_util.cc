@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_calls.h"
 
 namespace tessera {
 namespace {
@@ -76,7 +77,10 @@ absl::Status FileDescriptor::TryLock() const {
 }
 
 absl::Status FileDescriptor::Sync() const {
-  return fsync(fd_) == 0 ? absl::OkStatus() : FileError("sync", path_);
+  if (const int error = SyncNames(fd_); error != 0) {
+    return absl::ErrnoToStatus(error, absl::StrCat("cannot sync ", path_));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t> out) const {
@@ -91,56 +95,17 @@ absl::StatusOr<int64_t> FileDescriptor::ReadAt(int64_t offset, std::span<uint8_t
   return done;
 }
 
-absl::StatusOr<int64_t> FileDescriptor::SizeBytes() const {
+absl::StatusOr<FileDescriptor::Facts> FileDescriptor::Examine() const {
   struct stat info;
   if (fstat(fd_, &info) != 0) return FileError("examine", path_);
-  return info.st_size;
+  return Facts{.size_bytes = info.st_size,
+               .modified_ns = info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec};
 }
 
-AtomicFile::AtomicFile(int fd, std::string path, std::string temporary)
-    : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
-
-absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
-  // Not mkstemp: it makes private files, and data files are for everyone whom the umask lets in.
-  // A number may be taken: another file is being written, or a process died.
-  for (int number = 0;; ++number) {
-    std::string temporary = absl::StrCat(path, ".tmp-", getpid(), "-", number);
-    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0) {
-      return std::unique_ptr<AtomicFile>(new AtomicFile(fd, path, std::move(temporary)));
-    }
-    if (errno != EEXIST) return FileError("create a temporary file for", path);
-  }
-}
-
-AtomicFile::~AtomicFile() {
-  if (fd_ >= 0) close(fd_);
-  if (!temporary_.empty()) unlink(temporary_.c_str());
-}
-
-absl::Status AtomicFile::Append(std::span<const uint8_t> bytes) {
-  if (absl::Status status = WriteAt(size_bytes_, bytes); !status.ok()) return status;
-  size_bytes_ += bytes.size();
-  return absl::OkStatus();
-}
-
-absl::Status AtomicFile::WriteAt(int64_t offset, std::span<const uint8_t> bytes) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n = pwrite(fd_, bytes.data() + done, bytes.size() - done, offset + done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError("write", path_);
-    done += n;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status AtomicFile::Commit() {
-  if (fsync(fd_) != 0) return FileError("sync", path_);
-  if (close(std::exchange(fd_, -1)) != 0) return FileError("close", path_);
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) return FileError("rename to", path_);
-  temporary_.clear();
-  return absl::OkStatus();
+absl::StatusOr<int64_t> FileDescriptor::SizeBytes() const {
+  const absl::StatusOr<Facts> facts = Examine();
+  if (!facts.ok()) return facts.status();
+  return facts->size_bytes;
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
@@ -158,14 +123,6 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
   if (!read.ok()) return read.status();
   contents.resize(*read);
   return contents;
-}
-
-absl::Status WriteFileAtomically(const std::string& path, std::string_view contents) {
-  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
-  if (!file.ok()) return file.status();
-  const auto* bytes = reinterpret_cast<const uint8_t*>(contents.data());
-  if (absl::Status status = (*file)->Append({bytes, contents.size()}); !status.ok()) return status;
-  return (*file)->Commit();
 }
 
 bool NaturalLess(std::string_view a, std::string_view b) {

@@ -36,6 +36,11 @@ class FileDescriptor {
   // Fills as much of `out` as the file holds from `offset` on; returns the bytes read, fewer than
   // asked at the end only.
   absl::StatusOr<int64_t> ReadAt(int64_t offset, std::span<uint8_t> out) const;
+  struct Facts {
+    int64_t size_bytes = 0;
+    int64_t modified_ns = 0;  // since 1970
+  };
+  absl::StatusOr<Facts> Examine() const;
   absl::StatusOr<int64_t> SizeBytes() const;
 
  private:
@@ -45,32 +50,8 @@ class FileDescriptor {
   std::string path_;
 };
 
-// A file written under a temporary name beside `path` and renamed when it is complete.
-class AtomicFile {
- public:
-  static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
-  // Removes the temporary file unless Commit() succeeded.
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-
-  absl::Status Append(std::span<const uint8_t> bytes);
-  absl::Status WriteAt(int64_t offset, std::span<const uint8_t> bytes);
-  // Syncs the contents, then renames. Call once, last.
-  absl::Status Commit();
-
- private:
-  AtomicFile(int fd, std::string path, std::string temporary);
-
-  int fd_;
-  std::string path_;
-  std::string temporary_;
-  int64_t size_bytes_ = 0;
-};
-
 // The whole file. Errors: as OpenForReading; InvalidArgument when it is longer than max_bytes.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes);
-absl::Status WriteFileAtomically(const std::string& path, std::string_view contents);
 
 // Runs of digits compare as numbers: shard_2 before shard_10.
 bool NaturalLess(std::string_view a, std::string_view b);

@@ -45,33 +45,6 @@ TEST(GlobTest, NaturalOrderAndNotFoundNamesThePattern) {
   EXPECT_NE(MessageOf(none.status()).find(folder.File("t*.bin")), std::string::npos);
 }
 
-TEST(AtomicFileTest, AppearsOnCommitOnlyAndLeavesNothingOtherwise) {
-  const TestFolder folder;
-  const std::string path = folder.Write("file", "old");
-  {
-    auto file = AtomicFile::Create(path);
-    ASSERT_TRUE(file.ok());
-    ASSERT_TRUE((*file)->Append(AsBytes("new")).ok());
-    EXPECT_EQ(Slurp(path), "old");
-  }
-  EXPECT_EQ(Slurp(path), "old");
-  EXPECT_EQ(Glob(folder.File("*"))->size(), 1);
-
-  auto file = AtomicFile::Create(path);
-  ASSERT_TRUE(file.ok());
-  ASSERT_TRUE((*file)->Append(AsBytes("new contents")).ok());
-  ASSERT_TRUE((*file)->WriteAt(0, AsBytes("N")).ok());
-  ASSERT_TRUE((*file)->Commit().ok());
-  EXPECT_EQ(Slurp(path), "New contents");
-  EXPECT_EQ(Glob(folder.File("*"))->size(), 1);
-}
-
-TEST(AtomicFileTest, ErrorsNameThePath) {
-  const auto file = AtomicFile::Create("/nonexistent/folder/file");
-  EXPECT_TRUE(absl::IsNotFound(file.status()));
-  EXPECT_NE(MessageOf(file.status()).find("/nonexistent/folder/file"), std::string::npos);
-}
-
 TEST(ReadFileTest, BoundsAndKinds) {
   const TestFolder folder;
   const std::string path = folder.Write("file", "12345");

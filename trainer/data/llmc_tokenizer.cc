@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/replace_file.h"
 #include "trainer/data/file_util.h"
 
 namespace tessera {
@@ -104,7 +105,7 @@ absl::Status SaveLlmcTokenizer(const Tokenizer& tokenizer, const std::string& pa
     contents.push_back(static_cast<char>(text.size()));
     contents += text;
   }
-  return WriteFileAtomically(path, contents);
+  return ReplaceFile(path, contents);
 }
 
 }  // namespace tessera

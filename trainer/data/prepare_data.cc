@@ -1,5 +1,6 @@
 #include "trainer/data/prepare_data.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -11,12 +12,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/make_directories.h"
 #include "trainer/data/byte_tokenizer.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/llmc_tokenizer.h"
+#include "trainer/data/token_checksums.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer.h"
 #include "trainer/data/train_tokenizer.h"
@@ -28,7 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kDefaultSentencePieceVocabulary = 4096;
 // Enters the request hash: raised whenever the same texts and options come to give other files.
-constexpr uint64_t kProgramVersion = 1;
+constexpr uint64_t kProgramVersion = 2;
 
 absl::Status CheckOptions(const PrepareDataOptions& options) {
   const auto invalid = [](absl::string_view option, const auto& value, absl::string_view expected) {
@@ -132,10 +135,8 @@ void RemoveStaleStagingFolders(const std::string& output_dir) {
 class StagingFolder {
  public:
   static absl::StatusOr<std::unique_ptr<StagingFolder>> Create(const std::string& output_dir) {
-    std::error_code error;
-    fs::create_directories(output_dir, error);
-    if (error) {
-      return absl::ErrnoToStatus(error.value(),
+    if (const int error = MakeDirectories(AT_FDCWD, output_dir); error != 0) {
+      return absl::ErrnoToStatus(error,
                                  absl::StrCat("cannot create the output folder ", output_dir));
     }
     RemoveStaleStagingFolders(output_dir);
@@ -216,6 +217,7 @@ absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& sp
 
   std::vector<std::string> names = train.file_names();
   names.insert(names.end(), validation.file_names().begin(), validation.file_names().end());
+  for (size_t i = 0, n = names.size(); i < n; ++i) names.push_back(ChecksumPath(names[i]));
   names.push_back("tokenizer.bin");
   status = SaveLlmcTokenizer(tokenizer, Join(directory, names.back()));
   if (!status.ok()) return status;
@@ -233,22 +235,46 @@ absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& sp
   return absl::OkStatus();
 }
 
+absl::Status SyncFolder(const std::string& directory) {
+  // The user may have named the folder by a symbolic link: "/." is where it leads.
+  const auto folder = FileDescriptor::OpenFolder(Join(directory, "."));
+  return folder.ok() ? folder->Sync() : folder.status();
+}
+
+// Moves files from one folder to another, durably.
+absl::Status MoveFiles(const std::vector<std::string>& names, const std::string& from,
+                       const std::string& to) {
+  std::error_code error;
+  for (const std::string& name : names) {
+    fs::rename(Join(from, name), Join(to, name), error);
+    if (error) {
+      return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot write ", Join(to, name)));
+    }
+  }
+  return SyncFolder(to);
+}
+
 // Exchanges the old files for the new:
 //  1. dataset.json lists both sets and matches no request, so that a run that dies here is
 //     recognised and its files are known;
-//  2. old files that have no successor go, new ones are renamed into place;
-//  3. dataset.json describes the new set.
+//  2. old files that have no successor go, as do all old checksums;
+//  3. new files are renamed into place, then, when they are durable, their checksums: no token file
+//     ever has those of another;
+//  4. dataset.json describes the new set.
 absl::Status ExchangeFiles(const std::string& staging, const std::string& directory,
                            const DatasetSummary& old, const DatasetSummary& summary) {
   std::set<std::string> fresh;
-  for (const DatasetSummary::File& file : summary.files) fresh.insert(file.name);
+  std::vector<std::string> fresh_files, fresh_checksums;
+  for (const DatasetSummary::File& file : summary.files) {
+    fresh.insert(file.name);
+    (IsChecksumPath(file.name) ? fresh_checksums : fresh_files).push_back(file.name);
+  }
   std::vector<std::string> stale;
   DatasetSummary both = summary;
   both.request.clear();
   for (const DatasetSummary::File& file : old.files) {
-    if (fresh.contains(file.name)) continue;
-    stale.push_back(file.name);
-    both.files.push_back(file);
+    if (!fresh.contains(file.name)) both.files.push_back(file);
+    if (!fresh.contains(file.name) || IsChecksumPath(file.name)) stale.push_back(file.name);
   }
   if (absl::Status status = WriteDatasetSummary(both, directory); !status.ok()) return status;
 
@@ -257,18 +283,11 @@ absl::Status ExchangeFiles(const std::string& staging, const std::string& direct
     fs::remove(Join(directory, name), error);
     if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", name));
   }
-  for (const std::string& name : fresh) {
-    fs::rename(Join(staging, name), Join(directory, name), error);
-    if (error) {
-      return absl::ErrnoToStatus(error.value(),
-                                 absl::StrCat("cannot write ", Join(directory, name)));
-    }
-  }
-  // Or a crash could keep the name of dataset.json and lose those of what it lists.
-  // The user may have named the folder by a symbolic link: "/." is where it leads.
-  const auto folder = FileDescriptor::OpenFolder(Join(directory, "."));
-  if (!folder.ok()) return folder.status();
-  if (absl::Status status = folder->Sync(); !status.ok()) return status;
+  if (absl::Status status = SyncFolder(directory); !status.ok()) return status;
+  absl::Status status = MoveFiles(fresh_files, staging, directory);
+  if (!status.ok()) return status;
+  status = MoveFiles(fresh_checksums, staging, directory);
+  if (!status.ok()) return status;
   return WriteDatasetSummary(summary, directory);
 }
 
@@ -281,6 +300,36 @@ BytesDone Phase(const PrepareProgress& progress, std::string_view name, int64_t 
 }
 
 }  // namespace
+
+absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress) {
+  absl::StatusOr<std::vector<std::string>> paths = Glob(pattern);
+  if (!paths.ok()) return paths.status();
+  std::erase_if(*paths, [](const std::string& path) { return IsChecksumPath(path); });
+  int64_t total_bytes = 0;
+  std::vector<FileDescriptor> files;
+  for (const std::string& path : *paths) {
+    // Old checksums, which may be why this is called, must not be in the way.
+    if (absl::Status status = RemoveTokenChecksums(path); !status.ok()) return status;
+    if (const auto opened = TokenFile::Open(path); !opened.ok()) return opened.status();
+    absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
+    if (!file.ok()) return file.status();
+    const absl::StatusOr<int64_t> size_bytes = file->SizeBytes();
+    if (!size_bytes.ok()) return size_bytes.status();
+    total_bytes += *size_bytes;
+    files.push_back(*std::move(file));
+  }
+  const BytesDone done = Phase(progress, "reading", total_bytes);
+  done(0);
+  for (size_t i = 0; i < files.size(); ++i) {
+    absl::StatusOr<TokenChecksums> checksums = MakeTokenChecksums((*paths)[i], files[i]);
+    if (!checksums.ok()) return checksums.status();
+    checksums->modified_ns = 0;
+    done(checksums->size_bytes);
+    absl::Status status = WriteTokenChecksums((*paths)[i], *checksums);
+    if (!status.ok()) return status;
+  }
+  return static_cast<int64_t>(files.size());
+}
 
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress) {

@@ -6,6 +6,7 @@
 //
 //   train_000.bin ...  token files (token_file.h); an end-of-text token stands before each document
 //   val_000.bin ...    the same for the documents held back; absent when the fraction is 0
+//   *.bin.crc32c       checksums of each token file (token_checksums.h)
 //   tokenizer.bin      what each id decodes to, as llm.c reads it; for byte tokens it is the whole
 //                      tokenizer
 //   tokenizer.model    the SentencePiece model, where there is one
@@ -62,6 +63,11 @@ using PrepareProgress =
 // trainer would read along with ours; those of the file system.
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress);
+
+// Puts checksums beside the token files that `pattern` matches, in the place of those that are there:
+// for files of other programs, and for files that were changed on purpose. Returns their number.
+// Errors: NotFound naming the pattern; those of TokenFile::Open and of the file system.
+absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress);
 
 }  // namespace tessera
 

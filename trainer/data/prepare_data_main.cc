@@ -12,6 +12,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/cpu_level.h"
 #include "checkpoint/base/users_folder.h"
 #include "trainer/data/prepare_data.h"
 #include "trainer/metrics/standard_streams.h"
@@ -29,6 +30,9 @@ ABSL_FLAG(int64_t, tokenizer_sample_bytes, tessera::PrepareDataOptions().tokeniz
 ABSL_FLAG(std::string, format, "gpt2", "Token files: gpt2 (uint16) or llama3 (uint32)");
 ABSL_FLAG(double, validation_fraction, tessera::PrepareDataOptions().validation_fraction,
           "Share of the text to hold back from training");
+ABSL_FLAG(std::string, checksum, "",
+          "Token files (a name or a shell pattern) of other programs, or changed on purpose: only "
+          "puts checksums beside them, so that damage in them is noticed when it is read");
 ABSL_FLAG(int64_t, shard_tokens, tessera::PrepareDataOptions().shard_tokens, "Tokens of one file");
 
 namespace {
@@ -130,17 +134,33 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
   if (result.up_to_date) std::printf("already up to date: nothing written\n");
 }
 
+// --checksum
+int AddChecksums(const std::string& pattern) {
+  absl::StatusOr<int64_t> files;
+  {
+    ProgressLine line;
+    files =
+        tessera::AddChecksums(pattern, [&line](std::string_view phase, int64_t done,
+                                               int64_t total) { line.Update(phase, done, total); });
+  }
+  if (!files.ok()) return Fail(files.status());
+  std::printf("%ld token files have new checksums\n", *files);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
   tessera::ckpt::EnterUsersFolder();
+  if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) return Fail(level);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (std::ranges::find(arguments, "--help") != arguments.end()) {
     PrintHelp();
     return 0;
   }
   if (absl::Status status = ParseFlags(arguments); !status.ok()) return Fail(status);
+  if (!absl::GetFlag(FLAGS_checksum).empty()) return AddChecksums(absl::GetFlag(FLAGS_checksum));
   const auto format = tessera::TokenFormatFromName(absl::GetFlag(FLAGS_format));
   if (!format.ok()) return Fail(format.status());
   tessera::PrepareDataOptions options;

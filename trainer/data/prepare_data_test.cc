@@ -9,14 +9,18 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/power_loss.h"
+#include "nlohmann/json.hpp"
 #include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/test_files.h"
+#include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/tokenizer.h"
@@ -145,6 +149,41 @@ TEST_F(PrepareDataTest, OldShardsGoAndForeignOnesAreLeftAlone) {
   options_.shard_tokens = 500;
   ExpectError(Prepare(options_).status(), absl::StatusCode::kFailedPrecondition, "train_005.bin");
   EXPECT_EQ(Slurp(options_.output_dir + "/train_005.bin"), "mine");
+}
+
+TEST_F(PrepareDataTest, EveryTokenFileHasItsChecksums) {
+  ASSERT_TRUE(Prepare(options_).ok());
+  int files = 0;
+  const std::vector<std::string> paths = *Glob(options_.output_dir + "/*_*.bin");
+  for (const std::string& path : paths) {
+    const auto file = TokenFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_NE((*file)->CompleteFingerprint(), 0u) << path;
+    ++files;
+  }
+  EXPECT_GT(files, 2);
+  // Fewer, larger shards: nothing of the old ones stays.
+  options_.shard_tokens = 1000000;
+  ASSERT_TRUE(Prepare(options_).ok());
+  EXPECT_FALSE(std::filesystem::exists(options_.output_dir + "/train_001.bin.crc32c"));
+  EXPECT_NE((*TokenFile::Open(options_.output_dir + "/train_000.bin"))->CompleteFingerprint(), 0u);
+}
+
+TEST_F(PrepareDataTest, FilesChangedOnPurposeGetOtherChecksums) {
+  ASSERT_TRUE(Prepare(options_).ok());
+  const std::string path = options_.output_dir + "/train_000.bin";
+  std::string contents = Slurp(path);
+  contents[2000] ^= 1;
+  out_.Write("data/train_000.bin", contents);
+  std::vector<int32_t> tokens(700);
+  EXPECT_TRUE(absl::IsDataLoss((*TokenFile::Open(path))->Read(0, 257, tokens)));
+  const absl::StatusOr<int64_t> files =
+      AddChecksums(options_.output_dir + "/train_*", IgnoreProgress);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_GT(*files, 1);
+  EXPECT_TRUE((*TokenFile::Open(path))->Read(0, 257, tokens).ok());
+  ExpectError(AddChecksums(out_.File("none*"), IgnoreProgress).status(),
+              absl::StatusCode::kNotFound, "none*");
 }
 
 // A run that died while files were exchanged is found out by the next one.
@@ -360,6 +399,62 @@ TEST(DatasetSummaryTest, RoundTripAndEveryMissingFieldIsNamed) {
   ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, "slash");
   folder.Write(kDatasetFileName, text.substr(0, text.size() / 2));
   ExpectError(ReadDatasetSummary(folder.path()).status(), absl::StatusCode::kDataLoss, "JSON");
+}
+
+// A dataset that counts as complete has the files that it lists; none of the directory's syncs may
+// be left out. (A file's own sync is FileReplacement's, and tested there.)
+TEST_F(PrepareDataTest, ALossOfPowerLeavesNoDatasetWithOtherFiles) {
+  using Json = nlohmann::json;
+  std::string request;  // of the new files
+  PowerLossScenario scenario;
+  scenario.prepare = [&](const std::string& root) {
+    PrepareDataOptions old = options_;
+    old.output_dir = root + "/data";
+    old.shard_tokens = 300;
+    ASSERT_TRUE(Prepare(old).ok());
+  };
+  scenario.run = [&](const std::string& root) {
+    options_.output_dir = root + "/data";
+    return Prepare(options_).status();
+  };
+  scenario.check = [&](const FileImage& image, bool finished) -> std::string {
+    const auto at = image.find("data/dataset.json");
+    if (at == image.end()) return "dataset.json is gone";
+    const Json root = Json::parse(at->second, nullptr, /*allow_exceptions=*/false);
+    if (root.is_discarded()) return "dataset.json is damaged";
+    if (finished && root["request"] != request) return "the old dataset.json is back";
+    for (const auto& [path, contents] : image) {
+      const auto tokens = image.find(path.substr(0, path.rfind('.')));
+      if (!IsChecksumPath(path) || path.find("/.staging") != path.npos) continue;
+      if (tokens == image.end()) continue;  // of old files, about to go
+      const auto checksums = DecodeTokenChecksums(path, contents);
+      if (!checksums.ok()) return checksums.status().ToString();
+      TokenChecksumBuilder builder;
+      builder.Append(std::as_bytes(std::span(tokens->second)));
+      if (builder.Finish({}).chunk_crc32c != checksums->chunk_crc32c) {
+        return path + " is of another file";
+      }
+    }
+    if (root["request"] == "") return "";
+    for (const Json& file : root["files"]) {
+      const auto found = image.find("data/" + file["name"].get<std::string>());
+      if (found == image.end()) return file["name"].get<std::string>() + " is missing";
+      if (found->second.size() != file["size_bytes"]) return file["name"].get<std::string>();
+    }
+    return "";
+  };
+  const std::string root = out_.File("root");
+  request = [&] {
+    PrepareDataOptions same = options_;
+    same.output_dir = out_.File("other");
+    EXPECT_TRUE(Prepare(same).ok());
+    return Json::parse(Slurp(same.output_dir + "/dataset.json"))["request"].get<std::string>();
+  }();
+  EXPECT_EQ(RunWithPowerLoss(scenario, root, nullptr, nullptr), "");
+  for (const std::string sync : {"data", "data#2", "data#3", "data#4", "data#5",
+                                 "data/dataset.json.tmp", "data/dataset.json.tmp#2"}) {
+    EXPECT_NE(RunWithPowerLoss(scenario, root, &sync, nullptr), "") << sync;
+  }
 }
 
 }  // namespace

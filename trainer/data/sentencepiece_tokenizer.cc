@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/replace_file.h"
 #include "checkpoint/base/utf8.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/sentencepiece_model.h"
@@ -237,7 +238,7 @@ std::string_view SentencePieceTokenizer::TokenText(int32_t id) const {
 }
 
 absl::Status SentencePieceTokenizer::Save(const std::string& path) const {
-  return WriteFileAtomically(path, model_);
+  return ReplaceFile(path, model_);
 }
 
 }  // namespace tessera

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "trainer/data/content_hash.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {
@@ -102,8 +104,56 @@ absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(const std::string& pa
   }
   const auto parsed = ParseHeader(path, header, *size_bytes);
   if (!parsed.ok()) return parsed.status();
-  return std::unique_ptr<TokenFile>(
+  std::unique_ptr<TokenFile> opened(
       new TokenFile(path, *std::move(file), parsed->first->format, parsed->second));
+  if (absl::Status status = opened->LoadChecksums(); !status.ok()) return status;
+  return opened;
+}
+
+absl::Status TokenFile::LoadChecksums() {
+  if (checksums_.has_value()) return absl::OkStatus();
+  absl::StatusOr<std::optional<TokenChecksums>> found = ReadTokenChecksums(path_, file_);
+  if (!found.ok()) return found.status();
+  if (found->has_value()) SetChecksums(**std::move(found));
+  return absl::OkStatus();
+}
+
+absl::Status TokenFile::MakeChecksums(absl::Status& kept) {
+  absl::StatusOr<TokenChecksums> made = MakeTokenChecksums(path_, file_);
+  if (!made.ok()) return made.status();
+  kept = WriteTokenChecksums(path_, *made);
+  SetChecksums(*std::move(made));
+  return absl::OkStatus();
+}
+
+void TokenFile::SetChecksums(TokenChecksums checksums) {
+  checked_ = std::vector<std::atomic<bool>>(checksums.chunk_crc32c.size());
+  checksums_ = std::move(checksums);
+}
+
+absl::Status TokenFile::CheckChunks(int64_t begin, int64_t end) const {
+  if (!checksums_.has_value()) return absl::OkStatus();
+  for (int64_t chunk = begin / kChecksumChunkBytes; chunk * kChecksumChunkBytes < end; ++chunk) {
+    if (checked_[chunk].load(std::memory_order_relaxed)) continue;
+    if (absl::Status status = CheckChunk(chunk); !status.ok()) return status;
+    checked_[chunk].store(true, std::memory_order_relaxed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TokenFile::CheckChunk(int64_t chunk) const {
+  const int64_t offset = chunk * kChecksumChunkBytes;
+  std::vector<uint8_t> bytes(std::min(kChecksumChunkBytes, checksums_->size_bytes - offset));
+  const absl::StatusOr<int64_t> read = file_.ReadAt(offset, bytes);
+  if (!read.ok()) return read.status();
+  bytes.resize(*read);
+  const uint32_t found = Crc32c(std::as_bytes(std::span(bytes)));
+  const uint32_t expected = checksums_->chunk_crc32c[chunk];
+  if (found == expected) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      path_, " at offset ", offset, ": damaged: CRC-32C of ", bytes.size(), " bytes expected ",
+      absl::Hex(expected, absl::kZeroPad8), ", found ", absl::Hex(found, absl::kZeroPad8),
+      "; restore the file, or, where it was changed on purpose, remove ", ChecksumPath(path_)));
 }
 
 absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const {
@@ -114,6 +164,8 @@ absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_
   }
   const int64_t token_bytes = TokenBytes(format_);
   const int64_t offset = kTokenFileHeaderBytes + first * token_bytes;
+  absl::Status checked = CheckChunks(offset, offset + n * token_bytes);
+  if (!checked.ok()) return checked;
   // Raw tokens go to the end of the output, so that widening from front to back never overwrites
   // what is still to be read.
   auto* out_bytes = reinterpret_cast<uint8_t*>(out.data());
@@ -139,7 +191,7 @@ absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> TokenFile::Fingerprint() const {
+absl::StatusOr<uint64_t> TokenFile::SampledFingerprint() const {
   ContentHash hash;
   hash.Add(static_cast<uint64_t>(Facts(format_).magic));
   hash.Add(static_cast<uint64_t>(count_));
@@ -162,16 +214,23 @@ absl::StatusOr<uint64_t> TokenFile::Fingerprint() const {
   return hash.Finish();
 }
 
-TokenFileWriter::TokenFileWriter(std::unique_ptr<AtomicFile> file, TokenFormat format)
-    : file_(std::move(file)), format_(format) {}
+uint64_t TokenFile::CompleteFingerprint() const {
+  return checksums_.has_value() ? checksums_->Fingerprint() : 0;
+}
+
+TokenFileWriter::TokenFileWriter(std::string path, std::unique_ptr<FileReplacement> file,
+                                 TokenFormat format)
+    : path_(std::move(path)), file_(std::move(file)), format_(format) {}
 
 absl::StatusOr<std::unique_ptr<TokenFileWriter>> TokenFileWriter::Create(const std::string& path,
                                                                          TokenFormat format) {
-  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
+  absl::StatusOr<std::unique_ptr<FileReplacement>> file = FileReplacement::Create(path);
   if (!file.ok()) return file.status();
-  const std::vector<uint8_t> space(kTokenFileHeaderBytes);
-  if (absl::Status status = (*file)->Append(space); !status.ok()) return status;
-  return std::unique_ptr<TokenFileWriter>(new TokenFileWriter(*std::move(file), format));
+  std::unique_ptr<TokenFileWriter> writer(new TokenFileWriter(path, *std::move(file), format));
+  const std::vector<std::byte> space(kTokenFileHeaderBytes);
+  if (absl::Status status = writer->file_->Append(space); !status.ok()) return status;
+  writer->checksums_.Append(space);
+  return writer;
 }
 
 absl::Status TokenFileWriter::Append(std::span<const int32_t> tokens) {
@@ -190,7 +249,9 @@ absl::Status TokenFileWriter::Append(std::span<const int32_t> tokens) {
     }
     std::memcpy(encoded_.data() + i * token_bytes, &tokens[i], token_bytes);
   }
-  if (absl::Status status = file_->Append(encoded_); !status.ok()) return status;
+  const auto bytes = std::as_bytes(std::span(encoded_));
+  if (absl::Status status = file_->Append(bytes); !status.ok()) return status;
+  checksums_.Append(bytes);
   count_ += n;
   return absl::OkStatus();
 }
@@ -200,9 +261,11 @@ absl::Status TokenFileWriter::Close() {
   header[0] = Facts(format_).magic;
   header[1] = Facts(format_).version;
   header[2] = static_cast<int32_t>(count_);
-  const auto* bytes = reinterpret_cast<const uint8_t*>(header.data());
-  if (absl::Status status = file_->WriteAt(0, {bytes, sizeof(header)}); !status.ok()) return status;
-  return file_->Commit();
+  const auto bytes = std::as_bytes(std::span(header));
+  if (absl::Status status = file_->WriteAt(0, bytes); !status.ok()) return status;
+  if (absl::Status status = RemoveTokenChecksums(path_); !status.ok()) return status;
+  if (absl::Status status = file_->Commit(); !status.ok()) return status;
+  return WriteTokenChecksums(path_, checksums_.Finish(bytes));
 }
 
 }  // namespace tessera

@@ -8,10 +8,13 @@
 //   GPT-2     20240520    1             tokens      uint16 each
 //   Llama-3   20240801    7             tokens      uint32 each
 //
-// The other header words are written as zero and not looked at when read.
+// The other header words are written as zero and not looked at when read. Checksums may lie beside a
+// token file: token_checksums.h.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +22,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/replace_file.h"
 #include "trainer/data/file_util.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 
@@ -40,11 +45,13 @@ int64_t MaxVocabularySize(TokenFormat format);
 //
 // Reads go through pread, not a memory map: the page cache serves both alike, and a file that
 // shrinks or a disk that fails under a map is a signal that kills the run instead of a Status.
-// Threads: any number may read at once.
+// Where the file has checksums, the first read that touches one of their chunks reads it whole and
+// compares. Threads: any number may read at once.
 class TokenFile {
  public:
   // Errors: NotFound, PermissionDenied; DataLoss (file, offset, expected and found) for an unknown
-  // magic or version and for a size that is not exactly the header plus `count` tokens.
+  // magic or version, for a size that is not exactly the header plus `count` tokens, and for
+  // damaged checksums.
   static absl::StatusOr<std::unique_ptr<TokenFile>> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -52,26 +59,43 @@ class TokenFile {
   int64_t count() const { return count_; }
 
   // Tokens [first, first + out.size()) as int32. Errors: OutOfRange when they are not all in the
-  // file; DataLoss naming file, position and offset for an id of vocab_size or more, and when the
-  // file has shrunk since it was opened.
+  // file; DataLoss naming file, position and offset for an id of vocab_size or more, when the file
+  // has shrunk since it was opened, and for a chunk that is not what its checksum says.
   absl::Status Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const;
 
   // A hash of format, count and contents that does not depend on the file's name. A file of at most
   // 16 MiB is hashed whole; of a longer one 256 pages of 4 KiB, evenly spaced, the first and last
-  // included: enough to tell corpora apart, not to detect damage. Cost: at most 16 MiB read.
-  absl::StatusOr<uint64_t> Fingerprint() const;
+  // included: two files with different ones differ, two with the same may. Cost: at most 16 MiB
+  // read.
+  absl::StatusOr<uint64_t> SampledFingerprint() const;
+
+  // The same of all contents (TokenChecksums::Fingerprint()); 0 for a file without checksums.
+  uint64_t CompleteFingerprint() const;
+
+  // Gives a file without checksums those that somebody has put beside it since it was opened.
+  absl::Status LoadChecksums();
+  // Reads the whole file for its checksums and puts them beside it. Where only the latter fails
+  // they serve this object alone, and `kept` says why.
+  absl::Status MakeChecksums(absl::Status& kept);
 
  private:
   TokenFile(std::string path, FileDescriptor file, TokenFormat format, int64_t count);
+  void SetChecksums(TokenChecksums checksums);
+  // The chunks that the bytes [begin, end) lie in.
+  absl::Status CheckChunks(int64_t begin, int64_t end) const;
+  absl::Status CheckChunk(int64_t chunk) const;
 
   std::string path_;
   FileDescriptor file_;
   TokenFormat format_;
   int64_t count_;
+  std::optional<TokenChecksums> checksums_;
+  mutable std::vector<std::atomic<bool>> checked_;  // by chunk
 };
 
 // Writes a token file under a temporary name; it appears under its own name, complete and synced,
-// when Close() succeeds. A writer destroyed without Close() leaves nothing behind.
+// with its checksums beside it, when Close() succeeds. A writer destroyed without Close() leaves
+// nothing behind.
 class TokenFileWriter {
  public:
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(const std::string& path,
@@ -85,10 +109,12 @@ class TokenFileWriter {
   absl::Status Close();
 
  private:
-  TokenFileWriter(std::unique_ptr<AtomicFile> file, TokenFormat format);
+  TokenFileWriter(std::string path, std::unique_ptr<FileReplacement> file, TokenFormat format);
 
-  std::unique_ptr<AtomicFile> file_;
+  std::string path_;
+  std::unique_ptr<FileReplacement> file_;
   TokenFormat format_;
+  TokenChecksumBuilder checksums_;
   int64_t count_ = 0;
   std::vector<uint8_t> encoded_;
 };

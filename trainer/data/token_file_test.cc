@@ -2,9 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "trainer/data/test_files.h"
+#include "trainer/data/token_checksums.h"
 
 namespace tessera {
 namespace {
@@ -135,16 +141,104 @@ TEST(TokenFileTest, FingerprintSeesContentNotName) {
   std::vector<int32_t> tokens(10000, 3);
   const auto fingerprint = [&](const std::string& name, TokenFormat format) {
     WriteTokens(folder.File(name), format, tokens);
-    return *(*TokenFile::Open(folder.File(name)))->Fingerprint();
+    const auto file = TokenFile::Open(folder.File(name));
+    return std::pair(*(*file)->SampledFingerprint(), (*file)->CompleteFingerprint());
   };
-  const uint64_t base = fingerprint("a", TokenFormat::kGpt2);
+  const auto differs = [](const auto& a, const auto& b) {
+    return a.first != b.first && a.second != b.second;
+  };
+  const auto base = fingerprint("a", TokenFormat::kGpt2);
   EXPECT_EQ(fingerprint("b", TokenFormat::kGpt2), base);
-  EXPECT_NE(fingerprint("b", TokenFormat::kLlama3), base);
+  EXPECT_TRUE(differs(fingerprint("b", TokenFormat::kLlama3), base));
   tokens[9999] = 4;
-  EXPECT_NE(fingerprint("b", TokenFormat::kGpt2), base);
+  EXPECT_TRUE(differs(fingerprint("b", TokenFormat::kGpt2), base));
   tokens[9999] = 3;
   tokens.push_back(3);
-  EXPECT_NE(fingerprint("b", TokenFormat::kGpt2), base);
+  EXPECT_TRUE(differs(fingerprint("b", TokenFormat::kGpt2), base));
+}
+
+TEST(TokenFileTest, NoTokenOfALongFileEscapesItsFingerprint) {
+  const TestFolder folder;
+  std::vector<int32_t> tokens(10 << 20);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 7919 % 50000);
+  WriteTokens(folder.File("a"), TokenFormat::kGpt2, tokens);
+  tokens[5'000'000] ^= 1;
+  WriteTokens(folder.File("b"), TokenFormat::kGpt2, tokens);
+  const auto a = TokenFile::Open(folder.File("a")), b = TokenFile::Open(folder.File("b"));
+  EXPECT_EQ(*(*a)->SampledFingerprint(), *(*b)->SampledFingerprint()) << "a sample hit it";
+  EXPECT_NE((*a)->CompleteFingerprint(), (*b)->CompleteFingerprint());
+  EXPECT_NE((*a)->CompleteFingerprint(), 0u);
+}
+
+// What a disk returns without an error may be wrong all the same.
+TEST(TokenFileTest, DamageIsNoticedWhereItIsReadAndNowhereElse) {
+  const TestFolder folder;
+  constexpr int64_t kCount = 3 * kChecksumChunkBytes / 2;  // three chunks and a header
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, std::vector<int32_t>(kCount, 5));
+  const std::string whole = Slurp(folder.File("f")), sums = Slurp(folder.File("f.crc32c"));
+  for (const int64_t at : {int64_t{1024}, kChecksumChunkBytes - 1, kChecksumChunkBytes,
+                           2 * kChecksumChunkBytes + 77, int64_t(whole.size()) - 1}) {
+    std::string damaged = whole;
+    damaged[at] ^= 1;
+    folder.Write("f", damaged);
+    const auto file = TokenFile::Open(folder.File("f"));
+    ASSERT_TRUE(file.ok()) << file.status();
+    const int64_t chunk = at / kChecksumChunkBytes;
+    std::vector<int32_t> one(1);
+    for (int64_t token = 0; token < kCount; token += 100) {
+      const absl::Status status = (*file)->Read(token, 50000, one);
+      const bool inside = (kTokenFileHeaderBytes + 2 * token) / kChecksumChunkBytes == chunk;
+      EXPECT_EQ(absl::IsDataLoss(status), inside) << token << " " << status;
+      if (!inside) continue;
+      EXPECT_NE(MessageOf(status).find(folder.File("f") + " at offset " +
+                                       std::to_string(chunk * kChecksumChunkBytes) +
+                                       ": damaged: CRC-32C of "),
+                std::string::npos)
+          << status;
+    }
+    std::vector<int32_t> all(kCount);
+    EXPECT_TRUE(absl::IsDataLoss((*file)->Read(0, 50000, all)));
+  }
+  EXPECT_EQ(Slurp(folder.File("f.crc32c")), sums);
+}
+
+TEST(TokenFileTest, AChunkIsCheckedOnce) {
+  const TestFolder folder;
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, std::vector<int32_t>(1000, 5));
+  const auto file = TokenFile::Open(folder.File("f"));
+  ASSERT_TRUE(file.ok());
+  std::vector<int32_t> one(1);
+  EXPECT_TRUE((*file)->Read(0, 50000, one).ok());
+  std::fstream(folder.File("f"), std::ios::in | std::ios::out).seekp(1024 + 2 * 999).put(6);
+  EXPECT_TRUE((*file)->Read(999, 50000, one).ok());
+  EXPECT_EQ(one[0], 6);
+}
+
+TEST(TokenFileTest, AFileWithoutChecksumsIsReadAsItIs) {
+  const TestFolder folder;
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 3});
+  std::filesystem::remove(folder.File("f.crc32c"));
+  const auto file = TokenFile::Open(folder.File("f"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ((*file)->CompleteFingerprint(), 0u);
+  std::vector<int32_t> read(3);
+  EXPECT_TRUE((*file)->Read(0, 100, read).ok());
+  absl::Status kept;
+  ASSERT_TRUE((*file)->MakeChecksums(kept).ok());
+  EXPECT_TRUE(kept.ok()) << kept;
+  const auto again = TokenFile::Open(folder.File("f"));
+  EXPECT_EQ((*again)->CompleteFingerprint(), (*file)->CompleteFingerprint());
+  EXPECT_NE((*again)->CompleteFingerprint(), 0u);
+}
+
+TEST(TokenFileTest, AWriterReplacesTheChecksumsToo) {
+  const TestFolder folder;
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 3});
+  const std::string first = Slurp(folder.File("f.crc32c"));
+  WriteTokens(folder.File("f"), TokenFormat::kGpt2, {1, 2, 4});
+  EXPECT_NE(Slurp(folder.File("f.crc32c")), first);
+  std::vector<int32_t> read(3);
+  EXPECT_TRUE((*TokenFile::Open(folder.File("f")))->Read(0, 100, read).ok());
 }
 
 TEST(TokenFileTest, FormatNames) {

@@ -1,19 +1,19 @@
 #include "trainer/metrics/metrics.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "nlohmann/json.hpp"
+#include "base/file_calls.h"
+#include "base/replace_file.h"
+#include "trainer/metrics/kept_records.h"
 
 namespace tessera {
 namespace {
@@ -53,50 +53,22 @@ std::string ParallelFields(const StepMetrics& metrics) {
   return absl::StrCat(text, "}}");
 }
 
-// The step of one record; nullopt: this is no record.
-std::optional<int64_t> RecordStep(const std::string& line) {
-  const nlohmann::json record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!record.is_object()) return std::nullopt;
-  const auto step = record.find("step");
-  if (step == record.end() || !step->is_number_integer()) return std::nullopt;
-  return step->get<int64_t>();
-}
-
-// The records of a file up to `last_step`, in their order.
-absl::StatusOr<std::string> KeptRecords(const std::string& path, int64_t last_step) {
+// The records up to `last_step` of the file, none where there is no file.
+absl::StatusOr<std::string> ReadRecords(const std::string& path, int64_t last_step,
+                                        const std::function<void(const std::string&)>& notes) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     if (errno == ENOENT) return std::string();
     return IoError("cannot read", path);
   }
-  std::string kept;
-  std::string line;
-  for (int64_t number = 1; std::getline(file, line); ++number) {
-    // getline meets the end of the file before the newline: the line was being written when the
-    // process died.
-    if (file.eof()) break;
-    const std::optional<int64_t> step = RecordStep(line);
-    if (!step.has_value()) {
-      return absl::DataLossError(absl::StrCat(path, ":", number, ": not a record of a step"));
-    }
-    if (*step <= last_step) absl::StrAppend(&kept, line, "\n");
-  }
+  const std::string log{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (file.bad()) return IoError("cannot read", path);
-  return kept;
-}
-
-absl::Status Replace(const std::string& path, const std::string& contents) {
-  const std::string temporary = path + ".tmp";
-  std::FILE* file = std::fopen(temporary.c_str(), "wb");
-  if (file == nullptr) return IoError("cannot create", temporary);
-  const bool written = std::fwrite(contents.data(), 1, contents.size(), file) == contents.size() &&
-                       std::fflush(file) == 0 && ::fsync(::fileno(file)) == 0;
-  const absl::Status status = written ? absl::OkStatus() : IoError("cannot write", temporary);
-  if (std::fclose(file) != 0 && written) return IoError("cannot close", temporary);
-  if (!status.ok()) return status;
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return IoError("cannot rename to", path);
-  return absl::OkStatus();
+  KeptRecords kept = KeepRecords(log, last_step);
+  for (const std::string& note : kept.notes) {
+    if (notes != nullptr) notes(absl::StrCat(path, ": ", note));
+  }
+  return std::move(kept.text);
 }
 
 }  // namespace
@@ -108,9 +80,11 @@ void RateMeter::Measure(double step_seconds, StepMetrics* metrics) {
   metrics->step_seconds = step_seconds;
   metrics->tokens_per_second =
       step_seconds > 0 ? static_cast<double>(options_.tokens_per_step) / step_seconds : 0;
-  metrics->peak_share = options_.peak_flops > 0 ? metrics->tokens_per_second *
-                                                      options_.flops_per_token / options_.peak_flops
-                                                : 0;
+  const double flops = metrics->tokens_per_second * options_.flops_per_token;
+  if (peak_flops_ > 0) {
+    peak_flops_ = std::max(peak_flops_, flops);
+    metrics->peak_share = flops / peak_flops_;
+  }
   metrics->eta_seconds = mean_seconds_ * static_cast<double>(options_.total_steps - metrics->step);
 }
 
@@ -121,14 +95,15 @@ int64_t StepMetrics::wire_bytes() const {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
-    const std::string& path, std::optional<int64_t> resumed_step) {
+    const std::string& path, std::optional<int64_t> resumed_step,
+    const std::function<void(const std::string&)>& notes) {
   std::string kept;
   if (resumed_step.has_value()) {
-    absl::StatusOr<std::string> records = KeptRecords(path, *resumed_step);
+    absl::StatusOr<std::string> records = ReadRecords(path, *resumed_step, notes);
     if (!records.ok()) return records.status();
     kept = *std::move(records);
   }
-  if (absl::Status status = Replace(path, kept); !status.ok()) return status;
+  if (absl::Status status = ReplaceFile(path, kept); !status.ok()) return status;
   std::FILE* file = std::fopen(path.c_str(), "ab");
   if (file == nullptr) return IoError("cannot open", path);
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
@@ -163,6 +138,15 @@ absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
       "\"seconds\":%s,\"best\":%s}\n",
       metrics.step, JsonNumber(metrics.loss), LossBits(metrics.loss), metrics.tokens,
       JsonNumber(metrics.seconds), metrics.best ? "true" : "false"));
+}
+
+absl::Status MetricsWriter::Sync() {
+  if (file_ == nullptr) return absl::FailedPreconditionError(absl::StrCat(path_, " is closed"));
+  if (const int error = SyncContents(::fileno(file_)); error != 0) {
+    errno = error;
+    return IoError("cannot sync", path_);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MetricsWriter::Close() {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,7 +33,7 @@ struct StepMetrics {
   int64_t consumed_samples = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
-  double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate; 0: unknown
+  double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate, at most 1; 0: unknown
   double eta_seconds = 0;  // until the last step
   // Several ranks only: ordered by axis; empty for one process.
   std::vector<WireBytes> wire;
@@ -52,7 +53,8 @@ struct EvalMetrics {
 };
 
 // Turns the duration of each step into rates. ETA uses an exponential mean (the weight of a new
-// step is 0.1).
+// step is 0.1). A step that is faster than the peak raises it, so that no share is above 1: it was
+// measured while the machine was busy, or over other products than the step's.
 class RateMeter {
  public:
   struct Options {
@@ -61,12 +63,13 @@ class RateMeter {
     double flops_per_token = 0;
     double peak_flops = 0;  // FLOP/s; 0: unknown
   };
-  explicit RateMeter(const Options& options) : options_(options) {}
+  explicit RateMeter(const Options& options) : options_(options), peak_flops_(options.peak_flops) {}
   // Fills step_seconds and the fields after it. metrics->step is set already.
   void Measure(double step_seconds, StepMetrics* metrics);
 
  private:
   const Options options_;
+  double peak_flops_;
   double mean_seconds_ = 0;
 };
 
@@ -76,20 +79,24 @@ class RateMeter {
 // for bit with a text tool. A number that JSON cannot express (NaN, infinity) is null. Steps of several
 // ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
 // "pipeline_wait_share". Every line is handed to the operating system before the call returns: a killed process loses none.
+// A power loss may cost the lines since the last Sync().
 class MetricsWriter {
  public:
-  // `resumed_step` absent: a new run, an existing file is emptied. Present: records of later steps
-  // are removed first, as is an incomplete last line, so that no step appears twice; the new
-  // contents replace the old by rename. DataLoss, naming the line, where an earlier line is no
-  // record.
-  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path,
-                                                             std::optional<int64_t> resumed_step);
+  // `resumed_step` absent: a new run, an existing file is emptied. Present: the file keeps the
+  // records up to that step, each once (KeepRecords()), and `notes` (may be null) is told, in
+  // sentences, what was damaged or is missing; the new contents replace the old by rename.
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
+      const std::string& path, std::optional<int64_t> resumed_step,
+      const std::function<void(const std::string&)>& notes = nullptr);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
+  // Makes the lines that were written survive a power loss. Called before each save, so that no
+  // checkpoint outlives the records of the steps that led to it.
+  absl::Status Sync();
   absl::Status Close();
 
  private:

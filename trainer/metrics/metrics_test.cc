@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/power_loss.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -72,8 +73,10 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
   EXPECT_EQ(record["step_seconds"].get<double>(), 0.5);
   EXPECT_EQ(record["tokens_per_second"].get<double>(), 1024);
   EXPECT_EQ(record["peak_share"].get<double>(), 0.75);
+  EXPECT_TRUE(writer->Sync().ok());
   EXPECT_TRUE(writer->Close().ok());
   EXPECT_EQ(writer->Write(AtStep(2)).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(writer->Sync().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(MetricsWriterTest, SeveralRanksRecordTheirTraffic) {
@@ -169,6 +172,41 @@ TEST(MetricsWriterTest, AnIncompleteLastLineIsDropped) {
   }
 }
 
+TEST(MetricsWriterTest, ResumingSurvivesALossOfPowerAndNeedsEachSync) {
+  const std::string kept = "{\"step\":1}\n", old = kept + "{\"step\":2}\n";
+  PowerLossScenario scenario;
+  scenario.prepare = [&](const std::string& root) { WriteFile(root + "/metrics.jsonl", old); };
+  scenario.run = [](const std::string& root) {
+    return MetricsWriter::Open(root + "/metrics.jsonl", 1).status();
+  };
+  scenario.check = [&](const FileImage& image, bool finished) -> std::string {
+    const auto at = image.find("metrics.jsonl");
+    if (at == image.end()) return "the file is gone";
+    return at->second == kept || (at->second == old && !finished) ? "" : "it holds " + at->second;
+  };
+  std::vector<std::string> syncs;
+  EXPECT_EQ(CheckEverySync(scenario, testing::TempDir() + "/power_loss", &syncs), "");
+  EXPECT_EQ(syncs, std::vector<std::string>({"", "metrics.jsonl.tmp"}));
+}
+
+TEST(MetricsWriterTest, RecordsSurviveALossOfPowerFromTheSyncOn) {
+  PowerLossScenario scenario;
+  scenario.run = [](const std::string& root) -> absl::Status {
+    const auto writer = MetricsWriter::Open(root + "/metrics.jsonl", std::nullopt);
+    if (!writer.ok()) return writer.status();
+    if (absl::Status status = (*writer)->Write(AtStep(1)); !status.ok()) return status;
+    return (*writer)->Sync();
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    const auto at = image.find("metrics.jsonl");
+    if (!finished) return "";
+    return at != image.end() && at->second.ends_with("}\n") ? "" : "the record is gone";
+  };
+  const std::string root = testing::TempDir() + "/power_loss_sync", sync = "metrics.jsonl";
+  EXPECT_EQ(RunWithPowerLoss(scenario, root, nullptr, nullptr), "");
+  EXPECT_NE(RunWithPowerLoss(scenario, root, &sync, nullptr), "");
+}
+
 TEST(MetricsWriterTest, AResumeWithoutAFileStartsOne) {
   const std::string path = Path("absent.jsonl");
   std::remove(path.c_str());
@@ -176,16 +214,17 @@ TEST(MetricsWriterTest, AResumeWithoutAFileStartsOne) {
   EXPECT_EQ(Steps(path), std::vector<int64_t>{41});
 }
 
-TEST(MetricsWriterTest, ForeignLinesAreReportedAndKept) {
-  const std::string path = Path("foreign.jsonl");
-  for (const std::string line : {"hello", "[1]", "{\"loss\":1}", "{\"step\":\"1\"}", ""}) {
-    const std::string text = "{\"step\":1}\n" + line + "\n{\"step\":2}\n";
-    WriteFile(path, text);
-    const absl::Status status = MetricsWriter::Open(path, 2).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << line;
-    EXPECT_EQ(status.message(), path + ":2: not a record of a step");
-    EXPECT_EQ(Read(path), text);
-  }
+TEST(MetricsWriterTest, ADamagedLineIsDroppedWithANote) {
+  const std::string path = Path("damaged.jsonl");
+  WriteFile(path, "{\"kind\":\"step\",\"step\":1}\nhello\n{\"kind\":\"step\",\"step\":3}\n");
+  std::vector<std::string> notes;
+  const auto writer =
+      MetricsWriter::Open(path, 3, [&notes](const std::string& note) { notes.push_back(note); });
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  EXPECT_EQ(notes, (std::vector<std::string>{
+                       path + ": line 2 is damaged and dropped: not a record of a step",
+                       path + ": there is no record of step 2; the training is not affected"}));
+  EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 3}));
 }
 
 TEST(MetricsWriterTest, AMissingFolderIsNamed) {
@@ -209,6 +248,19 @@ TEST(RateMeterTest, TurnsSecondsIntoRates) {
   metrics.step = 11;
   meter.Measure(1.5, &metrics);
   EXPECT_DOUBLE_EQ(metrics.eta_seconds, 0.6 * 89);
+}
+
+TEST(RateMeterTest, AStepThatBeatsThePeakRaisesIt) {
+  RateMeter meter(
+      {.total_steps = 100, .tokens_per_step = 1000, .flops_per_token = 1e6, .peak_flops = 1e9});
+  StepMetrics metrics;
+  metrics.step = 1;
+  meter.Measure(0.5, &metrics);
+  EXPECT_EQ(metrics.peak_share, 1);
+  meter.Measure(1, &metrics);
+  EXPECT_DOUBLE_EQ(metrics.peak_share, 0.5);
+  meter.Measure(0.3, &metrics);
+  EXPECT_EQ(metrics.peak_share, 1);
 }
 
 TEST(RateMeterTest, AnUnknownPeakGivesNoShare) {

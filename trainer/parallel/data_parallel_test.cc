@@ -99,7 +99,9 @@ absl::StatusOr<Result> RunRank(const Split& split, int64_t micro_batches, Commun
       TESSERA_RETURN_IF_ERROR(model.Backward(index, reducer.accumulate(), reducer));
     }
     TESSERA_RETURN_IF_ERROR(reducer.Finish());
-    TESSERA_ASSIGN_OR_RETURN(const double grad_norm, norm->Compute());
+    TESSERA_ASSIGN_OR_RETURN(const double grad_norm, norm->Compute([](const std::string& m, bool) {
+      return absl::DataLossError(m);
+    }));
     result.norms.push_back(grad_norm);
     optimizer.Step(0.01, grad_norm, ClipCoefficient(grad_norm, 1.0));
     TESSERA_RETURN_IF_ERROR(reducer.GatherValues(values));

@@ -1,6 +1,7 @@
 #include "trainer/parallel/gradient_norm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -8,6 +9,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "checkpoint/base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/parallel/tree_sum.h"
@@ -104,6 +106,10 @@ absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Create(Backend& back
   TESSERA_ASSIGN_OR_RETURN(Runs runs, norm->MakeRuns());
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Runs> owners, ExchangeRuns(runs, groups.data));
   TESSERA_RETURN_IF_ERROR(norm->PlanOwners(owners, groups.data));
+  if (norm->data_ == nullptr) {
+    Runs same = runs;
+    TESSERA_ASSIGN_OR_RETURN(norm->replicas_, PlanExchange(groups.data, &same));
+  }
   TESSERA_ASSIGN_OR_RETURN(norm->tensor_, PlanExchange(groups.tensor, &runs));
   TESSERA_ASSIGN_OR_RETURN(norm->pipeline_, PlanExchange(groups.pipeline, &runs));
   return norm;
@@ -213,6 +219,7 @@ absl::StatusOr<GradientNorm::Exchange> GradientNorm::PlanExchange(Communicator* 
   runs->clear();
   for (auto& [name, key] : keys) {
     runs->push_back({.key = name, .elements = key.elements});
+    exchange.keys.push_back(name);
     exchange.copies.push_back(std::move(key.copies));
   }
   exchange.group = group;
@@ -255,26 +262,60 @@ absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
 }
 
 absl::StatusOr<std::vector<double>> GradientNorm::MakeExchange(const Exchange& exchange,
-                                                               std::vector<double> mine) {
+                                                               std::vector<double> mine,
+                                                               const OnDivergence& on_divergence) {
   if (exchange.group == nullptr) return mine;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all,
                            AllGatherValues(mine, exchange.counts, *exchange.group));
+  std::vector<int> ranks;  // in the world, by place among the values
+  for (size_t rank = 0; rank < exchange.counts.size(); ++rank) {
+    ranks.insert(ranks.end(), exchange.counts[rank],
+                 exchange.group->WorldRank(static_cast<int>(rank)));
+  }
   std::vector<double> sums;
-  for (const std::vector<size_t>& copies : exchange.copies) {
-    // Copies are equal, unless one is broken: that one must be seen.
+  std::string key, parties;
+  int64_t differing = 0;
+  for (size_t k = 0; k < exchange.copies.size(); ++k) {
+    const std::vector<size_t>& copies = exchange.copies[k];
     double sum = all[copies[0]];
+    std::vector<ReplicaBits> bits;
     for (const size_t copy : copies) {
+      // One that is broken must be seen: nothing is updated anywhere.
       if (!std::isfinite(all[copy])) sum = all[copy];
+      bits.push_back({ranks[copy], std::bit_cast<uint64_t>(all[copy])});
     }
     sums.push_back(sum);
+    const std::string found = std::isfinite(sum) ? DescribeParties(bits) : "";
+    if (!found.empty() && ++differing == 1) {
+      key = exchange.keys[k];
+      parties = found;
+    }
+  }
+  if (differing > 0) {
+    TESSERA_RETURN_IF_ERROR(on_divergence(DescribeDivergence("gradient", key, differing, parties),
+                                          exchange.group->rank() == 0));
   }
   return sums;
 }
 
-absl::StatusOr<double> GradientNorm::Compute() {
+absl::Status GradientNorm::CompareOwners(const std::vector<double>& sums,
+                                         const OnDivergence& on_divergence) {
+  if (replicas_.group == nullptr) return absl::OkStatus();
+  const int64_t own = Crc32c(std::as_bytes(std::span(sums)));
+  std::vector<int64_t> all(replicas_.group->size());
+  TESSERA_RETURN_IF_ERROR(replicas_.group->AllGather(ConstBuffer(std::span(&own, 1)), all, {},
+                                                     {.what = "checksum of gradients"}));
+  if (std::all_of(all.begin(), all.end(), [&](int64_t sum) { return sum == own; })) {
+    return absl::OkStatus();
+  }
+  return MakeExchange(replicas_, sums, on_divergence).status();
+}
+
+absl::StatusOr<double> GradientNorm::Compute(const OnDivergence& on_divergence) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<double> sums, ParameterSums());
-  TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(tensor_, std::move(sums)));
-  TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(pipeline_, std::move(sums)));
+  TESSERA_RETURN_IF_ERROR(CompareOwners(sums, on_divergence));
+  TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(tensor_, std::move(sums), on_divergence));
+  TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(pipeline_, std::move(sums), on_divergence));
   return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
 }
 

@@ -15,6 +15,7 @@
 #include "trainer/kernels/backend.h"
 #include "trainer/parallel/gradient_buckets.h"
 #include "trainer/parallel/gradient_reducer.h"
+#include "trainer/parallel/replicas.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -36,6 +37,9 @@ void AppendGradientParts(const GradientLayout& layout, std::span<const OwnedGrad
 // their keys, each key once: so the bits depend neither on how parameters are spread over ranks nor
 // on how a ZeRO owner's range is cut. Every rank gets the same bits. A gradient that is not finite
 // gives a norm that is not, everywhere.
+//
+// Where several ranks hold the same gradient, sums of squares that differ in any bit are a
+// divergence (replicas.h).
 class GradientNorm {
  public:
   // Groups of the mesh's axes; null where the axis has one rank.
@@ -53,8 +57,10 @@ class GradientNorm {
                                                               const Groups& groups);
 
   // Of what the parts' views hold now. Sends at most 16 log2(blocks) bytes per parameter to each
-  // data rank, and 8 per parameter to each tensor and pipeline rank.
-  absl::StatusOr<double> Compute();
+  // data rank (8 in all where every one owns everything), and 8 per parameter to each tensor and
+  // pipeline rank. Errors: those of `on_divergence` as well; where that is OK, one of the copies
+  // counts.
+  absl::StatusOr<double> Compute(const OnDivergence& on_divergence);
 
  private:
   // What a rank owns of a parameter, in blocks.
@@ -68,7 +74,8 @@ class GradientNorm {
   // How values that the ranks of a group have by key, some keys on several ranks, become one value
   // per key.
   struct Exchange {
-    Communicator* group = nullptr;            // null: nothing to do
+    Communicator* group = nullptr;  // null: nothing to do
+    std::vector<std::string> keys;
     std::vector<int64_t> counts;              // of values by rank
     std::vector<std::vector<size_t>> copies;  // by key: places among the values of all ranks
   };
@@ -83,12 +90,16 @@ class GradientNorm {
   static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);
   // Of squares, by part.
   absl::StatusOr<std::vector<double>> ParameterSums();
+  // Compares the sums of data ranks that own everything.
+  absl::Status CompareOwners(const std::vector<double>& sums, const OnDivergence& on_divergence);
   static absl::StatusOr<std::vector<double>> MakeExchange(const Exchange& exchange,
-                                                          std::vector<double> mine);
+                                                          std::vector<double> mine,
+                                                          const OnDivergence& on_divergence);
 
   Backend& backend_;
   std::vector<GradientPart> parts_;         // by key
   Communicator* data_ = nullptr;            // null: every rank owns everything
+  Exchange replicas_;                       // the data ranks, where that is so
   std::vector<int64_t> data_counts_;        // subtree sums by data rank
   std::vector<std::vector<int64_t>> ends_;  // by part, by data rank: end of its run of blocks
   Exchange tensor_;

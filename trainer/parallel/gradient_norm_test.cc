@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/parallel/fake_model.h"
+#include "trainer/parallel/replicas.h"
 #include "trainer/parallel/tree_sum.h"
 
 namespace tessera {
@@ -55,6 +57,8 @@ std::vector<FakeParameter> ParametersOf(const Mesh& mesh, int tensor, int stage)
   return parameters;
 }
 
+absl::Status Stop(const std::string& message, bool) { return absl::DataLossError(message); }
+
 struct Broken {
   std::string key;  // none
   int64_t element = 0;
@@ -62,9 +66,11 @@ struct Broken {
   int rank = 0;
 };
 
-// The norm on every rank.
-std::vector<double> Norms(const Mesh& mesh, const Broken& broken = {}) {
-  std::vector<double> norms(mesh.size());
+// What has become of the norm on every rank.
+absl::Status TryNorms(const Mesh& mesh, const Broken& broken, const OnDivergence& on_divergence,
+                      std::vector<double>* norms_of_ranks) {
+  std::vector<double>& norms = *norms_of_ranks;
+  norms.resize(mesh.size());
   ThreadWorld world(mesh.size());
   const absl::Status status = world.Run([&](Communicator& all) -> absl::Status {
     const int tensor = all.rank() % mesh.tensor;
@@ -103,11 +109,17 @@ std::vector<double> Norms(const Mesh& mesh, const Broken& broken = {}) {
                                          .pipeline = mesh.pipeline == 1 ? nullptr : pp.get()};
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<GradientNorm> norm,
                              GradientNorm::Create(*backend, std::move(parts), groups));
-    TESSERA_ASSIGN_OR_RETURN(norms[all.rank()], norm->Compute());
-    TESSERA_ASSIGN_OR_RETURN(const double again, norm->Compute());
+    TESSERA_ASSIGN_OR_RETURN(norms[all.rank()], norm->Compute(on_divergence));
+    TESSERA_ASSIGN_OR_RETURN(const double again, norm->Compute(on_divergence));
     if (!std::isnan(again)) EXPECT_EQ(again, norms[all.rank()]);
     return absl::OkStatus();
   });
+  return status;
+}
+
+std::vector<double> Norms(const Mesh& mesh, const Broken& broken = {}) {
+  std::vector<double> norms;
+  const absl::Status status = TryNorms(mesh, broken, Stop, &norms);
   EXPECT_TRUE(status.ok()) << status;
   return norms;
 }
@@ -157,7 +169,7 @@ TEST(GradientNormTest, AddsBlocksInTheTree) {
       *backend, {{.key = "p", .elements = grad.view().elements(), .begin = 0, .grad = grad.view()}},
       {});
   ASSERT_TRUE(norm.ok()) << norm.status();
-  EXPECT_EQ(*(*norm)->Compute(), std::sqrt(TreeSum(blocks)));
+  EXPECT_EQ(*(*norm)->Compute(Stop), std::sqrt(TreeSum(blocks)));
 }
 
 TEST(GradientNormTest, WhatIsNotFiniteIsSeenEverywhere) {
@@ -180,6 +192,62 @@ TEST(GradientNormTest, WhatIsNotFiniteIsSeenEverywhere) {
   }
 }
 
+// What a rank says of a gradient that is not what the other ranks have.
+std::string Divergence(const Mesh& mesh, const Broken& broken) {
+  std::vector<double> norms;
+  return std::string(TryNorms(mesh, broken, Stop, &norms).message());
+}
+
+TEST(GradientNormTest, CopiesThatDifferAreNamed) {
+  const Mesh all = {.tensor = 2, .data = 2, .pipeline = 2};
+  // A norm, on both tensor ranks; with ZeRO no data rank has another copy.
+  const Mesh zero = {.tensor = 2, .data = 2, .pipeline = 2, .zero = true};
+  // Whichever owns the element: both groups of tensor ranks add up the same parts.
+  const std::string broken =
+      Divergence(zero, {"3.norm", 32, 0.5, 5}) + Divergence(zero, {"3.norm", 32, 0.5, 7});
+  EXPECT_NE(broken.find("gradient of '3.norm' is not the same on all ranks that hold it: rank "),
+            std::string::npos)
+      << broken;
+  EXPECT_TRUE(broken.find("rank 4 against rank 5") != broken.npos ||
+              broken.find("rank 6 against rank 7") != broken.npos)
+      << broken;
+  // A shard, on both data ranks.
+  EXPECT_NE(Divergence(all, {"1.weight/v3", 7, 0.5, 1})
+                .find("gradient of '1.weight/v3' is not the same on all ranks that hold it: rank 1 "
+                      "against rank 3"),
+            std::string::npos);
+  // The table, on both ends of the pipeline.
+  EXPECT_NE(Divergence({.pipeline = 4}, {"table/v0", 7, 0.5, 3})
+                .find("gradient of 'table/v0' is not the same on all ranks that hold it: rank 0 "
+                      "against rank 3"),
+            std::string::npos);
+  // The data ranks compare before the stages do.
+  const std::string three = Divergence({.data = 3}, {"0.bias", 7, 0.5, 1});
+  EXPECT_NE(three.find("'0.bias' is not the same on all ranks that hold it: ranks 0, 2 against "
+                       "rank 1"),
+            std::string::npos)
+      << three;
+}
+
+TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
+  const Mesh mesh = {.tensor = 2};
+  std::atomic<int> calls = 0, speakers = 0;
+  std::vector<double> norms;
+  const absl::Status status = TryNorms(
+      mesh, {"3.norm", 32, 0.5, 1},
+      [&](const std::string&, bool speaks) {
+        ++calls;
+        if (speaks) ++speakers;
+        return absl::OkStatus();
+      },
+      &norms);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(norms[0], norms[1]);
+  // Two computations on two ranks.
+  EXPECT_EQ(calls, 4);
+  EXPECT_EQ(speakers, 2);
+}
+
 TEST(GradientNormTest, OnlyNumbersTravel) {
   const Mesh mesh = {1, 4, 1, true};
   ThreadWorld world(4);
@@ -195,7 +263,7 @@ TEST(GradientNormTest, OnlyNumbersTravel) {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<GradientNorm> norm,
                              GradientNorm::Create(*backend, std::move(parts), {.data = &group}));
     group.ResetCounters();
-    TESSERA_RETURN_IF_ERROR(norm->Compute().status());
+    TESSERA_RETURN_IF_ERROR(norm->Compute(Stop).status());
     // A quarter of a power of two is one subtree.
     EXPECT_EQ(group.counters().bytes_sent(), 3 * 8);
     return absl::OkStatus();

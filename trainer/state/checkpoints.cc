@@ -1,6 +1,11 @@
 #include "trainer/state/checkpoints.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstddef>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -45,8 +50,15 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& c
   if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
   TESSERA_RETURN_IF_ERROR(CheckFolder("load", config.load(), **storage));
+  std::vector<ckpt::UnreadableCheckpoint> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::List(**storage, ""));
+                           ckpt::List(**storage, "", &unreadable));
+  for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
+    // It was asked for, or it may be all there is: no reason to start afresh.
+    const bool needed =
+        config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
+    if (needed) return checkpoint.status;
+  }
   if (saved.empty()) {
     if (!required) return std::nullopt;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
@@ -87,14 +99,32 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   return run;
 }
 
+// A folder that was made by somebody else may be for reading only; the first save is late to learn
+// of it.
+absl::Status CheckWritable(const std::string& folder) {
+  if (faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("save: nothing can be written to ", folder, ": ", std::strerror(errno)));
+}
+
 // What rank 0 finds out before anybody saves.
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointConfig& config,
                                                               int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
   TESSERA_RETURN_IF_ERROR(CheckFolder("save", config.save(), *storage));
+  TESSERA_RETURN_IF_ERROR(CheckWritable(config.save()));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, FolderLock::Acquire(config.save()));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved, ckpt::List(*storage, ""));
+  std::vector<ckpt::UnreadableCheckpoint> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
+                           ckpt::List(*storage, "", &unreadable));
+  for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
+    if (checkpoint.step <= step) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "save: ", config.save(), "/", checkpoint.directory, ", of a later step than this run ",
+        "starts from (", step, "), cannot be read and may be a checkpoint: make it readable or ",
+        "move it away (", checkpoint.status.message(), ")"));
+  }
   std::vector<int64_t> later;
   for (const ckpt::CheckpointInfo& info : saved) {
     if (info.step > step) later.push_back(info.step);
@@ -130,21 +160,33 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& con
   return run;
 }
 
-absl::StatusOr<std::string> DescribeUnfinishedSaves(const CheckpointConfig& config, int64_t step) {
+absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, int64_t step) {
   const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenPosixStorage(config.load());
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
+  std::vector<std::string> sentences;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> begun,
                            ckpt::ListUncommitted(**storage, ""));
   std::vector<std::string> later;
   for (const ckpt::CheckpointInfo& info : begun) {
     if (info.step > step) later.push_back(info.directory);
   }
-  if (later.empty()) return "";
-  return absl::StrCat("passed over in ", config.load(), ": ", ckpt::JoinFirst(later, ", "),
-                      later.size() == 1 ? ", a save that was" : ", saves that were",
-                      " never completed (no manifest.pb)");
+  if (!later.empty()) {
+    sentences.push_back(absl::StrCat(ckpt::JoinFirst(later, ", "),
+                                     later.size() == 1 ? ", a save that was" : ", saves that were",
+                                     " never completed (no manifest.pb)"));
+  }
+  std::vector<ckpt::UnreadableCheckpoint> unreadable;
+  TESSERA_RETURN_IF_ERROR(ckpt::List(**storage, "", &unreadable).status());
+  std::vector<std::string> reasons;
+  for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
+    reasons.push_back(absl::StrCat(checkpoint.directory, ", which cannot be read (",
+                                   checkpoint.status.message(), ")"));
+  }
+  if (!reasons.empty()) sentences.push_back(ckpt::JoinFirst(reasons, "; "));
+  if (sentences.empty()) return "";
+  return absl::StrCat("passed over in ", config.load(), ": ", absl::StrJoin(sentences, "; "));
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,

@@ -48,19 +48,23 @@ absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 // The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where
 // `load` is empty, or holds no checkpoint and nothing asks for one: neither
 // exit_on_missing_checkpoint nor ckpt_step nor finetune. NotFound otherwise, listing what is there;
-// DataLoss for a damaged manifest; InvalidArgument where `load` is itself a checkpoint. Rank 0 looks
-// and reads; the others are told.
+// DataLoss for a damaged manifest; InvalidArgument where `load` is itself a checkpoint. Directories
+// that cannot be read are passed over, unless nothing is left or ckpt_step names one: then their
+// error is returned. Rank 0 looks and reads; the others are told.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
                                                      const RankGroup& group);
 
-// One sentence about the saves in `load` of steps after `step` that were begun and never completed, as
-// a sudden death leaves them; empty where there is none. For rank 0.
-absl::StatusOr<std::string> DescribeUnfinishedSaves(const CheckpointConfig& config, int64_t step);
+// One sentence about what FindSavedRun() does not consider in `load`: saves of steps after `step`
+// that were begun and never completed, as a sudden death leaves them, and directories of any step
+// that cannot be read. Empty where there is none. For rank 0.
+absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, int64_t step);
 
 // Keeps config.save for a run that goes on from `step`, until the lock is gone; rank 0 holds it,
-// others have null, as all have without a folder. FailedPrecondition where another process saves there, and where checkpoints of later
-// steps are, of another run or of a future that this run abandons: they would mix with ours, and a
-// committed checkpoint is never replaced. InvalidArgument where it is itself a checkpoint.
+// others have null, as all have without a folder. FailedPrecondition where nothing can be written,
+// where another process saves, and where checkpoints of later steps are, or may be in a directory
+// that cannot be read, of another run or of a future that this run abandons: they would mix with
+// ours, and a committed checkpoint is never replaced. InvalidArgument where it is itself a
+// checkpoint.
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
                                                               int64_t step, const RankGroup& group);
 

@@ -99,7 +99,8 @@ void RunSaver::Prune(ckpt::SaveReport& report) const {
   const int keep = static_cast<int>(config_.checkpoint().max_checkpoint_keep());
   if (keep == 0 || group_.ranks.rank() != 0) return;
   if (const absl::Status pruned = ckpt::Prune(*storage_, "", keep); !pruned.ok()) {
-    absl::StrAppend(&report.staging_note, "older checkpoints are still there: ", pruned.message());
+    absl::StrAppend(&report.note, report.note.empty() ? "" : "; ",
+                    "older checkpoints are still there: ", pruned.message());
   }
 }
 

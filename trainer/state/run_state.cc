@@ -59,7 +59,8 @@ std::string TopologyText(const ckpt::Topology& topology) {
 }  // namespace
 
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
-                           const Progress& progress, const DataIdentity& data) {
+                           const Progress& progress, const DataIdentity& data,
+                           const NumericsFingerprint& numerics) {
   ckpt::Manifest manifest;
   manifest.mutable_producer()->set_program("tessera train");
   manifest.mutable_producer()->set_version(kVersion);
@@ -79,12 +80,14 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
   (*state.mutable_extra())[kNumerics] = NumericsText(config);
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
+  *state.mutable_numerics() = ToProto(numerics);
   ckpt::DataState& position = *state.mutable_data();
   position.set_consumed_samples(progress.consumed_samples);
   if (data.samples_per_epoch > 0) {
     position.set_epoch(progress.consumed_samples / data.samples_per_epoch);
   }
-  position.set_fingerprint(data.fingerprint);
+  position.set_fingerprint(data.fingerprint.sampled);
+  position.set_complete_fingerprint(data.fingerprint.complete);
   position.set_sequence_length(data.sequence_length);
   position.set_shuffle_seed(progress.data_seed);
   position.set_samples_per_epoch(data.samples_per_epoch);
@@ -103,6 +106,22 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
       absl::AsciiStrToLower(ModelConfig::Architecture_Name(model.architecture())));
   google::protobuf::TextFormat::PrintToString(model, manifest.mutable_model()->mutable_text());
   return manifest;
+}
+
+ckpt::NumericsState ToProto(const NumericsFingerprint& numerics) {
+  ckpt::NumericsState state;
+  state.set_instruction_set(numerics.instruction_set);
+  state.set_library(numerics.library);
+  state.set_products_hash(numerics.products_hash);
+  state.set_loops_hash(numerics.loops_hash);
+  return state;
+}
+
+NumericsFingerprint FromProto(const ckpt::NumericsState& state) {
+  return {.instruction_set = state.instruction_set(),
+          .library = state.library(),
+          .products_hash = state.products_hash(),
+          .loops_hash = state.loops_hash()};
 }
 
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
@@ -130,16 +149,15 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   return progress;
 }
 
-std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest,
-                                         const TrainConfig& config) {
+std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
+                                         const NumericsFingerprint& numerics) {
   std::vector<std::string> sentences;
   const auto& extra = manifest.trainer().extra();
   const auto saved = extra.find(kNumerics);
   if (saved == extra.end()) return sentences;  // another program's
-  const std::string numerics = NumericsText(config);
-  if (saved->second != numerics) {
-    sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ",
-                                     numerics,
+  const std::string setting = NumericsText(config);
+  if (saved->second != setting) {
+    sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ", setting,
                                      ": the bits of later losses differ from the saved run's"));
   } else if (const auto micro_batch = extra.find(kMicroBatch);
              config.parallel().numerics() == Numerics::EXACT && micro_batch != extra.end() &&
@@ -147,6 +165,14 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest,
     sentences.push_back(absl::StrCat("saved with micro_batch_size ", micro_batch->second,
                                      ", going on with ", config.training().micro_batch_size(),
                                      ": the bits of later losses differ from the saved run's"));
+  }
+  if (const NumericsFingerprint before = FromProto(manifest.trainer().numerics());
+      manifest.trainer().has_numerics() && before != numerics) {
+    sentences.push_back(
+        absl::StrCat(config.parallel().numerics() == Numerics::EXACT ? "WARNING: " : "",
+                     "saved where numbers are computed otherwise (",
+                     absl::StrJoin(NumericsDifferences(before, numerics, "here"), "; "),
+                     "): the bits of later losses differ from the saved run's"));
   }
   Topology topology = ConfigTopology(config);
   topology.sequence_parallel = false;  // not of the weights
@@ -188,10 +214,13 @@ absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& m
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data) {
   const ckpt::DataState& saved = manifest.trainer().data();
   std::vector<std::string> differences;
-  if (saved.fingerprint() != data.fingerprint) {
-    differences.push_back(absl::StrCat("token files: saved fingerprint ",
-                                       absl::Hex(saved.fingerprint()), ", found ",
-                                       absl::Hex(data.fingerprint)));
+  const DataFingerprint before{.sampled = saved.fingerprint(),
+                               .complete = saved.complete_fingerprint()};
+  if (!MayBeSameData(before, data.fingerprint)) {
+    const bool complete = before.complete != 0 && data.fingerprint.complete != 0;
+    differences.push_back(absl::StrCat(
+        "token files: saved fingerprint ", absl::Hex(complete ? before.complete : before.sampled),
+        ", found ", absl::Hex(complete ? data.fingerprint.complete : data.fingerprint.sampled)));
   }
   if (saved.sequence_length() != data.sequence_length) {
     differences.push_back(absl::StrCat("seq_length: saved ", saved.sequence_length(), ", wanted ",

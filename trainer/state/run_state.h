@@ -11,6 +11,8 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "models/config.pb.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/data/data_fingerprint.h"
+#include "trainer/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 
@@ -31,14 +33,20 @@ struct Progress {
 // What consumed_samples counts in. A position means nothing in other data, or in samples of another
 // length.
 struct DataIdentity {
-  uint64_t fingerprint = 0;
+  DataFingerprint fingerprint;
   int64_t sequence_length = 0;
   int64_t samples_per_epoch = 0;
 };
 
-// A manifest without tensors and files: progress, data position, schedule, topology, model.
+// A manifest without tensors and files: progress, data position, schedule, topology, model,
+// numerics (of every rank).
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
-                           const Progress& progress, const DataIdentity& data);
+                           const Progress& progress, const DataIdentity& data,
+                           const NumericsFingerprint& numerics);
+
+// As a manifest records them, and back.
+ckpt::NumericsState ToProto(const NumericsFingerprint& numerics);
+NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 
 // The progress that a manifest holds. DataLoss for values that no run could have written.
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
@@ -50,8 +58,10 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
 // What a run that goes on from `manifest` does otherwise than the saved one, as far as the bits of
-// its losses depend on it: topology and numerics. One sentence each, for the log.
-std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config);
+// its losses depend on it: topology, and numerics as set and as this machine has them. One sentence
+// each, for the log. What a checkpoint does not record, as older ones do not, is not compared.
+std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
+                                         const NumericsFingerprint& numerics);
 
 // Whether random numbers keyed by the saved seed are the ones that the saved run drew.
 // FailedPrecondition naming both algorithms; a checkpoint without random numbers passes.

@@ -4,7 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/manifest.pb.h"
 #include "gtest/gtest.h"
+#include "trainer/data/data_fingerprint.h"
+#include "trainer/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {
@@ -15,7 +18,10 @@ ckpt::Manifest Describe(const Progress& progress) {
   model.set_num_layers(2);
   model.set_num_attention_heads(4);
   return DescribeRun(TrainConfig(), model, progress,
-                     {.fingerprint = 5, .sequence_length = 32, .samples_per_epoch = 100});
+                     {.fingerprint = {.sampled = 5, .complete = 7},
+                      .sequence_length = 32,
+                      .samples_per_epoch = 100},
+                     NumericsFingerprint());
 }
 
 // The message of `status` holds each of `parts`.
@@ -69,19 +75,46 @@ TEST(RunStateTest, WhatChangesTheBitsIsSaid) {
   config.mutable_parallel()->set_numerics(Numerics::EXACT);
   config.mutable_parallel()->set_exact_tp_shards(2);
   config.mutable_training()->set_micro_batch_size(2);
-  const ckpt::Manifest manifest = DescribeRun(config, ModelConfig(), {}, {});
-  EXPECT_TRUE(DescribeChanges(manifest, config).empty());
+  const NumericsFingerprint numerics = {.instruction_set = "avx512", .library = "oneDNN 2.6.3"};
+  ckpt::Manifest manifest = DescribeRun(config, ModelConfig(), {}, {}, numerics);
+  EXPECT_TRUE(DescribeChanges(manifest, config, numerics).empty());
   config.mutable_training()->set_micro_batch_size(4);
-  EXPECT_EQ(DescribeChanges(manifest, config),
+  EXPECT_EQ(DescribeChanges(manifest, config, numerics),
             std::vector<std::string>{"saved with micro_batch_size 2, going on with 4: the bits of "
                                      "later losses differ from the saved run's"});
   config.mutable_parallel()->set_data_parallel_size(2);
   config.mutable_parallel()->set_numerics(Numerics::FAST);
   EXPECT_EQ(
-      DescribeChanges(manifest, config),
+      DescribeChanges(manifest, config, numerics),
       (std::vector<std::string>{"saved in numerics EXACT with 2 shards, going on in FAST: the "
                                 "bits of later losses differ from the saved run's",
                                 "resharded from single to dp2"}));
+}
+
+TEST(RunStateTest, OtherArithmeticThanTheSavedRunsIsSaid) {
+  const NumericsFingerprint saved = {.instruction_set = "avx512",
+                                     .library = "oneDNN 2.6.3 avx512_core",
+                                     .products_hash = 1,
+                                     .loops_hash = 2};
+  NumericsFingerprint here = saved;
+  here.instruction_set = "avx2";
+  here.products_hash = 3;
+  for (const bool exact : {false, true}) {
+    TrainConfig config;
+    config.mutable_parallel()->set_numerics(exact ? Numerics::EXACT : Numerics::FAST);
+    ckpt::Manifest manifest = DescribeRun(config, ModelConfig(), {}, {}, saved);
+    EXPECT_EQ(FromProto(manifest.trainer().numerics()), saved);
+    EXPECT_TRUE(DescribeChanges(manifest, config, saved).empty());
+    EXPECT_EQ(DescribeChanges(manifest, config, here),
+              std::vector<std::string>{
+                  std::string(exact ? "WARNING: " : "") +
+                  "saved where numbers are computed otherwise (instruction set avx512, here avx2; "
+                  "other bits of matrix products): the bits of later losses differ from the saved "
+                  "run's"});
+    // Checkpoints of older versions do not know.
+    manifest.mutable_trainer()->clear_numerics();
+    EXPECT_TRUE(DescribeChanges(manifest, config, here).empty());
+  }
 }
 
 // --no-load-rng can only help where the progress itself is read in spite of them.
@@ -104,10 +137,25 @@ TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
   other.set_num_attention_heads(8);
   ExpectNames(CheckSameModel(manifest, other), absl::StatusCode::kFailedPrecondition,
               {"num_layers: saved 2, wanted 3", "num_attention_heads: saved 4, wanted 8"});
-  ExpectNames(CheckSameData(manifest, {.fingerprint = 6, .sequence_length = 64}),
+  ExpectNames(CheckSameData(manifest, {.fingerprint = {.sampled = 6}, .sequence_length = 64}),
               absl::StatusCode::kFailedPrecondition,
               {"fingerprint 5, found 6", "seq_length: saved 32, wanted 64"});
-  EXPECT_TRUE(CheckSameData(manifest, {.fingerprint = 5, .sequence_length = 32}).ok());
+  EXPECT_TRUE(CheckSameData(manifest, {.fingerprint = {.sampled = 5}, .sequence_length = 32}).ok());
+}
+
+TEST(RunStateTest, CheckpointsWithOldFingerprintsAreComparedByTheOldRule) {
+  const auto check = [](const ckpt::Manifest& manifest, const DataFingerprint& fingerprint) {
+    return CheckSameData(manifest, {.fingerprint = fingerprint, .sequence_length = 32});
+  };
+  ckpt::Manifest manifest = Describe({});
+  EXPECT_TRUE(check(manifest, {.sampled = 5, .complete = 7}).ok());
+  // The samples are the same, other tokens are not.
+  ExpectNames(check(manifest, {.sampled = 5, .complete = 8}), absl::StatusCode::kFailedPrecondition,
+              {"fingerprint 7, found 8"});
+  manifest.mutable_trainer()->mutable_data()->clear_complete_fingerprint();
+  EXPECT_TRUE(check(manifest, {.sampled = 5, .complete = 8}).ok());
+  ExpectNames(check(manifest, {.sampled = 6, .complete = 8}), absl::StatusCode::kFailedPrecondition,
+              {"fingerprint 5, found 6"});
 }
 
 }  // namespace

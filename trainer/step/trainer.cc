@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/base/status_macros.h"
 #include "glog/logging.h"
+#include "models/layers/parameter.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/parallel/gradient_norm.h"
 #include "trainer/parallel/micro_batches.h"
 #include "trainer/parallel/pipeline.h"
+#include "trainer/parallel/replicas.h"
 #include "trainer/parallel/tensor_parallel.h"
 #include "trainer/step/model_chunk.h"
 #include "trainer/step/model_stage.h"
@@ -104,6 +107,9 @@ class Trainer::Impl {
   }
 
   absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
+  // Of weights, after a step.
+  absl::Status CompareReplicas(int64_t completed_steps);
+  OnDivergence DivergenceAt(int64_t completed_steps);
 
   const TrainConfig config_;
   const Options options_;
@@ -115,6 +121,7 @@ class Trainer::Impl {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<GradientNorm> norm_;
   BeforeOverwrite before_overwrite_;
+  bool warned_of_divergence_ = false;
 };
 
 absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
@@ -133,13 +140,51 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
   for (ModelChunk& chunk : chunks_) TESSERA_RETURN_IF_ERROR(chunk.reducer().Finish());
   StepResult result;
   result.pipeline_wait_share = run.waiting_share();
-  TESSERA_ASSIGN_OR_RETURN(result.grad_norm, norm_->Compute());
+  TESSERA_ASSIGN_OR_RETURN(result.grad_norm, norm_->Compute(DivergenceAt(position.step + 1)));
   result.learning_rate = LearningRate(config_.optimizer(), position.step);
   TESSERA_ASSIGN_OR_RETURN(result.updated, Update(result.grad_norm, result.learning_rate));
   TESSERA_ASSIGN_OR_RETURN(const double loss_sum,
                            SumLosses(run.losses, TrainingOwners(split_), mesh_));
   result.loss = loss_sum / static_cast<double>(tokens);
+  TESSERA_RETURN_IF_ERROR(CompareReplicas(position.step + 1));
   return result;
+}
+
+OnDivergence Trainer::Impl::DivergenceAt(int64_t completed_steps) {
+  return [this, completed_steps](const std::string& message, bool speaks) -> absl::Status {
+    const std::string found = absl::StrCat("step ", completed_steps, ": ", message);
+    if (config_.parallel().replica_divergence() == ReplicaDivergence::STOP) {
+      return absl::DataLossError(absl::StrCat(
+          found,
+          ". Replicas have diverged: a processor, its memory or the network is at fault, or "
+          "ranks compute differently; resume from an earlier checkpoint, or go on with "
+          "--replica-divergence=warn"));
+    }
+    if (speaks && !warned_of_divergence_) {
+      LOG(ERROR) << found << ". Replicas have diverged, and the training goes on "
+                 << "(--replica-divergence=warn); this is said once";
+    }
+    warned_of_divergence_ = true;
+    return absl::OkStatus();
+  };
+}
+
+absl::Status Trainer::Impl::CompareReplicas(int64_t completed_steps) {
+  const int64_t interval = config_.parallel().check_weight_hash_across_dp_replicas_interval();
+  if (interval == 0 || completed_steps % interval != 0) return absl::OkStatus();
+  std::vector<ReplicatedTensor> all, unsharded, tied;
+  for (const ModelChunk& chunk : chunks_) {
+    for (const Parameter* parameter : chunk.parameters().parameters()) {
+      const ReplicatedTensor tensor = {parameter->key, parameter->value};
+      all.push_back(tensor);
+      if (parameter->shard < 0) unsharded.push_back(tensor);
+      if (!parameter->tied_name.empty()) tied.push_back(tensor);
+    }
+  }
+  const OnDivergence on_divergence = DivergenceAt(completed_steps);
+  TESSERA_RETURN_IF_ERROR(CheckReplicas("weight", all, mesh_.data(), on_divergence));
+  TESSERA_RETURN_IF_ERROR(CheckReplicas("weight", unsharded, mesh_.tensor(), on_divergence));
+  return CheckReplicas("weight", tied, mesh_.tied(), on_divergence);
 }
 
 // The norm is the same everywhere, and so is what every rank decides by it.

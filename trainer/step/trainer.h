@@ -79,7 +79,9 @@ class Trainer {
   int64_t updates() const;
   int64_t skipped_in_a_row() const;
 
-  // Reads the global batch at `position`, goes forward and backward, clips, updates.
+  // Reads the global batch at `position`, goes forward and backward, clips, updates. DataLoss
+  // where ranks' copies of a gradient differ, or, every so many steps, of a weight, unless the
+  // config only warns of it.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
   // From now on an update tells of memory of chunks() right before it overwrites it: the place to

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/base/status_macros.h"
 #include "gtest/gtest.h"
+#include "models/layers/parameter.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
@@ -209,6 +210,100 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
         });
     ASSERT_TRUE(status.ok()) << status;
   }
+}
+
+// After a good step one rank's copy of a parameter changes in one bit; then two more steps. Returns
+// what became of them, for a run that compares weights after every `interval` steps.
+struct BitFlip {
+  std::string topology;
+  int rank;
+  std::function<bool(const Parameter&)> parameter;
+  int64_t interval;
+  ReplicaDivergence::Value answer = ReplicaDivergence::STOP;
+};
+
+absl::Status FlipAndStep(const BitFlip& flip, Trainer& trainer, const BatchLoader& data,
+                         const Mesh& mesh) {
+  TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
+  if (mesh.rank() == flip.rank) {
+    const auto& parameters = trainer.chunks().back().parameters->parameters();
+    const auto found =
+        std::find_if(parameters.begin(), parameters.end(),
+                     [&](const Parameter* parameter) { return flip.parameter(*parameter); });
+    EXPECT_NE(found, parameters.end());
+    (*found)->value.as<uint32_t>()[3] ^= uint32_t{1} << 18;
+  }
+  for (int64_t step = 1; step < 3; ++step) {
+    TESSERA_RETURN_IF_ERROR(
+        trainer.Step(data, {.step = step, .consumed_samples = 4 * step}).status());
+  }
+  return absl::OkStatus();
+}
+
+std::function<bool(const Parameter&)> Named(const std::string& part) {
+  return [part](const Parameter& parameter) { return parameter.key.find(part) != part.npos; };
+}
+
+class DivergenceTest : public TrainerTest {
+ protected:
+  // Every rank's own result.
+  std::vector<absl::Status> Run(const BitFlip& flip) const {
+    TrainConfig config = Config(flip.topology, WriteSamples(16), /*micro_batch_size=*/1);
+    config.mutable_parallel()->set_replica_divergence(flip.answer);
+    config.mutable_parallel()->set_check_weight_hash_across_dp_replicas_interval(flip.interval);
+    std::vector<absl::Status> results(ConfigTopology(config).world_size());
+    const absl::Status status = RunRanks(
+        config, [&](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
+          return results[mesh.rank()] = FlipAndStep(flip, trainer, data, mesh);
+        });
+    EXPECT_EQ(status.ok(), results[0].ok());
+    return results;
+  }
+};
+
+TEST_F(DivergenceTest, EndsTheRunOnEveryRankNamingTensorAndRanks) {
+  struct Case {
+    BitFlip flip;
+    std::string expected;
+  };
+  const std::vector<Case> cases = {
+      // What one rank computes with another weight goes into its own gradients.
+      {{"tp2", 1, Named("2.ln_2.weight"), 0}, "step 2: gradient of '"},
+      // The sum over ranks is the same everywhere, whatever went into it.
+      {{"dp4", 2, Named("mlp.c_fc.weight"), 3}, "step 3: weight of '"},
+      {{"pp2", 1, [](const Parameter& p) { return !p.tied_name.empty(); }, 1},
+       "step 2: weight of '"},
+  };
+  for (const Case& each : cases) {
+    const std::vector<absl::Status> results = Run(each.flip);
+    for (const absl::Status& status : results) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << each.flip.topology;
+      const std::string message(status.message());
+      EXPECT_NE(message.find(each.expected), message.npos) << message;
+      EXPECT_NE(message.find(absl::StrCat(" against rank ", each.flip.rank, ".")), message.npos)
+          << message;
+    }
+  }
+}
+
+TEST_F(DivergenceTest, WeightsAreComparedAtTheIntervalOnly) {
+  for (const int64_t interval : {0, 4}) {
+    for (const absl::Status& status : Run({"dp4", 2, Named("mlp.c_fc.weight"), interval})) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST_F(DivergenceTest, GoesOnWhereItOnlyWarnsAndSaysSoOnce) {
+  ::testing::internal::CaptureStderr();
+  for (const absl::Status& status :
+       Run({"tp2", 1, Named("2.ln_2.weight"), 1, ReplicaDivergence::WARN})) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const size_t first = said.find("Replicas have diverged");
+  ASSERT_NE(first, said.npos) << said;
+  EXPECT_EQ(said.find("Replicas have diverged", first + 1), said.npos) << said;
 }
 
 // Memory of a trainer that a checkpoint is made of, as it was, and what an update told of it.

@@ -1,22 +1,18 @@
 #include "trainer/comm/mpi/monitor.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/bounded_write.h"
+#include "base/threads.h"
+#include "checkpoint/base/status_macros.h"
 
 namespace tessera {
 
@@ -25,7 +21,7 @@ struct Monitor::Packet {
   enum Type : uint32_t { kHeartbeat, kQuestion, kAnswer, kReportQuestion, kReportAnswer, kFailure };
   static constexpr uint32_t kMagic = 0x54534d31;
   static constexpr int kMostWaiting = 16, kMostText = 1200;
-  static constexpr size_t kHeaderBytes = 48 + 4 * kMostWaiting;
+  static constexpr size_t kHeaderBytes = 56 + 4 * kMostWaiting;
 
   uint32_t magic = kMagic;
   Type type = kHeartbeat;
@@ -37,6 +33,8 @@ struct Monitor::Packet {
   int64_t age_ms = -1;  // of a report; negative where there is none
   int32_t waiting = 0;
   int32_t text_bytes = 0;
+  int32_t path = 0;  // of a question, to its receiver; its answer says the same
+  int32_t unused = 0;
   std::array<int32_t, kMostWaiting> waiting_for = {};
   std::array<char, kMostText> text = {};
 
@@ -64,7 +62,7 @@ struct Monitor::Packet {
     return received >= static_cast<ssize_t>(kHeaderBytes) && magic == kMagic &&
            secret == our_secret && sender >= 0 && sender < ranks && subject >= 0 &&
            subject < ranks && waiting >= 0 && waiting <= kMostWaiting && text_bytes >= 0 &&
-           text_bytes <= kMostText && received == static_cast<ssize_t>(bytes());
+           text_bytes <= kMostText && path >= 0 && received == static_cast<ssize_t>(bytes());
   }
 };
 
@@ -76,6 +74,12 @@ constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kAnswerTime = std::chrono::milliseconds(300);
 // Datagrams can be lost.
 constexpr int kSpreads = 3;
+// Rounds of questions to ranks that have not answered yet, and ranks that are asked in one tick:
+// hundreds of ranks that all ask at once would lose most answers.
+constexpr int kIntroductions = 5;
+constexpr int kIntroductionsPerTick = 64;
+// For a last message to a pipe that nobody reads.
+constexpr std::chrono::seconds kLastMessageTime(1);
 
 uint64_t Hash(std::string_view text, uint64_t seed) {
   for (const char c : text) seed = (seed ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -96,19 +100,20 @@ uint64_t MachineId() {
       0xcbf29ce484222325);
 }
 
-void FillAddresses(MonitorAddress* address) {
-  gethostname(address->host.data(), address->host.size() - 1);
-  address->machine = MachineId();
-  address->pid = getpid();
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return;
-  for (const ifaddrs* at = list; at != nullptr && address->addresses < 4; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET) continue;
-    if ((at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) continue;
-    address->ipv4[address->addresses++] =
-        reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr.s_addr;
-  }
-  freeifaddrs(list);
+MonitorAddress OwnAddress() {
+  MonitorAddress address;
+  gethostname(address.host.data(), address.host.size() - 1);
+  address.machine = MachineId();
+  address.pid = getpid();
+  const std::vector<HostAddress> own = OwnAddresses(MonitorAddress::kMostAddresses / 2);
+  address.address_count = static_cast<uint16_t>(own.size());
+  std::copy(own.begin(), own.end(), address.addresses.begin());
+  return address;
+}
+
+std::span<const HostAddress> AddressesOf(const MonitorAddress& address) {
+  return std::span(address.addresses)
+      .first(std::min<size_t>(address.address_count, MonitorAddress::kMostAddresses));
 }
 
 // 'T' where the process is stopped; 0 where that cannot be read.
@@ -131,27 +136,14 @@ bool Better(const Failure& a, const Failure& b) {
 
 absl::StatusOr<std::unique_ptr<Monitor>> Monitor::Create() {
   std::unique_ptr<Monitor> monitor(new Monitor);
-  FillAddresses(&monitor->address_);
-  monitor->socket_ = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_in any = {};
-  any.sin_family = AF_INET;
-  any.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t length = sizeof(any);
-  if (monitor->socket_ < 0 ||
-      bind(monitor->socket_, reinterpret_cast<sockaddr*>(&any), sizeof(any)) != 0 ||
-      getsockname(monitor->socket_, reinterpret_cast<sockaddr*>(&any), &length) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("no socket to watch other ranks with: ", std::strerror(errno)));
-  }
-  monitor->address_.port = ntohs(any.sin_port);
-  monitor->thread_ = std::thread([m = monitor.get()] { m->Loop(); });
+  monitor->address_ = OwnAddress();
+  TESSERA_ASSIGN_OR_RETURN(monitor->socket_, DatagramSocket::Open(/*hear_refusals=*/false));
+  monitor->address_.port = monitor->socket_->port();
+  TESSERA_ASSIGN_OR_RETURN(monitor->thread_, StartThread([m = monitor.get()] { m->Loop(); }));
   return monitor;
 }
 
-Monitor::~Monitor() {
-  Stop();
-  if (socket_ >= 0) close(socket_);
-}
+Monitor::~Monitor() { Stop(); }
 
 void Monitor::Start(int rank, std::vector<MonitorAddress> peers, uint64_t secret,
                     std::function<PeerState()> activity) {
@@ -160,6 +152,7 @@ void Monitor::Start(int rank, std::vector<MonitorAddress> peers, uint64_t secret
   secret_ = secret;
   activity_ = std::move(activity);
   reports_.resize(peers_.size());
+  for (const MonitorAddress& peer : peers_) paths_.push_back(MakePaths(peer));
   started_.store(true, std::memory_order_release);
 }
 
@@ -175,30 +168,58 @@ std::vector<int> Monitor::Guardians(int rank) const {
   return guardians;
 }
 
-sockaddr_in Monitor::AddressOf(int rank) const {
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(peers_[rank].port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (SameMachine(rank)) return address;
-  // Of several networks, the one that is shared: the longest common prefix.
-  int best = -1;
-  for (int i = 0; i < std::min<int>(peers_[rank].addresses, 4); ++i) {
-    for (int j = 0; j < std::min<int>(address_.addresses, 4); ++j) {
-      const int common = std::countl_zero(ntohl(peers_[rank].ipv4[i]) ^ ntohl(address_.ipv4[j]));
-      if (common > best) {
-        best = common;
-        address.sin_addr.s_addr = peers_[rank].ipv4[i];
-      }
-    }
+std::vector<Monitor::Path> Monitor::MakePaths(const MonitorAddress& peer) const {
+  std::vector<HostAddress> addresses = AddressesToTry(AddressesOf(peer), AddressesOf(address_));
+  if (peer.machine == address_.machine) {
+    // First, but not alone: clones of a virtual machine have each other's ids.
+    const std::vector<HostAddress> loopback = LoopbackAddresses();
+    addresses.insert(addresses.begin(), loopback.begin(), loopback.end());
   }
-  return address;
+  std::vector<Path> paths;
+  for (const HostAddress& address : addresses) paths.push_back({{address, peer.port}});
+  return paths;
+}
+
+bool Monitor::SameMachine(int rank) const {
+  if (peers_[rank].machine != address_.machine) return false;
+  const std::vector<HostAddress> loopback = LoopbackAddresses();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(paths_[rank].begin(), paths_[rank].end(), [&](const Path& path) {
+    return path.answered && std::count(loopback.begin(), loopback.end(), path.to.address) > 0;
+  });
+}
+
+void Monitor::SendTo(int rank, Packet& packet, const DatagramSocket& socket) const {
+  std::vector<Path> paths;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    paths = paths_[rank];
+  }
+  const bool known =
+      std::any_of(paths.begin(), paths.end(), [](const Path& path) { return path.answered; });
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (known && !paths[i].answered) continue;
+    packet.path = static_cast<int32_t>(i);
+    socket.Send(&packet, packet.bytes(), paths[i].to);
+  }
+}
+
+void Monitor::NoteAnswer(const Packet& packet) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Path>& paths = paths_[packet.sender];
+  if (packet.path < static_cast<int>(paths.size())) paths[packet.path].answered = true;
+}
+
+bool Monitor::IsGone(int rank, const DatagramSocket::Endpoint& refused) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(paths_[rank].begin(), paths_[rank].end(),
+                     [&](const Path& path) { return path.answered && path.to == refused; });
 }
 
 void Monitor::Loop() {
   Clock::time_point next_heartbeat = Clock::now();
   while (!stop_) {
-    pollfd ready = {socket_, POLLIN, 0};
+    pollfd ready = {socket_->fd(), POLLIN, 0};
     const int some = poll(&ready, 1, static_cast<int>(kTick / std::chrono::milliseconds(1)));
     CheckWatch();
     if (!started_.load(std::memory_order_acquire)) {
@@ -208,12 +229,11 @@ void Monitor::Loop() {
     }
     if (some > 0) {
       Packet packet;
-      sockaddr_in from = {};
-      socklen_t length = sizeof(from);
-      const ssize_t received = recvfrom(socket_, &packet, sizeof(packet), MSG_DONTWAIT,
-                                        reinterpret_cast<sockaddr*>(&from), &length);
+      DatagramSocket::Endpoint from;
+      const ssize_t received = socket_->Receive(&packet, sizeof(packet), &from);
       if (packet.Valid(received, secret_, peers_.size())) Answer(packet, from);
     }
+    Introduce();
     if (Clock::now() >= next_heartbeat) {
       next_heartbeat = Clock::now() + kHeartbeat;
       SendHeartbeats();
@@ -222,10 +242,39 @@ void Monitor::Loop() {
   }
 }
 
-void Monitor::Answer(const Packet& packet, const sockaddr_in& from) {
+// Asks every rank once for its state, to learn by which paths it answers.
+void Monitor::Introduce() {
+  if (introductions_ == kIntroductions || Clock::now() < next_introduction_) return;
+  const int size = static_cast<int>(peers_.size());
+  Packet packet;
+  packet.type = Packet::kQuestion;
+  packet.secret = secret_;
+  packet.sender = rank_;
+  for (int asked = 0; asked < kIntroductionsPerTick && introduced_ < size - 1; ++introduced_) {
+    // Every rank begins with its neighbour, lest all ask the same one.
+    packet.subject = (rank_ + 1 + introduced_) % size;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const std::vector<Path>& paths = paths_[packet.subject];
+      if (std::any_of(paths.begin(), paths.end(), [](const Path& p) { return p.answered; }))
+        continue;
+    }
+    SendTo(packet.subject, packet, *socket_);
+    ++asked;
+  }
+  const bool round_ends = introduced_ == size - 1;
+  if (round_ends) {
+    introduced_ = 0;
+    ++introductions_;
+  }
+  next_introduction_ = Clock::now() + (round_ends ? kHeartbeat : kTick);
+}
+
+void Monitor::Answer(const Packet& packet, const DatagramSocket::Endpoint& from) {
   Packet answer;
   answer.secret = secret_;
   answer.sender = rank_;
+  answer.path = packet.path;
   answer.subject = packet.subject;
   switch (packet.type) {
     case Packet::kHeartbeat: {
@@ -251,11 +300,13 @@ void Monitor::Answer(const Packet& packet, const sockaddr_in& from) {
       answer.SetText(report.text);
       break;
     }
+    case Packet::kAnswer:
+      NoteAnswer(packet);
+      return;
     default:
       return;
   }
-  sendto(socket_, &answer, answer.bytes(), MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&from),
-         sizeof(from));
+  socket_->Send(&answer, answer.bytes(), from);
 }
 
 void Monitor::SendHeartbeats() {
@@ -263,11 +314,7 @@ void Monitor::SendHeartbeats() {
   packet.secret = secret_;
   packet.sender = packet.subject = rank_;
   packet.SetState(activity_());
-  for (int guardian : Guardians(rank_)) {
-    const sockaddr_in to = AddressOf(guardian);
-    sendto(socket_, &packet, packet.bytes(), MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&to),
-           sizeof(to));
-  }
+  for (int guardian : Guardians(rank_)) SendTo(guardian, packet, *socket_);
 }
 
 void Monitor::Learn(Failure failure, bool own) {
@@ -301,10 +348,7 @@ void Monitor::SpreadFailure() {
   packet.secret = secret_;
   packet.sender = packet.subject = rank_;
   for (int i = 0; i < static_cast<int>(peers_.size()); ++i) {
-    if (i == rank_) continue;
-    const sockaddr_in to = AddressOf(i);
-    sendto(socket_, &packet, packet.bytes(), MSG_DONTWAIT, reinterpret_cast<const sockaddr*>(&to),
-           sizeof(to));
+    if (i != rank_) SendTo(i, packet, *socket_);
   }
 }
 
@@ -321,50 +365,24 @@ void Monitor::Watch(std::optional<absl::Duration> limit, std::string message) {
 }
 
 void Monitor::CheckWatch() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!watch_until_ || Clock::now() < *watch_until_) return;
-  if (!watch_message_.empty()) {
-    watch_message_ += "\n";
-    if (write(STDERR_FILENO, watch_message_.data(), watch_message_.size()) < 0) _exit(1);
+  std::string message;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!watch_until_ || Clock::now() < *watch_until_) return;
+    message = watch_message_;
   }
+  if (!message.empty()) WriteBounded(STDERR_FILENO, message + "\n", kLastMessageTime);
   _exit(1);
 }
 
-// One socket per question: connected, it hears of a closed port.
 struct Monitor::Question {
   int rank = 0;      // asked
   size_t about = 0;  // index into the ranks of Ask()
   bool report = false;
-  int socket = -1;
   bool answered = false, refused = false;
   Packet answer;
 
-  Question(int rank, size_t about, bool report) : rank(rank), about(about), report(report) {}
-  Question(Question&& other) noexcept
-      : rank(other.rank), about(other.about), report(other.report), socket(other.socket) {
-    other.socket = -1;
-  }
-  ~Question() {
-    if (socket >= 0) close(socket);
-  }
-  bool open() const { return socket >= 0 && !answered && !refused; }
-
-  void Send(const Packet& packet, const sockaddr_in& to) {
-    socket = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (socket < 0) return;
-    if (connect(socket, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0 ||
-        send(socket, &packet, packet.bytes(), MSG_DONTWAIT) < 0) {
-      refused = errno == ECONNREFUSED;
-    }
-  }
-  void Receive(uint64_t secret, int ranks) {
-    const ssize_t received = recv(socket, &answer, sizeof(answer), MSG_DONTWAIT);
-    if (received < 0) {
-      refused = errno == ECONNREFUSED;
-    } else {
-      answered = answer.Valid(received, secret, ranks);
-    }
-  }
+  bool open() const { return !answered && !refused; }
 };
 
 std::string Monitor::Describe(int rank) const {
@@ -385,21 +403,52 @@ PeerState Monitor::Missing(int rank, bool gone, const std::optional<std::string>
   return {gone ? PeerState::kGone : PeerState::kSilent, std::move(text), {}};
 }
 
+// What has come for the questions so far.
+void Monitor::CollectAnswers(const DatagramSocket& socket, std::span<const int> ranks,
+                             std::vector<Question>* questions) {
+  Packet packet;
+  DatagramSocket::Endpoint from;
+  for (ssize_t received; (received = socket.Receive(&packet, sizeof(packet), &from)) >= 0;) {
+    if (!packet.Valid(received, secret_, static_cast<int>(peers_.size()))) continue;
+    const bool report = packet.type == Packet::kReportAnswer;
+    if (!report && packet.type != Packet::kAnswer) continue;
+    NoteAnswer(packet);
+    for (Question& question : *questions) {
+      if (question.report == report && question.rank == packet.sender &&
+          ranks[question.about] == packet.subject && !question.answered) {
+        question.answered = true;
+        question.answer = packet;
+      }
+    }
+  }
+  while (const std::optional<DatagramSocket::Endpoint> refused = socket.NextRefusal()) {
+    for (Question& question : *questions) {
+      if (IsGone(question.rank, *refused)) question.refused = true;
+    }
+  }
+}
+
 std::vector<PeerState> Monitor::Ask(std::span<const int> ranks) {
   const int size = static_cast<int>(peers_.size());
   std::vector<Question> questions;
   questions.reserve(ranks.size() * 3);
   for (size_t i = 0; i < ranks.size(); ++i) {
-    questions.emplace_back(ranks[i], i, false);
-    for (int guardian : Guardians(ranks[i])) questions.emplace_back(guardian, i, true);
+    questions.push_back({.rank = ranks[i], .about = i, .report = false});
+    for (int guardian : Guardians(ranks[i])) {
+      questions.push_back({.rank = guardian, .about = i, .report = true});
+    }
   }
-  for (Question& question : questions) {
+  // A socket of its own hears of closed ports. Without one, nobody answers.
+  const absl::StatusOr<std::unique_ptr<DatagramSocket>> socket =
+      DatagramSocket::Open(/*hear_refusals=*/true);
+  for (const Question& question : questions) {
+    if (!socket.ok()) break;
     Packet packet;
     packet.type = question.report ? Packet::kReportQuestion : Packet::kQuestion;
     packet.secret = secret_;
     packet.sender = rank_;
     packet.subject = ranks[question.about];
-    question.Send(packet, AddressOf(question.rank));
+    SendTo(question.rank, packet, **socket);
   }
   // Reports matter only where a rank itself is silent.
   const auto silent = [&](size_t about) {
@@ -408,20 +457,14 @@ std::vector<PeerState> Monitor::Ask(std::span<const int> ranks) {
     });
   };
   const Clock::time_point until = Clock::now() + kAnswerTime;
-  while (true) {
-    std::vector<pollfd> sockets;
-    std::vector<Question*> open;
-    for (Question& question : questions) {
-      if (!question.open() || (question.report && !silent(question.about))) continue;
-      sockets.push_back({question.socket, POLLIN, 0});
-      open.push_back(&question);
-    }
+  while (socket.ok()) {
+    const bool open = std::any_of(questions.begin(), questions.end(), [&](const Question& q) {
+      return q.open() && (!q.report || silent(q.about));
+    });
     const auto left = (until - Clock::now()) / std::chrono::milliseconds(1);
-    if (open.empty() || left <= 0) break;
-    if (poll(sockets.data(), sockets.size(), static_cast<int>(left)) <= 0) continue;
-    for (size_t i = 0; i < open.size(); ++i) {
-      if (sockets[i].revents != 0) open[i]->Receive(secret_, size);
-    }
+    if (!open || left <= 0) break;
+    pollfd ready = {(*socket)->fd(), POLLIN, 0};
+    if (poll(&ready, 1, static_cast<int>(left)) > 0) CollectAnswers(**socket, ranks, &questions);
   }
 
   std::vector<PeerState> states(ranks.size());

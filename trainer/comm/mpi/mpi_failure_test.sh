@@ -70,4 +70,21 @@ exits_with_error
 run "killed rank, unnoticed by the launcher" --enable-recovery -- die 1
 says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 1; rank 1 .*has gone: its process has ended"
 
+# Ranks whose stderr nobody reads, and which has no room left, end all the same. mpirun waits for
+# them, and says nothing.
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkfifo "$folder/full"
+exec 9<>"$folder/full"
+dd if=/dev/zero of="$folder/full" oflag=nonblock bs=4096 2>/dev/null
+# shellcheck disable=SC2016  # for the ranks to expand
+for how in "error all" "die 1"; do
+  name="nobody reads: $how"
+  start=$SECONDS
+  output=$(timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none --enable-recovery -n 4 \
+    sh -c 'exec "$0" "$@" 2>'"$folder/full" "$main" $how 2>&1)
+  code=$?
+  ((code != 124 && code != 137)) || fail "$name: does not end"
+done
+
 exit $((failures > 0))

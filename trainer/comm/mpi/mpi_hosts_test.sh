@@ -1,15 +1,16 @@
 #!/bin/bash
 # Several machines, as far as processes can tell: network namespaces with a host name, a loopback
-# and an address of their own, joined by a bridge. mpirun reaches them through a host file and an
-# agent in place of ssh. Needs no privileges but user namespaces, and `ip`; where they are missing,
-# says so and tests nothing.
+# and addresses of their own, joined by a bridge, and with the bridge that Docker gives the same
+# address on every machine. mpirun reaches them through a host file and an agent in place of ssh.
+# Needs no privileges but user namespaces, and `ip`; where they are missing, says so and tests
+# nothing.
 set -uo pipefail
 main=$1
-readonly nodes=3 network=10.213.7
+readonly nodes=3 network=10.213.7 network6=fd00:10:213:7:
 
 if [[ ${2:-} != inside ]]; then
   if ! command -v ip >/dev/null || ! unshare --user --map-root-user --net true; then
-    echo "SKIPPED: no user and network namespaces, or no ip command"
+    echo "SKIPPED: no user and network namespaces, or no ip command (needs: network_namespaces)"
     exit 0
   fi
   exec unshare --user --map-root-user --net "$0" "$main" inside
@@ -34,6 +35,8 @@ set -e
 ip link set lo up
 ip link add switch type bridge
 ip address add "$network.254/24" dev switch
+ipv6=$(cat /proc/net/if_inet6 2>/dev/null || true)
+[[ -z $ipv6 ]] || ip address add "$network6:254/64" dev switch nodad
 ip link set switch up
 for ((i = 1; i <= nodes; ++i)); do
   unshare --net --uts sleep 600 &
@@ -44,7 +47,10 @@ for ((i = 1; i <= nodes; ++i)); do
   ip link add "port$i" type veth peer name wire netns "$!"
   ip link set "port$i" master switch up
   nsenter --target "$!" --net --uts sh -c "hostname node$i && ip link set lo up &&
-      ip address add $network.$i/24 dev wire && ip link set wire up"
+      ip address add $network.$i/24 dev wire &&
+      { test -z '$ipv6' || ip address add $network6:$i/64 dev wire nodad; } &&
+      ip link set wire up && ip link add docker0 type bridge &&
+      ip address add 172.17.0.1/16 dev docker0 && ip link set docker0 up"
   echo "node$i slots=2" >>"$folder/hosts"
   echo "$!" >"$folder/node$i"
 done
@@ -58,13 +64,31 @@ AGENT
 chmod +x "$folder/agent"
 set +e
 
+# As whoever has such a bridge tells Open MPI.
+networks=(--mca oob_tcp_if_include "$network.0/24" --mca btl_tcp_if_include "$network.0/24")
+
 # launch RANKS COMMAND...
 launch() {
   local ranks=$1
   shift
   output=$(timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
-    --bind-to none -n "$ranks" "$@" 2>&1)
+    "${networks[@]}" --bind-to none -n "$ranks" "$@" 2>&1)
   code=$?
+}
+
+# launch_unattended RANKS PATTERN COMMAND...: with a launcher that does not end the others when a rank
+# dies (nor itself: it is ended when the ranks have said PATTERN).
+launch_unattended() {
+  local ranks=$1 pattern=$2
+  shift 2
+  timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
+    "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >"$folder/output" 2>&1 &
+  local launcher=$!
+  while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$folder/output"; do sleep 0.1; done
+  kill "$launcher" 2>/dev/null
+  wait "$launcher"
+  output=$(cat "$folder/output")
+  grep -Eq "$pattern" <<<"$output"
 }
 
 # shellcheck disable=SC2016  # for the ranks to expand
@@ -93,5 +117,26 @@ launch 6 "$main" stop 4
 says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
 launch 6 "$main" late 5
 says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
+# A rank that is asked whether it is still there, and is.
+launch 6 "$main" slow 4
+[[ $code == 0 ]] || fail "a slow rank is no failure"
+readonly gone="^rank [0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for .*; rank 4 .*on node3.* has gone: its process has ended"
+launch_unattended 6 "$gone" "$main" die 4 || fail "a rank that has gone"
+
+# Without IPv4.
+if [[ -z $ipv6 ]]; then
+  echo "SKIPPED ipv6: the kernel has none (needs: ipv6)"
+  exit $((failures > 0))
+fi
+for ((i = 1; i <= nodes; ++i)); do
+  nsenter --target "$(cat "$folder/node$i")" --net sh -c \
+    'ip link delete docker0 && ip -4 address flush dev wire'
+done
+ip -4 address flush dev switch
+networks=(--mca oob_tcp_disable_ipv4_family 1 --mca btl_tcp_disable_family 4
+  --mca oob_tcp_if_include switch,wire --mca btl_tcp_if_include wire)
+launch 6 "$main" slow 4
+[[ $code == 0 ]] || fail "a slow rank is no failure with IPv6"
+launch_unattended 6 "$gone" "$main" die 4 || fail "a rank that has gone with IPv6"
 
 exit $((failures > 0))

@@ -4,6 +4,7 @@
 //   die RANK, stop RANK      that rank does it to itself between two operations
 //   error RANK       that rank returns an error; "error all": every rank does
 //   late RANK        that rank computes for too long
+//   slow RANK        that rank computes for long enough to be asked, and goes on
 //   absent RANK      that rank does not even start
 
 #include <signal.h>
@@ -40,6 +41,7 @@ absl::Status Misbehave(const std::string& how) {
   if (how == "die") kill(getpid(), SIGKILL);
   if (how == "stop") kill(getpid(), SIGSTOP);
   if (how == "error") return absl::DataLossError("shard 'x' is damaged");
+  if (how == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   if (how == "late") std::this_thread::sleep_for(std::chrono::seconds(30));
   return absl::OkStatus();
 }

@@ -34,6 +34,7 @@ MpiTransport::MpiTransport(MPI_Comm comm, Monitor* monitor, int64_t part_bytes)
 }
 
 void MpiTransport::Post(Transfer* transfer) {
+  if (abandoned_requests_ > 0) return;
   char* data = static_cast<char*>(transfer->data);
   int64_t left = transfer->bytes;
   const int tag = static_cast<int>(transfer->match);
@@ -77,7 +78,7 @@ void MpiTransport::Finish(const Part& part, const MPI_Status& status, int error)
 }
 
 uint64_t MpiTransport::Poll(std::vector<Transfer*>* ended) {
-  if (!requests_.empty()) {
+  if (!requests_.empty() && abandoned_requests_ == 0) {
     const int count = static_cast<int>(requests_.size());
     if (static_cast<int>(indices_.size()) < count) {
       indices_.resize(count);
@@ -108,15 +109,20 @@ uint64_t MpiTransport::Poll(std::vector<Transfer*>* ended) {
   return events_;
 }
 
+bool MpiTransport::TakeBack(MPI_Request* request, bool is_send) {
+  if (abandoned_requests_ > 0) return false;
+  // Succeeds for a receive that has met no message.
+  if (!is_send) MPI_Cancel(request);
+  int done = 0;
+  return MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0;
+}
+
 void MpiTransport::Withdraw(Transfer* transfer) {
   std::erase(ended_, transfer);
   size_t kept = 0;
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (parts_[i].transfer == transfer) {
-      // A send that MPI has begun cannot be taken back; nothing moves it on from here, since a
-      // world that has failed makes no more calls.
-      if (!transfer->is_send) MPI_Cancel(&requests_[i]);
-      MPI_Request_free(&requests_[i]);
+      if (!TakeBack(&requests_[i], transfer->is_send)) ++abandoned_requests_;
       continue;
     }
     requests_[kept] = requests_[i];

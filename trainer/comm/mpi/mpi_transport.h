@@ -15,6 +15,12 @@ namespace tessera {
 // Messages are nonblocking MPI sends and receives on one MPI communicator: groups are told apart by
 // tags, so that splitting, too, can give up waiting. MPI needs MPI_THREAD_SERIALIZED: the endpoint
 // calls one at a time.
+//
+// MPI cannot be told to let go of memory: a send that it has begun, and a receive that has met its
+// message, go on whenever any call moves MPI on. So once such a transfer has been withdrawn, which
+// happens only in a world that has failed, this makes no more calls to MPI: nothing is delivered
+// into memory that its owner has given up. (An adapter that writes into memory by itself may still
+// do so, in the seconds before the process ends.)
 class MpiTransport final : public Transport {
  public:
   // Both must outlive it.
@@ -31,11 +37,16 @@ class MpiTransport final : public Transport {
   void Fail(Failure failure) override { monitor_->Fail(std::move(failure)); }
   std::vector<PeerState> Ask(std::span<const int> ranks) override { return monitor_->Ask(ranks); }
 
+  // Requests that were withdrawn and that MPI would still carry out.
+  int64_t abandoned_requests() const { return abandoned_requests_; }
+
  private:
   struct Part {
     Transfer* transfer = nullptr;
     int bytes = 0;
   };
+  // False where MPI still holds the request's memory.
+  bool TakeBack(MPI_Request* request, bool is_send);
   void Finish(const Part& part, const MPI_Status& status, int error);
 
   const MPI_Comm comm_;
@@ -50,6 +61,7 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Status> statuses_;
   std::vector<Transfer*> ended_;
   uint64_t events_ = 0;
+  int64_t abandoned_requests_ = 0;
 };
 
 }  // namespace tessera

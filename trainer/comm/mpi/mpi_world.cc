@@ -91,10 +91,11 @@ class MpiWorld::Impl {
     std::this_thread::sleep_for(kElection);
     const Failure failure = transport_.failure();
     const std::string message = absl::StrCat(WithRank(failure.rank, failure.message), "\n");
+    // Over a pipe that nobody reads, too.
+    monitor_->Watch(kAbortTime, "");
     if (failure.rank == rank) {
       std::fwrite(message.data(), 1, message.size(), stderr);
       std::fflush(nullptr);
-      monitor_->Watch(kAbortTime, "");
       // The user's mistakes have a code of their own.
       MPI_Abort(MPI_COMM_WORLD, failure.code == absl::StatusCode::kInvalidArgument ? 2 : 1);
     } else {

@@ -2,11 +2,13 @@
 
 #include <glog/logging.h>
 
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/threads.h"
 #include "trainer/comm/endpoint.h"
 #include "trainer/comm/group_communicator.h"
 #include "trainer/comm/threads/thread_transport.h"
@@ -24,23 +26,30 @@ absl::Status ThreadWorld::Run(const std::function<absl::Status(Communicator&)>& 
   ThreadHub hub(size_);
   std::vector<absl::StatusCode> codes(size_);
   std::vector<std::string> messages(size_);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size_; ++rank) {
-    threads.emplace_back([&, rank] {
-      ThreadTransport transport(&hub, rank);
-      Endpoint endpoint(&transport, options_);
-      transport.Enter(&endpoint);
-      {
-        GroupCommunicator world(&endpoint);
-        const absl::Status status = rank_main(world);
-        codes[rank] = status.code();
-        messages[rank] = std::string(status.message());
-        if (!status.ok()) world.Abort(status);
-      }
-      transport.Leave();
-    });
-  }
+  // Nobody begins until all ranks are there: one that is missing would be waited for.
+  std::promise<bool> complete;
+  const std::shared_future<bool> may_begin = complete.get_future().share();
+  std::vector<std::thread> threads = StartThreads(size_, [&, may_begin](int rank) {
+    if (!may_begin.get()) return;
+    ThreadTransport transport(&hub, rank);
+    Endpoint endpoint(&transport, options_);
+    transport.Enter(&endpoint);
+    {
+      GroupCommunicator world(&endpoint);
+      const absl::Status status = rank_main(world);
+      codes[rank] = status.code();
+      messages[rank] = std::string(status.message());
+      if (!status.ok()) world.Abort(status);
+    }
+    transport.Leave();
+  });
+  const int started = static_cast<int>(threads.size());
+  complete.set_value(started == size_);
   for (std::thread& thread : threads) thread.join();
+  if (started < size_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("only ", started, " of ", size_, " ranks could be started as threads"));
+  }
   for (int rank = 0; rank < size_; ++rank) {
     statuses_[rank] = absl::Status(codes[rank], messages[rank]);
   }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "absl/strings/match.h"
+#include "base/threads.h"
 #include "trainer/comm/testing/conformance.h"
 
 namespace tessera {
@@ -172,6 +173,20 @@ TEST(ThreadWorld, GroupsOfOneRankServeSeveralThreads) {
     return !status.ok() || ok ? status : absl::InternalError("the other thread's sums");
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// Ranks wait for each other: without one of them none begins.
+TEST(ThreadWorldTest, RanksThatCannotBeStartedAreAnError) {
+  for (const int threads : {0, 1, 2}) {
+    LimitThreads(threads);
+    ThreadWorld world(3);
+    const absl::Status status = world.Run([](Communicator&) -> absl::Status {
+      ADD_FAILURE() << "a rank has begun";
+      return absl::OkStatus();
+    });
+    LimitThreads(-1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  }
 }
 
 }  // namespace

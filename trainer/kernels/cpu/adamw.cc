@@ -1,55 +1,36 @@
 // Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). One pass over memory,
 // which is what bounds it.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/adamw.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
-#include <cmath>
 #include <cstdint>
 
+#include "base/dispatch.h"
+#include "trainer/kernels/cpu/adamw_coefficients.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
-namespace tessera {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// What is constant over the elements, computed in fp64.
-struct Coefficients {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float grad_scale;
-  float step_size;      // learning rate / (1 - beta1^t)
-  float inverse_root2;  // 1 / sqrt(1 - beta2^t)
-  float epsilon;
-  float keep;  // 1 - learning rate * weight decay
-};
-
-Coefficients MakeCoefficients(const AdamWOptions& options) {
-  CHECK_GE(options.step, 1);
-  const double t = static_cast<double>(options.step);
-  return {.beta1 = static_cast<float>(options.beta1),
-          .one_minus_beta1 = static_cast<float>(1 - options.beta1),
-          .beta2 = static_cast<float>(options.beta2),
-          .one_minus_beta2 = static_cast<float>(1 - options.beta2),
-          .grad_scale = static_cast<float>(options.grad_scale),
-          .step_size = static_cast<float>(options.learning_rate / (1 - std::pow(options.beta1, t))),
-          .inverse_root2 = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t))),
-          .epsilon = static_cast<float>(options.epsilon),
-          .keep = static_cast<float>(1 - options.learning_rate * options.weight_decay)};
-}
-
 template <typename T>
-void UpdateRange(const Coefficients& c, int64_t count, const float* grad, float* master, float* m,
-                 float* v, T* param) {
-  ForLanes(count, [&](int64_t i, auto load, auto store) {
+void UpdateRange(const AdamWCoefficients& c, int64_t count, const float* grad, float* master,
+                 float* m, float* v, T* param) {
+  ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
     const F32x16 g = load(grad + i) * c.grad_scale;
-    const F32x16 first = c.beta1 * load(m + i) + c.one_minus_beta1 * g;
-    const F32x16 second = c.beta2 * load(v + i) + c.one_minus_beta2 * (g * g);
+    const F32x16 first = MulAdd(c.beta1, load(m + i), c.one_minus_beta1 * g);
+    const F32x16 second = MulAdd(c.beta2, load(v + i), c.one_minus_beta2 * (g * g));
     store(first, m + i);
     store(second, v + i);
-    const F32x16 update = c.step_size * first / (Sqrt(second) * c.inverse_root2 + c.epsilon);
-    const F32x16 weight = c.keep * load(master + i) - update;
+    const F32x16 root = MulAdd(Sqrt(second), c.inverse_root2, c.epsilon);
+    const F32x16 weight = MulSub(c.keep, load(master + i), c.step_size * first / root);
     store(weight, master + i);
     if constexpr (sizeof(T) == 2) {
       store(weight, param + i);
@@ -60,6 +41,11 @@ void UpdateRange(const Coefficients& c, int64_t count, const float* grad, float*
 }
 
 }  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
 
 void CpuBackend::AdamW(const AdamWOptions& options, TensorView grad, TensorView master,
                        TensorView m, TensorView v, TensorView param) {
@@ -73,13 +59,15 @@ void CpuBackend::AdamW(const AdamWOptions& options, TensorView grad, TensorView 
     CHECK_EQ(operand->elements(), count);
   }
   CHECK(param.contiguous());
-  const Coefficients coefficients = MakeCoefficients(options);
+  const AdamWCoefficients coefficients = MakeAdamWCoefficients(options);
   WithType(param.dtype(), [&]<typename T>(T) {
+    const auto update_range = TESSERA_CHOOSE(UpdateRange<T>);
     ForRanges(pool_, count, kBlockElements, [&](int64_t begin, int64_t end, int) {
-      UpdateRange(coefficients, end - begin, grad.as<float>() + begin, master.as<float>() + begin,
-                  m.as<float>() + begin, v.as<float>() + begin, param.as<T>() + begin);
+      update_range(coefficients, end - begin, grad.as<float>() + begin, master.as<float>() + begin,
+                   m.as<float>() + begin, v.as<float>() + begin, param.as<T>() + begin);
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -1,15 +1,20 @@
 // out = x + bias, by row: the end of a sum of products over shards. One pass over memory.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/add_bias.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <cstdint>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/elementwise-inl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
+#if HWY_ONCE
 namespace tessera {
 
 void CpuBackend::AddBias(TensorView x, TensorView bias, TensorView out) {
@@ -24,15 +29,12 @@ void CpuBackend::AddBias(TensorView x, TensorView bias, TensorView out) {
     const Rows<T> to = AsRows<T>(out);
     CHECK(bias.dtype() == out.dtype() && bias.contiguous());
     CHECK_EQ(bias.elements(), from.columns);
+    const auto add_range = TESSERA_CHOOSE(AddRange<float, T, T>);
     ForSegments(pool_, from.rows, from.columns, [&](int64_t row, int64_t begin, int64_t end, int) {
-      const float* in = from.row(row) + begin;
-      const T* addend = bias.as<T>() + begin;
-      T* result = to.row(row) + begin;
-      ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
-        store(load(in + i) + load(addend + i), result + i);
-      });
+      add_range(from.row(row) + begin, bias.as<T>() + begin, end - begin, to.row(row) + begin);
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -15,7 +15,6 @@
 #include <cstring>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/vector.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -52,13 +51,6 @@ void PackHead(const TensorView& x, int64_t b, int64_t begin, int64_t end, int64_
     std::memcpy(static_cast<void*>(to + (t - begin) * head_size), HeadRow<T>(x, b, t, h),
                 head_size * sizeof(T));
   }
-}
-
-// `factor` times one row of D.
-template <typename T>
-void StoreHeadRow(const float* from, float factor, int64_t head_size, T* to) {
-  ForLanes(head_size,
-           [&](int64_t i, auto load, auto store) { store(load(from + i) * factor, to + i); });
 }
 
 // Cuts one piece of memory into arrays that start on cache lines. Without memory it only adds up

@@ -11,22 +11,92 @@
 // chunk stays in the second-level cache. T elements take the place of the fp32 ones that they are
 // computed from.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/attention_backward.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numbers>
 #include <vector>
 
+#include "base/dispatch.h"
+#include "trainer/kernels/cpu/attention-inl.h"
 #include "trainer/kernels/cpu/attention.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/dropout_mask.h"
 #include "trainer/kernels/cpu/gemm.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+template <typename T>
+TESSERA_INLINE float Dot(const T* a, const T* b, int64_t count) {
+  F32x16 sum = {};
+  ForLanes(count, [&](int64_t i, auto load, auto)
+                      HWY_ATTR { sum = MulAdd(load(a + i), load(b + i), sum); });
+  return ReduceSum(sum);
+}
+
+// One key: from its scores and d_p to p and d_s, for the query rows [first, rows), zeros before.
+// factor: of a score, base 2. factors: null without dropout. p and d_s may begin where scores and
+// d_p do.
+template <typename T>
+TESSERA_INLINE void BackwardKey(const float* scores, const float* d_p, const float* factors,
+                                const float* log2_sums, const float* deltas, int64_t first,
+                                int64_t rows, float factor, T* p, T* d_s) {
+  const auto lanes = [&](int64_t i, auto load, auto store) HWY_ATTR {
+    const F32x16 probability = Exp2(MulSub(load(scores + i), factor, load(log2_sums + i)));
+    if (factors == nullptr) {
+      const F32x16 gradient = probability * (load(d_p + i) - load(deltas + i));
+      store(probability, p + i);
+      store(gradient, d_s + i);
+    } else {
+      const F32x16 kept = load(factors + i);
+      const F32x16 gradient = probability * MulSub(load(d_p + i), kept, load(deltas + i));
+      store(probability * kept, p + i);
+      store(gradient, d_s + i);
+    }
+  };
+  ForLanes(first / kLanes * kLanes, rows, lanes);
+  std::memset(static_cast<void*>(p), 0, first * sizeof(T));
+  std::memset(static_cast<void*>(d_s), 0, first * sizeof(T));
+}
+
+// The keys of a chunk, [keys, rows]; of the query rows, first_row is the one that sees the first key
+// of the chunk and no more.
+template <typename T>
+void BackwardKeys(const float* scores, const float* d_p, const float* factors,
+                  const float* log2_sums, const float* deltas, int64_t keys, int64_t first_row,
+                  int64_t rows, float factor, T* p, T* d_s) {
+  for (int64_t key = 0; key < keys; ++key) {
+    const int64_t at = key * rows;
+    BackwardKey(scores + at, d_p + at, factors == nullptr ? nullptr : factors + at, log2_sums,
+                deltas, std::max<int64_t>(0, first_row + key), rows, factor, p + at, d_s + at);
+  }
+}
+
+// deltas[row] = d_out[row] . out[row]; d_out is dense.
+template <typename T>
+void Deltas(const T* d_out, const T* out, int64_t out_stride, int64_t rows, int64_t head_size,
+            float* deltas) {
+  for (int64_t row = 0; row < rows; ++row) {
+    deltas[row] = Dot(d_out + row * head_size, out + row * out_stride, head_size);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace tessera {
 namespace {
 
@@ -111,38 +181,6 @@ struct Scratch {
   int64_t bytes;
 };
 
-template <typename T>
-float Dot(const T* a, const T* b, int64_t count) {
-  F32x16 sum = {};
-  ForLanes(count, [&](int64_t i, auto load, auto) { sum += load(a + i) * load(b + i); });
-  return ReduceSum(sum);
-}
-
-// One key: from its scores and d_p to p and d_s, for the query rows [first, rows), zeros before.
-// factor: of a score, base 2. factors: null without dropout. p and d_s may begin where scores and
-// d_p do.
-template <typename T>
-void BackwardKey(const float* scores, const float* d_p, const float* factors,
-                 const float* log2_sums, const float* deltas, int64_t first, int64_t rows,
-                 float factor, T* p, T* d_s) {
-  const auto lanes = [&](int64_t i, auto load, auto store) __attribute__((always_inline)) {
-    const F32x16 probability = Exp2(load(scores + i) * factor - load(log2_sums + i));
-    if (factors == nullptr) {
-      const F32x16 gradient = probability * (load(d_p + i) - load(deltas + i));
-      store(probability, p + i);
-      store(gradient, d_s + i);
-    } else {
-      const F32x16 kept = load(factors + i);
-      const F32x16 gradient = probability * (load(d_p + i) * kept - load(deltas + i));
-      store(probability * kept, p + i);
-      store(gradient, d_s + i);
-    }
-  };
-  ForLanesFlushed(first / kLanes * kLanes, rows, lanes);
-  std::memset(static_cast<void*>(p), 0, first * sizeof(T));
-  std::memset(static_cast<void*>(d_s), 0, first * sizeof(T));
-}
-
 // factors[key - begin_key][row] of the rows [first_row, first_row + rows) of the mask, each
 // `sequence` long.
 void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t sequence, int64_t rows,
@@ -174,7 +212,7 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
   const int64_t head_size = shape.head_size, sequence = shape.sequence;
   const bool drop = options.dropout_probability > 0;
   const float scale = static_cast<float>(options.scale);
-  const float factor = static_cast<float>(options.scale * kLog2E);
+  const float factor = static_cast<float>(options.scale * std::numbers::log2e);
   // By block, and by chunk of its keys.
   std::vector<std::vector<Products>> products(shape.blocks());
   for (int64_t block = 0; block < shape.blocks(); ++block) {
@@ -185,6 +223,9 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
     }
   }
   WithType(q.dtype(), [&]<typename T>(T) {
+    const auto deltas = TESSERA_CHOOSE(Deltas<T>);
+    const auto backward_keys = TESSERA_CHOOSE(BackwardKeys<T>);
+    const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
     const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
     workspace_.ReservePerThread(scratch_bytes);
     pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t task, int thread) {
@@ -204,10 +245,10 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
           PackHead<T>(d_out, b, begin, end, h, scratch.d_out);
           std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
           for (int64_t row = 0; row < rows; ++row) {
-            scratch.log2_sums[row] = row_sums[begin + row] * kLog2E;
-            scratch.deltas[row] =
-                Dot(scratch.d_out + row * head_size, HeadRow<T>(out, b, begin + row, h), head_size);
+            scratch.log2_sums[row] = row_sums[begin + row] * std::numbers::log2e_v<float>;
           }
+          deltas(scratch.d_out, HeadRow<T>(out, b, begin, h), out.stride(1), rows, head_size,
+                 scratch.deltas);
           for (int64_t key = 0; key < end; key += kChunkKeys) {
             const Products& product = products[block][key / kChunkKeys];
             const int64_t last_key = std::min(end, key + kChunkKeys), kv_offset = key * head_size;
@@ -220,28 +261,24 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
             }
             T* const p = reinterpret_cast<T*>(scratch.scores);
             T* const d_s = reinterpret_cast<T*>(scratch.d_p);
-            for (int64_t i = 0; i < last_key - key; ++i) {
-              BackwardKey(scratch.scores + i * rows, scratch.d_p + i * rows,
-                          drop ? scratch.factors + i * rows : nullptr, scratch.log2_sums,
-                          scratch.deltas, std::max<int64_t>(0, key + i - begin), rows, factor,
-                          p + i * rows, d_s + i * rows);
-            }
+            backward_keys(scratch.scores, scratch.d_p, drop ? scratch.factors : nullptr,
+                          scratch.log2_sums, scratch.deltas, last_key - key, key - begin, rows,
+                          factor, p, d_s);
             product.to_kv->Run(thread, p, scratch.d_out, scratch.d_v + kv_offset);
             product.to_kv->Run(thread, d_s, scratch.q, scratch.d_k + kv_offset);
             product.d_q->Run(thread, d_s, scratch.k + kv_offset, scratch.d_q);
           }
-          for (int64_t row = 0; row < rows; ++row) {
-            StoreHeadRow(scratch.d_q + row * head_size, scale, head_size,
-                         HeadRow<T>(d_q, b, begin + row, h));
-          }
+          store_head_rows(scratch.d_q, nullptr, scale, rows, head_size,
+                          HeadRow<T>(d_q, b, begin, h), d_q.stride(1));
         }
       }
-      for (int64_t t = 0; t < sequence; ++t) {
-        StoreHeadRow(scratch.d_k + t * head_size, scale, head_size, HeadRow<T>(d_k, b, t, kv_head));
-        StoreHeadRow(scratch.d_v + t * head_size, 1, head_size, HeadRow<T>(d_v, b, t, kv_head));
-      }
+      store_head_rows(scratch.d_k, nullptr, scale, sequence, head_size,
+                      HeadRow<T>(d_k, b, 0, kv_head), d_k.stride(1));
+      store_head_rows(scratch.d_v, nullptr, 1, sequence, head_size, HeadRow<T>(d_v, b, 0, kv_head),
+                      d_v.stride(1));
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -4,24 +4,101 @@
 // one and each product is one oneDNN call. Probabilities enter the second product before they are
 // divided by their sum; its rows are divided instead.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/attention_forward.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <numbers>
 #include <vector>
 
+#include "base/dispatch.h"
+#include "trainer/kernels/cpu/attention-inl.h"
 #include "trainer/kernels/cpu/attention.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/dropout_mask.h"
 #include "trainer/kernels/cpu/gemm.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+// Of one row of scores, each times `factor`: with m the largest of them, 2^(score - m) as T in `p`,
+// zeros from `visible` to `end`. `p` may begin where the scores do.
+constexpr float kLn2 = 0.693147180559945309f;
+
+struct RowSum {
+  float max;
+  float sum;  // of the powers
+};
+
+template <typename T>
+TESSERA_INLINE RowSum ExponentiateRow(const float* scores, int64_t visible, int64_t end,
+                                      float factor, T* p) {
+  const int64_t whole = visible / kLanes * kLanes, rest = visible - whole;
+  F32x16 max_lanes = scores[0], max_lanes2 = max_lanes;
+  int64_t i = 0;
+  for (; i + kLanes < whole; i += 2 * kLanes) {
+    max_lanes = Max(Load(scores + i), max_lanes);
+    max_lanes2 = Max(Load(scores + i + kLanes), max_lanes2);
+  }
+  if (i < whole) max_lanes = Max(Load(scores + i), max_lanes);
+  float max = ReduceMax(Max(max_lanes, max_lanes2));
+  for (i = whole; i < visible; ++i) max = std::max(max, scores[i]);
+  max *= factor;
+  F32x16 sum_lanes = {};
+  for (i = 0; i < whole; i += kLanes) {
+    const F32x16 power = Exp2(MulSub(Load(scores + i), factor, max));
+    Store(power, p + i);
+    sum_lanes += power;
+  }
+  if (rest > 0) {
+    // Lanes that do not exist are 2^-infinity.
+    float lanes[kLanes];
+    Store(-kInfinity, lanes);
+    std::memcpy(lanes, scores + whole, rest * sizeof(float));
+    const F32x16 power = Exp2(MulSub(Load(lanes), factor, max));
+    StorePart(power, p + whole, rest);
+    sum_lanes += power;
+  }
+  std::memset(static_cast<void*>(p + visible), 0, (end - visible) * sizeof(T));
+  return {max, ReduceSum(sum_lanes)};
+}
+
+// The rows [begin, end) of scores, [end - begin, end]: row t sees the keys [0, t].
+template <typename T>
+void SoftmaxRows(const float* scores, int64_t begin, int64_t end, float factor, T* p,
+                 float* log_sum_exp, float* inverse_sums) {
+  for (int64_t t = begin; t < end; ++t, scores += end, p += end) {
+    const RowSum row = ExponentiateRow(scores, t + 1, end, factor, p);
+    log_sum_exp[t - begin] = row.max;
+    inverse_sums[t - begin] = row.sum;
+  }
+  ForLanes(end - begin, [&](int64_t i, auto load, auto store) HWY_ATTR {
+    const F32x16 max = load(log_sum_exp + i), sum = load(inverse_sums + i);
+    store(MulAdd(max, kLn2, Log(sum)), log_sum_exp + i);
+    store(1.0f / sum, inverse_sums + i);
+  });
+}
+
+template <typename T>
+void MultiplyRange(const float* factors, int64_t count, T* p) {
+  ForLanes(count, [&](int64_t i, auto load, auto store)
+                      HWY_ATTR { store(load(p + i) * load(factors + i), p + i); });
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace tessera {
 
 AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k, const TensorView& v) {
@@ -35,45 +112,6 @@ AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k, const 
 }
 
 namespace {
-
-// Of one row of scores, each times `factor`: with m the largest of them, 2^(score - m) as T in `p`,
-// zeros from `visible` to `end`. `p` may begin where the scores do.
-struct RowSum {
-  float max;
-  float sum;  // of the powers
-};
-
-template <typename T>
-RowSum ExponentiateRow(const float* scores, int64_t visible, int64_t end, float factor, T* p) {
-  const int64_t whole = visible / kLanes * kLanes, rest = visible - whole;
-  F32x16 max_lanes = Splat(scores[0]), max_lanes2 = max_lanes;
-  int64_t i = 0;
-  for (; i + kLanes < whole; i += 2 * kLanes) {
-    max_lanes = Max(Load(scores + i), max_lanes);
-    max_lanes2 = Max(Load(scores + i + kLanes), max_lanes2);
-  }
-  if (i < whole) max_lanes = Max(Load(scores + i), max_lanes);
-  float max = ReduceMax(Max(max_lanes, max_lanes2));
-  for (i = whole; i < visible; ++i) max = std::max(max, scores[i]);
-  max *= factor;
-  F32x16 sum_lanes = {};
-  for (i = 0; i < whole; i += kLanes) {
-    const F32x16 power = Exp2(Load(scores + i) * factor - max);
-    StoreFlushed(power, p + i);
-    sum_lanes += power;
-  }
-  if (rest > 0) {
-    // Lanes that do not exist are 2^-infinity.
-    float lanes[kLanes];
-    Store(Splat(-std::numeric_limits<float>::infinity()), lanes);
-    std::memcpy(lanes, scores + whole, rest * sizeof(float));
-    const F32x16 power = Exp2(Load(lanes) * factor - max);
-    StorePart(power, p + whole, rest);
-    sum_lanes += power;
-  }
-  std::memset(static_cast<void*>(p + visible), 0, (end - visible) * sizeof(T));
-  return {max, ReduceSum(sum_lanes)};
-}
 
 struct Products {
   const Gemm* scores;  // q k^T
@@ -139,13 +177,16 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
                                     .input = q.dtype(),
                                     .output = DType::kF32})};
   }
-  const float factor = static_cast<float>(options.scale * kLog2E);
+  const float factor = static_cast<float>(options.scale * std::numbers::log2e);
   const bool drop = options.dropout_probability > 0;
   // A task is every parts-th block of one head: one part where there are heads enough. How blocks
   // are dealt out does not change what each of them is.
   const int64_t all_heads = shape.batch * shape.heads;
   const int64_t parts = std::min(shape.blocks(), (4 * pool_.threads() + all_heads - 1) / all_heads);
   WithType(q.dtype(), [&]<typename T>(T) {
+    const auto softmax_rows = TESSERA_CHOOSE(SoftmaxRows<T>);
+    const auto multiply_range = TESSERA_CHOOSE(MultiplyRange<T>);
+    const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
     const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
     workspace_.ReservePerThread(scratch_bytes);
     pool_.ParallelFor(all_heads * parts, [&](int64_t task, int thread) {
@@ -162,27 +203,20 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
         PackHead<T>(q, b, begin, end, h, scratch.q);
         products[block].scores->Run(thread, scratch.q, scratch.k, scratch.scores);
         T* const probabilities = reinterpret_cast<T*>(scratch.scores);
-        for (int64_t t = begin; t < end; ++t) {
-          T* p = probabilities + (t - begin) * end;
-          const RowSum sum =
-              ExponentiateRow<T>(scratch.scores + (t - begin) * end, t + 1, end, factor, p);
-          row_sums[t] = sum.max / kLog2E + std::log(sum.sum);
-          scratch.inverse_sums[t - begin] = 1.0f / sum.sum;
-          if (!drop) continue;
+        softmax_rows(scratch.scores, begin, end, factor, probabilities, row_sums + begin,
+                     scratch.inverse_sums);
+        for (int64_t t = begin; drop && t < end; ++t) {
           const int64_t first = ((options.first_head + h) * shape.sequence + t) * shape.sequence;
           mask.Factors(static_cast<uint64_t>(first), t + 1, scratch.factors);
-          ForLanes(t + 1, [&](int64_t i, auto load, auto store) {
-            store(load(p + i) * load(scratch.factors + i), p + i);
-          });
+          multiply_range(scratch.factors, t + 1, probabilities + (t - begin) * end);
         }
         products[block].out->Run(thread, probabilities, scratch.v, scratch.out);
-        for (int64_t t = begin; t < end; ++t) {
-          StoreHeadRow(scratch.out + (t - begin) * head_size, scratch.inverse_sums[t - begin],
-                       head_size, HeadRow<T>(out, b, t, h));
-        }
+        store_head_rows(scratch.out, scratch.inverse_sums, 1, end - begin, head_size,
+                        HeadRow<T>(out, b, begin, h), out.stride(1));
       }
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -7,13 +7,10 @@
 
 namespace tessera {
 
-// Whether this processor has bf16 products (oneDNN's need AVX-512). Where not, a bf16 product of the
-// backend ends the process: whoever lets a user choose bf16 asks first.
-bool CpuHasBf16Products();
-
-// The operations on this machine's processors, for fp32 and bf16: oneDNN for matrix products,
-// vector loops for the rest. Results do not depend on `threads`; the caller's thread is one of
-// them. bf16 needs a processor with AVX-512.
+// The operations on this machine's processors, for fp32 and bf16: oneDNN or OpenBLAS's kernels for
+// matrix products (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`; the
+// caller's thread is one of them. Where the processor has no instructions for bf16, products are
+// fp32's, rounded once.
 //
 // Threads: one backend belongs to one calling thread; several backends may work side by side.
 // Memory: some scratch memory, of the size of what the largest operation needs, is kept

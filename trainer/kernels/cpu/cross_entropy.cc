@@ -1,35 +1,31 @@
 // Softmax cross-entropy over a vocabulary that may be split: R rows, V local columns, S shards.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/cross_entropy.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
-namespace tessera {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Of fp32 sums, after which they go to fp64: a vocabulary is long.
 constexpr int64_t kRunColumns = 4096;
 
-struct Stats {
-  float max;
-  float sum;  // of exp(logit - max)
-  float target;
-};
-
 template <typename T>
 float MaxOf(const T* logits, int64_t count) {
-  F32x16 max = Splat(-kInfinity);
+  F32x16 max = -kInfinity;
   const int64_t whole = count / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) max = Max(Load(logits + i), max);
   float result = ReduceMax(max);
@@ -57,10 +53,28 @@ float SumExp(const T* logits, int64_t count, float max) {
   return static_cast<float>(total);
 }
 
+// Of one row: its maximum, the sum of exp(logit - maximum), and the logit of the target, if it is
+// one of these.
+template <typename T>
+void StatsRow(const T* logits, int64_t valid, int64_t target, float* stats) {
+  const float max = MaxOf(logits, valid);
+  stats[0] = max;
+  stats[1] = max == -kInfinity ? 0 : SumExp(logits, valid, max);
+  stats[2] = target >= 0 && target < valid ? static_cast<float>(logits[target]) : 0;
+}
+
+// One row of stats as they lie in memory.
+struct Stats {
+  float max;
+  float sum;  // of exp(logit - max)
+  float target;
+};
+
 Stats Combine(const Stats& a, const Stats& b) {
   const float max = std::max(a.max, b.max);
   if (max == -kInfinity) return {max, 0, a.target + b.target};
-  return {max, a.sum * std::exp(a.max - max) + b.sum * std::exp(b.max - max), a.target + b.target};
+  return {max, a.sum * First(Exp(a.max - max)) + b.sum * First(Exp(b.max - max)),
+          a.target + b.target};
 }
 
 // Shards [begin, end) of one row in a binary tree, whose cuts are at powers of two.
@@ -72,25 +86,38 @@ Stats CombineShards(const Stats* stats, int64_t rows, int64_t row, int64_t begin
                  CombineShards(stats, rows, row, begin + half, end));
 }
 
+// stats of all shards: [shards, rows].
+void LossRows(const float* stats, int64_t shards, int64_t rows, const int32_t* targets,
+              float* combined, float* losses) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const Stats total = CombineShards(reinterpret_cast<const Stats*>(stats), rows, row, 0, shards);
+    reinterpret_cast<Stats*>(combined)[row] = total;
+    losses[row] = targets[row] < 0 ? 0 : First(Log(total.sum)) + total.max - total.target;
+  }
+}
+
 template <typename T>
-void BackwardRow(T* logits, int64_t columns, int64_t valid, int64_t target, const Stats& stats,
+void BackwardRow(T* logits, int64_t columns, int64_t valid, int64_t target, float max, float sum,
                  float scale) {
-  const float factor = scale / stats.sum;
+  const float factor = scale / sum;
   float at_target = 0;
   const bool local = target >= 0 && target < valid;
   if (local) {
-    const F32x16 x = Splat(static_cast<float>(logits[target]) - stats.max);
-    at_target = Exp(x)[0] * factor - scale;
+    const float exp = First(Exp(static_cast<float>(logits[target]) - max));
+    at_target = exp * factor - scale;
   }
-  const float max = stats.max;
-  ForLanesFlushed(0, valid, [&](int64_t i, auto load, auto store) {
-    store(Exp(load(logits + i) - max) * factor, logits + i);
-  });
+  ForLanes(valid, [&](int64_t i, auto load, auto store)
+                      HWY_ATTR { store(Exp(load(logits + i) - max) * factor, logits + i); });
   if (local) logits[target] = static_cast<T>(at_target);
   std::memset(static_cast<void*>(logits + valid), 0, (columns - valid) * sizeof(T));
 }
 
 }  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
 
 void CpuBackend::CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets,
                                    int64_t first_id, TensorView stats) {
@@ -100,14 +127,10 @@ void CpuBackend::CrossEntropyStats(TensorView logits, int64_t valid, TensorView 
     const Rows<T> rows = AsRows<T>(logits);
     CHECK(valid >= 0 && valid <= rows.columns) << valid;
     CHECK(targets.elements() == rows.rows && stats.elements() == 3 * rows.rows);
-    Stats* out = stats.as<Stats>();
+    const auto stats_row = TESSERA_CHOOSE(StatsRow<T>);
     pool_.ParallelFor(rows.rows, [&](int64_t row, int) {
-      const T* x = rows.row(row);
-      const float max = MaxOf(x, valid);
-      const int64_t target = targets.as<int32_t>()[row] - first_id;
-      const bool local = target >= 0 && target < valid;
-      out[row] = {max, max == -kInfinity ? 0 : SumExp(x, valid, max),
-                  local ? static_cast<float>(x[target]) : 0};
+      stats_row(rows.row(row), valid, targets.as<int32_t>()[row] - first_id,
+                stats.as<float>() + 3 * row);
     });
   });
 }
@@ -121,12 +144,9 @@ void CpuBackend::CrossEntropyLoss(TensorView stats, TensorView targets, TensorVi
   const int64_t shards = stats.dim(0), rows = stats.dim(1);
   CHECK(shards >= 1 && combined.elements() == 3 * rows);
   CHECK(losses.elements() == rows && targets.elements() == rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    const Stats total = CombineShards(stats.as<Stats>(), rows, row, 0, shards);
-    combined.as<Stats>()[row] = total;
-    losses.as<float>()[row] =
-        targets.as<int32_t>()[row] < 0 ? 0 : std::log(total.sum) + total.max - total.target;
-  }
+  const auto loss_rows = TESSERA_CHOOSE(LossRows);
+  loss_rows(stats.as<float>(), shards, rows, targets.as<int32_t>(), combined.as<float>(),
+            losses.as<float>());
 }
 
 void CpuBackend::CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
@@ -137,16 +157,19 @@ void CpuBackend::CrossEntropyBackward(TensorView combined, TensorView targets, i
     const Rows<T> rows = AsRows<T>(logits);
     CHECK(valid >= 0 && valid <= rows.columns) << valid;
     CHECK(targets.elements() == rows.rows && combined.elements() == 3 * rows.rows);
+    const auto backward_row = TESSERA_CHOOSE(BackwardRow<T>);
     pool_.ParallelFor(rows.rows, [&](int64_t row, int) {
       const int64_t target = targets.as<int32_t>()[row];
       if (target < 0) {
         std::memset(static_cast<void*>(rows.row(row)), 0, rows.columns * sizeof(T));
         return;
       }
-      BackwardRow(rows.row(row), rows.columns, valid, target - first_id, combined.as<Stats>()[row],
-                  static_cast<float>(grad_scale));
+      const float* stats = combined.as<float>() + 3 * row;
+      backward_row(rows.row(row), rows.columns, valid, target - first_id, stats[0], stats[1],
+                   static_cast<float>(grad_scale));
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -1,14 +1,36 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/dropout.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
 #include <cstdint>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/dropout_mask.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/tensor.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+template <typename T>
+void MultiplyRange(const float* factors, int64_t count, T* x) {
+  ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
+    // Dropped elements become zero whatever they were, NaN included.
+    const F32x16 factor = load(factors + i);
+    store(ZeroWhere(factor == 0.0f, load(x + i) * factor), x + i);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace tessera {
 namespace {
 
@@ -23,6 +45,7 @@ void CpuBackend::ApplyDropout(const Dropout& dropout, TensorView x) {
   WithType(x.dtype(), [&]<typename T>(T) {
     const Rows<T> rows = AsRows<T>(x);
     CHECK_GE(dropout.global_columns, dropout.column_offset + rows.columns);
+    const auto multiply_range = TESSERA_CHOOSE(MultiplyRange<T>);
     ForSegments(pool_, rows.rows, rows.columns, [&](int64_t row, int64_t begin, int64_t end, int) {
       const int64_t global_row = dropout.row_offset + row;
       const DropoutMask mask(dropout.stream,
@@ -34,15 +57,11 @@ void CpuBackend::ApplyDropout(const Dropout& dropout, TensorView x) {
       for (int64_t piece = begin; piece < end; piece += kPiece) {
         const int64_t count = std::min(kPiece, end - piece);
         mask.Factors(static_cast<uint64_t>(first + piece), count, factors);
-        T* data = rows.row(row) + piece;
-        ForLanes(count, [&](int64_t i, auto load, auto store) {
-          // Dropped elements become zero whatever they were, NaN included.
-          const F32x16 factor = load(factors + i);
-          store(Select(factor == 0.0f, F32x16{}, load(data + i) * factor), data + i);
-        });
+        multiply_range(factors, count, rows.row(row) + piece);
       }
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

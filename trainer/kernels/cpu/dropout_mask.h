@@ -17,10 +17,14 @@ class DropoutMask {
   // out[i] = 0 or 1 / (1 - probability), for the elements [first, first + count) of the sample.
   void Factors(uint64_t first, int64_t count, float* out) const;
 
+  struct Constants {
+    uint32_t key0, key1, stream_low, stream_high;
+    uint32_t threshold;  // on the upper 24 bits of the word
+    float factor;
+  };
+
  private:
-  uint32_t key0_, key1_, stream_low_, stream_high_;
-  uint32_t threshold_;  // on the upper 24 bits of the word
-  float factor_;
+  Constants constants_;
 };
 
 }  // namespace tessera

@@ -1,14 +1,52 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/embedding.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <cstdint>
 #include <cstring>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/elementwise-inl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+// For each row of d_out, in order: adds its columns to those of the row that its id names, if there
+// is one.
+template <typename T>
+void AddByIds(const T* d_out, int64_t d_out_stride, int64_t rows, const int32_t* ids,
+              int64_t first_id, int64_t id_count, int64_t columns, float* d_table,
+              int64_t d_table_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t local = ids[row] - first_id;
+    if (local < 0 || local >= id_count) continue;
+    float* const sum = d_table + local * d_table_stride;
+    AddRange(sum, d_out + row * d_out_stride, columns, sum);
+  }
+}
+
+// sum = the rows of a column strip, `stride` apart, in order (+ sum when accumulate).
+template <typename T>
+void SumEvery(const T* first, int64_t rows, int64_t stride, int64_t columns, bool accumulate,
+              float* sum) {
+  ForLanes(columns, [&](int64_t i, auto load, auto store) HWY_ATTR {
+    F32x16 total = {};
+    for (int64_t row = 0; row < rows; ++row) total += load(first + row * stride + i);
+    store(accumulate ? load(sum + i) + total : total, sum + i);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace tessera {
 namespace {
 
@@ -46,18 +84,11 @@ void CpuBackend::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t fir
     const Rows<float> to = AsRows<float>(d_table);
     CHECK_EQ(from.columns, to.columns);
     CHECK_EQ(ids.elements(), from.rows);
-    const int32_t* id = ids.as<int32_t>();
+    const auto add_by_ids = TESSERA_CHOOSE(AddByIds<T>);
     // Strips of columns: each thread meets the rows of one id in their order.
     ForRanges(pool_, to.columns, kStripColumns, [&](int64_t begin, int64_t end, int) {
-      for (int64_t row = 0; row < from.rows; ++row) {
-        const int64_t local = id[row] - first_id;
-        if (local < 0 || local >= to.rows) continue;
-        const T* source = from.row(row) + begin;
-        float* sum = to.row(local) + begin;
-        ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
-          store(load(sum + i) + load(source + i), sum + i);
-        });
-      }
+      add_by_ids(from.data + begin, from.stride, from.rows, ids.as<int32_t>(), first_id, to.rows,
+                 end - begin, to.data + begin, to.stride);
     });
   });
 }
@@ -67,13 +98,10 @@ void CpuBackend::AddPositions(TensorView table, int64_t sequence, TensorView x) 
   WithType(x.dtype(), [&]<typename T>(T) {
     const Rows<T> positions = AsRows<T>(table), rows = AsRows<T>(x);
     CHECK(positions.columns == rows.columns && positions.rows >= sequence);
+    const auto add_range = TESSERA_CHOOSE(AddRange<T, T, T>);
     ForRanges(pool_, rows.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        const T* position = positions.row(row % sequence);
-        T* data = rows.row(row);
-        ForLanes(rows.columns, [&](int64_t i, auto load, auto store) {
-          store(load(data + i) + load(position + i), data + i);
-        });
+        add_range(rows.row(row), positions.row(row % sequence), rows.columns, rows.row(row));
       }
     });
   });
@@ -86,15 +114,10 @@ void CpuBackend::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorVi
     const Rows<T> from = AsRows<T>(d_x);
     const Rows<float> to = AsRows<float>(d_table);
     CHECK(from.columns == to.columns && to.rows >= sequence && from.rows % sequence == 0);
+    const auto sum_every = TESSERA_CHOOSE(SumEvery<T>);
     ForSegments(pool_, sequence, to.columns, [&](int64_t t, int64_t begin, int64_t end, int) {
-      float* sum = to.row(t) + begin;
-      ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
-        F32x16 total = {};
-        for (int64_t row = t; row < from.rows; row += sequence) {
-          total += load(from.row(row) + begin + i);
-        }
-        store(accumulate ? load(sum + i) + total : total, sum + i);
-      });
+      sum_every(from.row(t) + begin, from.rows / sequence, sequence * from.stride, end - begin,
+                accumulate, to.row(t) + begin);
     });
     if (accumulate) return;
     // Positions beyond the sequence got no gradient.
@@ -103,3 +126,4 @@ void CpuBackend::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorVi
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -3,11 +3,7 @@
 
 #include <compare>
 #include <cstdint>
-#include <map>
-#include <memory>
-#include <vector>
 
-#include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/dtype.h"
 
 namespace tessera {
@@ -33,33 +29,26 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-// One oneDNN matmul, ready to run on any thread of the pool.
+// One matrix product of a library, ready to run on any thread of the pool. Its result depends on
+// its shape and operands alone, not on their addresses or on the thread.
+//
+// Signals: some of oneDNN's generated products (fp32 "gemm:jit", for inner dimensions above 252, or
+// 84 with AVX-512) let the stack pointer point into a buffer on the heap while they run. A signal
+// handler that the kernel starts on that stack overwrites memory below the buffer: numbers, or the
+// heap's own records. ONEDNN_VERBOSE=1 names the products of that kind: with AVX-512 the tiles of
+// nearly all linear layers, which are transposed or part of a wider c ("brg" products, such as
+// those of attention, keep their stack). OpenBLAS's kernels never do this. The trainer therefore
+// blocks asynchronous signals on all threads that compute (trainer/app/signal_thread.h). A program
+// that runs products without that must do the same, or install its handlers with SA_ONSTACK and
+// give every computing thread a sigaltstack(); a profiler inside the process that unblocks or
+// directs its signals at computing threads still corrupts memory. One outside it (perf, gdb) does
+// not.
 class Gemm {
  public:
   virtual ~Gemm() = default;
   // On the calling thread alone. `thread`: its index in the pool.
   virtual void Run(int thread, const void* a, const void* b, void* c,
                    const void* bias = nullptr) const = 0;
-};
-
-// Makes each product once. Get() belongs to the calling thread, outside of loops; what it returns
-// lives as long as the cache.
-class GemmCache {
- public:
-  explicit GemmCache(int threads);
-  ~GemmCache();
-
-  const Gemm& Get(const GemmShape& shape);
-
-  // Whether oneDNN has kernels for this processor that want b packed.
-  bool has_packed() const { return has_packed_; }
-
- private:
-  struct Threads;
-
-  std::unique_ptr<Threads> threads_;
-  const bool has_packed_;
-  std::map<GemmShape, std::unique_ptr<Gemm>> gemms_;
 };
 
 }  // namespace tessera

@@ -2,7 +2,9 @@
 #define TESSERA_TRAINER_KERNELS_CPU_KERNEL_TEST_H_
 
 #include <gtest/gtest.h>
+#include <hwy/highway.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -43,8 +45,9 @@ class KernelTest : public ::testing::TestWithParam<DType> {
     return {.relative = 2e-5 * slack, .of_maximum = 4e-6 * slack};
   }
 
-  // The same bits from 1, 2, 3 and 5 threads, and close to the reference.
+  // The same bits from 1, 2, 3 and 5 threads, and close to the reference on every target.
   void ExpectMatchesReference(const Operation& operation) {
+    hwy::SetSupportedTargetsForTest(0);
     const std::vector<Output> expected = operation(*reference_, DType::kF64, DType::kF64);
     std::vector<Output> first;
     for (int threads : {1, 2, 3, 5}) {
@@ -64,6 +67,22 @@ class KernelTest : public ::testing::TestWithParam<DType> {
       }
       if (threads == 1) first = std::move(outputs);
     }
+    for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+      hwy::SetSupportedTargetsForTest(target);
+      const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+      const std::vector<Output> outputs = operation(*backend, dtype(), DType::kF32);
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        const std::string what = outputs[i].name + " on " + hwy::TargetName(target);
+        if (target <= HWY_AVX2) {
+          testing::ExpectBitwiseEqual(outputs[i].tensor, first[i].tensor, what);
+        } else {
+          testing::ExpectClose(outputs[i].tensor, expected[i].tensor,
+                               ToleranceOf(outputs[i].tensor.view().dtype(), outputs[i].slack),
+                               what);
+        }
+      }
+    }
+    hwy::SetSupportedTargetsForTest(0);
   }
 
   testing::RandomTensors random_{20241107};

@@ -1,4 +1,4 @@
-// c[M,N] = a[M,K] b[K,N], cut into tiles of c. A tile is one oneDNN call over the whole of K on one
+// c[M,N] = a[M,K] b[K,N], cut into tiles of c. A tile is one call over the whole of K on one
 // thread: the result of such a call depends on its shape and operands alone, and so does the
 // product's.
 
@@ -22,29 +22,35 @@
 namespace tessera {
 namespace {
 
-// How much of the processor's peak one tile reaches: every dim has a fixed cost, as if it were so
-// many elements longer. Fitted to oneDNN's rates on GPT-2's shapes (Granite Rapids):
-// - fp32: twice the rows or columns win 3 to 8 %. Where a is transposed rows cost little, but the
-//   transposition is done again for each tile of columns: 768 of them are 7 % faster than 384.
-// - A long sum's operands are held by no cache: a tile's rows of a and columns of b then come from
-//   memory.
-// - bf16 on AMX is fast enough for every cost to show.
-double TileEfficiency(TileShape tile, int64_t k, bool a_transposed, DType dtype) {
+// What a tile costs besides its multiplications: as if it had so many rows and columns more.
+struct TileCost {
+  double rows = 0, columns = 0;
+};
+
+// - OpenBLAS's kernels: a tile's rows and columns are packed for it alone.
+// - oneDNN's were fitted to its rates on GPT-2's shapes (Granite Rapids). In fp32 twice the rows or
+//   columns win 3 to 8 %. Where a is transposed rows cost little, but the transposition is done
+//   again for each tile of columns: 768 of them are 7 % faster than 384. A long sum's operands are
+//   held by no cache: a tile's rows of a and columns of b then come from memory. bf16 on AMX is
+//   fast enough for every cost to show; where it is widened, it costs what fp32 does.
+TileCost TileCostOf(int64_t k, bool a_transposed, DType dtype, const GemmCache& gemms) {
   constexpr int64_t kLong = 8192;
-  double row_cost = a_transposed ? 4 : 12, column_cost = a_transposed ? 48 : 24;
-  if (k >= kLong) row_cost = 24, column_cost = 48;
-  if (dtype == DType::kBF16) row_cost = 60, column_cost = 120;
-  const double rows = static_cast<double>(tile.rows), columns = static_cast<double>(tile.columns);
-  return rows / (rows + row_cost) * columns / (columns + column_cost);
+  if (dtype == DType::kBF16 && gemms.has_bf16()) return {60, 120};
+  if (gemms.has_openblas()) return {15, 15};
+  if (k >= kLong) return {24, 48};
+  return a_transposed ? TileCost{4, 48} : TileCost{12, 24};
 }
 
-TileShape ChooseTile(int64_t m, int64_t n, int64_t k, bool a_transposed, DType dtype) {
+TileShape ChooseTile(int64_t m, int64_t n, TileCost cost) {
   TileShape best;
   double best_score = 0;
-  for (int64_t rows : {64, 128, 256, 512}) {
-    for (int64_t columns : {64, 128, 192, 256, 384, 512, 768}) {
-      const TileShape tile = {PartExtent(m, rows, 32), PartExtent(n, columns, 64)};
-      const double score = TileEfficiency(tile, k, a_transposed, dtype) * TileBalance(m, n, tile);
+  for (int64_t most_rows : {64, 128, 256, 512}) {
+    for (int64_t most_columns : {64, 128, 192, 256, 384, 512, 768}) {
+      const TileShape tile = {PartExtent(m, most_rows, 32), PartExtent(n, most_columns, 64)};
+      const double rows = static_cast<double>(tile.rows);
+      const double columns = static_cast<double>(tile.columns);
+      const double score =
+          rows / (rows + cost.rows) * columns / (columns + cost.columns) * TileBalance(m, n, tile);
       if (score <= best_score) continue;
       best_score = score;
       best = tile;
@@ -65,7 +71,8 @@ class TiledProduct {
         b_(LayoutOf(product.b())),
         m_(product.m()),
         n_(product.n()),
-        tile_(ChooseTile(m_, n_, product.k(), a_.transposed, product.a().dtype())),
+        tile_(
+            ChooseTile(m_, n_, TileCostOf(product.k(), a_.transposed, product.a().dtype(), gemms))),
         row_tiles_(CeilDivide(m_, tile_.rows)),
         column_tiles_(CeilDivide(n_, tile_.columns)),
         c_stride_(m_ == 1 ? n_ : product.c.stride(0)),

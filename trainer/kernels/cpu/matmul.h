@@ -5,7 +5,7 @@
 #include <span>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/gemm_cache.h"
 #include "trainer/kernels/cpu/thread_pool.h"
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/tensor.h"

@@ -24,6 +24,10 @@ void PackColumns(const BFloat16* b, int64_t leading, bool transposed, int64_t de
 void TransposeRows(const BFloat16* from, int64_t leading, int64_t rows, int64_t depth,
                    BFloat16* to);
 
+// to (+)= from, a dense tile of fp32 or bf16. `to_stride`: in elements.
+void MoveTile(DType from_dtype, const void* from, int64_t rows, int64_t columns, bool add,
+              DType to_dtype, void* to, int64_t to_stride);
+
 }  // namespace tessera
 
 #endif  // TESSERA_TRAINER_KERNELS_CPU_MATMUL_PACK_H_

@@ -19,12 +19,10 @@
 #include <cstring>
 
 #include "trainer/kernels/cpu/gemm.h"
-#include "trainer/kernels/cpu/loops.h"
 #include "trainer/kernels/cpu/matmul.h"
 #include "trainer/kernels/cpu/matmul_pack.h"
 #include "trainer/kernels/cpu/thread_pool.h"
 #include "trainer/kernels/cpu/tree.h"
-#include "trainer/kernels/cpu/vector.h"
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -35,33 +33,12 @@ namespace {
 // Scratch is cut at cache lines.
 int64_t RoundToLine(int64_t bytes) { return CeilDivide(bytes, 64) * 64; }
 
-// to (+)= from, a tile.
-template <typename From, typename To>
-void MoveTile(const From* from, int64_t rows, int64_t columns, bool add, To* to,
-              int64_t to_stride) {
-  for (int64_t row = 0; row < rows; ++row, from += columns, to += to_stride) {
-    if (add) {
-      ForLanes(columns, [&](int64_t i, auto load, auto store) {
-        store(load(to + i) + load(from + i), to + i);
-      });
-    } else if constexpr (sizeof(From) == sizeof(To)) {
-      std::memcpy(to, from, columns * sizeof(To));
-    } else {
-      ForLanes(columns, [&](int64_t i, auto load, auto store) { store(load(from + i), to + i); });
-    }
-  }
-}
-
 // Puts a dense tile where it belongs in c.
 void MoveResult(const Product& product, DType dtype, const char* tile, int64_t row, int64_t rows,
                 int64_t column, int64_t columns) {
   const int64_t stride = product.c.stride(0);
-  WithType(dtype, [&]<typename From>(From) {
-    WithType(product.c.dtype(), [&]<typename To>(To) {
-      MoveTile(reinterpret_cast<const From*>(tile), rows, columns, product.accumulate,
-               product.c.as<To>() + row * stride + column, stride);
-    });
-  });
+  MoveTile(dtype, tile, rows, columns, product.accumulate, product.c.dtype(),
+           product.c.as<char>() + (row * stride + column) * ElementSize(product.c.dtype()), stride);
 }
 
 // Adds a dense tile, which is fp32, to the tree of c's tile. `levels`: where the levels in scratch

@@ -1,6 +1,9 @@
 // Fill, Copy, Add, Scale.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/movement.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
 #include <bit>
@@ -10,12 +13,28 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/elementwise-inl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+template <typename T>
+void ScaleRange(float factor, int64_t count, T* x) {
+  ForLanes(count,
+           [&](int64_t i, auto load, auto store) HWY_ATTR { store(load(x + i) * factor, x + i); });
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace tessera {
 namespace {
 
@@ -95,7 +114,7 @@ void CopyRun(const From* from, int64_t from_stride, To* to, int64_t to_stride, i
       std::memcpy(to, from, count * sizeof(From));
       return;
     } else if constexpr (kVector) {
-      ForLanes(count, [&](int64_t i, auto load, auto store) { store(load(from + i), to + i); });
+      TESSERA_CHOOSE(ConvertRange<From, To>)(from, count, to);
       return;
     }
   }
@@ -164,13 +183,9 @@ void CpuBackend::Add(TensorView a, TensorView b, TensorView out) {
   WithType(a.dtype(), [&]<typename A>(A) {
     WithType(b.dtype(), [&]<typename B>(B) {
       WithType(out.dtype(), [&]<typename Out>(Out) {
+        const auto add_range = TESSERA_CHOOSE(AddRange<A, B, Out>);
         ForSegments(pool_, 1, a.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
-          const A* a_data = a.as<A>() + begin;
-          const B* b_data = b.as<B>() + begin;
-          Out* out_data = out.as<Out>() + begin;
-          ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
-            store(load(a_data + i) + load(b_data + i), out_data + i);
-          });
+          add_range(a.as<A>() + begin, b.as<B>() + begin, end - begin, out.as<Out>() + begin);
         });
       });
     });
@@ -181,12 +196,12 @@ void CpuBackend::Scale(TensorView x, double factor) {
   CHECK(x.contiguous());
   const float scale = static_cast<float>(factor);
   WithType(x.dtype(), [&]<typename T>(T) {
+    const auto scale_range = TESSERA_CHOOSE(ScaleRange<T>);
     ForSegments(pool_, 1, x.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
-      T* data = x.as<T>() + begin;
-      ForLanes(end - begin,
-               [&](int64_t i, auto load, auto store) { store(load(data + i) * scale, data + i); });
+      scale_range(scale, end - begin, x.as<T>() + begin);
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -7,20 +7,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "trainer/kernels/cpu/loops.h"
 #include "trainer/kernels/cpu/thread_pool.h"
-#include "trainer/kernels/cpu/vector.h"
 
 namespace tessera {
 
 inline constexpr int64_t kNormForwardRows = 16;
-
-// 1 in the first `count` lanes, 0 in the others.
-TESSERA_INLINE F32x16 LanesBelow(int count) {
-  float lanes[kLanes] = {};
-  for (int i = 0; i < count; ++i) lanes[i] = 1;
-  return Load(lanes);
-}
 
 // Sums over rows of some quantities of `columns` values each: one partial sum per block of rows,
 // then the blocks in order.
@@ -41,19 +32,9 @@ class NormPartials {
     return part;
   }
 
+  // out = the sum of one quantity over the blocks (+ out when accumulate).
   void Combine(ThreadPool& pool, const float* sums, int64_t quantity, float* out,
-               bool accumulate) const {
-    ForRanges(pool, columns_, 16 * kStripColumns, [&](int64_t begin, int64_t end, int) {
-      ForLanes(end - begin, [&](int64_t i, auto load, auto store) {
-        F32x16 total = {};
-        for (int64_t block = 0; block < blocks(); ++block) {
-          total += load(sums + (block * quantities_ + quantity) * columns_ + begin + i);
-        }
-        float* sum = out + begin + i;
-        store(accumulate ? load(sum) + total : total, sum);
-      });
-    });
-  }
+               bool accumulate) const;
 
  private:
   int64_t rows_;

@@ -2,33 +2,37 @@
 // With g = d_y * weight and n = x * rstd:  d_x = rstd * (g - n * mean(g * n)), d_weight = sum over
 // rows of d_y * n.
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/rms_norm.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <cmath>
 #include <cstdint>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/loops.h"
 #include "trainer/kernels/cpu/norm.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
-namespace tessera {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
 namespace {
 
 template <typename T>
 void ForwardRow(const T* x, const T* weight, int64_t columns, float epsilon, T* out,
                 float* rstd_out) {
   F32x16 squares = {};
-  ForLanes(columns, [&](int64_t i, auto load, auto) {
+  ForLanes(columns, [&](int64_t i, auto load, auto) HWY_ATTR {
     const F32x16 value = load(x + i);
-    squares += value * value;
+    squares = MulAdd(value, value, squares);
   });
   const float rstd = 1.0f / std::sqrt(ReduceSum(squares) / static_cast<float>(columns) + epsilon);
-  ForLanes(columns, [&](int64_t i, auto load, auto store) {
-    store(load(x + i) * rstd * load(weight + i), out + i);
-  });
+  ForLanes(columns, [&](int64_t i, auto load, auto store)
+                        HWY_ATTR { store(load(x + i) * rstd * load(weight + i), out + i); });
   *rstd_out = rstd;
 }
 
@@ -36,23 +40,28 @@ template <typename T>
 void BackwardRow(const T* d_out, const T* x, const T* weight, int64_t columns, float rstd, T* d_x,
                  bool accumulate, float* d_weight) {
   F32x16 sum_gn = {};
-  ForLanes(columns, [&](int64_t i, auto load, auto store) {
+  ForLanes(columns, [&](int64_t i, auto load, auto store) HWY_ATTR {
     const F32x16 dy = load(d_out + i);
     const F32x16 n = load(x + i) * rstd;
-    sum_gn += dy * load(weight + i) * n;
-    store(load(d_weight + i) + dy * n, d_weight + i);
+    sum_gn = MulAdd(dy * load(weight + i), n, sum_gn);
+    store(MulAdd(dy, n, load(d_weight + i)), d_weight + i);
   });
   const float mean_gn = ReduceSum(sum_gn) / static_cast<float>(columns);
-  ForLanes(columns, [&](int64_t i, auto load, auto store) {
+  ForLanes(columns, [&](int64_t i, auto load, auto store) HWY_ATTR {
     const F32x16 n = load(x + i) * rstd;
     const F32x16 g = load(d_out + i) * load(weight + i);
-    F32x16 result = rstd * (g - n * mean_gn);
+    F32x16 result = rstd * NegMulAdd(n, mean_gn, g);
     if (accumulate) result += load(d_x + i);
     store(result, d_x + i);
   });
 }
 
 }  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
 
 void CpuBackend::RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
                                 TensorView rstd) {
@@ -61,10 +70,11 @@ void CpuBackend::RmsNormForward(TensorView x, TensorView weight, double epsilon,
     const Rows<T> from = AsRows<T>(x), to = AsRows<T>(out);
     CHECK(from.rows == to.rows && from.columns == to.columns);
     CHECK(weight.elements() == from.columns && rstd.elements() == from.rows);
+    const auto forward_row = TESSERA_CHOOSE(ForwardRow<T>);
     ForRanges(pool_, from.rows, kNormForwardRows, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        ForwardRow(from.row(row), weight.as<T>(), from.columns, static_cast<float>(epsilon),
-                   to.row(row), rstd.as<float>() + row);
+        forward_row(from.row(row), weight.as<T>(), from.columns, static_cast<float>(epsilon),
+                    to.row(row), rstd.as<float>() + row);
       }
     });
   });
@@ -83,11 +93,12 @@ void CpuBackend::RmsNormBackward(TensorView d_out, TensorView x, TensorView weig
     CHECK(weight.elements() == columns && d_weight.elements() == columns);
     const NormPartials partials(input.rows, columns, 1);
     float* sums = workspace_.Shared<float>(partials.count());
+    const auto backward_row = TESSERA_CHOOSE(BackwardRow<T>);
     ForRanges(pool_, input.rows, partials.rows_per_block(), [&](int64_t begin, int64_t end, int) {
       float* d_weight_part = partials.Clear(sums, begin);
       for (int64_t row = begin; row < end; ++row) {
-        BackwardRow(dy.row(row), input.row(row), weight.as<T>(), columns, rstd.as<float>()[row],
-                    dx.row(row), accumulate_dx, d_weight_part);
+        backward_row(dy.row(row), input.row(row), weight.as<T>(), columns, rstd.as<float>()[row],
+                     dx.row(row), accumulate_dx, d_weight_part);
       }
     });
     partials.Combine(pool_, sums, 0, d_weight.as<float>(), accumulate);
@@ -95,3 +106,4 @@ void CpuBackend::RmsNormBackward(TensorView d_out, TensorView x, TensorView weig
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

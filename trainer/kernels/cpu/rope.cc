@@ -1,15 +1,45 @@
 // Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) turns by the angle of (t, i).
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/rope.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <cstdint>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+// The heads of one token, `stride` apart.
+template <typename T>
+void Rotate(const float* cos, const float* sin, float sign, int64_t half, int64_t heads,
+            int64_t stride, T* token) {
+  for (int64_t head = 0; head < heads; ++head) {
+    T* const low = token + head * stride;
+    T* const high = low + half;
+    ForLanes(half, [&](int64_t i, auto load, auto store) HWY_ATTR {
+      const F32x16 c = load(cos + i);
+      const F32x16 s = sign * load(sin + i);
+      const F32x16 x1 = load(low + i), x2 = load(high + i);
+      store(MulSub(x1, c, x2 * s), low + i);
+      store(MulAdd(x2, c, x1 * s), high + i);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace tessera {
 
 void CpuBackend::Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) {
@@ -22,24 +52,16 @@ void CpuBackend::Rope(TensorView cos, TensorView sin, bool inverse, TensorView x
   CHECK(sines.columns == half && sines.rows >= sequence);
   const float sign = inverse ? -1.0f : 1.0f;
   WithType(x.dtype(), [&]<typename T>(T) {
+    const auto rotate = TESSERA_CHOOSE(Rotate<T>);
     ForRanges(pool_, batch * sequence, 8, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t t = row % sequence;
         T* token = x.as<T>() + row / sequence * x.stride(0) + t * x.stride(1);
-        for (int64_t h = 0; h < heads; ++h) {
-          T* low = token + h * x.stride(2);
-          T* high = low + half;
-          ForLanes(half, [&](int64_t i, auto load, auto store) {
-            const F32x16 c = load(cosines.row(t) + i);
-            const F32x16 s = sign * load(sines.row(t) + i);
-            const F32x16 x1 = load(low + i), x2 = load(high + i);
-            store(x1 * c - x2 * s, low + i);
-            store(x2 * c + x1 * s, high + i);
-          });
-        }
+        rotate(cosines.row(t), sines.row(t), sign, half, heads, x.stride(2), token);
       }
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -1,15 +1,20 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "trainer/kernels/cpu/sum_rows.cc"
 #include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
 
 #include <algorithm>
 #include <cstdint>
 
+#include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
 #include "trainer/kernels/cpu/loops.h"
-#include "trainer/kernels/cpu/vector.h"
+#include "trainer/kernels/cpu/vector-inl.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
-namespace tessera {
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
 namespace {
 
 // Rows are summed in runs, and the runs then added: the rounding error grows with the run, not with
@@ -17,37 +22,45 @@ namespace {
 constexpr int64_t kRunRows = 64;
 
 template <typename T>
-void SumStrip(const Rows<T>& x, int64_t begin, int64_t end, float* out, bool accumulate) {
-  const int64_t width = end - begin;
+void SumStrip(const T* x, int64_t rows, int64_t stride, int64_t width, bool accumulate,
+              float* out) {
   float total[kStripColumns] = {};
-  for (int64_t first = 0; first < x.rows; first += kRunRows) {
+  for (int64_t first = 0; first < rows; first += kRunRows) {
     float run[kStripColumns] = {};
-    const int64_t last = std::min(x.rows, first + kRunRows);
+    const int64_t last = std::min(rows, first + kRunRows);
     for (int64_t row = first; row < last; ++row) {
-      const T* data = x.row(row) + begin;
-      ForLanes(width,
-               [&](int64_t i, auto load, auto) { Store(Load(run + i) + load(data + i), run + i); });
+      const T* data = x + row * stride;
+      ForLanes(width, [&](int64_t i, auto load, auto)
+                          HWY_ATTR { Store(Load(run + i) + load(data + i), run + i); });
     }
     for (int64_t i = 0; i < kStripColumns; i += kLanes) {
       Store(Load(total + i) + Load(run + i), total + i);
     }
   }
   for (int64_t i = 0; i < width; ++i) {
-    out[begin + i] = accumulate ? out[begin + i] + total[i] : total[i];
+    out[i] = accumulate ? out[i] + total[i] : total[i];
   }
 }
 
 }  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
 
 void CpuBackend::SumRows(TensorView x, TensorView out, bool accumulate) {
   CHECK(out.dtype() == DType::kF32 && out.contiguous());
   WithType(x.dtype(), [&]<typename T>(T) {
     const Rows<T> rows = AsRows<T>(x);
     CHECK_EQ(out.elements(), rows.columns);
+    const auto sum_strip = TESSERA_CHOOSE(SumStrip<T>);
     ForRanges(pool_, rows.columns, kStripColumns, [&](int64_t begin, int64_t end, int) {
-      SumStrip(rows, begin, end, out.as<float>(), accumulate);
+      sum_strip(rows.data + begin, rows.rows, rows.stride, end - begin, accumulate,
+                out.as<float>() + begin);
     });
   });
 }
 
 }  // namespace tessera
+#endif  // HWY_ONCE

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "base/threads.h"
+
 // From libgomp, with which the system's oneDNN is built. Declared here because clang's omp.h
 // belongs to another runtime.
 extern "C" void omp_set_num_threads(int threads);
@@ -42,10 +44,10 @@ void KeepLibrariesOnThisThread() {
 
 ThreadPool::ThreadPool(int threads) {
   CHECK(threads >= 1 && threads <= kMaxThreads) << threads;
-  workers_.reserve(threads - 1);
-  for (int thread = 1; thread < threads; ++thread) {
-    workers_.emplace_back([this, thread] { WorkerMain(thread); });
-  }
+  workers_ = StartThreads(threads - 1, [this](int other) { WorkerMain(other + 1); });
+  LOG_IF(WARNING, this->threads() < threads)
+      << "computing with " << this->threads() << " of " << threads
+      << " threads: the system gives no more (ulimit -u, or pids.max of the control group)";
 }
 
 ThreadPool::~ThreadPool() {

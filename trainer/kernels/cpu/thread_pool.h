@@ -19,7 +19,7 @@ namespace tessera {
 // One loop at a time: a pool belongs to one calling thread, and loops do not nest.
 class ThreadPool {
  public:
-  // threads: the caller and threads - 1 workers.
+  // threads: the caller and threads - 1 workers, or fewer where the system gives no more.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

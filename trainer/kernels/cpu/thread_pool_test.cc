@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/threads.h"
+
 namespace tessera {
 namespace {
 
@@ -60,6 +62,21 @@ TEST(ThreadPoolTest, WakesAfterALongRest) {
     std::atomic<int> done = 0;
     pool.ParallelFor(8, [&](int64_t, int) { ++done; });
     EXPECT_EQ(done, 8);
+  }
+}
+
+TEST(ThreadPoolTest, GoesOnWithFewerThreads) {
+  for (const int limit : {0, 1, 2}) {
+    LimitThreads(limit);
+    ThreadPool pool(4);
+    LimitThreads(-1);
+    EXPECT_EQ(pool.threads(), limit + 1);
+    std::atomic<int64_t> sum = 0;
+    pool.ParallelFor(100, [&](int64_t block, int thread) {
+      EXPECT_LT(thread, pool.threads());
+      sum += block;
+    });
+    EXPECT_EQ(sum, 4950);
   }
 }
 

@@ -9,8 +9,6 @@
 #include <bit>
 #include <cstdint>
 
-#include "trainer/kernels/cpu/vector.h"
-
 namespace tessera {
 
 // What to do with one term: add the last `merges` of the `occupied` levels to it, the last first,
@@ -52,27 +50,8 @@ struct TreeTiles {
 };
 
 // Takes the step with a term of [rows, columns].
-inline void AddTerm(const TreeStep& step, const float* term, int64_t term_stride, int64_t rows,
-                    int64_t columns, const TreeTiles& tiles) {
-  const int to_level = step.level();
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* from = term + row * term_stride;
-    float* to = tiles.level(to_level) + row * tiles.stride(to_level);
-    if (step.merges == 1) {
-      ForLanes(columns, [&](int64_t i, auto load, auto store) {
-        store(load(to + i) + load(from + i), to + i);
-      });
-      continue;
-    }
-    ForLanes(columns, [&](int64_t i, auto load, auto store) {
-      F32x16 sum = load(from + i);
-      for (int level = step.occupied - 1; level >= to_level; --level) {
-        sum = load(tiles.level(level) + row * tiles.stride(level) + i) + sum;
-      }
-      store(sum, to + i);
-    });
-  }
-}
+void AddTerm(const TreeStep& step, const float* term, int64_t term_stride, int64_t rows,
+             int64_t columns, const TreeTiles& tiles);
 
 }  // namespace tessera
 

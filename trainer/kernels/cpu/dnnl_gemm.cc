@@ -1,4 +1,4 @@
-#include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/dnnl_gemm.h"
 
 #include <glog/logging.h>
 
@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <dnnl.hpp>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "trainer/kernels/cpu/dnnl_isa.h"
+#include "trainer/kernels/cpu/gemm.h"
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/dtype.h"
 
@@ -27,37 +31,6 @@ memory::desc MatrixDesc(int64_t rows, int64_t columns, DType dtype, int64_t lead
   const memory::dims strides = transposed ? memory::dims{1, leading} : memory::dims{leading, 1};
   return memory::desc({rows, columns}, ToDnnl(dtype), strides);
 }
-
-// oneDNN takes its fast way with b packed, or one that is a thousand times slower than any.
-bool HasPackedKernels() {
-  try {
-    const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-    const auto desc = [](memory::format_tag tag) {
-      return memory::desc({64, 64}, memory::data_type::bf16, tag);
-    };
-    const dnnl::matmul::desc description(desc(memory::format_tag::ab),
-                                         desc(memory::format_tag::BA16a64b2a),
-                                         desc(memory::format_tag::ab));
-    const dnnl::matmul::primitive_desc primitive(description, engine);
-    return std::string_view(primitive.impl_info_str()).starts_with("brg:");
-  } catch (const dnnl::error&) {
-    return false;
-  }
-}
-
-}  // namespace
-
-struct GemmCache::Threads {
-  explicit Threads(int count) : engine(dnnl::engine::kind::cpu, 0), scratch(count) {
-    for (int i = 0; i < count; ++i) streams.emplace_back(engine);
-  }
-
-  dnnl::engine engine;
-  std::vector<dnnl::stream> streams;
-  Workspace scratch;
-};
-
-namespace {
 
 // A product is run by many threads at once, so its scratch memory is handed in and its arguments
 // are made per thread.
@@ -126,34 +99,60 @@ class DnnlGemm final : public Gemm {
   std::vector<Arguments> arguments_;
 };
 
+dnnl::engine MakeEngine() {
+  LimitDnnlIsa();
+  return dnnl::engine(dnnl::engine::kind::cpu, 0);
+}
+
 }  // namespace
 
-GemmCache::GemmCache(int threads)
-    : threads_(std::make_unique<Threads>(threads)), has_packed_(HasPackedKernels()) {}
-
-GemmCache::~GemmCache() = default;
-
-const Gemm& GemmCache::Get(const GemmShape& shape) {
-  std::unique_ptr<Gemm>& gemm = gemms_[shape];
-  if (gemm == nullptr) {
-    try {
-      gemm =
-          std::make_unique<DnnlGemm>(shape, threads_->engine, threads_->streams, threads_->scratch);
-    } catch (const dnnl::error& error) {
-      LOG(FATAL) << "oneDNN has no " << DTypeName(shape.input) << " matrix product [" << shape.m
-                 << "," << shape.k << "] x [" << shape.k << "," << shape.n
-                 << "] for this processor: " << error.what();
-    }
+struct DnnlGemms::Threads {
+  Threads(int count, Workspace& scratch) : engine(MakeEngine()), scratch(scratch) {
+    for (int i = 0; i < count; ++i) streams.emplace_back(engine);
   }
-  return *gemm;
+
+  dnnl::engine engine;
+  std::vector<dnnl::stream> streams;
+  Workspace& scratch;
+};
+
+DnnlGemms::DnnlGemms(int threads, Workspace& scratch)
+    : threads_(std::make_unique<Threads>(threads, scratch)) {}
+
+DnnlGemms::~DnnlGemms() = default;
+
+std::unique_ptr<Gemm> DnnlGemms::Make(const GemmShape& shape) const {
+  try {
+    return std::make_unique<DnnlGemm>(shape, threads_->engine, threads_->streams,
+                                      threads_->scratch);
+  } catch (const dnnl::error& error) {
+    LOG(FATAL) << "oneDNN has no " << DTypeName(shape.input) << " matrix product [" << shape.m
+               << "," << shape.k << "] x [" << shape.k << "," << shape.n
+               << "] for this processor: " << error.what();
+  }
+}
+
+// oneDNN takes its fast way with b packed, or one that is a thousand times slower than any.
+bool DnnlGemms::HasPackedKernels() const {
+  try {
+    const auto desc = [](memory::format_tag tag) {
+      return memory::desc({64, 64}, memory::data_type::bf16, tag);
+    };
+    const dnnl::matmul::desc description(desc(memory::format_tag::ab),
+                                         desc(memory::format_tag::BA16a64b2a),
+                                         desc(memory::format_tag::ab));
+    const dnnl::matmul::primitive_desc primitive(description, threads_->engine);
+    return std::string_view(primitive.impl_info_str()).starts_with("brg:");
+  } catch (const dnnl::error&) {
+    return false;
+  }
+}
+
+std::string DnnlDescription() {
+  const std::string_view isa = DnnlIsaName();
+  const dnnl_version_t& version = *dnnl_version();
+  return absl::StrCat("oneDNN ", version.major, ".", version.minor, ".", version.patch, " ",
+                      absl::string_view(isa.data(), isa.size()));
 }
 
 }  // namespace tessera
-
-// ThreadSanitizer asks for this, where a program is built with it. oneDNN, which is not, keeps made
-// products in a cache of the whole process, whose locks it cannot see: backends on several threads
-// would seem to race when they make equal ones, and when they first come to that cache.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";
-}

@@ -1,16 +1,16 @@
-#ifndef TESSERA_CHECKPOINT_BASE_CRC32C_H_
-#define TESSERA_CHECKPOINT_BASE_CRC32C_H_
+#ifndef TESSERA_BASE_CRC32C_H_
+#define TESSERA_BASE_CRC32C_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
-namespace tessera::ckpt {
+namespace tessera {
 
 // CRC-32C (Castagnoli; RFC 3720, appendix B.4): reflected polynomial 0x82F63B78, initial value and
-// final xor 0xFFFFFFFF. The processor's instruction is used where there is one, a table elsewhere.
-// Threads: safe.
+// final xor 0xFFFFFFFF. It runs at the rate of memory where the processor multiplies polynomials
+// (carry-less products, from SSE4 on), at 1 to 2 GB/s elsewhere. Threads: safe.
 uint32_t Crc32c(std::span<const std::byte> data);
 uint32_t Crc32c(std::string_view data);
 
@@ -20,12 +20,6 @@ uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data);
 // Checksum of A followed by B, from those of A and B and B's length. Cost: O(log length).
 uint32_t ConcatCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t length_b_bytes);
 
-namespace internal {
-// Exposed so that a test compares the two.
-uint32_t ExtendCrc32cPortable(uint32_t crc, std::span<const std::byte> data);
-bool HasHardwareCrc32c();
-}  // namespace internal
+}  // namespace tessera
 
-}  // namespace tessera::ckpt
-
-#endif  // TESSERA_CHECKPOINT_BASE_CRC32C_H_
+#endif  // TESSERA_BASE_CRC32C_H_

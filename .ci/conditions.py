@@ -1,0 +1,106 @@
+"""What a test case may need that a machine, a build or a run may lack. A case that is skipped names it in its reason, as in
+"(needs: mount, avx512)"; no other reason to skip is accepted.
+
+A condition is looked for here by itself, never taken from the test that was skipped.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+
+# TESSERA_CPU holds a run below what the processor has.
+LEVELS = ("sse4", "avx2", "avx512")
+
+
+class Settings:
+    """How a run was configured: the options that Bazel was given, those of --config included."""
+
+    def __init__(self, options):
+        self.instrumented = any("-fsanitize=" in option for option in options)
+        self.level = None
+        for option in options:
+            if option.startswith("--test_env=TESSERA_CPU="):
+                self.level = option.rpartition("=")[2]
+
+
+def succeeds(*command):
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL).returncode == 0
+
+
+def has_gpu(_settings):
+    return any(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev")
+               if name.startswith("nvidia"))
+
+
+def may_mount(_settings):
+    with tempfile.TemporaryDirectory() as folder:
+        return succeeds("unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", folder)
+
+
+def has_network_namespaces(_settings):
+    return shutil.which("ip") is not None and succeeds("unshare", "--user", "--map-root-user",
+                                                       "--net", "true")
+
+
+def has_ipv6(_settings):
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            return file.read() != ""
+    except OSError:
+        return False
+
+
+def uninstrumented(settings):
+    return not settings.instrumented
+
+
+def processor_flags():
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split())
+    return set()
+
+
+def processor(level, *flags):
+    """Has the flags, and the run may use instructions of that level."""
+    def has(settings):
+        held = settings.level in LEVELS and LEVELS.index(settings.level) < LEVELS.index(level)
+        return not held and processor_flags().issuperset(flags)
+    return has
+
+
+def has_cuda_toolkit(_settings):
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    return os.access(os.path.join(home, "bin", "nvcc"), os.X_OK) or shutil.which("nvcc") is not None
+
+
+CONDITIONS = {
+    "gpu": has_gpu,
+    "cuda_toolkit": has_cuda_toolkit,
+    "mount": may_mount,  # in a user namespace
+    "shm": lambda _settings: os.access("/dev/shm", os.W_OK),
+    "network_namespaces": has_network_namespaces,  # likewise; and the program `ip`
+    "ipv6": has_ipv6,
+    "uninstrumented": uninstrumented,  # by no sanitizer
+    "avx2": processor("avx2", "avx2", "fma"),
+    "avx512": processor("avx512", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "avx512_bf16": processor("avx512", "avx512_bf16"),
+    "amx": processor("avx512", "amx_tile", "amx_bf16"),
+}
+
+
+def objection(needs, settings):
+    """Why a case with these needs must not be skipped in such a run; empty where it rightly is."""
+    if not needs:
+        return "it names nothing that it needs"
+    unknown = [name for name in needs if name not in CONDITIONS]
+    if unknown:
+        return f"no such condition: {', '.join(unknown)}"
+    if all(CONDITIONS[name](settings) for name in needs):
+        return "this run has all that it needs"
+    return ""

@@ -1,0 +1,107 @@
+#include "base/cpu_level.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <set>
+#include <string>
+
+// Compiled for every target: which one runs tells what the dispatch chose.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "base/cpu_level_test.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include "base/dispatch.h"
+#include "base/for_each_target.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+
+int64_t Target() { return HWY_TARGET; }
+
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
+namespace {
+
+HWY_EXPORT(Target);
+
+// What body() returns in a new process with that value of TESSERA_CPU, which is read once in each.
+template <typename Body>
+int InProcessWith(const char* value, Body body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TESSERA_CPU", value, 1);
+    _exit(body());
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool ProcessorHas(CpuLevel level) {
+  return InProcessWith("avx512", [] { return static_cast<int>(EffectiveCpuLevel()); }) >=
+         static_cast<int>(level);
+}
+
+TEST(CpuLevelTest, NamesAreParsed) {
+  for (const CpuLevel level : {CpuLevel::kSse4, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
+    EXPECT_EQ(ParseCpuLevel(CpuLevelName(level)).value(), level);
+  }
+  const absl::Status unknown = ParseCpuLevel("AVX2").status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(unknown.message(),
+            "TESSERA_CPU is \"AVX2\"; it can be sse4, avx2 or avx512, or not set at all");
+}
+
+TEST(CpuLevelTest, TheVariableLimitsTheDispatch) {
+  for (const CpuLevel level : {CpuLevel::kSse4, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
+    if (!ProcessorHas(level)) continue;
+    const auto chosen_fits = [level] {
+      const int64_t target = TESSERA_DISPATCH(Target)();
+      switch (level) {
+        case CpuLevel::kSse4:
+          return target >= HWY_SSE4;
+        case CpuLevel::kAvx2:
+          return target == HWY_AVX2;
+        case CpuLevel::kAvx512:
+          return target == HWY_AVX3;
+      }
+      return false;
+    };
+    const std::string name(CpuLevelName(level));
+    EXPECT_EQ(InProcessWith(name.c_str(), [&] { return chosen_fits() ? 0 : 1; }), 0) << name;
+    // Asking for the level first changes nothing.
+    EXPECT_EQ(InProcessWith(name.c_str(),
+                            [&] { return EffectiveCpuLevel() == level && chosen_fits() ? 0 : 1; }),
+              0)
+        << name;
+    EXPECT_EQ(InProcessWith(name.c_str(), [] { return static_cast<int>(EffectiveCpuLevel()); }),
+              static_cast<int>(level));
+  }
+}
+
+TEST(CpuLevelTest, AnUnknownNameIsAnErrorForProgramsAndNoLimitForALibrary) {
+  EXPECT_EQ(InProcessWith("avx10", [] { return CheckCpuLevel().ok() ? 1 : 0; }), 0);
+  EXPECT_EQ(InProcessWith("avx10", [] { return CpuLevelLimit().has_value() ? 1 : 0; }), 0);
+  EXPECT_EQ(InProcessWith("avx2", [] { return CheckCpuLevel().ok() ? 0 : 1; }), 0);
+}
+
+TEST(CpuLevelTest, EachTargetRunsInTurn) {
+  std::set<int64_t> seen;
+  ForEachTarget([&](const char* name) {
+    EXPECT_STREQ(hwy::TargetName(TESSERA_DISPATCH(Target)()), name);
+    EXPECT_TRUE(seen.insert(TESSERA_DISPATCH(Target)()).second) << name;
+  });
+  EXPECT_EQ(TESSERA_DISPATCH(Target)(), *seen.begin()) << "the newest, again";
+}
+
+}  // namespace
+}  // namespace tessera
+#endif  // HWY_ONCE

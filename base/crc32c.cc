@@ -1,0 +1,181 @@
+#include "base/crc32c.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+// Per-target code first: what follows it is compiled once.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "base/crc32c.cc"
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include "base/dispatch.h"
+
+#ifndef TESSERA_BASE_CRC32C_CC_
+#define TESSERA_BASE_CRC32C_CC_
+
+namespace tessera {
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82F63B78;  // reflected: bit 31 is x^0
+
+// a * b modulo the polynomial, both reflected.
+constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (uint32_t bit = uint32_t{1} << 31; bit != 0; bit >>= 1) {
+    if (a & bit) product ^= b;
+    b = (b & 1) ? (b >> 1) ^ kPolynomial : b >> 1;
+  }
+  return product;
+}
+
+// x^(8 * bytes) modulo the polynomial: multiplying a checksum by it appends that many zero bytes.
+constexpr uint32_t ZerosOperator(uint64_t bytes) {
+  uint32_t result = uint32_t{1} << 31;       // 1
+  uint32_t power = uint32_t{1} << (31 - 8);  // x^8
+  for (; bytes != 0; bytes >>= 1) {
+    if (bytes & 1) result = MultiplyModP(power, result);
+    power = MultiplyModP(power, power);
+  }
+  return result;
+}
+
+// Slicing-by-8 (Kounavis and Berry, 2005): table[k][b] is the checksum state of byte b followed by
+// k zero bytes.
+constexpr std::array<std::array<uint32_t, 256>, 8> MakeSlices() {
+  std::array<std::array<uint32_t, 256>, 8> table{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t crc = byte;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) ? (crc >> 1) ^ kPolynomial : crc >> 1;
+    table[0][byte] = crc;
+  }
+  for (int k = 1; k < 8; ++k) {
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      const uint32_t crc = table[k - 1][byte];
+      table[k][byte] = (crc >> 8) ^ table[0][crc & 0xFF];
+    }
+  }
+  return table;
+}
+
+constexpr std::array<std::array<uint32_t, 256>, 8> kSlices = MakeSlices();
+
+// Advances a checksum's state (the complement of the checksum) over `size` bytes.
+uint32_t AdvanceByTables(uint32_t state, const std::byte* at, size_t size) {
+  for (; size >= 8; size -= 8, at += 8) {
+    uint8_t b[8];
+    std::memcpy(b, at, sizeof(b));
+    state = kSlices[7][(state & 0xFF) ^ b[0]] ^ kSlices[6][((state >> 8) & 0xFF) ^ b[1]] ^
+            kSlices[5][((state >> 16) & 0xFF) ^ b[2]] ^ kSlices[4][(state >> 24) ^ b[3]] ^
+            kSlices[3][b[4]] ^ kSlices[2][b[5]] ^ kSlices[1][b[6]] ^ kSlices[0][b[7]];
+  }
+  for (; size > 0; --size, ++at) {
+    state = (state >> 8) ^ kSlices[0][(state & 0xFF) ^ static_cast<uint8_t>(*at)];
+  }
+  return state;
+}
+
+}  // namespace
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_CRC32C_CC_
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+
+#if HWY_TARGET <= HWY_SSE4
+
+// Gopal and others, "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel, 2009):
+// the data's remainder modulo the polynomial stays the same when 16 bytes are replaced by their
+// product with x^(8 n), added to the 16 bytes that lie n bytes behind.
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Processors multiply 16 bytes at a time; Highway makes wider products of those.
+constexpr hn::FixedTag<uint64_t, 2> kWords;
+using Words = hn::Vec<decltype(kWords)>;
+constexpr size_t kVectorBytes = 16;
+constexpr size_t kPrefetchBytes = 4096;
+constexpr size_t kStepBytes = 4 * kVectorBytes;  // a cache line; four chains hide the latency
+
+// What a word is multiplied by so that it moves by so many bytes. Products of reflected polynomials
+// come out one bit too low, hence the shift.
+constexpr uint64_t MoveFactor(size_t bytes) { return uint64_t{ZerosOperator(bytes)} << 1; }
+
+// Moves each 16 bytes of x by kBytes.
+template <size_t kBytes>
+HWY_INLINE Words Move(Words x) {
+  constexpr uint64_t kLower = MoveFactor(kBytes + 4), kUpper = MoveFactor(kBytes - 4);
+  const Words factors = hn::OddEven(hn::Set(kWords, kUpper), hn::Set(kWords, kLower));
+  return hn::Xor(hn::CLMulLower(x, factors), hn::CLMulUpper(x, factors));
+}
+
+HWY_INLINE Words LoadVector(const std::byte* from) {
+  return hn::LoadU(kWords, reinterpret_cast<const uint64_t*>(from));
+}
+
+// Advances a checksum's state (the complement of the checksum) over `size` bytes.
+uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
+  if (size < kStepBytes) return AdvanceByTables(state, at, size);
+  Words a = hn::Xor(LoadVector(at), hn::InsertLane(hn::Zero(kWords), 0, uint64_t{state}));
+  Words b = LoadVector(at + kVectorBytes);
+  Words c = LoadVector(at + 2 * kVectorBytes);
+  Words d = LoadVector(at + 3 * kVectorBytes);
+  for (at += kStepBytes, size -= kStepBytes; size >= kStepBytes;
+       at += kStepBytes, size -= kStepBytes) {
+    hwy::Prefetch(at + kPrefetchBytes);
+    a = hn::Xor(Move<kStepBytes>(a), LoadVector(at));
+    b = hn::Xor(Move<kStepBytes>(b), LoadVector(at + kVectorBytes));
+    c = hn::Xor(Move<kStepBytes>(c), LoadVector(at + 2 * kVectorBytes));
+    d = hn::Xor(Move<kStepBytes>(d), LoadVector(at + 3 * kVectorBytes));
+  }
+  b = hn::Xor(Move<kVectorBytes>(a), b);
+  c = hn::Xor(Move<kVectorBytes>(b), c);
+  d = hn::Xor(Move<kVectorBytes>(c), d);
+  for (; size >= kVectorBytes; at += kVectorBytes, size -= kVectorBytes) {
+    d = hn::Xor(Move<kVectorBytes>(d), LoadVector(at));
+  }
+  // What has been read so far leaves the same as this one vector.
+  std::byte last[kVectorBytes];
+  hn::StoreU(d, kWords, reinterpret_cast<uint64_t*>(last));
+  return AdvanceByTables(AdvanceByTables(0, last, kVectorBytes), at, size);
+}
+
+#else
+
+uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
+  return AdvanceByTables(state, at, size);
+}
+
+#endif  // HWY_TARGET <= HWY_SSE4
+
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
+namespace {
+HWY_EXPORT(Advance);
+}  // namespace
+
+uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data) {
+  return ~TESSERA_DISPATCH(Advance)(~crc, data.data(), data.size());
+}
+
+uint32_t Crc32c(std::span<const std::byte> data) { return ExtendCrc32c(0, data); }
+
+uint32_t Crc32c(std::string_view data) {
+  return ExtendCrc32c(0, std::as_bytes(std::span(data.data(), data.size())));
+}
+
+uint32_t ConcatCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t length_b_bytes) {
+  return MultiplyModP(ZerosOperator(length_b_bytes), crc_a) ^ crc_b;
+}
+
+}  // namespace tessera
+#endif  // HWY_ONCE

@@ -1,0 +1,76 @@
+#ifndef TESSERA_BASE_DISPATCH_H_
+#define TESSERA_BASE_DISPATCH_H_
+
+// Calling vector code that Highway compiled for several instruction sets:
+// - after HWY_EXPORT(Loop), TESSERA_DISPATCH(Loop)(arguments...) runs the one for this processor
+//   and TESSERA_CPU;
+// - TESSERA_CHOOSE(Loop<T>) is a pointer to the same function without HWY_EXPORT, for templates
+//   too.
+// It costs some nanoseconds: call it for blocks of work. The caller includes <hwy/highway.h>, which
+// must be included again for each target.
+
+#include <hwy/targets.h>
+
+#include <cstdint>
+
+#include "base/cpu_level.h"
+
+#define TESSERA_DISPATCH(function) (::tessera::ApplyCpuLevelLimit(), HWY_DYNAMIC_DISPATCH(function))
+
+// Where HWY_ONCE holds, HWY_NAMESPACE is that of the baseline, which every processor has.
+#define TESSERA_CHOOSE(...)                                                  \
+  ([]() {                                                                    \
+    switch (::tessera::ChosenTarget<HWY_TARGETS>()) {                        \
+      TESSERA_IF_AVX3_DL(case HWY_AVX3_DL : return &N_AVX3_DL::__VA_ARGS__;) \
+      TESSERA_IF_AVX3(case HWY_AVX3 : return &N_AVX3::__VA_ARGS__;)          \
+      TESSERA_IF_AVX2(case HWY_AVX2 : return &N_AVX2::__VA_ARGS__;)          \
+      TESSERA_IF_SSE4(case HWY_SSE4 : return &N_SSE4::__VA_ARGS__;)          \
+      TESSERA_IF_SSSE3(case HWY_SSSE3 : return &N_SSSE3::__VA_ARGS__;)       \
+      default:                                                               \
+        return &HWY_NAMESPACE::__VA_ARGS__;                                  \
+    }                                                                        \
+  }())
+
+#if HWY_TARGETS & ~HWY_STATIC_TARGET & HWY_AVX3_DL
+#define TESSERA_IF_AVX3_DL(...) __VA_ARGS__
+#else
+#define TESSERA_IF_AVX3_DL(...)
+#endif
+#if HWY_TARGETS & ~HWY_STATIC_TARGET & HWY_AVX3
+#define TESSERA_IF_AVX3(...) __VA_ARGS__
+#else
+#define TESSERA_IF_AVX3(...)
+#endif
+#if HWY_TARGETS & ~HWY_STATIC_TARGET & HWY_AVX2
+#define TESSERA_IF_AVX2(...) __VA_ARGS__
+#else
+#define TESSERA_IF_AVX2(...)
+#endif
+#if HWY_TARGETS & ~HWY_STATIC_TARGET & HWY_SSE4
+#define TESSERA_IF_SSE4(...) __VA_ARGS__
+#else
+#define TESSERA_IF_SSE4(...)
+#endif
+#if HWY_TARGETS & ~HWY_STATIC_TARGET & HWY_SSSE3
+#define TESSERA_IF_SSSE3(...) __VA_ARGS__
+#else
+#define TESSERA_IF_SSSE3(...)
+#endif
+
+namespace tessera {
+
+// Of `targets`, the one that vector code runs on; 0 where the processor has none of them.
+template <int64_t targets>
+int64_t ChosenTarget() {
+  ApplyCpuLevelLimit();
+  hwy::ChosenTarget& chosen = hwy::GetChosenTarget();
+  if (!chosen.IsInitialized()) chosen.Update(hwy::SupportedTargets());
+  // The index of the table that Highway makes for a function: 1 is the newest target.
+  const size_t index = chosen.GetIndex();
+  constexpr int kFirstBit = HWY_HIGHEST_TARGET_BIT + 1 - HWY_MAX_DYNAMIC_TARGETS;
+  return index > HWY_MAX_DYNAMIC_TARGETS ? 0 : int64_t{1} << (kFirstBit + index - 1);
+}
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_DISPATCH_H_

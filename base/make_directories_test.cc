@@ -1,0 +1,76 @@
+#include "base/make_directories.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/power_loss.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+class MakeDirectoriesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  std::string folder_;
+};
+
+TEST_F(MakeDirectoriesTest, MakesParentsAndIsIdempotent) {
+  const int at = open(folder_.c_str(), O_PATH | O_DIRECTORY);
+  for (const char* path : {"a/b/c", "a/b/c", "a//d/", "e/", "."}) {
+    EXPECT_EQ(MakeDirectories(at, path), 0) << path;
+    EXPECT_TRUE(fs::is_directory(folder_ + "/" + path)) << path;
+    EXPECT_EQ(MakeDirectories(AT_FDCWD, absl::StrCat(folder_, "/absolute//", path)), 0) << path;
+    EXPECT_TRUE(fs::is_directory(folder_ + "/absolute/" + path)) << path;
+  }
+  EXPECT_EQ(MakeDirectories(AT_FDCWD, "/"), 0);
+  close(at);
+}
+
+TEST_F(MakeDirectoriesTest, WhatIsNoDirectoryIsAnError) {
+  std::ofstream(folder_ + "/file") << "x";
+  fs::create_symlink("nowhere", folder_ + "/dangling");
+  EXPECT_EQ(MakeDirectories(AT_FDCWD, folder_ + "/file"), EEXIST);
+  EXPECT_EQ(MakeDirectories(AT_FDCWD, folder_ + "/file/below"), ENOTDIR);
+  EXPECT_EQ(MakeDirectories(AT_FDCWD, folder_ + "/dangling"), ENOENT);
+}
+
+PowerLossScenario MakesAbc(const char* there) {
+  PowerLossScenario scenario;
+  scenario.run = [there](const std::string& root) {
+    // By somebody who synced nothing.
+    if (there != nullptr) fs::create_directories(root + "/" + there);
+    const int error = MakeDirectories(AT_FDCWD, root + "/a/b/c");
+    return absl::ErrnoToStatus(error, "MakeDirectories");
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    return image.contains("a/b/c/") || !finished ? "" : "a/b/c is gone";
+  };
+  return scenario;
+}
+
+TEST_F(MakeDirectoriesTest, ALossOfPowerTakesNoDirectoryWhoeverMadeIt) {
+  for (const char* there : {static_cast<const char*>(nullptr), "a", "a/b", "a/b/c"}) {
+    std::vector<std::string> syncs;
+    EXPECT_EQ(CheckEverySync(MakesAbc(there), folder_ + "/root", &syncs), "");
+    EXPECT_EQ(syncs, std::vector<std::string>({"", "a", "a/b"}));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,63 @@
+#ifndef TESSERA_BASE_REPLACE_FILE_H_
+#define TESSERA_BASE_REPLACE_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// A file that appears under its name complete and durable, or not at all.
+//
+//   file = FileReplacement::Create(path);
+//   file->Append(...); file->WriteAt(...);
+//   file->Commit();
+//
+// Until Commit() a file of that name keeps its contents, and readers that have it open keep them
+// afterwards. The new contents are written under a temporary name in the same directory, which no
+// other process or object uses; the directory must exist, be readable and stay where it is.
+// A symbolic link is replaced itself. After a crash or a loss of power the name has the old or the
+// new contents, and once Commit() has returned OK the new ones; the temporary file may remain.
+//
+// Errors: the code that absl::ErrnoToStatus() gives; each names the path. Not thread-safe.
+class FileReplacement {
+ public:
+  static absl::StatusOr<std::unique_ptr<FileReplacement>> Create(const std::string& path);
+  // Removes the temporary file unless it was renamed.
+  ~FileReplacement();
+  FileReplacement(const FileReplacement&) = delete;
+  FileReplacement& operator=(const FileReplacement&) = delete;
+
+  // Writes behind everything that was appended before.
+  absl::Status Append(std::span<const std::byte> bytes);
+  // Does not move the place of the next Append().
+  absl::Status WriteAt(int64_t offset, std::span<const std::byte> bytes);
+
+  // Call once, last. Syncs the contents, renames, and syncs the directory. An error of the last
+  // leaves the new contents in place, though a loss of power may still undo the replacement.
+  absl::Status Commit();
+
+ private:
+  FileReplacement(std::string path, std::string name, int directory_fd);
+  absl::Status OpenTemporary();
+  absl::Status Error(std::string_view action, int error) const;
+
+  const std::string path_, name_;  // the latter inside the directory
+  const int directory_fd_;
+  std::string temporary_;  // empty: there is none
+  int fd_ = -1;
+  int64_t size_bytes_ = 0;
+};
+
+// The same in one call.
+absl::Status ReplaceFile(const std::string& path, std::string_view contents);
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_REPLACE_FILE_H_

@@ -1,0 +1,77 @@
+#include "base/threads.h"
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+class ThreadsTest : public testing::Test {
+ protected:
+  void TearDown() override { LimitThreads(-1); }
+};
+
+TEST_F(ThreadsTest, StartsAsManyAsThereAre) {
+  for (const int limit : {-1, 0, 1, 3, 4, 9}) {
+    LimitThreads(limit);
+    std::atomic<int> sum = 0;
+    std::vector<std::thread> threads = StartThreads(4, [&](int i) { sum += 1 << i; });
+    for (std::thread& thread : threads) thread.join();
+    const int started = limit < 0 || limit > 4 ? 4 : limit;
+    EXPECT_EQ(threads.size(), started) << limit;
+    EXPECT_EQ(sum, (1 << started) - 1) << limit;
+  }
+  LimitThreads(-1);
+  EXPECT_TRUE(StartThreads(0, nullptr).empty());
+  EXPECT_TRUE(StartThreads(-1, nullptr).empty());
+}
+
+TEST_F(ThreadsTest, AThreadThatCannotBeStartedIsAnError) {
+  LimitThreads(1);
+  auto first = StartThread([] {});
+  ASSERT_TRUE(first.ok()) << first.status();
+  first->join();
+  const auto second = StartThread([] {});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(second.status().message()).find("pids.max"), std::string::npos);
+}
+
+// Sanitizers take memory of their own for each thread, and die without it.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TESSERA_SANITIZED 1
+#endif
+#endif
+
+#ifndef TESSERA_SANITIZED
+// The system's own answer, in a process that has no room left for stacks.
+TEST_F(ThreadsTest, ALimitOfTheSystem) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = pages * sysconf(_SC_PAGESIZE) + (rlim_t{64} << 20);
+    const rlimit limit = {bytes, bytes};
+    if (pages == 0 || setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const std::vector<std::thread> threads = StartThreads(1000, [](int) { pause(); });
+    if (threads.size() >= 1000) _exit(3);
+    if (StartThread([] {}).status().code() != absl::StatusCode::kResourceExhausted) _exit(4);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+#endif
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,243 @@
+// Signals by the hundred change no number of a run and break nothing, whatever instructions its
+// matrix products are made of.
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/resume/command.h"
+#include "tests/resume/parallel_command.h"
+#include "trainer/app/signal_thread.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+// Inner dimensions beyond 252, for which oneDNN's products without AVX-512 take another stack, and
+// beyond 84, for which those with it do.
+const std::vector<std::string> kLongProducts = {"--seq-length=64", "--micro-batch-size=4"};
+constexpr int kSteps = 40;
+
+uint64_t Bits(const sigset_t& signals) {
+  uint64_t bits = 0;
+  for (int signal = 1; signal <= 64; ++signal) {
+    if (sigismember(&signals, signal) == 1) bits |= uint64_t{1} << (signal - 1);
+  }
+  return bits;
+}
+
+// A line of a thread's or a process's status, "SigBlk" for example; 0 where it has gone.
+uint64_t SignalMask(const fs::path& status, const std::string& name) {
+  for (const auto line : absl::StrSplit(ReadFile(status), '\n')) {
+    uint64_t bits = 0;
+    const std::vector<std::string> words = absl::StrSplit(line, absl::ByAnyChar(":\t"));
+    if (words[0] == name && absl::SimpleHexAtoi(words.back(), &bits)) return bits;
+  }
+  return 0;
+}
+
+bool Catches(pid_t process, int signal) {
+  const fs::path status = fs::path("/proc") / std::to_string(process) / "status";
+  return (SignalMask(status, "SigCgt") >> (signal - 1) & 1) != 0;
+}
+
+class SignalsCommandTest : public ParallelCommandTest {
+ protected:
+  void TearDown() override {
+    unsetenv("ONEDNN_MAX_CPU_ISA");
+    unsetenv("LD_PRELOAD");
+    ParallelCommandTest::TearDown();
+  }
+
+  // As oneDNN names them; those beyond the processor's are not taken.
+  static std::vector<std::string> InstructionSets() { return {"AVX2", "AVX512_CORE"}; }
+
+  std::vector<std::string> Alone(const std::string& run, std::vector<std::string> more) const {
+    std::vector<std::string> command = {Runfile("trainer/app/train"), Config(),
+                                        "--run-dir=" + (root_ / run).string()};
+    command.insert(command.end(), kLongProducts.begin(), kLongProducts.end());
+    command.insert(command.end(), more.begin(), more.end());
+    return command;
+  }
+
+  std::map<int64_t, std::string> Undisturbed(const std::string& run) const {
+    const Result result = Run(Alone(run, {"--train-iters=" + std::to_string(kSteps)}));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::map<int64_t, std::string> losses = Losses(run);
+    EXPECT_EQ(losses.size(), kSteps);
+    return losses;
+  }
+
+  // Sends the signal to the processes that catch it, on and on until `process` has ended; returns
+  // how often.
+  static int SendUntilTheEnd(const Process& process, const std::set<pid_t>& to, int signal) {
+    int sent = 0;
+    while (!process.Ended()) {
+      for (const pid_t one : to) {
+        if (Catches(one, signal) && kill(one, signal) == 0) ++sent;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    return sent;
+  }
+
+  // Its numbers are those of the first steps of the undisturbed run.
+  void ExpectBeginning(const std::string& run, const std::map<int64_t, std::string>& undisturbed) {
+    const std::map<int64_t, std::string> losses = Losses(run);
+    EXPECT_FALSE(losses.empty());
+    for (const auto& [step, loss] : losses) {
+      if (step <= kSteps) EXPECT_EQ(loss, undisturbed.at(step)) << "step " << step;
+    }
+  }
+
+  // Of a process that trains: one thread receives signals, the others receive none.
+  static void ExpectSignalsBlocked(pid_t process) {
+    const uint64_t asynchronous = Bits(AsynchronousSignals()) & ~Bits(CannotBeBlocked());
+    int receiving = 0, threads = 0;
+    for (const fs::directory_entry& task :
+         fs::directory_iterator("/proc/" + std::to_string(process) + "/task")) {
+      const uint64_t blocked = SignalMask(task.path() / "status", "SigBlk");
+      // One that ends meanwhile has no status.
+      if (blocked == 0 && ReadFile(task.path() / "status").empty()) continue;
+      ++threads;
+      if ((blocked & asynchronous) == asynchronous) continue;
+      ++receiving;
+      EXPECT_EQ(blocked & asynchronous, 0u) << task.path();
+    }
+    EXPECT_EQ(receiving, 1);
+    EXPECT_GE(threads, 3);
+  }
+
+ private:
+  static sigset_t CannotBeBlocked() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGKILL);
+    sigaddset(&signals, SIGSTOP);
+    return signals;
+  }
+};
+
+TEST_F(SignalsCommandTest, NoThreadThatComputesReceivesSignals) {
+  const std::vector<std::string> saving = {"--async-save", "--threads=2"};
+  const std::vector<std::string> parallel = {"--async-save", "--threads=2",
+                                             "--data-parallel-size=2"};
+  for (const bool several : {false, true}) {
+    const std::string run = several ? "two" : "one";
+    const std::vector<std::string> flags = Saving(run, 1000000, several ? parallel : saving);
+    const Process process(several ? Launcher(flags) : Alone(run, flags), root_);
+    if (!WaitFor(Checkpoints(run) / "step-00000004" / "manifest.pb")) {
+      process.Kill(SIGKILL);
+      FAIL() << "no second checkpoint: " << process.Wait().err;
+    }
+    for (int look = 0; look < 20; ++look) {
+      for (int rank = 0; rank < (several ? 2 : 1); ++rank) {
+        ExpectSignalsBlocked(several ? FindRank(rank) : process.pid());
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    process.Kill(SIGTERM);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  }
+}
+
+// A run whose output nobody reads ends, as other programs do.
+TEST_F(SignalsCommandTest, TheLauncherPassesNoIgnoredSignalOn) {
+  for (const bool several : {false, true}) {
+    const std::string run = several ? "two" : "one";
+    std::vector<std::string> flags;
+    if (several) flags.push_back("--data-parallel-size=2");
+    const Process process(Launcher(Saving(run, 1000000, flags)), root_);
+    const bool saved = WaitFor(Checkpoints(run) / "step-00000002" / "manifest.pb");
+    EXPECT_TRUE(saved);
+    const pid_t rank = several ? FindRank(0) : process.pid();
+    const fs::path status = fs::path("/proc") / std::to_string(rank) / "status";
+    EXPECT_NE(SignalMask(status, "SigCgt"), 0u);
+    EXPECT_EQ(SignalMask(status, "SigIgn") >> (SIGPIPE - 1) & 1, 0u);
+    process.Kill(SIGTERM);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  }
+}
+
+TEST_F(SignalsCommandTest, AProfilerChangesNoNumber) {
+  for (const std::string& instructions : InstructionSets()) {
+    SCOPED_TRACE(instructions);
+    setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
+    const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
+    const std::string run = "profiled" + instructions;
+    setenv("LD_PRELOAD", Runfile("tests/resume/profiler.so").c_str(), 1);
+    const Process process(Alone(run, {"--train-iters=" + std::to_string(kSteps)}), root_);
+    unsetenv("LD_PRELOAD");
+    EXPECT_GE(SendUntilTheEnd(process, {process.pid()}, SIGPROF), 100);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(Losses(run), undisturbed);
+  }
+}
+
+TEST_F(SignalsCommandTest, StopSignalsOnAndOn) {
+  for (const std::string& instructions : InstructionSets()) {
+    SCOPED_TRACE(instructions);
+    setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
+    const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
+    int sent = 0;
+    for (int attempt = 0; attempt < 6; ++attempt) {
+      const bool at_start = attempt % 2 == 0;
+      const std::string run = "stopped" + instructions + std::to_string(attempt);
+      const Process process(Alone(run, {"--train-iters=1000000"}), root_);
+      if (!at_start) {
+        while (!process.Ended() && ReadFile(root_ / run / "metrics.jsonl").empty()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+      }
+      const int signal = attempt < 3 ? SIGUSR1 : SIGUSR2;
+      sent += SendUntilTheEnd(process, {process.pid()}, signal);
+      const int meant = signal == SIGUSR1 ? SIGINT : SIGTERM;
+      const Result result = process.Wait();
+      EXPECT_EQ(result.exit_code, 128 + meant) << result.err;
+      EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(meant)));
+      ExpectBeginning(run, undisturbed);
+    }
+    EXPECT_GE(sent, 100);
+  }
+}
+
+// Past mpirun, to the ranks themselves: while MPI starts, too.
+TEST_F(SignalsCommandTest, StopSignalsToRanks) {
+  for (const std::string& instructions : InstructionSets()) {
+    SCOPED_TRACE(instructions);
+    setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
+    std::vector<std::string> flags = {"--train-iters=1000000", "--data-parallel-size=2"};
+    flags.insert(flags.end(), kLongProducts.begin(), kLongProducts.end());
+    const Process process(Mpirun(2, flags), root_);
+    std::set<pid_t> ranks;
+    while (ranks.size() < 2 && !process.Ended()) {
+      ranks = {FindRank(0), FindRank(1)};
+      ranks.erase(-1);
+    }
+    EXPECT_GE(SendUntilTheEnd(process, ranks, SIGUSR1), 100);
+    const Result result = process.Wait();
+    EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(SIGINT)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#include "trainer/app/gemm_peak.h"
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "models/testing/profiling_backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/reference/reference_backend.h"
+#include "trainer/tensor/dtype.h"
+
+namespace tessera {
+namespace {
+
+TEST(GemmPeakTest, TheModelsProductsAreAmongThoseMeasured) {
+  const auto cpu = MakeCpuBackend(1);
+  testing::ProfilingBackend backend(*cpu);
+  const std::vector<ProductSize> model = {{64, 48, 32}, {16, 10000, 8}};
+  EXPECT_GT(MeasureGemmPeak(backend, DType::kF32, model), 0);
+  const auto measured = backend.Take();
+  for (const std::string name :
+       {"MatMul 64 x 32 x 48 AB'", "MatMul 256 x 256 x 256 AB'", "MatMul 16 x 8 x 4096 AB'"}) {
+    ASSERT_TRUE(measured.contains(name)) << name;
+    EXPECT_GE(measured.at(name).calls, 2) << name;
+  }
+}
+
+// As on an emulated processor.
+TEST(GemmPeakTest, ProductsThatWouldTakeLongAreLeftOut) {
+  const auto naive = MakeReferenceBackend();
+  testing::ProfilingBackend backend(*naive);
+  EXPECT_GT(MeasureGemmPeak(backend, DType::kF32, std::vector<ProductSize>{{4096, 4096, 4096}}), 0);
+  EXPECT_FALSE(backend.Take().contains("MatMul 4096 x 4096 x 4096 AB'"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,202 @@
+#include "trainer/app/signal_thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gtest/gtest.h"
+#include "trainer/app/stop_signal.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kComputing = 3;
+
+// What a process made for it returns; 128 + the signal that ends it.
+int InAChild(const std::function<int()>& work) {
+  const pid_t child = fork();
+  if (child == 0) _exit(work());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+std::set<int> BlockedHere() {
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  std::set<int> blocked;
+  for (int signal = 1; signal <= SIGRTMAX; ++signal) {
+    if (sigismember(&mask, signal) == 1) blocked.insert(signal);
+  }
+  return blocked;
+}
+
+// False after ten seconds.
+bool WaitUntil(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+std::atomic<int> handled = 0, handled_while_computing = 0;
+thread_local bool computes = false;
+
+void Count(int) {
+  ++handled;
+  if (computes) ++handled_while_computing;
+}
+
+TEST(SignalThreadTest, HandlersMeetNoThreadThatComputes) {
+  const auto count_signals = [] {
+    if (!StartSignalThread().ok()) return 1;
+    computes = true;
+    for (const int signal : {SIGUSR1, SIGHUP, SIGALRM, SIGPROF, SIGCHLD, SIGWINCH, SIGRTMIN}) {
+      struct sigaction action = {};
+      action.sa_handler = Count;
+      action.sa_flags = SA_RESTART;
+      sigaction(signal, &action, nullptr);
+    }
+    std::atomic<bool> stop = false;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kComputing; ++i) {
+      threads.emplace_back([&stop] {
+        computes = true;
+        while (!stop) std::this_thread::yield();
+      });
+    }
+    // A profiler's timer, besides what others send.
+    const itimerval often = {{0, 1000}, {0, 1000}};
+    setitimer(ITIMER_PROF, &often, nullptr);
+    bool all = true;
+    for (int i = 0; i < 100; ++i) {
+      for (const int signal : {SIGUSR1, SIGHUP, SIGALRM, SIGCHLD, SIGWINCH, SIGRTMIN}) {
+        const int before = handled;
+        kill(getpid(), signal);
+        all = all && WaitUntil([before] { return handled > before; });
+      }
+    }
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    if (!all) return 2;
+    return handled_while_computing == 0 ? 0 : 3;
+  };
+  EXPECT_EQ(InAChild(count_signals), 0);
+}
+
+TEST(SignalThreadTest, WhatAThreadDoesItselfIsNotBlocked) {
+  const auto blocked = [] {
+    if (!StartSignalThread().ok()) return 1;
+    std::set<int> expected;
+    for (int signal = 1; signal <= SIGRTMAX; ++signal) {
+      if (signal != SIGKILL && signal != SIGSTOP) expected.insert(signal);
+    }
+    // The C library's own, between the two ranges.
+    for (int signal = 32; signal < SIGRTMIN; ++signal) expected.erase(signal);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPIPE,
+                          SIGXFSZ, SIGTTIN, SIGTTOU}) {
+      expected.erase(own);
+    }
+    std::set<int> in_thread;
+    std::thread([&in_thread] { in_thread = BlockedHere(); }).join();
+    return BlockedHere() == expected && in_thread == expected ? 0 : 2;
+  };
+  EXPECT_EQ(InAChild(blocked), 0);
+  for (const int signal : {SIGSEGV, SIGABRT, SIGPIPE}) {
+    const auto raise_it = [signal] {
+      if (!StartSignalThread().ok()) return 1;
+      std::signal(signal, SIG_DFL);  // a sanitizer has its own
+      raise(signal);
+      return 2;
+    };
+    EXPECT_EQ(InAChild(raise_it), 128 + signal);
+  }
+}
+
+TEST(SignalThreadTest, DefaultActionsAreThoseOfTheProcess) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGALRM, SIGPROF}) {
+    const auto end = [signal] {
+      if (!StartSignalThread().ok()) return 1;
+      kill(getpid(), signal);
+      sleep(10);
+      return 2;
+    };
+    EXPECT_EQ(InAChild(end), 128 + signal);
+  }
+  // Ctrl-Z and fg.
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!StartSignalThread().ok()) _exit(1);
+    kill(getpid(), SIGTSTP);
+    sleep(10);
+    _exit(2);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  kill(child, SIGCONT);
+  ASSERT_EQ(waitpid(child, &status, WCONTINUED), child);
+  EXPECT_TRUE(WIFCONTINUED(status));
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+}
+
+TEST(SignalThreadTest, ChildrenAreForkedWithTheOriginalMask) {
+  const auto fork_again = [] {
+    sigset_t hang_up;
+    sigemptyset(&hang_up);
+    sigaddset(&hang_up, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &hang_up, nullptr);
+    const std::set<int> original = BlockedHere();
+    if (!StartSignalThread().ok()) return 1;
+    if (BlockedHere() == original) return 2;
+    return InAChild([&original] { return BlockedHere() == original ? 0 : 3; });
+  };
+  EXPECT_EQ(InAChild(fork_again), 0);
+}
+
+struct StopCase {
+  int first, meant;
+  int second;  // 0: the first one, again, which is no second one
+};
+
+int Stop(const StopCase& signals) {
+  if (!StartSignalThread().ok()) return 1;
+  CatchStopSignals();
+  kill(getpid(), signals.first);
+  if (!WaitUntil([&signals] { return StopSignal() == signals.meant; })) return 2;
+  if (signals.second != 0) {
+    kill(getpid(), signals.second);
+    sleep(10);
+    return 3;
+  }
+  kill(getpid(), signals.first);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  return StopSignal() == signals.meant ? 0 : 4;
+}
+
+TEST(StopSignalTest, TheFirstAsksAndTheSecondEnds) {
+  for (const StopCase& signals : std::vector<StopCase>{{SIGINT, SIGINT, SIGINT},
+                                                       {SIGINT, SIGINT, SIGTERM},
+                                                       {SIGTERM, SIGTERM, SIGINT},
+                                                       {SIGUSR1, SIGINT, 0},
+                                                       {SIGUSR2, SIGTERM, 0}}) {
+    EXPECT_EQ(InAChild([&signals] { return Stop(signals); }),
+              signals.second == 0 ? 0 : 128 + signals.second);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

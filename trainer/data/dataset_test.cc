@@ -1,0 +1,90 @@
+#include "trainer/data/dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "trainer/data/test_files.h"
+#include "trainer/data/token_checksums.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Two shards, as another program leaves them: without checksums.
+class ForeignShardsTest : public ::testing::Test {
+ protected:
+  ForeignShardsTest() {
+    for (const char* name : {"s0.bin", "s1.bin"}) {
+      auto writer = TokenFileWriter::Create(folder_.File(name), TokenFormat::kGpt2);
+      EXPECT_TRUE((*writer)->Append(std::vector<int32_t>(100, 7)).ok());
+      EXPECT_TRUE((*writer)->Close().ok());
+      fs::remove(ChecksumPath(folder_.File(name)));
+    }
+  }
+  std::unique_ptr<TokenDataset> Open() const {
+    auto dataset = TokenDataset::Open(folder_.File("s*"), 4, 100);
+    EXPECT_TRUE(dataset.ok()) << dataset.status();
+    return *std::move(dataset);
+  }
+  std::vector<std::string> AddChecksums(TokenDataset& dataset, int64_t most_bytes) const {
+    std::vector<std::string> notes;
+    const absl::Status status = dataset.AddChecksums(
+        most_bytes, [&notes](const std::string& note) { notes.push_back(note); });
+    EXPECT_TRUE(status.ok()) << status;
+    return notes;
+  }
+  const TestFolder folder_;
+};
+
+TEST_F(ForeignShardsTest, GetChecksumsThatLaterRunsFind) {
+  const auto dataset = Open();
+  EXPECT_EQ(dataset->fingerprint().complete, 0u);
+  EXPECT_EQ(AddChecksums(*dataset, 1 << 20),
+            std::vector<std::string>{"making checksums of " + folder_.File("s0.bin") +
+                                     " and 1 more (2.39 KiB), kept beside for later runs"});
+  EXPECT_NE(dataset->fingerprint().complete, 0u);
+  // The pattern s* matches the checksums, too.
+  const auto again = Open();
+  EXPECT_EQ(again->num_shards(), 2);
+  EXPECT_EQ(again->fingerprint().complete, dataset->fingerprint().complete);
+  EXPECT_EQ(again->fingerprint().sampled, dataset->fingerprint().sampled);
+  EXPECT_EQ(AddChecksums(*again, 0), std::vector<std::string>());
+}
+
+TEST_F(ForeignShardsTest, AreNotReadWhereTheyAreTooMuch) {
+  const auto dataset = Open();
+  const std::vector<std::string> notes = AddChecksums(*dataset, 2000);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("prepare_data --checksum=FILES"), std::string::npos) << notes[0];
+  EXPECT_EQ(dataset->fingerprint().complete, 0u);
+  EXPECT_FALSE(fs::exists(ChecksumPath(folder_.File("s0.bin"))));
+}
+
+TEST_F(ForeignShardsTest, ThatCannotKeepChecksumsHaveThemForOneRun) {
+  const auto file = TokenFile::Open(folder_.File("s0.bin"));
+  // No file can be renamed to the name of a folder, not even by root.
+  fs::create_directories(ChecksumPath(folder_.File("s0.bin")) + "/in_the_way");
+  absl::Status why_not;
+  ASSERT_TRUE((*file)->MakeChecksums(why_not).ok());
+  EXPECT_FALSE(why_not.ok());
+  EXPECT_NE((*file)->CompleteFingerprint(), 0u);
+}
+
+TEST(DataFingerprintTest, WhatBothKnowIsCompared) {
+  const DataFingerprint complete{.sampled = 1, .complete = 2};
+  EXPECT_TRUE(MayBeSameData(complete, complete));
+  EXPECT_FALSE(MayBeSameData(complete, {.sampled = 1, .complete = 3}));
+  EXPECT_TRUE(MayBeSameData(complete, {.sampled = 1}));
+  EXPECT_TRUE(MayBeSameData({.sampled = 1}, complete));
+  EXPECT_FALSE(MayBeSameData(complete, {.sampled = 2}));
+}
+
+}  // namespace
+}  // namespace tessera

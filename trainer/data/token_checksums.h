@@ -1,0 +1,94 @@
+#ifndef TESSERA_TRAINER_DATA_TOKEN_CHECKSUMS_H_
+#define TESSERA_TRAINER_DATA_TOKEN_CHECKSUMS_H_
+
+// Checksums of a token file, kept in a small file beside it: train_000.bin.crc32c for
+// train_000.bin. With them a damaged page is noticed when it is read, and a fingerprint of all the
+// contents costs no more than reading the small file.
+//
+// Format, version 1. Numbers are little-endian and unsigned except modified_ns. Chunk i of n is the
+// bytes [i * chunk_bytes, min((i + 1) * chunk_bytes, size_bytes)) of the token file, header
+// included.
+//
+//   offset     bytes  field
+//   0          8      magic: "TOKSUMS\n"
+//   8          4      version: 1
+//   12         4      chunk_bytes: 65536
+//   16         8      size_bytes of the token file
+//   24         8      modified_ns: 0 where the checksums were made by whoever wrote the tokens, and
+//                     are right wherever both files go. Otherwise they were made of a file found
+//                     without any, whose time of modification (nanoseconds since 1970) this is:
+//                     a file with another size or time is another file, and its checksums are made
+//                     anew.
+//   32         4 * n  CRC-32C of each chunk
+//   32 + 4 * n 4      CRC-32C of the bytes before
+//
+// Another version is refused. The chunk size belongs to the version, so that a fingerprint is a
+// function of the contents alone.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/data/file_util.h"
+
+namespace tessera {
+
+// Small enough that reading one sample of a chunk costs little more than without checksums, large
+// enough that the checksums of the largest token file (8 GiB) are half a MiB.
+inline constexpr int64_t kChecksumChunkBytes = 64 << 10;
+
+struct TokenChecksums {
+  int64_t size_bytes = 0;
+  int64_t modified_ns = 0;
+  std::vector<uint32_t> chunk_crc32c;
+
+  // A hash of the token file's size and all checksums; never 0.
+  uint64_t Fingerprint() const;
+};
+
+std::string ChecksumPath(const std::string& token_path);
+bool IsChecksumPath(std::string_view path);
+
+std::string EncodeTokenChecksums(const TokenChecksums& checksums);
+// DataLoss naming `path`, the offset, what is expected and what was found.
+absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
+                                                    std::string_view bytes);
+
+// The checksums of the token file at `token_path`, which is open as `file`. Nothing where there are
+// none, or some of another file by that name that nobody vouches for (see modified_ns). DataLoss
+// where the checksums are damaged, or where those of its writer are of a file of another size.
+absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::string& token_path,
+                                                                 const FileDescriptor& file);
+absl::Status WriteTokenChecksums(const std::string& token_path, const TokenChecksums& checksums);
+// Call before a token file is replaced, so that no crash leaves it with the checksums of another.
+// Durable on return.
+absl::Status RemoveTokenChecksums(const std::string& token_path);
+
+// Reads all of `file`. modified_ns is the file's.
+absl::StatusOr<TokenChecksums> MakeTokenChecksums(const std::string& token_path,
+                                                  const FileDescriptor& file);
+
+// Checksums of a token file while it is written from front to back, its header last.
+class TokenChecksumBuilder {
+ public:
+  void Append(std::span<const std::byte> bytes);
+  // `header` replaces the first bytes, which were room for it. Call once, last. Precondition:
+  // header.size() <= kChecksumChunkBytes, and as many bytes were appended.
+  TokenChecksums Finish(std::span<const std::byte> header);
+
+ private:
+  TokenChecksums checksums_;
+  std::vector<std::byte> first_chunk_;
+  int64_t chunk_bytes_ = 0;  // of the chunk under way
+  uint32_t crc32c_ = 0;      // likewise
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DATA_TOKEN_CHECKSUMS_H_

@@ -1,0 +1,135 @@
+#include "trainer/data/token_checksums.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trainer/data/file_util.h"
+#include "trainer/data/test_files.h"
+
+namespace tessera {
+namespace {
+
+using namespace std::string_literals;
+
+absl::StatusOr<std::optional<TokenChecksums>> ReadFor(const std::string& path) {
+  const auto file = FileDescriptor::OpenForReading(path);
+  EXPECT_TRUE(file.ok()) << file.status();
+  return ReadTokenChecksums(path, *file);
+}
+
+TokenChecksums MakeFor(const std::string& path) {
+  const auto file = FileDescriptor::OpenForReading(path);
+  const auto made = MakeTokenChecksums(path, *file);
+  EXPECT_TRUE(made.ok()) << made.status();
+  return *made;
+}
+
+TEST(TokenChecksumsTest, LiteralBytes) {
+  // CRC-32C of "123456789" is 0xE3069283 (RFC 3720).
+  const TokenChecksums checksums{
+      .size_bytes = 9, .modified_ns = 0x0102, .chunk_crc32c = {0xE3069283}};
+  EXPECT_EQ(EncodeTokenChecksums(checksums).substr(0, 36),
+            "TOKSUMS\n"
+            "\x01\0\0\0"
+            "\0\0\x01\0"
+            "\x09\0\0\0\0\0\0\0"
+            "\x02\x01\0\0\0\0\0\0"
+            "\x83\x92\x06\xE3"s);
+  EXPECT_EQ(EncodeTokenChecksums(checksums).size(), 40u);
+  const auto decoded = DecodeTokenChecksums("f", EncodeTokenChecksums(checksums));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->size_bytes, 9);
+  EXPECT_EQ(decoded->modified_ns, 0x0102);
+  EXPECT_EQ(decoded->chunk_crc32c, checksums.chunk_crc32c);
+}
+
+TEST(TokenChecksumsTest, EveryFlippedByteAndEveryOtherLengthIsDataLoss) {
+  const std::string bytes = EncodeTokenChecksums({.size_bytes = 70000, .chunk_crc32c = {1, 2}});
+  ASSERT_TRUE(DecodeTokenChecksums("f", bytes).ok());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::string damaged = bytes;
+    damaged[i] ^= 0x20;
+    EXPECT_TRUE(absl::IsDataLoss(DecodeTokenChecksums("f", damaged).status())) << i;
+    EXPECT_TRUE(absl::IsDataLoss(DecodeTokenChecksums("f", bytes.substr(0, i)).status())) << i;
+  }
+  EXPECT_TRUE(absl::IsDataLoss(DecodeTokenChecksums("f", bytes + "1234").status()));
+}
+
+TEST(TokenChecksumsTest, ImpossibleSizesAreDataLossThoughTheChecksumIsRight) {
+  for (const int64_t size : {int64_t{-1}, int64_t{0}, int64_t{65536}, int64_t{131073}, INT64_MAX}) {
+    const std::string bytes = EncodeTokenChecksums({.size_bytes = size, .chunk_crc32c = {1, 2}});
+    const absl::Status status = DecodeTokenChecksums("f", bytes).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << size;
+    EXPECT_NE(MessageOf(status).find("f at offset 16: size_bytes"), std::string::npos) << status;
+  }
+}
+
+TEST(TokenChecksumsTest, HoweverAFileIsCutIntoPiecesItsChecksumsAreTheSame) {
+  const TestFolder folder;
+  std::string contents(3 * kChecksumChunkBytes + 5, '\0');
+  for (size_t i = 0; i < contents.size(); ++i) contents[i] = static_cast<char>(i * i >> 7);
+  const TokenChecksums whole = MakeFor(folder.Write("f", contents));
+  EXPECT_EQ(whole.chunk_crc32c.size(), 4u);
+  for (const size_t piece : {1000, 65536, 70000, 1 << 20}) {
+    TokenChecksumBuilder builder;
+    std::string blank = contents;
+    blank.replace(0, 1024, 1024, 'x');  // room for the header
+    const auto bytes = std::as_bytes(std::span(blank));
+    for (size_t at = 0; at < bytes.size(); at += piece) {
+      builder.Append(bytes.subspan(at, std::min(piece, bytes.size() - at)));
+    }
+    const TokenChecksums built = builder.Finish(std::as_bytes(std::span(contents)).first(1024));
+    EXPECT_EQ(built.chunk_crc32c, whole.chunk_crc32c) << piece;
+    EXPECT_EQ(built.size_bytes, whole.size_bytes);
+    EXPECT_EQ(built.Fingerprint(), whole.Fingerprint());
+  }
+}
+
+TEST(TokenChecksumsTest, ChecksumsOfTheWriterHoldWhereverTheFilesGo) {
+  const TestFolder folder;
+  const std::string path = folder.Write("f", "contents");
+  TokenChecksums checksums = MakeFor(path);
+  checksums.modified_ns = 0;
+  ASSERT_TRUE(WriteTokenChecksums(path, checksums).ok());
+  std::filesystem::last_write_time(
+      path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(5));
+  const auto read = ReadFor(path);
+  ASSERT_TRUE(read.ok() && read->has_value()) << read.status();
+  // Of another size, somebody has put another file into its place, or cut it.
+  folder.Write("f", "other contents");
+  const absl::Status status = ReadFor(path).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_EQ(MessageOf(status), path + ".crc32c at offset 16: size of " + path +
+                                   " expected 8, found 14; without this file the tokens are not "
+                                   "checked");
+}
+
+TEST(TokenChecksumsTest, ChecksumsOfAFileThatWasFoundEndWithIt) {
+  const TestFolder folder;
+  const std::string path = folder.Write("f", "contents");
+  ASSERT_TRUE(WriteTokenChecksums(path, MakeFor(path)).ok());
+  EXPECT_TRUE(ReadFor(path)->has_value());
+  // The same size, another time.
+  folder.Write("f", "CONTENTS");
+  std::filesystem::last_write_time(
+      path, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  auto read = ReadFor(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_FALSE(read->has_value());
+  ASSERT_TRUE(RemoveTokenChecksums(path).ok());
+  read = ReadFor(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_FALSE(read->has_value());
+  EXPECT_TRUE(RemoveTokenChecksums(path).ok()) << "nothing to remove is fine";
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,33 @@
+// Loops that the two passes of attention share.
+
+#if defined(TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_
+#undef TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_
+#else
+#define TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "trainer/kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+
+// Rows of D, dense, each times `factor` and, where there are any, a factor of its own.
+template <typename T>
+void StoreHeadRows(const float* from, const float* row_factors, float factor, int64_t rows,
+                   int64_t head_size, T* to, int64_t to_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float times = row_factors == nullptr ? factor : factor * row_factors[row];
+    const float* source = from + row * head_size;
+    T* target = to + row * to_stride;
+    ForLanes(head_size, [&](int64_t i, auto load, auto store)
+                            HWY_ATTR { store(load(source + i) * times, target + i); });
+  }
+}
+
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_

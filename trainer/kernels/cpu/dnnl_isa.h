@@ -1,0 +1,25 @@
+#ifndef TESSERA_TRAINER_KERNELS_CPU_DNNL_ISA_H_
+#define TESSERA_TRAINER_KERNELS_CPU_DNNL_ISA_H_
+
+#include <string_view>
+
+namespace tessera {
+
+// Holds oneDNN to the instruction sets that TESSERA_CPU allows (base/cpu_level.h). A lower limit,
+// which a user sets with the variable ONEDNN_MAX_CPU_ISA or DNNL_MAX_CPU_ISA, stays.
+//
+// To be called before anything of oneDNN is used, which fixes the instruction sets of the process;
+// further calls do nothing. Any thread may call it.
+void LimitDnnlIsa();
+
+// The newest instruction set that oneDNN uses, as it is called in ONEDNN_MAX_CPU_ISA, in lower
+// case: "avx2", "avx512_core". Calls LimitDnnlIsa().
+std::string_view DnnlIsaName();
+
+// Whether oneDNN multiplies bf16 in instructions for it. With AVX-512 alone it emulates them, at a
+// quarter of fp32's rate. Calls LimitDnnlIsa().
+bool DnnlHasBf16();
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_KERNELS_CPU_DNNL_ISA_H_

@@ -1,0 +1,69 @@
+#include "trainer/kernels/cpu/gemm_cache.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/cpu_level.h"
+#include "trainer/kernels/cpu/dnnl_gemm.h"
+#include "trainer/kernels/cpu/dnnl_isa.h"
+#include "trainer/kernels/cpu/gemm.h"
+#include "trainer/kernels/cpu/openblas_gemm.h"
+#include "trainer/kernels/cpu/widened_gemm.h"
+#include "trainer/kernels/cpu/workspace.h"
+#include "trainer/tensor/dtype.h"
+
+namespace tessera {
+namespace {
+
+bool UsesOpenBlas() { return EffectiveCpuLevel() < CpuLevel::kAvx512; }
+
+}  // namespace
+
+struct GemmCache::Threads {
+  explicit Threads(int count) : scratch(count), widened(count), dnnl(count, scratch) {}
+
+  Workspace scratch;  // of a library's product
+  Workspace widened;  // of one that calls another
+  DnnlGemms dnnl;
+};
+
+GemmCache::GemmCache(int threads)
+    : threads_(std::make_unique<Threads>(threads)),
+      has_bf16_(DnnlHasBf16()),
+      has_packed_(has_bf16_ && threads_->dnnl.HasPackedKernels()),
+      has_openblas_(UsesOpenBlas()) {}
+
+GemmCache::~GemmCache() = default;
+
+const Gemm& GemmCache::Get(const GemmShape& shape) {
+  std::unique_ptr<Gemm>& gemm = gemms_[shape];
+  if (gemm == nullptr) gemm = Make(shape);
+  return *gemm;
+}
+
+std::unique_ptr<Gemm> GemmCache::Make(const GemmShape& shape) {
+  if (shape.input == DType::kBF16 && !has_bf16_) {
+    return MakeWidenedGemm(
+        shape, [this](const GemmShape& wide) -> const Gemm& { return Get(wide); },
+        threads_->widened);
+  }
+  if (shape.input == DType::kF32 && has_openblas_) {
+    return MakeOpenBlasGemm(shape, EffectiveCpuLevel(), threads_->scratch);
+  }
+  return threads_->dnnl.Make(shape);
+}
+
+std::string GemmLibrary() {
+  return UsesOpenBlas() ? OpenBlasDescription(EffectiveCpuLevel()) : DnnlDescription();
+}
+
+}  // namespace tessera
+
+// ThreadSanitizer asks for this, where a program is built with it. oneDNN, which is not, keeps made
+// products in a cache of the whole process, whose locks it cannot see: backends on several threads
+// would seem to race when they make equal ones, and when they first come to that cache.
+extern "C" const char* __tsan_default_suppressions();
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";
+}

@@ -1,0 +1,52 @@
+#ifndef TESSERA_TRAINER_PARALLEL_REPLICAS_H_
+#define TESSERA_TRAINER_PARALLEL_REPLICAS_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// Ranks hold copies of the same weights and gradients, which are computed and communicated so that
+// they have the same bits. Copies that differ never meet again: the model that is trained, or
+// saved, is then none at all.
+
+// What a rank knows of one of its copies.
+struct ReplicaBits {
+  int world_rank = 0;
+  uint64_t bits = 0;  // of a sum or of a checksum
+};
+
+// "ranks 0, 1, 3 against rank 2", the largest party first; empty if all have the same bits.
+std::string DescribeParties(std::span<const ReplicaBits> copies);
+
+// Called on all ranks of a group that have found a divergence, with the same `message`, which names
+// tensor and ranks; `speaks` on one of them. The result is that of the check: OK goes on.
+using OnDivergence = std::function<absl::Status(const std::string& message, bool speaks)>;
+
+// "weight of 'h.0.ln_1.bias' and 3 more tensors differ between ...": `parties` of the first tensor
+// out of `tensors`.
+std::string DescribeDivergence(std::string_view what, std::string_view key, int64_t tensors,
+                               std::string_view parties);
+
+// A tensor that all ranks of a group hold a copy of, in the same order.
+struct ReplicatedTensor {
+  std::string key;
+  TensorView value;  // contiguous, in host memory
+};
+
+// Compares the copies of every tensor by their checksums (CRC-32C). Collective over `group`, which
+// may be null: then there is nothing to compare with. Sends 8 bytes to each rank; where something
+// differs, 4 for each tensor as well. Cost: one pass over the memory.
+absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
+                           Communicator* group, const OnDivergence& on_divergence);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_PARALLEL_REPLICAS_H_
