@@ -24,7 +24,8 @@
 //     makes its name durable. No manifest is in it, so to every reader it is no checkpoint.
 //  3. Every rank writes its data files, makes their contents durable and then, by syncing the
 //     directory itself, their names: a manifest must never be seen without its data, and on a file
-//     system that several machines share, one machine's sync need not cover what others made.
+//     system that several machines share, one machine's sync need not cover what others made. Then
+//     it does what SaveOptions::before_commit asks for.
 //  4. Every rank reports: its error, or its checksums and digests. One error ends the save for all.
 //  5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
 //  6. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
@@ -101,10 +102,12 @@ absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<L
 // Step 3.
 absl::StatusOr<std::string> Write(
     const absl::StatusOr<std::shared_ptr<DataWriter>>& writer,
-    const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
+    const std::function<void(std::shared_ptr<DataWriter>)>& on_planned,
+    const std::function<absl::Status()>& before_commit) {
   if (!writer.ok()) return writer.status();
   if (on_planned) on_planned(*writer);
   TESSERA_ASSIGN_OR_RETURN(const WriteReport report, (*writer)->Run());
+  if (before_commit) TESSERA_RETURN_IF_ERROR(before_commit());
   return report.SerializeAsString();
 }
 
@@ -133,7 +136,7 @@ absl::StatusOr<SaveReport> RunSave(
                        WriterOptions(context), context.staging);
   bool everyone_reported = false;
   const absl::StatusOr<std::string> committed = Agree(
-      context.group, Write(writer, on_planned),
+      context.group, Write(writer, on_planned, context.options.before_commit),
       [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
         absl::StatusOr<std::string> bytes = coordinator.Commit(reports);
         if (!bytes.ok()) return InPhase(kCommitting, bytes.status());

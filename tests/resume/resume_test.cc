@@ -181,22 +181,21 @@ class ResumeTest : public ::testing::Test {
       *notes += "nothing left to train";
       return absl::OkStatus();
     }
-    std::unique_ptr<MetricsWriter> metrics;
     if ((*session)->first_rank()) {
       fs::create_directories(config.output().run_dir());
       auto opened = MetricsWriter::Open(
           config.output().run_dir() + "/metrics.jsonl",
           (*session)->resumed ? std::optional((*session)->progress.step) : std::nullopt);
       if (!opened.ok()) return opened.status();
-      metrics = *std::move(opened);
+      (*session)->metrics = *std::move(opened);
     }
     std::FILE* null = std::fopen("/dev/null", "w");
     ProgressLine line({.total_steps = kSteps, .out = null, .detect_terminal = false});
-    TrainLoop loop(**session, line, metrics.get());
+    TrainLoop loop(**session, line);
     const absl::Status status = loop.Run();
     std::fclose(null);
-    if (!status.ok() || metrics == nullptr) return status;
-    return metrics->Close();
+    if (!status.ok() || (*session)->metrics == nullptr) return status;
+    return (*session)->metrics->Close();
   }
 
   // A folder of checkpoints that holds a copy of the run's first ones only, up to `step`: what a
@@ -553,7 +552,7 @@ class LogSyncs final : public FileCallInterceptor {
       if (!fs::exists(entry.path() / "manifest.pb", error)) continue;
       sync.committed.insert(entry.path().filename());
     }
-    syncs_.push_back(std::move(sync));  // on rank 0's training thread
+    syncs_.push_back(std::move(sync));  // on the one thread of rank 0 that saves
     return result;
   }
   int Rename(absl::FunctionRef<int()> call) override { return call(); }

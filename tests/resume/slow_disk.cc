@@ -1,27 +1,29 @@
-// Preloaded into a program: the disk takes its time over checkpoints. Their files become durable
-// once the file that SLOW_DISK_GATE names is there; other files do at once.
+// Preloaded into a program: the disk takes its time over what a save makes durable, which are the
+// checkpoint's files and the log of its steps. They are once the file that SLOW_DISK_GATE names is
+// there; other files are at once.
 
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <string>
+#include <string_view>
 
 namespace {
 
-bool IsOfACheckpoint(int fd) {
-  char path[4096] = {};
+bool IsOfASave(int fd) {
+  char buffer[4096] = {};
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
-  return readlink(link.c_str(), path, sizeof(path) - 1) > 0 &&
-         std::strstr(path, "/step-") != nullptr;
+  if (readlink(link.c_str(), buffer, sizeof(buffer) - 1) <= 0) return false;
+  const std::string_view path = buffer;
+  return path.find("/step-") != path.npos || path.ends_with("/metrics.jsonl");
 }
 
 }  // namespace
 
 extern "C" int fdatasync(int fd) {
   const char* const gate = std::getenv("SLOW_DISK_GATE");
-  if (gate != nullptr && IsOfACheckpoint(fd)) {
+  if (gate != nullptr && IsOfASave(fd)) {
     while (access(gate, F_OK) != 0) usleep(1000);
   }
   return reinterpret_cast<int (*)(int)>(dlsym(RTLD_NEXT, "fdatasync"))(fd);

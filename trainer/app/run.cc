@@ -37,15 +37,14 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session
 }
 
 absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
-  std::unique_ptr<MetricsWriter> metrics;
   if (session.first_rank()) {
-    TESSERA_ASSIGN_OR_RETURN(metrics, OpenOutput(session, progress_line));
+    TESSERA_ASSIGN_OR_RETURN(session.metrics, OpenOutput(session, progress_line));
   }
-  TrainLoop loop(session, progress_line, metrics.get());
-  absl::Status status = loop.Run();
+  TrainLoop loop(session, progress_line);
+  const absl::Status status = loop.Run();
   progress_line.Finish();
-  if (metrics != nullptr) status.Update(metrics->Close());  // the first error is the one to report
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(status);
+  if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Close());
   return loop.stopped_by();
 }
 

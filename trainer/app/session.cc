@@ -203,15 +203,22 @@ absl::Status OpenFiles(Session& session, const Notes& notes) {
 }
 
 // Saves read the state behind the training's back: an update waits for what it overwrites. Their
-// copies are made of the memory that neither the training nor another rank will need.
+// copies are made of the memory that neither the training nor another rank will need. No checkpoint
+// outlives the records of the steps that led to it.
 absl::Status OpenSaver(Session& session, int64_t spare_memory) {
   if (!session.trains || session.config.checkpoint().save().empty()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
       RunSaver::Create(
-          session.config, session.state(), session.group(), session.mesh->world(), [spare_memory] {
-            return static_cast<uint64_t>(std::min(spare_memory, AvailableHostMemory()));
-          }));
+          session.config, session.state(), session.group(), session.mesh->world(),
+          {.available_memory_bytes =
+               [spare_memory] {
+                 return static_cast<uint64_t>(std::min(spare_memory, AvailableHostMemory()));
+               },
+           .before_commit =
+               [&session] {
+                 return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Sync();
+               }}));
   if (session.config.checkpoint().async_save()) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);

@@ -16,6 +16,7 @@
 #include "trainer/data/tokenizer.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/numerics_fingerprint.h"
+#include "trainer/metrics/metrics.h"
 #include "trainer/parallel/mesh.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
@@ -47,9 +48,12 @@ struct Session {
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
   std::unique_ptr<FolderLock> save_folder;  // of rank 0; null when nothing is saved
-  std::unique_ptr<RunSaver> saver;          // null when nothing is saved
-  bool resumed = false;                     // a checkpoint gave the progress
-  NumericsFingerprint numerics;             // of this rank; in EXACT numerics, of all
+  // Rank 0's record of the run; null without one, and until the run begins.
+  std::unique_ptr<MetricsWriter> metrics;
+  // Null when nothing is saved. A save in flight uses what stands before it.
+  std::unique_ptr<RunSaver> saver;
+  bool resumed = false;          // a checkpoint gave the progress
+  NumericsFingerprint numerics;  // of this rank; in EXACT numerics, of all
 
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;

@@ -66,11 +66,10 @@ absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
 
 }  // namespace
 
-TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line, MetricsWriter* metrics)
+TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
     : session_(session),
       config_(session.config),
       progress_line_(progress_line),
-      metrics_(metrics),
       saved_step_(session.resumed ? session.progress.step : -1) {}
 
 absl::Status TrainLoop::Run() {
@@ -137,7 +136,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
 
 absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   progress_line_.Step(metrics);
-  if (metrics_ != nullptr) TESSERA_RETURN_IF_ERROR(metrics_->Write(metrics));
+  if (session_.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session_.metrics->Write(metrics));
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMostSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
         "training has diverged: the gradients of the last %d steps were not finite; resume from an "
@@ -153,12 +152,11 @@ absl::Status TrainLoop::Evaluate() {
   metrics.best = metrics.loss < progress.best_loss;
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
-  return metrics_ == nullptr ? absl::OkStatus() : metrics_->Write(metrics);
+  return session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->Write(metrics);
 }
 
 absl::Status TrainLoop::Save() {
   if (session_.saver == nullptr || saved_step_ == session_.progress.step) return absl::OkStatus();
-  if (metrics_ != nullptr) TESSERA_RETURN_IF_ERROR(metrics_->Sync());
   TESSERA_RETURN_IF_ERROR(session_.saver->Save(DescribeRun(
       config_, config_.model(), session_.progress, session_.data_identity(), session_.numerics)));
   saved_step_ = session_.progress.step;

@@ -20,8 +20,8 @@ namespace tessera {
 class TrainLoop {
  public:
   // `session` (with something to train) must outlive the loop; its progress moves on.
-  // `progress_line` is where a person looks; `metrics` may be null.
-  TrainLoop(Session& session, ProgressLine& progress_line, MetricsWriter* metrics);
+  // `progress_line` is where a person looks.
+  TrainLoop(Session& session, ProgressLine& progress_line);
 
   // Trains up to train_iters, or until exit_interval or a stop signal to any rank ends the run.
   // Saves every save_interval steps and after the last one; a run that a signal ends saves nothing
@@ -47,7 +47,6 @@ class TrainLoop {
   Session& session_;
   const TrainConfig& config_;
   ProgressLine& progress_line_;
-  MetricsWriter* const metrics_;
   std::optional<RateMeter> rates_;  // from Run() on
   int64_t saved_step_ = -1;
   absl::Status last_save_;

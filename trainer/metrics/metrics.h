@@ -94,8 +94,8 @@ class MetricsWriter {
 
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
-  // Makes the lines that were written survive a power loss. Called before each save, so that no
-  // checkpoint outlives the records of the steps that led to it.
+  // Makes the lines that were written survive a power loss. May be called by another thread than
+  // the one that writes.
   absl::Status Sync();
   absl::Status Close();
 

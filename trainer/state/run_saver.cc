@@ -22,15 +22,17 @@ constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
 }  // namespace
 
 RunSaver::RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks,
-                   const RankGroup& group)
-    : config_(config), chunks_(std::move(chunks)), group_(group) {}
+                   const RankGroup& group, RunSaverHooks hooks)
+    : config_(config), chunks_(std::move(chunks)), group_(group), hooks_(std::move(hooks)) {}
 
 RunSaver::~RunSaver() = default;
 
-absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(
-    const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
-    Communicator* world, std::function<uint64_t()> available_memory_bytes) {
-  std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group));
+absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& config,
+                                                           std::vector<StateChunk> chunks,
+                                                           const RankGroup& group,
+                                                           Communicator* world,
+                                                           RunSaverHooks hooks) {
+  std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group, std::move(hooks)));
   TESSERA_ASSIGN_OR_RETURN(
       saver->storage_, ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
   if (!config.checkpoint().no_save_optim()) {
@@ -39,15 +41,14 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(
         OptimizerNames(saver->chunks_, config.optimizer(), group.ranks, group.deadline));
   }
   if (config.checkpoint().async_save()) {
-    TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world, std::move(available_memory_bytes)));
+    TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world));
   } else {
     saver->plan_cache_ = std::make_unique<ckpt::PlanCache>();
   }
   return saver;
 }
 
-absl::Status RunSaver::OpenBackground(Communicator* world,
-                                      std::function<uint64_t()> available_memory_bytes) {
+absl::Status RunSaver::OpenBackground(Communicator* world) {
   if (world != nullptr) {
     TESSERA_ASSIGN_OR_RETURN(background_communicator_,
                              world->Split(/*color=*/0, world->rank(), "saves"));
@@ -55,7 +56,8 @@ absl::Status RunSaver::OpenBackground(Communicator* world,
   background_group_ = MakeProcessGroup(background_communicator_.get());
   ckpt::AsyncSaveOptions options;
   options.save.deadline = kBackgroundDeadline;
-  options.available_memory_bytes = std::move(available_memory_bytes);
+  options.save.before_commit = hooks_.before_commit;
+  options.available_memory_bytes = hooks_.available_memory_bytes;
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
   }
@@ -86,10 +88,11 @@ absl::Status RunSaver::Save(const ckpt::Manifest& run) {
 }
 
 absl::Status RunSaver::SaveInForeground(const ckpt::Metadata& metadata) {
-  TESSERA_ASSIGN_OR_RETURN(
-      ckpt::SaveReport report,
-      ckpt::Save(*storage_, "", metadata, State(), group_.ranks,
-                 {.deadline = group_.deadline, .plan_cache = plan_cache_.get()}));
+  TESSERA_ASSIGN_OR_RETURN(ckpt::SaveReport report,
+                           ckpt::Save(*storage_, "", metadata, State(), group_.ranks,
+                                      {.deadline = group_.deadline,
+                                       .plan_cache = plan_cache_.get(),
+                                       .before_commit = hooks_.before_commit}));
   Prune(report);
   done_.push_back({.step = metadata.trainer().step(), .report = std::move(report)});
   return absl::OkStatus();

@@ -23,6 +23,16 @@ namespace tessera {
 
 using SaveOutcome = ckpt::SaveOutcome;  // step, and its report or error
 
+// What a saver asks of the process that it is in; each may be null.
+struct RunSaverHooks {
+  // Of how much memory the copies of this process may take the half. Null: of all that the system
+  // has left, which is too much where the process has not touched all of its own yet, or is not
+  // alone.
+  std::function<uint64_t()> available_memory_bytes;
+  // See SaveOptions::before_commit. With async_save a thread of the background calls it.
+  std::function<absl::Status()> before_commit;
+};
+
 // The saves of one run into its folder, in the foreground or, with async_save, behind the training.
 // Every rank has one and makes the same calls.
 //
@@ -32,13 +42,12 @@ using SaveOutcome = ckpt::SaveOutcome;  // step, and its report or error
 class RunSaver {
  public:
   // `chunks` must stay where they are, as must `group` and `world` (null for one process), which
-  // gets a communicator of its own for the background. `available_memory_bytes` says of how much
-  // memory the copies of this process may take the half; null: of all that the system has left,
-  // which is too much where the process has not touched all of its own yet, or is not alone.
-  // Collective.
-  static absl::StatusOr<std::unique_ptr<RunSaver>> Create(
-      const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
-      Communicator* world, std::function<uint64_t()> available_memory_bytes = nullptr);
+  // gets a communicator of its own for the background. Collective.
+  static absl::StatusOr<std::unique_ptr<RunSaver>> Create(const TrainConfig& config,
+                                                          std::vector<StateChunk> chunks,
+                                                          const RankGroup& group,
+                                                          Communicator* world,
+                                                          RunSaverHooks hooks = {});
   // Waits for a save in flight.
   ~RunSaver();
 
@@ -57,9 +66,9 @@ class RunSaver {
   std::vector<SaveOutcome> Finish();
 
  private:
-  RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group);
-  absl::Status OpenBackground(Communicator* world,
-                              std::function<uint64_t()> available_memory_bytes);
+  RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
+           RunSaverHooks hooks);
+  absl::Status OpenBackground(Communicator* world);
   ckpt::StateDict State() const;
   absl::Status SaveInForeground(const ckpt::Metadata& metadata);
   // Removes old checkpoints after a save that was committed.
@@ -68,6 +77,7 @@ class RunSaver {
   const TrainConfig config_;
   const std::vector<StateChunk> chunks_;
   const RankGroup group_;
+  const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // with the optimizer's state
   std::unique_ptr<ckpt::Storage> storage_;
   std::unique_ptr<ckpt::PlanCache> plan_cache_;
