@@ -1,6 +1,5 @@
 #include "checkpoint/engine/thread_priority.h"
 
-#include <linux/ioprio.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -9,6 +8,14 @@
 #include <cerrno>
 
 namespace tessera::ckpt {
+namespace {
+
+// ioprio_set(2), whose header <linux/ioprio.h> is no C++ in every version.
+constexpr int kWhoProcess = 1;
+constexpr int kIdleClass = 3;
+constexpr int kClassShift = 13;
+
+}  // namespace
 
 void LowerThreadPriority(int nice, bool idle_io_priority) {
   // On Linux both concern the calling thread alone, whatever their names say.
@@ -17,7 +24,7 @@ void LowerThreadPriority(int nice, bool idle_io_priority) {
   const int current = getpriority(PRIO_PROCESS, thread);
   if (nice > 0 && errno == 0) setpriority(PRIO_PROCESS, thread, current + nice);
   if (idle_io_priority) {
-    syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, thread, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));
+    syscall(SYS_ioprio_set, kWhoProcess, thread, kIdleClass << kClassShift);
   }
 }
 
