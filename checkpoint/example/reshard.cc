@@ -5,10 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/layout/box.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
 
 namespace ckpt = tessera::ckpt;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/for_each_target.h"
-#include "checkpoint/base/test_seed.h"
+#include "base/test_seed.h"
 #include "checkpoint/layout/flat_range.h"
 
 namespace tessera::ckpt {

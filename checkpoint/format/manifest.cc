@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/byte_order.h"
 #include "base/crc32c.h"
-#include "checkpoint/base/byte_order.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/parse_cost.h"
 

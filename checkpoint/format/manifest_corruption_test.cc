@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/byte_order.h"
 #include "base/crc32c.h"
-#include "checkpoint/base/byte_order.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/test_manifest.h"
 

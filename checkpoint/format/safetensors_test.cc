@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/base/byte_order.h"
+#include "base/byte_order.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/checked_math.h"
+#include "base/checked_math.h"
 
 namespace tessera::ckpt {
 

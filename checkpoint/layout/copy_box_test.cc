@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "checkpoint/base/test_seed.h"
+#include "base/test_seed.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "checkpoint/base/test_seed.h"
+#include "base/test_seed.h"
 #include "checkpoint/layout/flat_range.h"
 
 namespace tessera::ckpt {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/test_seed.h"
+#include "base/test_seed.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
 #include "gmock/gmock.h"

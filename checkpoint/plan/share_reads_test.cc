@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/test_seed.h"
+#include "base/test_seed.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

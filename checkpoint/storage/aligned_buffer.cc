@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/checked_math.h"
+#include "base/checked_math.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {

@@ -131,40 +131,40 @@ class FaultInjectingStorage::Reader final : public ReadableFile {
 FaultInjectingStorage::FaultInjectingStorage(Storage& base) : base_(base) {}
 
 void FaultInjectingStorage::FailAt(int64_t number, absl::Status status, uint64_t torn_bytes) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   faults_.push_back({number, {std::move(status), torn_bytes}});
 }
 
 void FaultInjectingStorage::DieAt(int64_t number, uint64_t torn_bytes) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   death_ = Fault{number, {absl::UnavailableError("the process has died"), torn_bytes}};
 }
 
 void FaultInjectingStorage::FailWhere(std::function<bool(const Operation&)> matches,
                                       absl::Status status) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   conditions_.emplace_back(std::move(matches), std::move(status));
 }
 
 void FaultInjectingStorage::SetDiskBytes(uint64_t free_bytes) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   free_bytes_ = free_bytes;
   taken_bytes_.clear();
 }
 
 void FaultInjectingStorage::CorruptReads(const std::string& path, uint64_t offset_bytes,
                                          std::byte mask) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   corruptions_.push_back({path, offset_bytes, mask});
 }
 
 void FaultInjectingStorage::TruncateReads(const std::string& path, uint64_t size_bytes) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   truncations_[path] = size_bytes;
 }
 
 void FaultInjectingStorage::ClearFaults() {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   faults_.clear();
   death_.reset();
   conditions_.clear();
@@ -175,17 +175,17 @@ void FaultInjectingStorage::ClearFaults() {
 }
 
 int64_t FaultInjectingStorage::operation_count() const {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return operations_.size();
 }
 
 std::vector<Operation> FaultInjectingStorage::operations() const {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return operations_;
 }
 
 FaultInjectingStorage::Verdict FaultInjectingStorage::Arrive(Operation operation) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const int64_t number = operations_.size();
   Verdict verdict;
   if (death_.has_value() && number >= death_->number) {
@@ -209,7 +209,7 @@ FaultInjectingStorage::Verdict FaultInjectingStorage::Arrive(Operation operation
 
 uint64_t FaultInjectingStorage::TakeRoom(const std::string& path, uint64_t begin_bytes,
                                          uint64_t end_bytes) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (!free_bytes_.has_value()) return end_bytes - begin_bytes;
   // A hole takes room like data, which is what the reservation of a real file does.
   uint64_t& taken = taken_bytes_[path];
@@ -222,7 +222,7 @@ uint64_t FaultInjectingStorage::TakeRoom(const std::string& path, uint64_t begin
 }
 
 void FaultInjectingStorage::GiveRoomBack(const std::string& path, bool tree) {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   for (auto it = taken_bytes_.begin(); it != taken_bytes_.end();) {
     if (it->first == path || (tree && IsAtOrBelow(it->first, path))) {
       if (free_bytes_.has_value()) *free_bytes_ += it->second;
@@ -235,7 +235,7 @@ void FaultInjectingStorage::GiveRoomBack(const std::string& path, bool tree) {
 
 void FaultInjectingStorage::CorruptRead(const std::string& path, uint64_t offset_bytes,
                                         std::span<std::byte> out) const {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   for (const Corruption& corruption : corruptions_) {
     if (corruption.path != path || corruption.offset_bytes < offset_bytes) continue;
     const uint64_t at = corruption.offset_bytes - offset_bytes;
@@ -244,7 +244,7 @@ void FaultInjectingStorage::CorruptRead(const std::string& path, uint64_t offset
 }
 
 uint64_t FaultInjectingStorage::TruncatedSize(const std::string& path, uint64_t size_bytes) const {
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   const auto found = truncations_.find(path);
   return found == truncations_.end() ? size_bytes : std::min(size_bytes, found->second);
 }
@@ -280,7 +280,7 @@ absl::Status FaultInjectingStorage::Rename(std::string_view from, std::string_vi
   absl::Status status = base_.Rename(from, to);
   if (!status.ok() || from == to) return status;
   GiveRoomBack(std::string(to), /*tree=*/false);
-  internal::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::map<std::string, uint64_t> moved;
   for (const auto& [path, bytes] : taken_bytes_) {
     moved[IsAtOrBelow(path, from) ? absl::StrCat(std::string(to), path.substr(from.size()))
@@ -326,7 +326,7 @@ absl::StatusOr<uint64_t> FaultInjectingStorage::FreeBytes() {
   const Verdict verdict = Arrive({OperationKind::kFreeBytes, "", ""});
   if (!verdict.status.ok()) return verdict.status;
   {
-    internal::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (free_bytes_.has_value()) return *free_bytes_;
   }
   return base_.FreeBytes();

@@ -18,7 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/mutex.h"
+#include "base/mutex.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
@@ -128,7 +128,7 @@ class FaultInjectingStorage final : public Storage {
   };
 
   Storage& base_;
-  mutable internal::Mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
   std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);

@@ -7,8 +7,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "checkpoint/storage/checks.h"
-#include "checkpoint/storage/mutex.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -62,7 +62,7 @@ struct MemoryStorage::Shared {
   static void MakeDurable(const Change& change);
   void Restart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
-  internal::Mutex mutex;
+  Mutex mutex;
   const NodePtr root = std::make_shared<Node>(/*is_directory=*/true);
   std::vector<Change> pending ABSL_GUARDED_BY(mutex);
   uint64_t next_change ABSL_GUARDED_BY(mutex) = 1;
@@ -147,7 +147,7 @@ class MemoryStorage::OpenFile {
         node_(std::move(node)),
         power_cycle_(power_cycle) {}
 
-  internal::Mutex& mutex() const ABSL_LOCK_RETURNED(shared_->mutex) { return shared_->mutex; }
+  Mutex& mutex() const ABSL_LOCK_RETURNED(shared_->mutex) { return shared_->mutex; }
   const std::string& path() const { return path_; }
   Node& node() const { return *node_; }
 
@@ -170,7 +170,7 @@ class MemoryStorage::Writer final : public WritableFile {
   explicit Writer(OpenFile file) : file_(std::move(file)) {}
 
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
-    internal::MutexLock lock(&file_.mutex());
+    MutexLock lock(&file_.mutex());
     if (absl::Status status = Check("WriteAt"); !status.ok()) return status;
     if (data.empty()) return absl::OkStatus();
     if (data.size() > kMaxFileBytes || offset_bytes > kMaxFileBytes - data.size()) {
@@ -185,14 +185,14 @@ class MemoryStorage::Writer final : public WritableFile {
   }
 
   absl::Status Sync() override {
-    internal::MutexLock lock(&file_.mutex());
+    MutexLock lock(&file_.mutex());
     if (absl::Status status = Check("Sync"); !status.ok()) return status;
     file_.node().durable_data = file_.node().data;
     return absl::OkStatus();
   }
 
   absl::Status Close() override {
-    internal::MutexLock lock(&file_.mutex());
+    MutexLock lock(&file_.mutex());
     absl::Status status = Check("Close");
     closed_ = true;
     return status;
@@ -215,7 +215,7 @@ class MemoryStorage::Reader final : public ReadableFile {
   Reader(OpenFile file, uint64_t size_bytes) : file_(std::move(file)), size_bytes_(size_bytes) {}
 
   absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    internal::MutexLock lock(&file_.mutex());
+    MutexLock lock(&file_.mutex());
     if (absl::Status status = file_.Check("ReadAt"); !status.ok()) return status;
     const std::string& contents = file_.node().data;
     if (offset_bytes > contents.size() || out.size() > contents.size() - offset_bytes) {
@@ -235,17 +235,17 @@ class MemoryStorage::Reader final : public ReadableFile {
 MemoryStorage::MemoryStorage() : shared_(std::make_shared<Shared>()) {}
 MemoryStorage::~MemoryStorage() {
   // A file that outlives the storage keeps only its own contents; pending edits would keep cycles.
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   shared_->pending.clear();
 }
 
 void MemoryStorage::SimulatePowerLoss() {
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   shared_->Restart();
 }
 
 void MemoryStorage::SimulatePowerLoss(uint64_t seed) {
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   std::mt19937_64 random(seed);
   const auto heads = [&random] { return (random() >> 32) % 2 == 0; };
   for (const Shared::Change& change : shared_->pending) {
@@ -274,7 +274,7 @@ void MemoryStorage::SimulatePowerLoss(uint64_t seed) {
 absl::StatusOr<std::unique_ptr<WritableFile>> MemoryStorage::Create(std::string_view path,
                                                                     uint64_t /*size_hint_bytes*/) {
   if (absl::Status status = CheckPath("Create", path, false); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   const auto [parent, name] = SplitPath(path);
   absl::StatusOr<NodePtr> directory = shared_->FindDirectory("Create", parent, path);
   if (!directory.ok()) return directory.status();
@@ -289,7 +289,7 @@ absl::StatusOr<std::unique_ptr<WritableFile>> MemoryStorage::Create(std::string_
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> MemoryStorage::Open(std::string_view path) {
   if (absl::Status status = CheckPath("Open", path, false); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   NodePtr node = shared_->Find(path);
   if (node == nullptr) return Fail(absl::StatusCode::kNotFound, "Open", path, "no such file");
   if (node->is_directory) {
@@ -305,7 +305,7 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
     if (absl::Status status = CheckPath("Rename", path, false); !status.ok()) return status;
   }
   const std::string both = absl::StrCat(std::string(from), " to ", Name(to));
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   const NodePtr node = shared_->Find(from);
   if (node == nullptr) {
     return Fail(absl::StatusCode::kNotFound, "Rename", both, "no such file or directory");
@@ -332,7 +332,7 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
 
 absl::Status MemoryStorage::MakeDirectory(std::string_view path) {
   if (absl::Status status = CheckPath("MakeDirectory", path, true); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   NodePtr node = shared_->root;
   for (size_t begin = 0; begin < path.size();) {
     const size_t end = std::min(path.find('/', begin), path.size());
@@ -355,7 +355,7 @@ absl::Status MemoryStorage::MakeDirectory(std::string_view path) {
 
 absl::Status MemoryStorage::SyncDirectory(std::string_view path) {
   if (absl::Status status = CheckPath("SyncDirectory", path, true); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   absl::StatusOr<NodePtr> directory = shared_->FindDirectory("SyncDirectory", path, path);
   if (!directory.ok()) return directory.status();
   std::vector<Shared::Change> still_pending;
@@ -373,7 +373,7 @@ absl::Status MemoryStorage::SyncDirectory(std::string_view path) {
 
 absl::StatusOr<std::vector<std::string>> MemoryStorage::List(std::string_view path) {
   if (absl::Status status = CheckPath("List", path, true); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   absl::StatusOr<NodePtr> directory = shared_->FindDirectory("List", path, path);
   if (!directory.ok()) return directory.status();
   std::vector<std::string> names;
@@ -386,7 +386,7 @@ absl::StatusOr<std::vector<std::string>> MemoryStorage::List(std::string_view pa
 
 absl::Status MemoryStorage::Delete(std::string_view path) {
   if (absl::Status status = CheckPath("Delete", path, false); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   const NodePtr node = shared_->Find(path);
   if (node == nullptr) return Fail(absl::StatusCode::kNotFound, "Delete", path, "no such file");
   if (node->is_directory) {
@@ -399,7 +399,7 @@ absl::Status MemoryStorage::Delete(std::string_view path) {
 
 absl::Status MemoryStorage::DeleteTree(std::string_view path) {
   if (absl::Status status = CheckPath("DeleteTree", path, false); !status.ok()) return status;
-  internal::MutexLock lock(&shared_->mutex);
+  MutexLock lock(&shared_->mutex);
   if (shared_->Find(path) == nullptr) {
     return Fail(absl::StatusCode::kNotFound, "DeleteTree", path, "no such file or directory");
   }

@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "checkpoint/storage/mutex.h"
+#include "base/mutex.h"
 #include "checkpoint/storage/posix_io.h"
 #include "checkpoint/storage/storage.h"
 

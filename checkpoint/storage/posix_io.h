@@ -17,8 +17,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "checkpoint/storage/aligned_buffer.h"
-#include "checkpoint/storage/mutex.h"
 
 namespace tessera::ckpt::internal {
 

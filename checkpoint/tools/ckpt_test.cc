@@ -19,13 +19,15 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/storage.h"
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

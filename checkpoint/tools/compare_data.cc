@@ -8,13 +8,13 @@
 #include <memory>
 #include <utility>
 
-#include "checkpoint/base/checked_math.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
-#include "checkpoint/engine/state_dict.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/plan/state_dict.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -2,8 +2,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/units.h"
-#include "checkpoint/engine/checkpoint.h"
+#include "base/units.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/report.h"

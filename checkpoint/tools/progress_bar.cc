@@ -3,7 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_format.h"
-#include "checkpoint/base/units.h"
+#include "base/units.h"
 
 namespace tessera::ckpt {
 namespace {

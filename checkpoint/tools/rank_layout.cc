@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/local_plan.h"
-#include "checkpoint/engine/state_dict.h"
+#include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/layout/flat_range.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/state_dict.h"
 #include "checkpoint/tools/saved_parameters.h"
 #include "checkpoint/tools/stage_layout.h"
 

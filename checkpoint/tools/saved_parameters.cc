@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "checkpoint/base/checked_math.h"
+#include "base/checked_math.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/checkpoint.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/storage/posix_storage.h"
 

@@ -1,7 +1,9 @@
+#include "checkpoint/verify/verify.h"
+
 #include <string>
 
-#include "checkpoint/base/units.h"
-#include "checkpoint/engine/checkpoint.h"
+#include "base/units.h"
+#include "checkpoint/directory/damage.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/progress_bar.h"
 #include "checkpoint/tools/report.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "models/layers/shard_sum.h"
 
 namespace tessera {

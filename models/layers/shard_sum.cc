@@ -1,6 +1,6 @@
 #include "models/layers/shard_sum.h"
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 

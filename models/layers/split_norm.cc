@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {

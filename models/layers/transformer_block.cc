@@ -1,6 +1,6 @@
 #include "models/layers/transformer_block.h"
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "models/layers/shard_sum.h"
 
 namespace tessera {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "gtest/gtest.h"
 #include "models/testing/test_model.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"

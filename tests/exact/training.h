@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/save/save.h"
 #include "tests/exact/logical_state.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/save/save.h"
 
 namespace tessera {
 

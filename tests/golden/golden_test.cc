@@ -3,9 +3,12 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/verify/verify.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "tests/golden/golden_state.h"

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <string>
 
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "tests/golden/golden_state.h"
 

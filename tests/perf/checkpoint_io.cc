@@ -16,9 +16,11 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/process_group.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/verify/verify.h"
 #include "tests/perf/gpt2_state.h"
 #include "tests/perf/raw_disk.h"
 

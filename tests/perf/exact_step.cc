@@ -15,7 +15,7 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
 

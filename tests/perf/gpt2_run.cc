@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
 #include "trainer/kernels/cpu/cpu_backend.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/plan/state_dict.h"
 
 namespace tessera {
 

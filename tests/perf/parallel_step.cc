@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
 #include "trainer/comm/mpi/mpi_world.h"

@@ -31,12 +31,12 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/engine/local_plan.h"
-#include "checkpoint/engine/process_group.h"
-#include "checkpoint/engine/save_agreement.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/local_plan.h"
 #include "checkpoint/plan/share_reads.h"
+#include "checkpoint/save/save_agreement.h"
 #include "tests/perf/plan_scale_state.h"
 
 namespace {

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/box_runs.h"
-#include "checkpoint/engine/copy_elements.h"
+#include "base/status_macros.h"
+#include "checkpoint/elements/box_runs.h"
+#include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/box.h"
 #include "checkpoint/storage/aligned_buffer.h"

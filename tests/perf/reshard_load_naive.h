@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/plan/state_dict.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera {

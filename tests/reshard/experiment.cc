@@ -26,7 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "tests/exact/training.h"
 #include "tests/reshard/plot.h"
 #include "trainer/config/config.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/process_group.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/process_group.h"
 #include "tests/exact/training.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/test_seed.h"
+#include "base/test_seed.h"
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
@@ -118,7 +118,7 @@ LogicalState Expected(const LogicalState& saved, bool saved_bf16, bool loaded_bf
 }
 
 TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
-  Chooser choose(ckpt::TestSeed());
+  Chooser choose(TestSeed());
   const std::string root = ::testing::TempDir() + "/reshard_property";
   for (int round = 0; round < Rounds(); ++round) {
     std::filesystem::remove_all(root);

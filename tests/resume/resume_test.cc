@@ -21,7 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
-#include "checkpoint/engine/checkpoint.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "gmock/gmock.h"

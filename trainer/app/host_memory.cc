@@ -3,8 +3,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/base/units.h"
+#include "base/status_macros.h"
+#include "base/units.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
 #include "trainer/parallel/topology.h"
@@ -17,7 +17,7 @@ std::string ForProcesses(const HostShare& host) {
   return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
 }
 
-std::string Bytes(int64_t bytes) { return ckpt::HumanBytes(static_cast<uint64_t>(bytes)); }
+std::string Bytes(int64_t bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
 
 }  // namespace
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"
 

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/rank_output.h"
 #include "trainer/app/sample_text.h"

@@ -11,8 +11,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "checkpoint/base/join_first.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "trainer/state/run_state.h"
@@ -59,11 +59,11 @@ absl::StatusOr<std::string> NumericsByRank(const NumericsFingerprint& of_rank_0,
   }
   std::vector<std::string> sentences;
   for (const auto& [difference, ranks] : ranks_by_difference) {
-    sentences.push_back(
-        absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", ckpt::JoinFirst(ranks, ", "),
-                     ranks.size() == 1 ? " differs" : " differ", " from rank 0: ", difference));
+    sentences.push_back(absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", JoinFirst(ranks, ", "),
+                                     ranks.size() == 1 ? " differs" : " differ",
+                                     " from rank 0: ", difference));
   }
-  return ckpt::JoinFirst(sentences, "; ");
+  return JoinFirst(sentences, "; ");
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 

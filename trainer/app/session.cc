@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "models/model_config.h"

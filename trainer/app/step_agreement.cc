@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/comm/communicator.h"
 

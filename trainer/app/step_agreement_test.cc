@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/parallel/mesh.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/base/units.h"
+#include "base/status_macros.h"
+#include "base/units.h"
 #include "trainer/app/gemm_peak.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
@@ -179,7 +179,7 @@ void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
     }
     const auto& report = *outcome.report;
     progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", outcome.step,
-                                           ckpt::HumanBytes(report.bytes_written), report.seconds));
+                                           HumanBytes(report.bytes_written), report.seconds));
     if (!report.note.empty()) progress_line_.Message(report.note);
   }
 }

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/cpu_level.h"
-#include "checkpoint/base/users_folder.h"
+#include "base/users_folder.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
 #include "trainer/app/launch.h"
@@ -97,7 +97,7 @@ int RunAlone(const TrainConfig& config, const Launch& launch) {
 }
 
 int Main(std::vector<const char*> arguments) {
-  ckpt::EnterUsersFolder();
+  EnterUsersFolder();
   const Launch launch = DetectLaunch();
   if (const absl::Status level = CheckCpuLevel(); !level.ok()) return Refuse(level, launch);
   const auto is_print_launch = [](const char* word) {

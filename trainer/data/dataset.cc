@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/units.h"
+#include "base/units.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/token_checksums.h"
@@ -86,7 +86,7 @@ absl::Status TokenDataset::AddChecksums(int64_t most_bytes,
   const std::string which =
       absl::StrCat(without[0]->path(),
                    without.size() == 1 ? "" : absl::StrCat(" and ", without.size() - 1, " more"),
-                   " (", ckpt::HumanBytes(bytes), ")");
+                   " (", HumanBytes(bytes), ")");
   if (bytes > most_bytes) {
     note(absl::StrCat("no checksums of ", which,
                       ", which is much to read before the first step: damage, or other tokens, may "

@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
-#include "checkpoint/base/users_folder.h"
+#include "base/users_folder.h"
 #include "trainer/data/prepare_data.h"
 #include "trainer/metrics/standard_streams.h"
 
@@ -152,7 +152,7 @@ int AddChecksums(const std::string& pattern) {
 
 int main(int argc, char** argv) {
   if (!tessera::OpenMissingStandardStreams()) return 1;
-  tessera::ckpt::EnterUsersFolder();
+  tessera::EnterUsersFolder();
   if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) return Fail(level);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (std::ranges::find(arguments, "--help") != arguments.end()) {

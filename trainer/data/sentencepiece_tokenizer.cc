@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/replace_file.h"
-#include "checkpoint/base/utf8.h"
+#include "base/utf8.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/sentencepiece_model.h"
 
@@ -145,7 +145,7 @@ void SentencePieceTokenizer::AppendBytes(std::string_view bytes, std::vector<int
 std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) const {
   std::vector<Symbol> symbols;
   for (size_t i = 0; i < word.size();) {
-    const size_t length = ckpt::Utf8Length(word.substr(i));
+    const size_t length = Utf8Length(word.substr(i));
     const int index = static_cast<int>(symbols.size());
     symbols.push_back({word.substr(i, length), index - 1, index + 1});
     i += length;
@@ -213,7 +213,7 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_
     after_other = false;
   };
   while (!text.empty()) {
-    const size_t length = ckpt::Utf8Length(text);
+    const size_t length = Utf8Length(text);
     const std::string_view character = text.substr(0, length == 0 ? 1 : length);
     text.remove_prefix(character.size());
     if (length == 0 || character == kSpaceMark || (character == "\n" && cut_at_newline_)) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/utf8.h"
+#include "base/utf8.h"
 #include "trainer/data/sentencepiece_tokenizer.h"
 #include "trainer/data/sentencepiece_training.h"
 #include "trainer/random/philox.h"
@@ -25,7 +25,7 @@ size_t CutLength(std::string_view line) {
 }
 
 void AddSentences(std::string_view line, std::vector<std::string>& sentences) {
-  if (!ckpt::IsValidUtf8(line)) return;
+  if (!IsValidUtf8(line)) return;
   while (!line.empty()) {
     const std::string_view field = line.substr(0, line.find('\t'));
     const size_t length = CutLength(field);

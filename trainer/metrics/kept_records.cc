@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/join_first.h"
+#include "base/join_first.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -67,7 +67,7 @@ std::vector<std::string> DropRepeated(std::vector<Line>& lines) {
 }
 
 std::string Plural(std::string_view noun, const std::vector<std::string>& of) {
-  return absl::StrCat(std::string(noun), of.size() == 1 ? " " : "s ", ckpt::JoinFirst(of, ", "));
+  return absl::StrCat(std::string(noun), of.size() == 1 ? " " : "s ", JoinFirst(of, ", "));
 }
 
 }  // namespace
@@ -103,8 +103,7 @@ KeptRecords KeepRecords(std::string_view log, int64_t last_step) {
   if (!missing.empty()) {
     const bool one = missing.size() == 1 && missing[0].find(' ') == missing[0].npos;
     kept.notes.push_back(absl::StrCat("there is no record of ", one ? "step " : "steps ",
-                                      ckpt::JoinFirst(missing, ", "),
-                                      "; the training is not affected"));
+                                      JoinFirst(missing, ", "), "; the training is not affected"));
   }
   if (!repeated.empty()) {
     kept.notes.push_back(absl::StrCat(Plural("step", repeated),

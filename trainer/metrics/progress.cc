@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/base/units.h"
+#include "base/units.h"
 
 namespace tessera {
 namespace {
@@ -43,8 +43,7 @@ std::string FormatStep(const StepMetrics& metrics, int64_t total_steps) {
     absl::StrAppendFormat(&line, " | %.0f%% peak", metrics.peak_share * 100);
   }
   if (!metrics.wire.empty()) {
-    absl::StrAppend(&line, " | ", ckpt::HumanBytes(static_cast<uint64_t>(metrics.wire_bytes())),
-                    " wire");
+    absl::StrAppend(&line, " | ", HumanBytes(static_cast<uint64_t>(metrics.wire_bytes())), " wire");
   }
   if (metrics.pipeline_wait_share >= 0) {
     absl::StrAppendFormat(&line, " | %.0f%% bubble", metrics.pipeline_wait_share * 100);

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/kernels/reference/reference_backend.h"

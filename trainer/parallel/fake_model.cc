@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 
 namespace tessera {

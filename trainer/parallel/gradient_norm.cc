@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/crc32c.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/parallel/tree_sum.h"
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/parallel/fake_model.h"

@@ -11,8 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/base/join_first.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "trainer/state/saved_run.pb.h"
 
@@ -173,7 +174,7 @@ absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, i
     if (info.step > step) later.push_back(info.directory);
   }
   if (!later.empty()) {
-    sentences.push_back(absl::StrCat(ckpt::JoinFirst(later, ", "),
+    sentences.push_back(absl::StrCat(JoinFirst(later, ", "),
                                      later.size() == 1 ? ", a save that was" : ", saves that were",
                                      " never completed (no manifest.pb)"));
   }
@@ -184,7 +185,7 @@ absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, i
     reasons.push_back(absl::StrCat(checkpoint.directory, ", which cannot be read (",
                                    checkpoint.status.message(), ")"));
   }
-  if (!reasons.empty()) sentences.push_back(ckpt::JoinFirst(reasons, "; "));
+  if (!reasons.empty()) sentences.push_back(JoinFirst(reasons, "; "));
   if (sentences.empty()) return "";
   return absl::StrCat("passed over in ", config.load(), ": ", absl::StrJoin(sentences, "; "));
 }

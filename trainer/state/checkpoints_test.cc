@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/engine/process_group.h"
+#include "checkpoint/collective/process_group.h"
 #include "trainer/comm/communicator.h"
 
 namespace tessera {

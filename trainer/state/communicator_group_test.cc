@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "gtest/gtest.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"

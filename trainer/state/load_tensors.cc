@@ -15,8 +15,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/base/join_first.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera {
@@ -144,7 +144,7 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
   }
   return absl::FailedPreconditionError(
       absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ",
-                   ckpt::JoinFirst(unexpected, ", "), "; --allow-unexpected passes over them"));
+                   JoinFirst(unexpected, ", "), "; --allow-unexpected passes over them"));
 }
 
 // A parameter that was saved must not go on with another one's moments.
@@ -159,7 +159,7 @@ absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& w
   if (without.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(saved.Describe(), " holds parameters without their optimizer state (",
-                   ckpt::JoinFirst(without, ", "), "); --no-load-optim starts with a fresh one"));
+                   JoinFirst(without, ", "), "); --no-load-optim starts with a fresh one"));
 }
 
 absl::Status NoteMissing(const ckpt::LoadReport& report, const RankGroup& group, LoadNotes& notes) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/plan/state_dict.h"
 #include "models/layers/parameter.h"
 
 namespace tessera {

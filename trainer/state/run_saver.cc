@@ -6,9 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "checkpoint/base/status_macros.h"
-#include "checkpoint/engine/checkpoint.h"
-#include "checkpoint/engine/save_agreement.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/save/save_agreement.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "trainer/state/communicator_group.h"
 

@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/engine/async_saver.h"
-#include "checkpoint/engine/process_group.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/save/async_saver.h"
 #include "checkpoint/storage/storage.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"

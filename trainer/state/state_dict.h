@@ -7,9 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/engine/process_group.h"
-#include "checkpoint/engine/state_dict.h"
+#include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/plan/state_dict.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/adamw.h"
 

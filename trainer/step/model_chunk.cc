@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "models/factory.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/tensor/memory.h"

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/parallel/tree_sum.h"

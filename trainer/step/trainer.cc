@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/schedule.h"

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/base/status_macros.h"
+#include "base/status_macros.h"
 #include "gtest/gtest.h"
 #include "models/layers/parameter.h"
 #include "trainer/comm/communicator.h"

@@ -14,7 +14,7 @@
 #include <memory>
 #include <string_view>
 
-#include "checkpoint/base/available_memory.h"
+#include "base/available_memory.h"
 
 namespace tessera {
 namespace {
@@ -124,7 +124,7 @@ void ResetPeakMemory() {
 
 int64_t AvailableHostMemory() {
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
-  return static_cast<int64_t>(std::min(kMost, ckpt::AvailableMemoryBytes()));
+  return static_cast<int64_t>(std::min(kMost, AvailableMemoryBytes()));
 }
 
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bounded_write.h"
+#include "base/status_macros.h"
 #include "base/threads.h"
-#include "checkpoint/base/status_macros.h"
 
 namespace tessera {
 

@@ -1,0 +1,122 @@
+// The small leaves of this folder: status macros, byte order, checked arithmetic, units, lists in messages.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/byte_order.h"
+#include "base/checked_math.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+
+namespace tessera {
+namespace {
+
+absl::Status FailIf(bool fail) { return fail ? absl::DataLossError("asked to") : absl::OkStatus(); }
+
+absl::StatusOr<std::unique_ptr<int>> Make(bool fail) {
+  TESSERA_RETURN_IF_ERROR(FailIf(fail));
+  return std::make_unique<int>(7);
+}
+
+absl::StatusOr<int> Use(bool fail_first, bool fail_second) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<int> first, Make(fail_first));
+  std::unique_ptr<int> second;
+  if (*first == 7) TESSERA_RETURN_IF_ERROR(absl::OkStatus());
+  TESSERA_ASSIGN_OR_RETURN(second, Make(fail_second));
+  return *first + *second;
+}
+
+TEST(StatusMacros, PassValuesAndErrorsOn) {
+  EXPECT_EQ(Use(false, false).value(), 14);
+  EXPECT_EQ(Use(true, false).status(), absl::DataLossError("asked to"));
+  EXPECT_EQ(Use(false, true).status(), absl::DataLossError("asked to"));
+}
+
+TEST(ByteOrder, IsLittleEndianAtAnyAddress) {
+  std::string bytes = "x";
+  AppendLittleEndian<uint32_t>(0x01020304, bytes);
+  AppendLittleEndian<uint64_t>(0x1122334455667788, bytes);
+  AppendLittleEndian<uint16_t>(0xABCD, bytes);
+  EXPECT_EQ(bytes, std::string("x\x04\x03\x02\x01\x88\x77\x66\x55\x44\x33\x22\x11\xCD\xAB"));
+  EXPECT_EQ(LoadLittleEndian<uint32_t>(bytes.data() + 1), 0x01020304u);
+  EXPECT_EQ(LoadLittleEndian<uint64_t>(bytes.data() + 5), 0x1122334455667788u);
+  StoreLittleEndian<uint16_t>(0x7E57, bytes.data() + 3);
+  EXPECT_EQ(LoadLittleEndian<uint16_t>(bytes.data() + 3), 0x7E57);
+}
+
+TEST(CheckedMath, NoticesWhatDoesNotFit) {
+  constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+  constexpr int64_t kSignedMax = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(CheckedAdd(kMax - 1, 1), kMax);
+  EXPECT_EQ(CheckedAdd(kMax, 1), std::nullopt);
+  EXPECT_EQ(CheckedMultiply(int64_t{1} << 31, int64_t{1} << 31), int64_t{1} << 62);
+  EXPECT_EQ(CheckedMultiply(int64_t{1} << 32, int64_t{1} << 31), std::nullopt);
+  EXPECT_EQ(CheckedCast<int64_t>(uint64_t{kSignedMax}), kSignedMax);
+  EXPECT_EQ(CheckedCast<int64_t>(uint64_t{kSignedMax} + 1), std::nullopt);
+  EXPECT_EQ(CheckedCast<uint32_t>(-1), std::nullopt);
+  EXPECT_EQ(CeilDivide(kMax, 2), (uint64_t{1} << 63));  // a + b - 1 would overflow
+  EXPECT_EQ(CeilDivide(0, 5), 0);
+  EXPECT_EQ(RoundUp(4097, 4096), 8192);
+  EXPECT_EQ(RoundUp(4096, 4096), 4096);
+}
+
+TEST(Units, Bytes) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(1023), "1023 B");
+  EXPECT_EQ(HumanBytes(1024), "1.00 KiB");
+  EXPECT_EQ(HumanBytes(10 * 1024 + 512), "10.5 KiB");
+  EXPECT_EQ(HumanBytes((1 << 20) - 1), "1.00 MiB");  // never "1024 KiB"
+  EXPECT_EQ(HumanBytes(uint64_t{123} << 30), "123 GiB");
+  EXPECT_EQ(HumanBytes(std::numeric_limits<uint64_t>::max()), "16.0 EiB");
+}
+
+TEST(Units, Rates) {
+  EXPECT_EQ(HumanRate(1'530'000'000, 1.0), "1.53 GB/s");
+  EXPECT_EQ(HumanRate(500, 1.0), "500 B/s");
+  EXPECT_EQ(HumanRate(999'999, 1.0), "1.00 MB/s");
+  EXPECT_EQ(HumanRate(5, 0), "-");
+  EXPECT_EQ(HumanRate(5, std::nan("")), "-");
+}
+
+TEST(Units, Seconds) {
+  EXPECT_EQ(HumanSeconds(0), "0 us");
+  EXPECT_EQ(HumanSeconds(850e-6), "850 us");
+  EXPECT_EQ(HumanSeconds(12.34e-3), "12.3 ms");
+  EXPECT_EQ(HumanSeconds(0.99999), "1.00 s");
+  EXPECT_EQ(HumanSeconds(4.56), "4.56 s");
+  EXPECT_EQ(HumanSeconds(59.99), "1m 00s");
+  EXPECT_EQ(HumanSeconds(125), "2m 05s");
+  EXPECT_EQ(HumanSeconds(3 * 3600 + 7 * 60), "3h 07m");
+  EXPECT_EQ(HumanSeconds(52 * 3600), "2d 04h");
+  EXPECT_EQ(HumanSeconds(-1), "-");
+  EXPECT_EQ(HumanSeconds(std::nan("")), "-");
+  EXPECT_EQ(HumanSeconds(std::numeric_limits<double>::infinity()), "-");
+  EXPECT_EQ(HumanSeconds(1e300), "-");
+}
+
+TEST(Units, Counts) {
+  EXPECT_EQ(HumanCount(0), "0");
+  EXPECT_EQ(HumanCount(999), "999");
+  EXPECT_EQ(HumanCount(1000), "1,000");
+  EXPECT_EQ(HumanCount(1234567), "1,234,567");
+  EXPECT_EQ(HumanCount(std::numeric_limits<uint64_t>::max()), "18,446,744,073,709,551,615");
+}
+
+TEST(JoinFirst, SaysHowManyMoreThereAre) {
+  std::vector<std::string> items;
+  EXPECT_EQ(JoinFirst(items, ", "), "");
+  for (const char c : std::string("abcdefghij")) items.push_back({c});
+  EXPECT_EQ(JoinFirst(items, ", "), "a, b, c, d, e, f, g, h, i, j");
+  items.insert(items.end(), 3, "k");
+  EXPECT_EQ(JoinFirst(items, ", "), "a, b, c, d, e, f, g, h, i, j, and 3 more");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,19 @@
+#ifndef TESSERA_BASE_UTF8_H_
+#define TESSERA_BASE_UTF8_H_
+
+#include <cstddef>
+#include <string_view>
+
+namespace tessera {
+
+// Well-formed UTF-8 is that of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
+
+// Bytes of the character that `text` begins with, 0 when that is not a well-formed one or when text
+// is empty.
+size_t Utf8Length(std::string_view text);
+
+bool IsValidUtf8(std::string_view text);
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_UTF8_H_

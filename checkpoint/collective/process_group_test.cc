@@ -1,0 +1,92 @@
+// The groups that come with the library, and what is built on them, over every size and with empty
+// messages.
+
+#include "checkpoint/collective/process_group.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/collective/scatter.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr absl::Duration kDeadline = absl::Seconds(20);
+
+std::string PartOf(int rank) { return std::string(rank % 3 == 1 ? 0 : rank * 37, 'a' + rank % 26); }
+
+TEST(ProcessGroupTest, ScatterOverEverySize) {
+  for (int size = 1; size <= 17; ++size) {
+    SCOPED_TRACE(size);
+    std::vector<std::string> parts;
+    for (int r = 0; r < size; ++r) parts.push_back(PartOf(r));
+    RunRanks(size, [&](ProcessGroup& group) {
+      for (int round = 0; round < 2; ++round) {
+        const auto part =
+            Scatter(group, group.rank() == 0 ? parts : std::vector<std::string>(), kDeadline);
+        ASSERT_TRUE(part.ok()) << part.status();
+        EXPECT_EQ(*part, PartOf(group.rank()));
+      }
+    });
+  }
+}
+
+TEST(ProcessGroupTest, GatherAndBroadcast) {
+  RunRanks(5, [](ProcessGroup& group) {
+    const auto gathered = group.Gather(PartOf(group.rank()), kDeadline);
+    ASSERT_TRUE(gathered.ok()) << gathered.status();
+    if (group.rank() == 0) {
+      EXPECT_THAT(*gathered,
+                  testing::ElementsAre(PartOf(0), PartOf(1), PartOf(2), PartOf(3), PartOf(4)));
+    } else {
+      EXPECT_TRUE(gathered->empty());
+    }
+    const auto told = group.Broadcast(absl::StrCat("from ", group.rank()), kDeadline);
+    ASSERT_TRUE(told.ok()) << told.status();
+    EXPECT_EQ(*told, "from 0");
+  });
+}
+
+TEST(ProcessGroupTest, MessagesOfAPairArriveInOrder) {
+  RunRanks(2, [](ProcessGroup& group) {
+    std::vector<std::byte> out(3), in(3);
+    std::vector<std::unique_ptr<Transfer>> transfers;
+    for (size_t i = 0; i < 3; ++i) {
+      out[i] = static_cast<std::byte>(10 * group.rank() + i);
+      transfers.push_back(group.StartSend({&out[i], 1}, 1 - group.rank()));
+      transfers.push_back(group.StartReceive({&in[i], 1}, 1 - group.rank()));
+    }
+    for (auto& transfer : transfers) ASSERT_TRUE(transfer->Wait(kDeadline).ok());
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(in[i], static_cast<std::byte>(10 * (1 - group.rank()) + i));
+    }
+  });
+}
+
+TEST(ProcessGroupTest, ATransferThatNobodyAnswersEndsAndNamesThePeer) {
+  RunRanks(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) return;
+    std::vector<std::byte> data(8);
+    const absl::Status status = group.StartReceive(data, 1)->Wait(absl::Milliseconds(20));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status));
+    EXPECT_EQ(status.message(), "missing ranks: 1");
+  });
+}
+
+TEST(ProcessGroupTest, ScatterNeedsAPartForEachRank) {
+  SingleProcessGroup group;
+  const std::vector<std::string> two = {"a", "b"};
+  EXPECT_FALSE(Scatter(group, two, kDeadline).ok());
+  const auto part = Scatter(group, std::span(two).first(1), kDeadline);
+  ASSERT_TRUE(part.ok());
+  EXPECT_EQ(*part, "a");
+  EXPECT_TRUE(
+      absl::IsUnavailable(group.StartSend(std::as_bytes(std::span(two[0])), 0)->Wait(kDeadline)));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

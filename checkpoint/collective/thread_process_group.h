@@ -1,0 +1,202 @@
+#ifndef TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
+#define TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
+
+// Ranks as threads of one process, for tests.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "checkpoint/collective/process_group.h"
+
+namespace tessera::ckpt {
+
+// What the ranks of one group share. The standard library's locks, which ThreadSanitizer
+// understands; the system's Abseil is not built for it.
+class ThreadGroupHub {
+ public:
+  explicit ThreadGroupHub(int size) : size_(size) {}
+  int size() const { return size_; }
+
+  // Leaves a message for operation number `operation`, and waits for those of all ranks or of rank
+  // 0 alone.
+  absl::StatusOr<std::vector<std::string>> Exchange(int64_t operation, int rank,
+                                                    std::string_view message, bool wait_for_all,
+                                                    bool wait_for_rank_0, absl::Duration deadline) {
+    std::unique_lock lock(mutex_);
+    Operation& state = operations_[operation];
+    state.messages.resize(size_);
+    state.arrived.resize(size_);
+    state.messages[rank] = std::string(message);
+    state.arrived[rank] = true;
+    arrival_.notify_all();
+    const auto complete = [&] {
+      if (wait_for_rank_0 && !state.arrived[0]) return false;
+      for (int r = 0; wait_for_all && r < size_; ++r) {
+        if (!state.arrived[r]) return false;
+      }
+      return true;
+    };
+    if (!arrival_.wait_until(lock, Until(deadline), complete)) {
+      std::string missing;
+      for (int r = 0; r < size_; ++r) {
+        if (!state.arrived[r]) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
+      }
+      return absl::DeadlineExceededError(absl::StrCat("missing ranks: ", missing));
+    }
+    std::vector<std::string> seen;
+    if (wait_for_all) seen = state.messages;
+    if (wait_for_rank_0) seen = {state.messages[0]};
+    if (++state.left == size_) operations_.erase(operation);
+    return seen;
+  }
+
+  // One side of a message. Nothing moves before both sides are there, as with messages too large
+  // for a library's own buffers.
+  struct Side {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    size_t bytes = 0;
+    bool done = false;
+    absl::Status status;
+  };
+  using Pair = std::pair<int, int>;  // source and destination
+
+  void Start(Pair pair, const std::shared_ptr<Side>& side) {
+    const std::lock_guard lock(mutex_);
+    Queue& queue = queues_[pair];
+    (side->to == nullptr ? queue.sends : queue.receives).push_back(side);
+    while (!queue.sends.empty() && !queue.receives.empty()) {
+      Side& send = *queue.sends.front();
+      Side& receive = *queue.receives.front();
+      if (send.bytes == receive.bytes) {
+        std::memcpy(receive.to, send.from, send.bytes);
+      } else {
+        send.status = receive.status = absl::InternalError(
+            absl::StrCat("a message of ", send.bytes, " bytes for a receive of ", receive.bytes));
+      }
+      send.done = receive.done = true;
+      queue.sends.pop_front();
+      queue.receives.pop_front();
+    }
+    arrival_.notify_all();
+  }
+
+  absl::Status Wait(const Side& side, int peer, absl::Duration deadline) {
+    std::unique_lock lock(mutex_);
+    if (arrival_.wait_until(lock, Until(deadline), [&] { return side.done; })) return side.status;
+    return absl::DeadlineExceededError(absl::StrCat("missing ranks: ", peer));
+  }
+
+  void Withdraw(Pair pair, const std::shared_ptr<Side>& side) {
+    const std::lock_guard lock(mutex_);
+    std::erase(queues_[pair].sends, side);
+    std::erase(queues_[pair].receives, side);
+  }
+
+ private:
+  struct Operation {
+    std::vector<std::string> messages;
+    std::vector<bool> arrived;
+    int left = 0;  // ranks that need it no more
+  };
+  struct Queue {
+    std::deque<std::shared_ptr<Side>> sends, receives;
+  };
+
+  static std::chrono::system_clock::time_point Until(absl::Duration deadline) {
+    return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(deadline);
+  }
+
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable arrival_;
+  std::map<int64_t, Operation> operations_;  // under mutex_
+  std::map<Pair, Queue> queues_;             // under mutex_
+};
+
+class ThreadProcessGroup final : public ProcessGroup {
+ public:
+  ThreadProcessGroup(ThreadGroupHub& hub, int rank) : hub_(hub), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return hub_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return hub_.Exchange(next_++, rank_, mine, rank_ == 0, false, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    auto seen = hub_.Exchange(next_++, rank_, from_rank_0, false, true, deadline);
+    if (!seen.ok()) return seen.status();
+    return std::move((*seen)[0]);
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+    auto side = std::make_shared<ThreadGroupHub::Side>();
+    side->from = data.data();
+    side->bytes = data.size();
+    return std::make_unique<ThreadTransfer>(hub_, std::pair(rank_, destination), destination,
+                                            std::move(side));
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+    auto side = std::make_shared<ThreadGroupHub::Side>();
+    side->to = data.data();
+    side->bytes = data.size();
+    return std::make_unique<ThreadTransfer>(hub_, std::pair(source, rank_), source,
+                                            std::move(side));
+  }
+
+ private:
+  class ThreadTransfer final : public Transfer {
+   public:
+    ThreadTransfer(ThreadGroupHub& hub, ThreadGroupHub::Pair pair, int peer,
+                   std::shared_ptr<ThreadGroupHub::Side> side)
+        : hub_(hub), pair_(pair), peer_(peer), side_(std::move(side)) {
+      hub_.Start(pair_, side_);
+    }
+    ~ThreadTransfer() override { hub_.Withdraw(pair_, side_); }
+    absl::Status Wait(absl::Duration deadline) override {
+      return hub_.Wait(*side_, peer_, deadline);
+    }
+
+   private:
+    ThreadGroupHub& hub_;
+    const ThreadGroupHub::Pair pair_;
+    const int peer_;
+    const std::shared_ptr<ThreadGroupHub::Side> side_;
+  };
+
+  ThreadGroupHub& hub_;
+  const int rank_;
+  int64_t next_ = 0;
+};
+
+// Calls body(group) on `size` threads, one per rank, and waits for them.
+inline void RunRanks(int size, const std::function<void(ProcessGroup&)>& body) {
+  ThreadGroupHub hub(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&hub, &body, rank] {
+      ThreadProcessGroup group(hub, rank);
+      body(group);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_

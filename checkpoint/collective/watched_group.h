@@ -1,0 +1,83 @@
+#ifndef TESSERA_CHECKPOINT_COLLECTIVE_WATCHED_GROUP_H_
+#define TESSERA_CHECKPOINT_COLLECTIVE_WATCHED_GROUP_H_
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "checkpoint/collective/process_group.h"
+
+namespace tessera::ckpt {
+
+// A group that remembers its first error and answers everything with it from then on: after one,
+// ranks may be at different operations, and a message would be taken for another one.
+class WatchedGroup final : public ProcessGroup {
+ public:
+  explicit WatchedGroup(ProcessGroup& base) : base_(base) {}
+
+  const absl::Status& status() const { return status_; }
+
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    if (!status_.ok()) return status_;
+    auto gathered = base_.Gather(mine, deadline);
+    if (!gathered.ok()) return Remember(gathered.status());
+    return gathered;
+  }
+
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    if (!status_.ok()) return status_;
+    auto told = base_.Broadcast(from_rank_0, deadline);
+    if (!told.ok()) return Remember(told.status());
+    return told;
+  }
+
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+    return std::make_unique<WatchedTransfer>(
+        *this, status_.ok() ? base_.StartSend(data, destination) : nullptr);
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+    return std::make_unique<WatchedTransfer>(
+        *this, status_.ok() ? base_.StartReceive(data, source) : nullptr);
+  }
+
+ private:
+  class WatchedTransfer final : public Transfer {
+   public:
+    WatchedTransfer(WatchedGroup& group, std::unique_ptr<Transfer> base)
+        : group_(group), base_(std::move(base)) {}
+    absl::Status Wait(absl::Duration deadline) override {
+      if (!group_.status_.ok() || base_ == nullptr) return group_.status_;
+      return group_.Remember(base_->Wait(deadline));
+    }
+
+   private:
+    WatchedGroup& group_;
+    const std::unique_ptr<Transfer> base_;  // null where the group had failed before
+  };
+
+  absl::Status Remember(const absl::Status& status) {
+    if (status.ok() || !status_.ok()) return status;
+    status_ = absl::Status(status.code(),
+                           absl::StrCat("waiting for the other ranks: ", status.message()));
+    return status_;
+  }
+
+  ProcessGroup& base_;
+  absl::Status status_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_COLLECTIVE_WATCHED_GROUP_H_

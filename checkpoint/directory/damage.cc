@@ -1,0 +1,128 @@
+#include "checkpoint/directory/damage.h"
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/directory/damage_counters.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr uint32_t kCrc32cPolynomial = 0x82F63B78;  // reflected
+constexpr size_t kMaxNamedTensors = 4;
+
+// One byte of zeros through the CRC register: r' = (r >> 8) ^ table[r & 0xff]; and the way back, which is unique because the upper
+// bytes of the table are all different.
+struct CrcStep {
+  std::array<uint32_t, 256> table;
+  std::array<uint8_t, 256> by_upper_byte;
+
+  CrcStep() {
+    for (uint32_t i = 0; i < 256; ++i) {
+      uint32_t r = i;
+      for (int bit = 0; bit < 8; ++bit) r = (r >> 1) ^ ((r & 1) != 0 ? kCrc32cPolynomial : 0);
+      table[i] = r;
+      by_upper_byte[r >> 24] = static_cast<uint8_t>(i);
+    }
+  }
+
+  uint32_t Back(uint32_t r) const {
+    const uint32_t i = by_upper_byte[r >> 24];
+    return (r ^ table[i]) << 8 | i;
+  }
+};
+
+}  // namespace
+
+FileMap::FileMap(const Manifest& manifest) : manifest_(manifest), extents_(manifest.files_size()) {
+  ++GetDamageCounters().maps;
+  for (int t = 0; t < manifest.tensors_size(); ++t) {
+    const LogicalTensor& tensor = manifest.tensors(t);
+    const int64_t count = ShardCount(tensor);
+    for (int64_t s = 0; s < count; ++s) {
+      const uint64_t begin = tensor.shards().file_offset(s);
+      extents_[tensor.shards().file_index(s)].push_back(
+          {begin, begin + ShardBytes(tensor, s), static_cast<uint32_t>(t), s});
+    }
+  }
+  for (std::vector<Extent>& extents : extents_) std::ranges::sort(extents, {}, &Extent::begin);
+}
+
+std::string FileMap::TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end) const {
+  const std::vector<Extent>& extents = extents_[file_index];
+  std::vector<std::string> names;
+  size_t more = 0;
+  auto extent = std::ranges::upper_bound(extents, begin, {}, &Extent::end);
+  for (; extent != extents.end() && extent->begin < end; ++extent) {
+    if (names.size() < kMaxNamedTensors) {
+      names.push_back(manifest_.tensors(extent->tensor).name());
+    } else {
+      ++more;
+    }
+  }
+  std::string text = absl::StrJoin(names, ", ");
+  if (more > 0) absl::StrAppend(&text, " and ", more, " more");
+  return text;
+}
+
+std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
+                                              uint64_t length_bytes) {
+  ++GetDamageCounters().located;
+  static const CrcStep step;
+  // The register is linear: the difference of the two checksums is what the changed bits alone would leave in it. Going back
+  // over the bytes after the change must give a register with only the lowest byte set: the change itself.
+  uint32_t difference = expected ^ found;
+  std::optional<uint64_t> place;
+  for (uint64_t i = length_bytes; i-- > 0;) {
+    difference = step.Back(difference);
+    if (difference == 0 || difference > 0xff) continue;
+    if (place) return std::nullopt;
+    place = i;
+  }
+  return place;
+}
+
+Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint32_t file_index,
+                             uint64_t chunk, uint32_t found) {
+  const DataFile& file = manifest.files(file_index);
+  const uint64_t begin = chunk * file.chunk_bytes();
+  const uint64_t end = std::min<uint64_t>(begin + file.chunk_bytes(), file.size_bytes());
+  const uint32_t expected = file.chunk_crc32c(static_cast<int>(chunk));
+  Damage damage;
+  damage.file = file.path();
+  damage.offset_bytes = begin;
+  damage.tensor = map.TensorsIn(file_index, begin, end);
+  damage.message = absl::StrFormat("checksum of bytes [%u, %u): expected %08x, found %08x", begin,
+                                   end, expected, found);
+  const std::optional<uint64_t> place = LocateSingleByteError(expected, found, end - begin);
+  if (place) {
+    damage.offset_bytes = begin + *place;
+    damage.tensor = map.TensorsIn(file_index, damage.offset_bytes, damage.offset_bytes + 1);
+    absl::StrAppend(&damage.message, ", as after a change of byte ", damage.offset_bytes);
+  }
+  return damage;
+}
+
+Damage DescribeSizeError(const Manifest& manifest, const FileMap& map, uint32_t file_index,
+                         uint64_t found_bytes) {
+  const DataFile& file = manifest.files(file_index);
+  Damage damage;
+  damage.file = file.path();
+  damage.offset_bytes = std::min<uint64_t>(found_bytes, file.size_bytes());
+  damage.tensor = map.TensorsIn(file_index, damage.offset_bytes, file.size_bytes());
+  damage.message =
+      absl::StrCat("size: expected ", file.size_bytes(), " bytes, found ", found_bytes);
+  return damage;
+}
+
+std::string ToString(const Damage& damage) {
+  std::string text = absl::StrCat(damage.file, " at offset ", damage.offset_bytes, ": ");
+  if (!damage.tensor.empty()) absl::StrAppend(&text, "tensor ", damage.tensor, ": ");
+  return text + damage.message;
+}
+
+}  // namespace tessera::ckpt

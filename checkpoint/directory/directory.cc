@@ -1,0 +1,211 @@
+#include "checkpoint/directory/directory.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr std::string_view kStepPrefix = "step-";
+
+struct StepDirectory {
+  int64_t step;
+  std::string path;
+  bool committed;
+};
+
+// All that can be read, ascending by step; empty if the root is not there. `unreadable` (may be
+// null) receives the others.
+absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(
+    Storage& storage, std::string_view root, std::vector<UnreadableCheckpoint>* unreadable) {
+  std::vector<StepDirectory> found;
+  if (unreadable != nullptr) unreadable->clear();
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(root);
+  if (absl::IsNotFound(names.status())) return found;
+  TESSERA_RETURN_IF_ERROR(names.status());
+  for (std::string_view name : *names) {
+    if (!name.ends_with('/')) continue;
+    name.remove_suffix(1);
+    const std::optional<int64_t> step = ParseStepDirectoryName(name);
+    if (!step) continue;
+    std::string path = JoinPath(root, name);
+    const absl::StatusOr<bool> committed = IsCommitted(storage, path);
+    if (committed.ok()) {
+      found.push_back({*step, std::move(path), *committed});
+    } else if (unreadable != nullptr) {
+      unreadable->push_back({*step, std::string(name), committed.status()});
+    }
+  }
+  std::ranges::sort(found, {}, &StepDirectory::step);
+  if (unreadable != nullptr) std::ranges::sort(*unreadable, {}, &UnreadableCheckpoint::step);
+  return found;
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListThose(
+    Storage& storage, std::string_view root, bool committed,
+    std::vector<UnreadableCheckpoint>* unreadable) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage, root, unreadable));
+  std::vector<CheckpointInfo> those;
+  for (const StepDirectory& dir : directories) {
+    if (dir.committed == committed) those.push_back({dir.step, StepDirectoryName(dir.step)});
+  }
+  return those;
+}
+
+// What a reader who asked for something else may have meant.
+std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
+  std::string_view root = checkpoint_dir;
+  root = root.find('/') == root.npos ? std::string_view() : root.substr(0, root.rfind('/'));
+  for (std::string_view place : {checkpoint_dir, root}) {
+    const auto checkpoints = List(storage, place);
+    if (!checkpoints.ok() || checkpoints->empty()) continue;
+    std::vector<std::string> names;
+    for (const CheckpointInfo& info : *checkpoints) names.push_back(info.directory);
+    if (names.size() > 10) names.erase(names.begin(), names.end() - 10);
+    return absl::StrCat("checkpoints in ", storage.Describe(place), ": ",
+                        absl::StrJoin(names, ", "));
+  }
+  return absl::StrCat("no checkpoint in ", storage.Describe(root), " either");
+}
+
+// "c" of "a/b/c" and of "a/b/c/".
+std::string LastComponent(std::string path) {
+  while (path.ends_with('/')) path.pop_back();
+  return path.substr(path.rfind('/') + 1);
+}
+
+// What the codec says, with the file's place instead of its name alone.
+absl::Status WithPath(const std::string& path, const absl::Status& status) {
+  if (status.ok()) return status;
+  const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
+  return absl::Status(status.code(),
+                      absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
+}
+
+absl::Status RemoveDirectory(Storage& storage, const StepDirectory& dir) {
+  if (dir.committed) {
+    TESSERA_RETURN_IF_ERROR(storage.Delete(JoinPath(dir.path, kManifestFileName)));
+    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
+  }
+  return storage.DeleteTree(dir.path);
+}
+
+}  // namespace
+
+std::string JoinPath(std::string_view directory, std::string_view name) {
+  std::string path(directory);
+  if (!path.empty() && !name.empty()) path += '/';
+  path += name;
+  return path;
+}
+
+std::string StepDirectoryName(int64_t step) {
+  std::string digits = std::to_string(step);
+  if (digits.size() < 8) digits.insert(0, 8 - digits.size(), '0');
+  return std::string(kStepPrefix) + digits;
+}
+
+std::optional<int64_t> ParseStepDirectoryName(std::string_view name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  const std::string_view digits = name.substr(kStepPrefix.size());
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || end != digits.data() + digits.size() || step < 0) return std::nullopt;
+  if (StepDirectoryName(step) != name) return std::nullopt;
+  return step;
+}
+
+absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(checkpoint_dir);
+  if (absl::IsNotFound(names.status())) return false;
+  TESSERA_RETURN_IF_ERROR(names.status());
+  return std::ranges::find(*names, kManifestFileName) != names->end();
+}
+
+absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {
+  const std::string path = JoinPath(checkpoint_dir, kManifestFileName);
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) {
+    return absl::NotFoundError(absl::StrCat("no committed checkpoint in ",
+                                            storage.Describe(checkpoint_dir), " (",
+                                            std::string(kManifestFileName), " is missing); ",
+                                            DescribeNeighbours(storage, checkpoint_dir)));
+  }
+  // A pipe in its place.
+  if (absl::IsInvalidArgument(file.status())) return absl::DataLossError(file.status().message());
+  TESSERA_RETURN_IF_ERROR(file.status());
+  // No more is read than a header that is whole says, nor memory taken for it.
+  const uint64_t size_bytes = (*file)->size_bytes();
+  std::string bytes(std::min<uint64_t>(size_bytes, kManifestHeaderBytes), '\0');
+  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestHeader(bytes, size_bytes)));
+  bytes.resize(size_bytes);
+  TESSERA_RETURN_IF_ERROR(
+      (*file)->ReadAt(kManifestHeaderBytes,
+                      std::as_writable_bytes(std::span(bytes)).subspan(kManifestHeaderBytes)));
+  TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestBytes(bytes)));
+  return bytes;
+}
+
+absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
+                                          std::string_view bytes) {
+  const auto path = [&] { return storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)); };
+  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
+  if (!manifest.ok()) return WithPath(path(), manifest.status());
+  const std::string name = LastComponent(checkpoint_dir.empty() ? storage.Describe(checkpoint_dir)
+                                                                : std::string(checkpoint_dir));
+  const std::optional<int64_t> step = ParseStepDirectoryName(name);
+  if (step.has_value() && *step != manifest->trainer().step()) {
+    return absl::DataLossError(absl::StrCat(path(), ": the manifest is that of step ",
+                                            manifest->trainer().step(),
+                                            ", its directory is called ", name));
+  }
+  return manifest;
+}
+
+absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadManifestBytes(storage, checkpoint_dir));
+  return DecodeManifestOf(storage, checkpoint_dir, bytes);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
+                                                 std::vector<UnreadableCheckpoint>* unreadable) {
+  return ListThose(storage, root, /*committed=*/true, unreadable);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root) {
+  return ListThose(storage, root, /*committed=*/false, nullptr);
+}
+
+absl::Status Prune(Storage& storage, std::string_view root, int keep) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage, root, nullptr));
+  std::erase_if(directories, [&](const StepDirectory& dir) { return storage.IsLink(dir.path); });
+  int64_t committed = std::ranges::count(directories, true, &StepDirectory::committed);
+  int64_t excess = committed - std::max(keep, 1);
+  absl::Status first_error;
+  bool removed = false;
+  for (const StepDirectory& dir : directories) {
+    if (committed == 0) break;  // what follows is newer than the newest committed one
+    if (dir.committed) --committed;
+    if (dir.committed && excess-- <= 0) continue;
+    first_error.Update(RemoveDirectory(storage, dir));
+    removed = true;
+  }
+  if (removed) first_error.Update(storage.SyncDirectory(root));
+  return first_error;
+}
+
+}  // namespace tessera::ckpt

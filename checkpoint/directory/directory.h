@@ -1,0 +1,75 @@
+#ifndef TESSERA_CHECKPOINT_DIRECTORY_DIRECTORY_H_
+#define TESSERA_CHECKPOINT_DIRECTORY_DIRECTORY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+// "step-00000042"; steps sort as numbers whatever their width.
+std::string StepDirectoryName(int64_t step);
+
+inline constexpr std::string_view kTemporaryManifestFileName = "manifest.pb.tmp";
+
+// "a/b"; either part may be empty.
+std::string JoinPath(std::string_view directory, std::string_view name);
+
+// Inverse of StepDirectoryName; nullopt for anything else.
+std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
+
+// True if the directory holds a committed manifest; false also if there is no such directory.
+absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
+
+// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is
+// there), DataLoss, also where the directory is named as the checkpoint of another step; a
+// directory with a name of another kind can hold any.
+absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
+
+// The bytes of a committed manifest, of which CheckManifestBytes() has nothing to say. NotFound
+// lists what is there instead; DataLoss names the file.
+absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir);
+
+// Those bytes, decoded. DataLoss names the file; also where the directory is named for another step
+// than the manifest's.
+absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
+                                          std::string_view bytes);
+
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string directory;  // under root
+};
+
+// A directory of a step that cannot be looked into: nobody knows whether it holds a checkpoint.
+struct UnreadableCheckpoint {
+  int64_t step = 0;
+  std::string directory;  // under root
+  absl::Status status;
+};
+
+// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
+// manifest is read. Half-written directories are not among them. Neither are unreadable ones, which
+// `unreadable` (may be null) receives: one bad directory does not make the others useless.
+absl::StatusOr<std::vector<CheckpointInfo>> List(
+    Storage& storage, std::string_view root,
+    std::vector<UnreadableCheckpoint>* unreadable = nullptr);
+// Directories of saves that were started but not committed.
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root);
+
+// Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so
+// that a crash halfway leaves no checkpoint that looks whole. Also removes half-written directories
+// older than the newest committed one. Symbolic links and unreadable directories are left alone and
+// do not count. Returns the first error after having tried all.
+absl::Status Prune(Storage& storage, std::string_view root, int keep);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_DIRECTORY_DIRECTORY_H_

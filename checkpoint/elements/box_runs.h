@@ -1,0 +1,131 @@
+#ifndef TESSERA_CHECKPOINT_ELEMENTS_BOX_RUNS_H_
+#define TESSERA_CHECKPOINT_ELEMENTS_BOX_RUNS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt {
+
+// Translates between two storages of one region: `outer`'s own row-major storage, which a data file
+// holds and which is cut into pieces at arbitrary elements, and a strided one (a caller's memory,
+// or the global index space). Immutable; thread-safe.
+class BoxRuns {
+ public:
+  struct Run {
+    int64_t outer_element;    // from the beginning of outer's storage
+    int64_t strided_element;  // from the element at strided_offset
+    int64_t count;
+  };
+
+  // `strides` are in elements, one per dim; element 0 of the strided storage has the global
+  // coordinates `strided_offset`. Precondition: outer contains region; the region is not empty.
+  BoxRuns(const Box& outer, const Box& region, const std::vector<int64_t>& strided_offset,
+          const std::vector<int64_t>& strides) {
+    const std::vector<int64_t> outer_strides = ContiguousStrides(outer.shape);
+    std::vector<Dim> dims;
+    for (size_t d = 0; d < region.shape.size(); ++d) {
+      outer_base_ += (region.global_offset[d] - outer.global_offset[d]) * outer_strides[d];
+      strided_base_ += (region.global_offset[d] - strided_offset[d]) * strides[d];
+      const Dim dim = {region.shape[d], outer_strides[d], strides[d]};
+      if (dim.extent == 1) continue;
+      if (!dims.empty() && dims.back().outer == dim.outer * dim.extent &&
+          dims.back().strided == dim.strided * dim.extent) {
+        dims.back() = {dims.back().extent * dim.extent, dim.outer, dim.strided};
+      } else {
+        dims.push_back(dim);
+      }
+    }
+    if (!dims.empty() && dims.back().outer == 1) {
+      run_ = dims.back().extent;
+      run_stride_ = dims.back().strided;
+      dims.pop_back();
+    }
+    dims_ = std::move(dims);
+  }
+
+  // Between neighbours of one run in the strided storage; in outer's it is 1.
+  int64_t run_stride() const { return run_stride_; }
+
+  // Where the elements at [begin, end) of outer's storage begin in the strided one, if they lie
+  // there side by side in one run, too. Precondition: the region holds them all.
+  std::optional<int64_t> Contiguous(int64_t begin, int64_t end) const {
+    if (run_stride_ != 1 && end - begin > 1) return std::nullopt;
+    std::optional<int64_t> first;
+    ForEach(begin, end, [&](const Run& run) {
+      if (run.count == end - begin) first = run.strided_element;
+    });
+    return first;
+  }
+
+  // fn(Run) for the region's elements that lie at [begin, end) of outer's storage, in ascending
+  // order. Cost: O(dims + runs visited).
+  template <typename Function>
+  void ForEach(int64_t begin, int64_t end, Function&& fn) const {
+    std::vector<int64_t> index(dims_.size(), 0);
+    if (!Seek(begin, index)) return;
+    int64_t outer = outer_base_, strided = strided_base_;
+    for (size_t d = 0; d < dims_.size(); ++d) {
+      outer += index[d] * dims_[d].outer;
+      strided += index[d] * dims_[d].strided;
+    }
+    while (outer < end) {
+      const int64_t first = std::max<int64_t>(begin - outer, 0);
+      const int64_t last = std::min(end - outer, run_);
+      fn(Run{outer + first, strided + first * run_stride_, last - first});
+      size_t d = dims_.size();
+      while (true) {
+        if (d == 0) return;
+        --d;
+        outer += dims_[d].outer;
+        strided += dims_[d].strided;
+        if (++index[d] < dims_[d].extent) break;
+        outer -= index[d] * dims_[d].outer;
+        strided -= index[d] * dims_[d].strided;
+        index[d] = 0;
+      }
+    }
+  }
+
+ private:
+  struct Dim {
+    int64_t extent, outer, strided;
+  };
+
+  // Moves `index` to the first run that ends after `begin`; false if there is none.
+  bool Seek(int64_t begin, std::vector<int64_t>& index) const {
+    int64_t rest = begin - outer_base_;
+    if (rest <= 0) return true;
+    for (size_t d = 0; d < dims_.size(); ++d) {
+      index[d] = rest / dims_[d].outer;
+      if (index[d] >= dims_[d].extent) return Carry(index, d);
+      rest -= index[d] * dims_[d].outer;
+    }
+    return rest < run_ || Carry(index, dims_.size());
+  }
+
+  // Steps the dims before `d` by one and resets the others.
+  bool Carry(std::vector<int64_t>& index, size_t d) const {
+    std::fill(index.begin() + d, index.end(), 0);
+    while (d > 0) {
+      --d;
+      if (++index[d] < dims_[d].extent) return true;
+      index[d] = 0;
+    }
+    return false;
+  }
+
+  std::vector<Dim> dims_;  // outermost first, without the dims inside a run
+  int64_t run_ = 1;
+  int64_t run_stride_ = 1;
+  int64_t outer_base_ = 0;
+  int64_t strided_base_ = 0;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_ELEMENTS_BOX_RUNS_H_

@@ -1,0 +1,233 @@
+#include "checkpoint/elements/copy_elements.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "checkpoint/format/dtype.h"
+
+namespace tessera::ckpt {
+namespace {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16Bits {
+  uint16_t bits;
+};
+
+// To float. Every F16 and BF16 value is one.
+float ToFloat(float value) { return value; }
+float ToFloat(Bf16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
+float ToFloat(F16Bits value) {
+  const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1f;
+  const uint32_t fraction = value.bits & 0x3ff;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
+  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24, exact in float
+    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
+  }
+  return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+// Rounded to odd: a later rounding to a narrower type then gives what one rounding of the double
+// would have given, because float has more than two bits more than F16 and BF16.
+float ToFloatForFurtherRounding(double value) {
+  const float nearest = static_cast<float>(value);
+  if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;  // toward zero
+  return std::bit_cast<float>(bits | 1);
+}
+
+Bf16 ToBf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40;
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded)};
+}
+
+F16Bits ToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) {
+    return {static_cast<uint16_t>(sign | 0x7e00 | ((magnitude >> 13) & 0x3ff))};
+  }
+  if (magnitude >= 0x47800000) return {static_cast<uint16_t>(sign | 0x7c00)};  // 2^16 and above
+  if (magnitude < 0x38800000) {  // below 2^-14: adding 0.5 rounds to the subnormals' grid, 2^-24
+    const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
+    return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000))};
+  }
+  // A carry out of the fraction steps the exponent, up to infinity.
+  const uint32_t rounded = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  return {static_cast<uint16_t>(sign | rounded)};
+}
+
+template <typename To, typename From>
+To Convert(From value) {
+  if constexpr (std::is_same_v<To, double>) {
+    return ToFloat(value);
+  } else if constexpr (std::is_same_v<To, float>) {
+    if constexpr (std::is_same_v<From, double>) {
+      return static_cast<float>(value);
+    } else {
+      return ToFloat(value);
+    }
+  } else {
+    float single;
+    if constexpr (std::is_same_v<From, double>) {
+      single = ToFloatForFurtherRounding(value);
+    } else {
+      single = ToFloat(value);
+    }
+    if constexpr (std::is_same_v<To, Bf16>) {
+      return ToBf16(single);
+    } else {
+      return ToF16(single);
+    }
+  }
+}
+
+template <typename From, typename To>
+void ConvertElements(const std::byte* from, std::byte* to, size_t count, int64_t to_stride) {
+  const auto convert = [&](size_t i, int64_t stride) {
+    From value;
+    std::memcpy(&value, from + i * sizeof(From), sizeof(From));
+    const To result = Convert<To, From>(value);
+    std::memcpy(to + static_cast<int64_t>(i) * stride * static_cast<int64_t>(sizeof(To)), &result,
+                sizeof(To));
+  };
+  if (to_stride == 1) {  // apart, so that the compiler sees a constant stride and vectorises
+    for (size_t i = 0; i < count; ++i) convert(i, 1);
+  } else {
+    for (size_t i = 0; i < count; ++i) convert(i, to_stride);
+  }
+}
+
+// A copy of at least this many bytes goes past the cache.
+constexpr size_t kStreamedBytes = 2048;
+constexpr size_t kLineBytes = 64;
+
+// Whoever loads fills more memory than any cache holds. A line that is written without being read
+// first, and that pushes nothing out, makes a copy half as fast again.
+void CopyBytes(const std::byte* from, std::byte* to, size_t bytes) {
+#if defined(__SSE2__)
+  if (bytes >= kStreamedBytes) {
+    const size_t head = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
+    const size_t lines = (bytes - head) / kLineBytes * kLineBytes;
+    std::memcpy(to, from, head);
+    for (size_t at = head; at < head + lines; at += kLineBytes) {
+      __m128i line[kLineBytes / sizeof(__m128i)];
+      std::memcpy(line, from + at, kLineBytes);
+      auto* const out = reinterpret_cast<__m128i*>(to + at);
+      for (size_t i = 0; i < std::size(line); ++i) _mm_stream_si128(out + i, line[i]);
+    }
+    _mm_sfence();  // ordered like any other store, for whoever is told that the copy is done
+    from += head + lines;
+    to += head + lines;
+    bytes -= head + lines;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+
+template <size_t kBytes>
+void CopySame(const std::byte* from, std::byte* to, size_t count, int64_t to_stride) {
+  if (to_stride == 1) {
+    CopyBytes(from, to, count * kBytes);
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(to + static_cast<int64_t>(i) * to_stride * static_cast<int64_t>(kBytes),
+                from + i * kBytes, kBytes);
+  }
+}
+
+template <size_t kBytes>
+void Gather(const std::byte* from, int64_t from_stride, std::byte* to, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * kBytes,
+                from + static_cast<int64_t>(i) * from_stride * static_cast<int64_t>(kBytes),
+                kBytes);
+  }
+}
+
+CopyElements FindSameSize(size_t element_bytes) {
+  switch (element_bytes) {
+    case 1:
+      return CopySame<1>;
+    case 2:
+      return CopySame<2>;
+    case 4:
+      return CopySame<4>;
+    case 8:
+      return CopySame<8>;
+    default:
+      return nullptr;
+  }
+}
+
+template <typename From>
+CopyElements FindFrom(DType to) {
+  switch (to) {
+    case F64:
+      if constexpr (std::is_same_v<From, double>)
+        return nullptr;
+      else
+        return ConvertElements<From, double>;
+    case F32:
+      return ConvertElements<From, float>;
+    case F16:
+      return ConvertElements<From, F16Bits>;
+    case BF16:
+      return ConvertElements<From, Bf16>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+CopyElements FindCopy(DType from, DType to) {
+  if (from == to) return FindSameSize(DTypeSize(from));
+  switch (from) {
+    case F64:
+      return FindFrom<double>(to);
+    case F32:
+      return FindFrom<float>(to);
+    case F16:
+      return FindFrom<F16Bits>(to);
+    case BF16:
+      return FindFrom<Bf16>(to);
+    default:
+      return nullptr;
+  }
+}
+
+void GatherElements(const std::byte* from, int64_t from_stride, std::byte* to, size_t count,
+                    size_t element_bytes) {
+  if (from_stride == 1) {
+    std::memcpy(to, from, count * element_bytes);
+    return;
+  }
+  switch (element_bytes) {
+    case 1:
+      return Gather<1>(from, from_stride, to, count);
+    case 2:
+      return Gather<2>(from, from_stride, to, count);
+    case 4:
+      return Gather<4>(from, from_stride, to, count);
+    default:
+      return Gather<8>(from, from_stride, to, count);
+  }
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,60 @@
+#ifndef TESSERA_CHECKPOINT_ELEMENTS_PLACED_DIGEST_H_
+#define TESSERA_CHECKPOINT_ELEMENTS_PLACED_DIGEST_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/elements/box_runs.h"
+#include "checkpoint/elements/digest_runs.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt {
+
+// The digest of a box of a logical tensor, taken while its elements are put into memory: a pass
+// over the memory afterwards would cost as much again. Thread-safe.
+class PlacedDigest {
+ public:
+  // In memory the box is the first part of an array of that shape, which is at least the box's.
+  PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
+               size_t element_bytes)
+      : global_(WholeBox(array_shape), WholeBox(box.shape), Negative(box.global_offset),
+                ContiguousStrides(global_shape)),
+        element_bytes_(static_cast<int64_t>(element_bytes)) {}
+
+  // Puts `count` elements that lie at `from` into the array: the first as its element `first`, each
+  // of the others `stride` further on. They are elements of the box.
+  void Place(const std::byte* from, std::byte* array, int64_t first, int64_t count,
+             int64_t stride) {
+    const int64_t together = stride == 1 ? count : 1;
+    LogicalDigest digest;
+    for (int64_t i = 0; i < count; i += together) {
+      const int64_t at = first + i * stride;
+      digest += CopyAndDigestRuns(global_, at, at + together, from + i * element_bytes_,
+                                  array + at * element_bytes_, element_bytes_);
+    }
+    lo_.fetch_add(digest.lo, std::memory_order_relaxed);
+    hi_.fetch_add(digest.hi, std::memory_order_relaxed);
+  }
+
+  // Of everything so far. Calls of Place() must have been made known to this thread.
+  LogicalDigest sum() const {
+    return {lo_.load(std::memory_order_relaxed), hi_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  static std::vector<int64_t> Negative(std::vector<int64_t> values) {
+    for (int64_t& value : values) value = -value;
+    return values;
+  }
+
+  const BoxRuns global_;  // the array <-> the tensor's row-major order
+  const int64_t element_bytes_;
+  std::atomic<uint64_t> lo_ = 0, hi_ = 0;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_ELEMENTS_PLACED_DIGEST_H_

@@ -1,0 +1,151 @@
+#include "checkpoint/load/compare.h"
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/local_plan.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// The name under which an optimizer state holds a parameter's master weight.
+constexpr char kMasterState[] = "master";
+
+class Comparer {
+ public:
+  Comparer(const Manifest& manifest, const LoadOptions& options)
+      : manifest_(manifest), options_(options) {
+    result_.used.resize(manifest.tensors_size());
+    for (int t = 0; t < manifest.tensors_size(); ++t) index_[manifest.tensors(t).name()] = t;
+    for (const OptimizerParameter& parameter : manifest.optimizer().parameters()) {
+      const auto master = parameter.states().find(kMasterState);
+      if (master != parameter.states().end()) master_[parameter.parameter()] = master->second;
+    }
+  }
+
+  void Add(const ShardedTensor& wanted) {
+    if (!wanted.alias_of.empty()) return AddAlias(wanted);
+    std::optional<uint32_t> saved = Find(wanted.name);
+    if (saved) {
+      const LogicalTensor& tensor = manifest_.tensors(*saved);
+      if (tensor.role() != wanted.role) {
+        Mismatch(wanted, absl::StrCat("saved as ", Role_Name(tensor.role()), ", wanted as ",
+                                      Role_Name(wanted.role)));
+      }
+    } else if (wanted.role == WEIGHT && options_.weights_from_master) {
+      saved = FindMaster(wanted.name);
+      if (saved) result_.from_master.push_back(wanted.name);
+    }
+    if (!saved) {
+      if (options_.allow_missing) {
+        result_.missing.push_back(wanted.name);
+      } else {
+        Mismatch(wanted, "wanted, not in the checkpoint");
+      }
+      return;
+    }
+    AddShards(wanted, Resolve(*saved));
+  }
+
+  Comparison Finish() && { return std::move(result_); }
+
+ private:
+  void Mismatch(const ShardedTensor& wanted, absl::string_view text) {
+    result_.mismatches.push_back(absl::StrCat("tensor ", wanted.name, ": ", text));
+  }
+
+  std::optional<uint32_t> Find(const std::string& name) const {
+    const auto at = index_.find(name);
+    if (at == index_.end()) return std::nullopt;
+    return at->second;
+  }
+
+  std::optional<uint32_t> FindMaster(const std::string& weight) const {
+    const auto master = master_.find(weight);
+    if (master == master_.end()) return std::nullopt;
+    return Find(master->second);
+  }
+
+  // The tensor that holds the shards.
+  uint32_t Resolve(uint32_t saved) {
+    result_.used[saved] = true;
+    const std::string& target = manifest_.tensors(saved).alias_of();
+    if (target.empty()) return saved;
+    const uint32_t resolved = *Find(target);
+    result_.used[resolved] = true;
+    return resolved;
+  }
+
+  // An alias has no memory of its own; all there is to check is that the checkpoint means the same.
+  void AddAlias(const ShardedTensor& wanted) {
+    const std::optional<uint32_t> saved = Find(wanted.name);
+    if (!saved) return;
+    result_.used[*saved] = true;
+    const std::string& target = manifest_.tensors(*saved).alias_of();
+    if (target == wanted.alias_of) return;
+    Mismatch(wanted, absl::StrCat(target.empty() ? std::string("saved as a tensor of its own")
+                                                 : "saved as an alias of " + target,
+                                  ", wanted as an alias of ", wanted.alias_of));
+  }
+
+  void AddShards(const ShardedTensor& wanted, uint32_t saved) {
+    const LogicalTensor& tensor = manifest_.tensors(saved);
+    const Shape saved_shape = GlobalShape(tensor);
+    bool fits = true;
+    if (saved_shape != wanted.global_shape) {
+      Mismatch(wanted, absl::StrCat("saved with shape ", ShapeToString(saved_shape),
+                                    ", wanted with shape ", ShapeToString(wanted.global_shape)));
+      fits = false;
+    }
+    const CopyElements copy = FindCopy(tensor.dtype(), wanted.dtype);
+    if (copy == nullptr || (tensor.dtype() != wanted.dtype && !options_.convert_dtype)) {
+      Mismatch(wanted, absl::StrCat("saved as ", DType_Name(tensor.dtype()), ", wanted as ",
+                                    DType_Name(wanted.dtype),
+                                    copy == nullptr ? ", and there is no conversion"
+                                                    : ", and conversion is not allowed"));
+      fits = false;
+    }
+    if (const absl::Status covered = ValidateCoverage(tensor); !covered.ok()) {
+      Mismatch(wanted, covered.message());
+      fits = false;
+    }
+    if (!fits) return;
+    for (const LocalShard& shard : wanted.shards) {
+      if (shard.box.empty()) continue;
+      result_.wanted.push_back({saved, shard.box});
+      result_.destinations.push_back({shard.box, static_cast<std::byte*>(shard.data),
+                                      ShardStrides(shard), DTypeSize(wanted.dtype), copy});
+    }
+  }
+
+  const Manifest& manifest_;
+  const LoadOptions& options_;
+  absl::flat_hash_map<std::string, uint32_t> index_;
+  absl::flat_hash_map<std::string, std::string> master_;  // weight -> its master
+  Comparison result_;
+};
+
+}  // namespace
+
+Comparison Compare(const Manifest& manifest, const StateDict& state, const LoadOptions& options) {
+  Comparer comparer(manifest, options);
+  for (const ShardedTensor& tensor : state.tensors) comparer.Add(tensor);
+  return std::move(comparer).Finish();
+}
+
+std::vector<std::string> UnexpectedTensors(const Manifest& manifest,
+                                           const std::vector<bool>& used) {
+  std::vector<std::string> names;
+  for (int t = 0; t < manifest.tensors_size(); ++t) {
+    const LogicalTensor& tensor = manifest.tensors(t);
+    if (!used[t] && tensor.alias_of().empty()) names.push_back(tensor.name());
+  }
+  return names;
+}
+
+}  // namespace tessera::ckpt

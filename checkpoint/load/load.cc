@@ -1,0 +1,224 @@
+#include "checkpoint/load/load.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/compare.h"
+#include "checkpoint/load/data_reader.h"
+#include "checkpoint/load/load_messages.pb.h"
+#include "checkpoint/load/shared_reader.h"
+#include "checkpoint/load/verify_loaded.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/share_reads.h"
+
+// A load in four agreements, so that no rank goes on while another cannot:
+//  1. rank 0 reads the manifest and hands it out;
+//  2. every rank compares it with its state; all mismatches of all ranks end the load here;
+//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load
+//     here. Rank 0 hands out who reads what, and, where ranks read for each other, they agree once
+//     more that each has its buffers;
+//  4. every rank reads, checks and places. Only now does memory change;
+//  5. where it is asked for, every rank tells the digests of what it has, and rank 0 compares them
+//     with those that were saved.
+
+namespace tessera::ckpt {
+namespace {
+
+std::string PackBits(const std::vector<bool>& bits) {
+  std::string packed((bits.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i]) packed[i / 8] = static_cast<char>(packed[i / 8] | 1 << i % 8);
+  }
+  return packed;
+}
+
+void OrBits(const std::string& packed, std::vector<bool>& bits) {
+  for (size_t i = 0; i < bits.size() && i / 8 < packed.size(); ++i) {
+    if ((packed[i / 8] >> i % 8 & 1) != 0) bits[i] = true;
+  }
+}
+
+absl::Status CheckOptions(const LoadOptions& options) {
+  if (options.io_threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
+  }
+  return absl::OkStatus();
+}
+
+// On rank 0: all ranks' comparisons -> the unexpected tensors, or one error with everything in it.
+absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& payloads,
+                                               const Manifest& manifest, const LoadOptions& options,
+                                               const std::string& where) {
+  std::vector<std::string> lines;
+  std::set<std::string> seen;
+  std::vector<bool> used(manifest.tensors_size());
+  for (const std::string& payload : payloads) {
+    CompareReport report;
+    if (!report.ParseFromString(payload)) return absl::InternalError("a bad comparison");
+    OrBits(report.used(), used);
+    for (const std::string& line : report.mismatches()) {
+      if (seen.insert(line).second) lines.push_back(line);
+    }
+  }
+  CompareReport verdict;
+  for (const std::string& name : UnexpectedTensors(manifest, used)) {
+    if (options.allow_unexpected) {
+      verdict.add_mismatches(name);
+    } else {
+      lines.push_back(absl::StrCat("tensor ", name, ": saved, not wanted"));
+    }
+  }
+  if (!lines.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(lines.size(), lines.size() == 1 ? " mismatch" : " mismatches", " between ",
+                     where, " and the state to load into:\n  ", JoinFirst(lines, "\n  ")));
+  }
+  return verdict.SerializeAsString();
+}
+
+std::string ReportComparison(const Comparison& comparison) {
+  CompareReport report;
+  for (const std::string& line : comparison.mismatches) report.add_mismatches(line);
+  report.set_used(PackBits(comparison.used));
+  return report.SerializeAsString();
+}
+
+// Step 1.
+absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkpoint_dir,
+                                       const StateDict& state, ProcessGroup& group,
+                                       const LoadOptions& options) {
+  absl::StatusOr<std::string> mine = std::string();
+  if (absl::Status checked = CheckOptions(options); !checked.ok()) mine = std::move(checked);
+  if (absl::Status checked = CheckStateDict(state); !checked.ok()) mine = std::move(checked);
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(
+                                                        group, mine,
+                                                        [&](const std::vector<std::string>&) {
+                                                          return ReadManifestBytes(storage,
+                                                                                   checkpoint_dir);
+                                                        },
+                                                        options.deadline));
+  return DecodeManifestOf(storage, checkpoint_dir, bytes);
+}
+
+// Who reads what: rank 0's answer to what every rank needs, or why one of them cannot go on.
+absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
+                                       const LoadPlan* plan, ProcessGroup& group,
+                                       const LoadOptions& options) {
+  absl::StatusOr<std::string> needs = std::string();
+  if (!ready.ok()) {
+    needs = ready;
+  } else if (group.size() > 1) {
+    needs = DescribeNeeds(manifest, *plan, options.staging_bytes).SerializeAsString();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string told, AgreeEach(
+                                                       group, needs,
+                                                       [&](const std::vector<std::string>& all) {
+                                                         return ShareReads(manifest, all);
+                                                       },
+                                                       options.deadline));
+  ReadShare share;
+  if (!share.ParseFromString(told)) return absl::InternalError("rank 0 sent a bad share");
+  return share;
+}
+
+absl::Status ReadTogether(const Manifest& manifest, const DataReader& reader,
+                          const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
+                          LoadReport& report) {
+  const absl::StatusOr<std::unique_ptr<SharedReader>> shared = SharedReader::Create(
+      manifest, reader, share, group.rank(), options.io_threads, options.staging_bytes);
+  TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, shared.status(), options.deadline));
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnStatus(group, (*shared)->Run(group, options.deadline), options.deadline));
+  report.bytes_read = (*shared)->counters().bytes_read;
+  report.bytes_received = (*shared)->counters().bytes_received;
+  report.bytes_sent = (*shared)->counters().bytes_sent;
+  report.buffer_bytes = (*shared)->buffer_bytes();
+  return absl::OkStatus();
+}
+
+// Steps 3 and 4.
+absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
+                  const Comparison& comparison, ProcessGroup& group, const LoadOptions& options,
+                  LoadReport& report) {
+  const absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
+  const absl::StatusOr<OpenFiles> files =
+      plan.ok() ? OpenDataFiles(storage, checkpoint_dir, manifest, *plan) : plan.status();
+  const absl::StatusOr<DataReader> reader =
+      files.ok() ? DataReader::Create(manifest, *plan, *files, comparison.destinations,
+                                      options.verify_checksums)
+                 : files.status();
+  TESSERA_ASSIGN_OR_RETURN(
+      const ReadShare share,
+      ShareReading(manifest, reader.status(), reader.ok() ? &*plan : nullptr, group, options));
+  report.bytes_needed = plan->bytes;
+  if (share.any_shared()) {
+    return ReadTogether(manifest, *reader, share, group, options, report);
+  }
+  report.bytes_read = plan->bytes;
+  return AgreeOnStatus(
+      group, ReadAlone(manifest, *plan, *reader, options.io_threads, options.staging_bytes),
+      options.deadline);
+}
+
+// Step 5, where it is asked for.
+absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison,
+                          ProcessGroup& group, const LoadOptions& options, LoadReport& report) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_ASSIGN_OR_RETURN(
+      LoadedDigests digests,
+      VerifyLoaded(manifest, comparison, group, options.io_threads, options.deadline));
+  report.digests_verified = digests.verified;
+  report.digests_unverified = std::move(digests.unverified);
+  report.verify_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
+                                ProcessGroup& group, const LoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
+                           ShareManifest(storage, checkpoint_dir, state, group, options));
+
+  Comparison comparison = Compare(manifest, state, options);
+  TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
+                           Agree(
+                               group, ReportComparison(comparison),
+                               [&](const std::vector<std::string>& payloads) {
+                                 return CombineComparisons(payloads, manifest, options,
+                                                           storage.Describe(checkpoint_dir));
+                               },
+                               options.deadline));
+  CompareReport verdict;
+  if (!verdict.ParseFromString(verdict_bytes)) return absl::InternalError("a bad verdict");
+
+  LoadReport report;
+  if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
+  TESSERA_RETURN_IF_ERROR(
+      Read(storage, checkpoint_dir, manifest, comparison, group, options, report));
+  if (options.verify_digests) {
+    TESSERA_RETURN_IF_ERROR(CheckDigests(manifest, comparison, group, options, report));
+  }
+  report.missing = std::move(comparison.missing);
+  report.from_master = std::move(comparison.from_master);
+  report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,116 @@
+#ifndef TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_
+#define TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_
+
+// The reading of ranks that need the same bytes: each byte is read and checked by one of them,
+// which hands it to the others while it reads on.
+//
+// Every rank goes through the pieces that it has to do with in one order, (begin, file), the same
+// for all: what it reads it hands out, what others read it receives. Its threads read ahead
+// meanwhile, as far as there are buffers.
+//
+// No rank can wait in a circle: take the first message of all, in that order, that has not arrived.
+// Its sender has sent everything before it, reads without waiting for anybody, and so comes to send
+// it; its receiver has received everything before it, and so comes to receive it.
+//
+// A piece travels in several messages, so small that one is still in the receiver's cache when it
+// is placed. The first of them begins with a mark. A rank that cannot read a piece marks it so,
+// sends messages of the same sizes, and goes on taking part: nobody is left waiting, and the
+// agreement that follows tells everybody its error.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/load/data_reader.h"
+#include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/storage/aligned_buffer.h"
+
+namespace tessera::ckpt {
+
+struct SharedReadCounters {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_received = 0;
+  uint64_t bytes_sent = 0;
+};
+
+class SharedReader {
+ public:
+  // Works out what this rank's share means, and makes the buffers: at most staging_bytes, or seven
+  // pieces. No communication. Everything must outlive the reader.
+  static absl::StatusOr<std::unique_ptr<SharedReader>> Create(const Manifest& manifest,
+                                                              const DataReader& reader,
+                                                              const ReadShare& share, int rank,
+                                                              int io_threads,
+                                                              uint64_t staging_bytes);
+
+  // Collective over the group, and called once. Errors: what this rank could not read; the group's.
+  absl::Status Run(ProcessGroup& group, absl::Duration deadline);
+
+  const SharedReadCounters& counters() const { return counters_; }
+  uint64_t buffer_bytes() const { return buffer_bytes_; }
+
+ private:
+  class Session;
+  friend class Session;
+
+  // What part of a piece goes to whom.
+  struct Group {
+    const ShardRegion* region;  // null: everything
+    std::shared_ptr<const PackedRegion> packed;
+    const std::vector<uint32_t>* ranks;
+  };
+  struct OwnPiece {
+    FilePiece piece;
+    const std::vector<Group>* groups;
+  };
+  struct Incoming {
+    FilePiece piece;  // what the message has to do with
+    uint32_t source;
+    const ShardRegion* region;  // null: everything
+    uint64_t bytes;             // without the mark
+    bool marked;
+  };
+  // A step of the way through all pieces: a piece of our own, or a message.
+  struct Step {
+    bool own;
+    size_t index;
+  };
+
+  SharedReader(const DataReader& reader, int rank) : reader_(reader), rank_(rank) {}
+  absl::Status Schedule(const Manifest& manifest, const ReadShare& share);
+  absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
+                         std::vector<Group>& groups) const;
+  void AddShared(const FilePiece& piece, uint32_t reader, const std::vector<Group>& groups);
+  void AddIncoming(const Incoming& message);
+  absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes);
+  absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to);
+
+  const DataReader& reader_;
+  const uint32_t rank_;
+  std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
+  std::vector<std::unique_ptr<std::vector<Group>>> groups_;  // of each shared segment
+  std::vector<FilePiece> private_;
+  std::vector<OwnPiece> own_;       // in order
+  std::vector<Incoming> incoming_;  // in order
+  std::vector<Step> steps_;
+  uint64_t largest_private_ = 0, largest_own_ = 0, largest_incoming_ = 0;  // bytes
+  bool packs_ = false;
+
+  int workers_ = 1;
+  std::vector<AlignedBuffer> private_buffers_;  // of each worker
+  std::vector<AlignedBuffer> own_buffers_;      // own piece i is in the (i modulo their number)th
+  std::vector<AlignedBuffer> receive_buffers_;
+  std::vector<AlignedBuffer> pack_buffer_;  // one or none
+  uint64_t buffer_bytes_ = 0;
+  SharedReadCounters counters_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_

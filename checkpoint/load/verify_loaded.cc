@@ -1,0 +1,398 @@
+#include "checkpoint/load/verify_loaded.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/workers.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/elements/copy_elements.h"
+#include "checkpoint/elements/placed_digest.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/layout/coverage.h"
+#include "checkpoint/layout/subtract.h"
+#include "checkpoint/load/load_messages.pb.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// What a thread digests at a time.
+constexpr int64_t kTaskBytes = int64_t{4} << 20;
+// Overlaps of boxes are worked out pair by pair.
+constexpr size_t kMostOverlappingBoxes = 4096;
+
+struct BoxHash {
+  size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
+};
+
+// A box of a saved tensor that lies in this process's memory.
+struct Held {
+  const Destination* destination;
+  uint32_t saved_tensor;
+  Box box;                               // in the destination's
+  const PlacedDigest* digest = nullptr;  // where it is known
+};
+
+// Part of one, for a thread.
+struct Task {
+  size_t held;
+  Box box;
+};
+
+// The box in slices of its first long dim.
+void CutIntoTasks(size_t held, const Box& box, int64_t element_bytes, std::vector<Task>& tasks) {
+  size_t dim = 0;
+  while (dim < box.shape.size() && box.shape[dim] == 1) ++dim;
+  if (dim == box.shape.size()) {
+    tasks.push_back({held, box});
+    return;
+  }
+  const int64_t rows = box.shape[dim];
+  const int64_t row_bytes = ElementCount(box.shape) / rows * element_bytes;
+  const int64_t step = std::max<int64_t>(kTaskBytes / row_bytes, 1);
+  for (int64_t row = 0; row < rows; row += step) {
+    Box part = box;
+    part.global_offset[dim] += row;
+    part.shape[dim] = std::min(step, rows - row);
+    tasks.push_back({held, std::move(part)});
+  }
+}
+
+LogicalDigest DigestPart(const Shape& shape, const Destination& destination, const Box& box) {
+  int64_t first = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    first += (box.global_offset[d] - destination.box.global_offset[d]) * destination.strides[d];
+  }
+  const int64_t size = static_cast<int64_t>(destination.element_bytes);
+  return DigestBox(shape, {destination.data + first * size, box, destination.strides},
+                   destination.element_bytes);
+}
+
+// Digests of all that is held, as rank 0 is told.
+std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
+  std::vector<Task> tasks;
+  std::vector<LogicalDigest> sums(all.size());
+  for (size_t h = 0; h < all.size(); ++h) {
+    if (all[h].digest != nullptr) {
+      sums[h] = all[h].digest->sum();
+      continue;
+    }
+    CutIntoTasks(h, all[h].box, static_cast<int64_t>(all[h].destination->element_bytes), tasks);
+  }
+  std::mutex mutex;
+  RunTasks(threads, tasks.size(), [&](int, size_t i) {
+    const Held& held = all[tasks[i].held];
+    const LogicalDigest digest =
+        DigestPart(GlobalShape(manifest.tensors(static_cast<int>(held.saved_tensor))),
+                   *held.destination, tasks[i].box);
+    const std::lock_guard lock(mutex);
+    sums[tasks[i].held] += digest;
+    return absl::OkStatus();
+  }).IgnoreError();  // no task fails
+  LoadedBoxes report;
+  for (size_t h = 0; h < all.size(); ++h) {
+    LoadedBox& box = *report.add_boxes();
+    box.set_saved_tensor(all[h].saved_tensor);
+    box.mutable_offset()->Add(all[h].box.global_offset.begin(), all[h].box.global_offset.end());
+    box.mutable_shape()->Add(all[h].box.shape.begin(), all[h].box.shape.end());
+    box.mutable_digest()->set_lo(sums[h].lo);
+    box.mutable_digest()->set_hi(sums[h].hi);
+  }
+  return report.SerializeAsString();
+}
+
+Box BoxOf(const LoadedBox& box) {
+  return {{box.offset().begin(), box.offset().end()}, {box.shape().begin(), box.shape().end()}};
+}
+
+std::string Hex(const LogicalDigest& digest) {
+  return absl::StrFormat("%016x%016x", digest.hi, digest.lo);
+}
+
+// On rank 0: what all ranks say of one tensor.
+class LoadedTensor {
+ public:
+  void Add(uint32_t rank, Box box, const LogicalDigest& digest) {
+    const auto [at, is_new] = index_.try_emplace(box, boxes_.size());
+    if (is_new) {
+      boxes_.push_back(std::move(box));
+      found_.emplace_back();
+    }
+    std::vector<Found>& found = found_[at->second];
+    const auto same = std::ranges::find(found, digest, &Found::digest);
+    if (same == found.end()) {
+      found.push_back({digest, {rank}});
+    } else {
+      same->ranks.push_back(rank);
+    }
+  }
+
+  const std::vector<Box>& boxes() const { return boxes_; }
+
+  // The boxes in parts that overlap in whole or not at all.
+  std::vector<Box> DisjointParts() const {
+    std::vector<Box> parts;
+    for (const Box& box : boxes_) {
+      std::vector<Box> rest = {box}, next_parts;
+      for (const Box& part : parts) {
+        const std::optional<Box> common = Intersect(part, box);
+        if (!common) {
+          next_parts.push_back(part);
+          continue;
+        }
+        next_parts.push_back(*common);
+        SubtractBox(part, *common, next_parts);
+        std::vector<Box> next_rest;
+        for (const Box& r : rest) SubtractBox(r, *common, next_rest);
+        rest = std::move(next_rest);
+      }
+      parts = std::move(next_parts);
+      parts.insert(parts.end(), rest.begin(), rest.end());
+    }
+    return parts;
+  }
+
+  // Empty if replicas agree; otherwise who disagrees, and, where that can be told, who is wrong.
+  std::string FindDisagreement(const LogicalDigest& expected) const {
+    LogicalDigest others;
+    const std::vector<Found>* open = nullptr;
+    size_t disagreements = 0, at = 0;
+    for (size_t b = 0; b < boxes_.size(); ++b) {
+      if (found_[b].size() == 1) {
+        others += found_[b][0].digest;
+        continue;
+      }
+      ++disagreements;
+      open = &found_[b];
+      at = b;
+    }
+    if (disagreements == 0) return "";
+    std::vector<std::string> good, bad;
+    for (const Found& found : *open) {
+      LogicalDigest sum = others;
+      sum += found.digest;
+      const bool right = disagreements == 1 && sum == expected;
+      (right ? good : bad).push_back(RanksText(found.ranks));
+    }
+    if (good.empty()) {
+      return absl::StrCat("box ", ToString(boxes_[at]), " is not the same on ",
+                          absl::StrJoin(bad, " and "));
+    }
+    return absl::StrCat("box ", ToString(boxes_[at]), " is wrong on ", absl::StrJoin(bad, " and "),
+                        " and right on ", good[0]);
+  }
+
+  LogicalDigest Sum() const {
+    LogicalDigest sum;
+    for (const std::vector<Found>& found : found_) sum += found[0].digest;
+    return sum;
+  }
+
+  std::string Holders() const {
+    std::set<uint32_t> ranks;
+    for (const std::vector<Found>& found : found_) {
+      for (const Found& f : found) ranks.insert(f.ranks.begin(), f.ranks.end());
+    }
+    return RanksText({ranks.begin(), ranks.end()});
+  }
+
+ private:
+  struct Found {
+    LogicalDigest digest;
+    std::vector<uint32_t> ranks;
+  };
+
+  static std::string RanksText(std::vector<uint32_t> ranks) {
+    constexpr size_t kMost = 8;
+    const size_t more = ranks.size() > kMost ? ranks.size() - kMost : 0;
+    if (more > 0) ranks.resize(kMost);
+    return absl::StrCat(ranks.size() > 1 ? "ranks " : "rank ", absl::StrJoin(ranks, ", "),
+                        more > 0 ? absl::StrCat(" and ", more, " more") : "");
+  }
+
+  absl::flat_hash_map<Box, size_t, BoxHash> index_;
+  std::vector<Box> boxes_;                 // distinct
+  std::vector<std::vector<Found>> found_;  // of each box, one entry per digest
+};
+
+// On rank 0: the reports of all ranks -> what is known, and the parts that have to be digested once
+// more.
+class Judge {
+ public:
+  explicit Judge(const Manifest& manifest) : manifest_(manifest) {}
+
+  absl::StatusOr<std::string> Combine(const std::vector<std::string>& payloads) const {
+    std::map<uint32_t, LoadedTensor> tensors;
+    for (uint32_t rank = 0; rank < payloads.size(); ++rank) {
+      LoadedBoxes report;
+      if (!report.ParseFromString(payloads[rank])) return absl::InternalError("bad digests");
+      for (const LoadedBox& box : report.boxes()) {
+        tensors[box.saved_tensor()].Add(rank, BoxOf(box), {box.digest().lo(), box.digest().hi()});
+      }
+    }
+    LoadedVerdict verdict;
+    std::vector<std::string> wrong;
+    for (const auto& [t, loaded] : tensors) {
+      std::string problem = JudgeTensor(t, loaded, verdict);
+      if (!problem.empty()) wrong.push_back(std::move(problem));
+    }
+    if (wrong.empty()) return verdict.SerializeAsString();
+    return absl::DataLossError(
+        absl::StrCat("what was loaded is not what was saved:\n  ", absl::StrJoin(wrong, "\n  ")));
+  }
+
+ private:
+  // What is wrong with a tensor; empty if nothing is, or nobody knows.
+  std::string JudgeTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
+    const LogicalTensor& tensor = manifest_.tensors(static_cast<int>(t));
+    const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
+    const std::string disagreement = loaded.FindDisagreement(expected);
+    if (!disagreement.empty()) return absl::StrCat("tensor ", tensor.name(), ": ", disagreement);
+    const auto unverified = [&](absl::string_view why) {
+      verdict.add_unverified(absl::StrCat(tensor.name(), ": ", why));
+      return std::string();
+    };
+    if (!tensor.has_digest()) return unverified("saved without a digest");
+    const auto problem = FindCoverageProblem(GlobalShape(tensor), loaded.boxes());
+    if (problem && problem->kind == CoverageProblem::Kind::kOverlap) {
+      if (loaded.boxes().size() > kMostOverlappingBoxes) return unverified("too many overlaps");
+      for (const Box& part : loaded.DisjointParts()) AskFor(t, part, verdict);
+      return "";
+    }
+    if (problem) return unverified("loaded in part");
+    const LogicalDigest found = loaded.Sum();
+    if (found == expected) {
+      verdict.set_verified(verdict.verified() + 1);
+      return "";
+    }
+    return absl::StrCat("tensor ", tensor.name(), " on ", loaded.Holders(),
+                        ": logical digest: expected ", Hex(expected), ", found ", Hex(found));
+  }
+
+  static void AskFor(uint32_t tensor, const Box& part, LoadedVerdict& verdict) {
+    LoadedBox& again = *verdict.add_again();
+    again.set_saved_tensor(tensor);
+    again.mutable_offset()->Add(part.global_offset.begin(), part.global_offset.end());
+    again.mutable_shape()->Add(part.shape.begin(), part.shape.end());
+  }
+
+  const Manifest& manifest_;
+};
+
+bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
+  return destination.copy == FindCopy(tensor.dtype(), tensor.dtype());
+}
+
+// The shape of the array of which a box in memory is the first part, if its strides are those of
+// one: row-major order in it is the order of the memory.
+std::optional<Shape> ArrayAround(const Destination& to) {
+  const Shape& shape = to.box.shape;
+  Shape array(shape.size(), 1);
+  std::optional<size_t> inner;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] == 1) continue;
+    if (inner.has_value()) {
+      array[*inner] = to.strides[d] / to.strides[*inner];
+      const bool fits = array[*inner] >= shape[*inner] && to.strides[d] % to.strides[*inner] == 0;
+      if (!fits) return std::nullopt;
+    } else if (to.strides[d] != 1) {
+      return std::nullopt;
+    }
+    array[d] = shape[d];
+    inner = d;
+  }
+  return array;
+}
+
+// Everything that this process can digest; the rest goes to `converted`.
+std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& comparison,
+                              std::set<std::string>& converted) {
+  std::vector<Held> all;
+  for (size_t i = 0; i < comparison.wanted.size(); ++i) {
+    const uint32_t t = comparison.wanted[i].saved_tensor;
+    const LogicalTensor& tensor = manifest.tensors(static_cast<int>(t));
+    const Destination& destination = comparison.destinations[i];
+    if (destination.box.empty()) continue;
+    if (!KeepsDType(tensor, destination)) {
+      converted.insert(absl::StrCat(tensor.name(), ": converted to another dtype"));
+      continue;
+    }
+    all.push_back({&destination, t, destination.box, destination.digest.get()});
+  }
+  return all;
+}
+
+// What this process holds of the parts that have to be digested once more.
+std::vector<Held> HeldParts(const std::vector<Held>& all, const LoadedVerdict& verdict) {
+  std::map<uint32_t, std::vector<const Held*>> by_tensor;
+  for (const Held& held : all) by_tensor[held.saved_tensor].push_back(&held);
+  std::vector<Held> parts;
+  for (const LoadedBox& again : verdict.again()) {
+    const Box box = BoxOf(again);
+    for (const Held* held : by_tensor[again.saved_tensor()]) {
+      if (Contains(held->box, box)) parts.push_back({held->destination, held->saved_tensor, box});
+    }
+  }
+  return parts;
+}
+
+}  // namespace
+
+void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison) {
+  for (size_t i = 0; i < comparison.wanted.size(); ++i) {
+    const LogicalTensor& tensor =
+        manifest.tensors(static_cast<int>(comparison.wanted[i].saved_tensor));
+    Destination& to = comparison.destinations[i];
+    if (to.box.empty() || !KeepsDType(tensor, to)) continue;
+    const std::optional<Shape> array = ArrayAround(to);
+    if (!array.has_value()) continue;
+    to.digest =
+        std::make_shared<PlacedDigest>(GlobalShape(tensor), to.box, *array, to.element_bytes);
+  }
+}
+
+absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
+                                           ProcessGroup& group, int threads,
+                                           absl::Duration deadline) {
+  std::set<std::string> converted;
+  const std::vector<Held> all = CollectHeld(manifest, comparison, converted);
+  const auto judge = [&](const std::vector<Held>& held) -> absl::StatusOr<LoadedVerdict> {
+    TESSERA_ASSIGN_OR_RETURN(const std::string told,
+                             Agree(
+                                 group, DigestAll(manifest, held, threads),
+                                 [&](const std::vector<std::string>& payloads) {
+                                   return Judge(manifest).Combine(payloads);
+                                 },
+                                 deadline));
+    LoadedVerdict verdict;
+    if (!verdict.ParseFromString(told)) return absl::InternalError("rank 0 sent a bad verdict");
+    return verdict;
+  };
+  TESSERA_ASSIGN_OR_RETURN(LoadedVerdict verdict, judge(all));
+  LoadedDigests result;
+  result.verified = verdict.verified();
+  result.unverified.assign(verdict.unverified().begin(), verdict.unverified().end());
+  if (verdict.again_size() > 0) {
+    TESSERA_ASSIGN_OR_RETURN(verdict, judge(HeldParts(all, verdict)));
+    result.verified += verdict.verified();
+    result.unverified.insert(result.unverified.end(), verdict.unverified().begin(),
+                             verdict.unverified().end());
+  }
+  result.unverified.insert(result.unverified.end(), converted.begin(), converted.end());
+  return result;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,127 @@
+#include "checkpoint/plan/local_plan.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/join_first.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/layout/bounds.h"
+#include "checkpoint/plan/box_index.h"
+
+namespace tessera::ckpt {
+namespace {
+
+class Checker {
+ public:
+  void Check(const ShardedTensor& tensor) {
+    name_ = tensor.name;
+    if (tensor.name.empty()) Report("a tensor has no name");
+    if (!names_.insert(tensor.name).second) Report("described twice");
+    if (tensor.role == ROLE_UNSPECIFIED || !Role_IsValid(tensor.role)) {
+      Report(absl::StrCat("unknown role ", static_cast<int>(tensor.role)));
+    }
+    const size_t element_bytes = DTypeSize(tensor.dtype);
+    if (element_bytes == 0) {
+      Report(absl::StrCat("unknown dtype ", static_cast<int>(tensor.dtype)));
+      return;
+    }
+    const auto bytes = CheckedByteCount(tensor.global_shape, element_bytes);
+    if (!bytes.ok()) {
+      Report(bytes.status().message());
+      return;
+    }
+    if (!tensor.padded_shape.empty() && tensor.padded_shape.size() != tensor.global_shape.size()) {
+      Report(absl::StrCat("padded shape ", ShapeToString(tensor.padded_shape),
+                          " has another rank than global shape ",
+                          ShapeToString(tensor.global_shape)));
+    }
+    if (!tensor.alias_of.empty() && !tensor.shards.empty()) Report("an alias carries no shards");
+    if (CheckShards(tensor)) CheckDisjoint(tensor);
+  }
+
+  absl::Status Finish() {
+    if (problems_.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state dict is not valid:\n  ", JoinFirst(problems_, "\n  ")));
+  }
+
+ private:
+  void Report(absl::string_view problem) {
+    problems_.push_back(absl::StrCat("tensor ", name_, ": ", problem));
+  }
+
+  bool CheckShards(const ShardedTensor& tensor) {
+    bool all_inside = true;
+    for (const LocalShard& shard : tensor.shards) {
+      const absl::Status inside = CheckBoxInside(tensor.global_shape, shard.box);
+      if (!inside.ok()) {
+        Report(inside.message());
+        all_inside = false;
+        continue;
+      }
+      if (shard.data == nullptr && !shard.box.empty()) {
+        Report(absl::StrCat("no memory for box ", ToString(shard.box)));
+      }
+      if (!shard.strides.empty() && shard.strides.size() != shard.box.shape.size()) {
+        Report(
+            absl::StrCat("box ", ToString(shard.box), " has ", shard.strides.size(), " strides"));
+      }
+    }
+    return all_inside;
+  }
+
+  void CheckDisjoint(const ShardedTensor& tensor) {
+    if (tensor.shards.size() < 2) return;
+    std::vector<Box> boxes;
+    for (const LocalShard& shard : tensor.shards) boxes.push_back(shard.box);
+    const BoxIndex index(boxes);
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      index.ForEachOverlap(boxes[i], [&](size_t other, const Box&) {
+        if (other <= i) return;
+        Report(absl::StrCat("boxes ", ToString(boxes[i]), " and ", ToString(boxes[other]),
+                            " of one process overlap"));
+      });
+    }
+  }
+
+  std::string name_;
+  absl::flat_hash_set<std::string> names_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+absl::Status CheckStateDict(const StateDict& state) {
+  Checker checker;
+  for (const ShardedTensor& tensor : state.tensors) checker.Check(tensor);
+  return checker.Finish();
+}
+
+LocalPlan DescribeState(const StateDict& state) {
+  LocalPlan plan;
+  for (const ShardedTensor& tensor : state.tensors) {
+    LocalTensor& local = *plan.add_tensors();
+    local.set_name(tensor.name);
+    local.set_role(tensor.role);
+    local.set_dtype(tensor.dtype);
+    local.set_alias_of(tensor.alias_of);
+    local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
+    local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
+    local.set_shard_count(tensor.shards.size());
+    for (const LocalShard& shard : tensor.shards) {
+      local.mutable_shard_offset()->Add(shard.box.global_offset.begin(),
+                                        shard.box.global_offset.end());
+      local.mutable_shard_shape()->Add(shard.box.shape.begin(), shard.box.shape.end());
+    }
+  }
+  return plan;
+}
+
+std::vector<int64_t> ShardStrides(const LocalShard& shard) {
+  return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,492 @@
+#include "checkpoint/reshard/rewrite.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/checked_math.h"
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+#include "base/threads.h"
+#include "base/units.h"
+#include "base/workers.h"
+#include "checkpoint/elements/box_runs.h"
+#include "checkpoint/elements/copy_elements.h"
+#include "checkpoint/elements/digest_runs.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/layout/flat_range.h"
+#include "checkpoint/load/compare.h"
+#include "checkpoint/load/data_reader.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phase.h"
+#include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/pieces.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// Files of one kind are written side by side: ranks of tensor parallelism need the same chunks of
+// the source.
+constexpr size_t kMostOpenFiles = 32;
+// Through which the source is read.
+constexpr uint64_t kMostStagingBytes = uint64_t{64} << 20;
+// Checksummed and digested in one go: fits the second-level cache. A multiple of every element
+// size.
+constexpr uint64_t kBlockBytes = 128 << 10;
+
+// One box on its way to bytes [begin, end) of a file.
+struct Item {
+  uint64_t begin;
+  uint64_t end;
+  uint32_t tensor;        // into the planned manifest
+  uint32_t saved_tensor;  // into the source's
+  DType dtype;
+  int64_t element_bytes;
+  Box box;
+  BoxRuns global;  // file <-> row-major indices of the logical tensor
+};
+
+// A data file that is being written.
+struct TargetFile {
+  uint32_t index;  // into Manifest.files
+  uint64_t size_bytes;
+  uint32_t chunk_bytes;
+  std::string header;
+  std::vector<Item> items;  // ascending
+  std::vector<uint32_t> crcs;
+  std::unique_ptr<WritableFile> file;
+
+  // fn(item, first, last): elements [first, last) of the item lie in bytes [begin, end).
+  template <typename Function>
+  void ForEachItem(uint64_t begin, uint64_t end, Function&& fn) const {
+    auto item = std::ranges::upper_bound(items, begin, {}, &Item::end);
+    for (; item != items.end() && item->begin < end; ++item) {
+      fn(*item,
+         static_cast<int64_t>(std::max(begin, item->begin) - item->begin) / item->element_bytes,
+         static_cast<int64_t>(std::min(end, item->end) - item->begin) / item->element_bytes);
+    }
+  }
+};
+
+// Bytes [begin, end) of a file, in memory.
+struct Window {
+  TargetFile* file;
+  uint64_t begin;
+  uint64_t end;
+  std::byte* data;
+};
+
+// Something done while the caller goes on or, where the system gives no thread, before.
+class BackgroundTask {
+ public:
+  BackgroundTask() = default;
+  BackgroundTask(const BackgroundTask&) = delete;
+  BackgroundTask& operator=(const BackgroundTask&) = delete;
+  ~BackgroundTask() { Join().IgnoreError(); }
+
+  // Precondition: joined.
+  void Start(const std::function<absl::Status()>& task) {
+    absl::StatusOr<std::thread> thread = StartThread([this, task] { status_ = task(); });
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      status_ = task();
+    }
+  }
+
+  // What the last task returned, once it is over; OK where there was none.
+  absl::Status Join() {
+    if (thread_.joinable()) thread_.join();
+    return std::exchange(status_, absl::OkStatus());
+  }
+
+ private:
+  std::thread thread_;
+  absl::Status status_;
+};
+
+uint64_t LargestChunk(const Manifest& manifest) {
+  uint64_t largest = 0;
+  for (const DataFile& file : manifest.files()) {
+    largest = std::max(largest, std::min<uint64_t>(file.chunk_bytes(), file.size_bytes()));
+  }
+  return RoundUp(largest, kIoAlignmentBytes);
+}
+
+bool HasElements(const LogicalTensor& tensor) {
+  return tensor.alias_of().empty() && ElementCount(GlobalShape(tensor)) > 0;
+}
+
+class Rewriter {
+ public:
+  Rewriter(const RewriteSource& source, const RewritePlan& plan, Storage& storage,
+           const RewriteOptions& options)
+      : source_(source), plan_(plan), storage_(storage), options_(options) {}
+
+  // Before anything is written.
+  absl::Status Check() {
+    if (options_.io_threads < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("io_threads must be at least 1, not ", options_.io_threads));
+    }
+    const uint64_t least = LeastRewriteMemory(source_.manifest, plan_.save.manifest);
+    if (options_.memory_bytes < least) {
+      return absl::InvalidArgumentError(absl::StrCat(HumanBytes(options_.memory_bytes),
+                                                     " of memory are too little: these files need ",
+                                                     HumanBytes(least)));
+    }
+    return MatchTensors();
+  }
+
+  absl::Status WriteFiles(const std::string& directory) {
+    directory_ = directory;
+    for (const DataFile& file : plan_.save.manifest.files()) total_bytes_ += file.size_bytes();
+    digests_.assign(options_.io_threads, Digests(plan_.save.manifest.tensors_size()));
+    TESSERA_RETURN_IF_ERROR(ListFiles());
+    size_t first = 0;
+    while (first < files_.size()) {
+      const size_t count = GroupSize(first);
+      TESSERA_RETURN_IF_ERROR(WriteGroup(first, count));
+      first += count;
+    }
+    if (!files_.empty()) {
+      TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(directory_)));
+    }
+    return CompareDigests();
+  }
+
+  WriteReport TakeWriteReport() {
+    for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
+      // Nobody writes anything of an alias or of a tensor without elements, or says its digest.
+      if (!HasElements(plan_.save.manifest.tensors(t))) continue;
+      const LogicalDigest digest = Sum(t);
+      TensorReport& report = *write_report_.add_tensors();
+      report.set_manifest_tensor(t);
+      report.mutable_digest()->set_lo(digest.lo);
+      report.mutable_digest()->set_hi(digest.hi);
+    }
+    write_report_.set_bytes(total_bytes_);
+    return std::move(write_report_);
+  }
+
+  const RewriteReport& report() const { return report_; }
+
+ private:
+  using Digests = std::vector<LogicalDigest>;
+  struct PlannedFile {
+    const FilePlan* plan;
+    uint32_t rank;
+  };
+
+  // The plan must be one of the source's tensors, all of them and no others.
+  absl::Status MatchTensors() {
+    absl::flat_hash_map<std::string, uint32_t> saved;
+    for (int t = 0; t < source_.manifest.tensors_size(); ++t) {
+      saved[source_.manifest.tensors(t).name()] = t;
+    }
+    for (const LogicalTensor& planned : plan_.save.manifest.tensors()) {
+      const auto at = saved.find(planned.name());
+      if (at == saved.end()) return Mismatch(planned.name(), "planned, not saved");
+      const LogicalTensor& tensor = source_.manifest.tensors(static_cast<int>(at->second));
+      if (tensor.dtype() != planned.dtype() || tensor.role() != planned.role() ||
+          tensor.alias_of() != planned.alias_of() || GlobalShape(tensor) != GlobalShape(planned)) {
+        return Mismatch(planned.name(), "planned as something else than it was saved");
+      }
+      saved_tensor_.push_back(at->second);
+      saved.erase(at);
+    }
+    if (!saved.empty()) return Mismatch(saved.begin()->first, "saved, not planned");
+    return absl::OkStatus();
+  }
+
+  static absl::Status Mismatch(const std::string& name, absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", name, ": ", what));
+  }
+
+  absl::Status ListFiles() {
+    files_.resize(plan_.save.manifest.files_size());
+    for (uint32_t r = 0; r < plan_.save.ranks.size(); ++r) {
+      for (const FilePlan& file : plan_.save.ranks[r].files())
+        files_[file.file_index()] = {&file, r};
+    }
+    for (const PlannedFile& file : files_) {
+      if (file.plan == nullptr) return absl::InternalError("a planned file has no writer");
+    }
+    return absl::OkStatus();
+  }
+
+  uint64_t StagingBytes() const { return std::min(kMostStagingBytes, options_.memory_bytes / 4); }
+  // Windows are filled while those of before are written.
+  uint64_t WindowBytes() const { return (options_.memory_bytes - StagingBytes()) / 2; }
+
+  // Of files from `first` on that are written side by side: all of one chunk size.
+  size_t GroupSize(size_t first) const {
+    const uint64_t chunk = ChunkOf(first);
+    const size_t affordable = WindowBytes() / RoundUp(chunk, kIoAlignmentBytes);
+    size_t count = 1;
+    while (first + count < files_.size() && count < std::min(affordable, kMostOpenFiles) &&
+           ChunkOf(first + count) == chunk) {
+      ++count;
+    }
+    return count;
+  }
+
+  uint64_t ChunkOf(size_t file) const {
+    return plan_.save.manifest.files(static_cast<int>(file)).chunk_bytes();
+  }
+
+  absl::StatusOr<TargetFile> OpenTarget(const PlannedFile& planned) {
+    LocalPlan local;
+    if (!local.ParseFromString(plan_.ranks[planned.rank])) {
+      return absl::InternalError("a planned rank cannot be parsed");
+    }
+    TargetFile file = {.index = planned.plan->file_index(),
+                       .size_bytes = planned.plan->size_bytes(),
+                       .chunk_bytes = static_cast<uint32_t>(ChunkOf(planned.plan->file_index()))};
+    TESSERA_ASSIGN_OR_RETURN(file.header, DataFileHeader(local, *planned.plan));
+    for (const WriteItem& item : planned.plan->items()) file.items.push_back(MakeItem(item));
+    std::ranges::sort(file.items, {}, &Item::begin);
+    file.crcs.resize(CeilDivide<uint64_t>(file.size_bytes, file.chunk_bytes));
+    TESSERA_ASSIGN_OR_RETURN(
+        file.file,
+        storage_.Create(absl::StrCat(directory_, "/", planned.plan->path()), file.size_bytes));
+    return file;
+  }
+
+  Item MakeItem(const WriteItem& item) const {
+    const LogicalTensor& tensor =
+        plan_.save.manifest.tensors(static_cast<int>(item.manifest_tensor()));
+    const Shape shape = GlobalShape(tensor);
+    const Box box = ItemBox(item);
+    const int64_t size = DTypeSize(tensor.dtype());
+    return {item.file_offset(),
+            item.file_offset() + ElementCount(box.shape) * size,
+            item.manifest_tensor(),
+            saved_tensor_[item.manifest_tensor()],
+            tensor.dtype(),
+            size,
+            box,
+            BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))};
+  }
+
+  absl::Status WriteGroup(size_t first, size_t count) {
+    std::vector<TargetFile> files;
+    uint64_t longest = 0;
+    for (size_t f = first; f < first + count; ++f) {
+      TESSERA_ASSIGN_OR_RETURN(TargetFile file, OpenTarget(files_[f]));
+      longest = std::max(longest, file.size_bytes);
+      files.push_back(std::move(file));
+    }
+    const uint64_t unit = RoundUp(ChunkOf(first), kIoAlignmentBytes);
+    // A multiple of the chunk size, and aligned where that is.
+    const uint64_t each = std::max<uint64_t>(WindowBytes() / count / unit, 1) *
+                          (unit == ChunkOf(first) ? unit : ChunkOf(first));
+    const uint64_t stride = RoundUp(std::min(each, longest), kIoAlignmentBytes);
+
+    const size_t sets = each < longest ? 2 : 1;
+    std::array<AlignedBuffer, 2> buffers;
+    for (size_t s = 0; s < sets; ++s) {
+      TESSERA_ASSIGN_OR_RETURN(buffers[s], AlignedBuffer::Allocate(stride * count));
+    }
+    report_.buffer_bytes = std::max(report_.buffer_bytes, sets * stride * count + StagingBytes());
+
+    std::array<std::vector<Window>, 2> windows;
+    BackgroundTask writing;  // gone, and so over, before what it uses
+    for (uint64_t begin = 0, i = 0; begin < longest; begin += each, ++i) {
+      std::vector<Window>& current = windows[i % 2];
+      current = CutWindows(files, begin, each, stride, buffers[i % 2].data());
+      TESSERA_RETURN_IF_ERROR(InPhase("reading", Fill(current)));
+      TESSERA_RETURN_IF_ERROR(writing.Join());
+      writing.Start([this, &current] { return WriteWindows(current); });
+    }
+    TESSERA_RETURN_IF_ERROR(writing.Join());
+    return FinishFiles(files);
+  }
+
+  static std::vector<Window> CutWindows(std::vector<TargetFile>& files, uint64_t begin,
+                                        uint64_t each, uint64_t stride, std::byte* memory) {
+    std::vector<Window> windows;
+    for (TargetFile& file : files) {
+      if (begin < file.size_bytes) {
+        windows.push_back({&file, begin, std::min(file.size_bytes, begin + each),
+                           memory + windows.size() * stride});
+      }
+    }
+    return windows;
+  }
+
+  // Reads what belongs into the windows from wherever the source has it.
+  absl::Status Fill(const std::vector<Window>& windows) {
+    std::vector<WantedBox> wanted;
+    std::vector<Destination> destinations;
+    for (const Window& window : windows) {
+      const std::string& header = window.file->header;
+      if (window.begin < header.size()) {
+        std::memcpy(window.data, header.data() + window.begin,
+                    std::min<uint64_t>(header.size(), window.end) - window.begin);
+      }
+      window.file->ForEachItem(
+          window.begin, window.end, [&](const Item& item, int64_t first, int64_t last) {
+            std::byte* at = window.data + (item.begin + first * item.element_bytes - window.begin);
+            for (Box& box : FlatRangeToBoxes(item.box, first, last)) {
+              wanted.push_back({item.saved_tensor, box});
+              std::byte* const data =
+                  std::exchange(at, at + ElementCount(box.shape) * item.element_bytes);
+              std::vector<int64_t> strides = ContiguousStrides(box.shape);
+              destinations.push_back({std::move(box), data, std::move(strides),
+                                      static_cast<size_t>(item.element_bytes),
+                                      FindCopy(item.dtype, item.dtype)});
+            }
+          });
+    }
+    TESSERA_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(source_.manifest, wanted));
+    TESSERA_ASSIGN_OR_RETURN(
+        const OpenFiles files,
+        OpenDataFiles(source_.storage, source_.directory, source_.manifest, plan));
+    TESSERA_ASSIGN_OR_RETURN(
+        const DataReader reader,
+        DataReader::Create(source_.manifest, plan, files, destinations, /*verify_checksums=*/true));
+    report_.bytes_read += plan.bytes;
+    return ReadAlone(source_.manifest, plan, reader, options_.io_threads, StagingBytes());
+  }
+
+  absl::Status WriteWindows(const std::vector<Window>& windows) {
+    std::vector<Window> pieces;
+    for (const Window& window : windows) {
+      const uint64_t size =
+          LayOutPieces(window.file->chunk_bytes, options_.io_threads, kMostStagingBytes)
+              .piece_bytes;
+      for (uint64_t begin = window.begin; begin < window.end; begin += size) {
+        pieces.push_back({window.file, begin, std::min(window.end, begin + size),
+                          window.data + (begin - window.begin)});
+      }
+    }
+    return RunTasks(options_.io_threads, pieces.size(), [&](int worker, size_t i) {
+      const Window& piece = pieces[i];
+      Check(piece, digests_[worker]);
+      TESSERA_RETURN_IF_ERROR(InPhase(
+          kWriting, piece.file->file->WriteAt(piece.begin, {piece.data, piece.end - piece.begin})));
+      const std::lock_guard lock(mutex_);
+      report_.bytes_written += piece.end - piece.begin;
+      if (options_.progress) options_.progress(report_.bytes_written, total_bytes_);
+      return absl::OkStatus();
+    });
+  }
+
+  // Takes checksums and digests. Precondition: the piece begins with a chunk.
+  static void Check(const Window& piece, Digests& digests) {
+    TargetFile& file = *piece.file;
+    for (uint64_t begin = piece.begin; begin < piece.end;) {
+      const uint64_t chunk = begin / file.chunk_bytes;
+      const uint64_t end =
+          std::min({piece.end, begin + kBlockBytes, (chunk + 1) * uint64_t{file.chunk_bytes}});
+      const std::byte* const bytes = piece.data + (begin - piece.begin);
+      file.crcs[chunk] = ExtendCrc32c(file.crcs[chunk], {bytes, end - begin});
+      file.ForEachItem(begin, end, [&](const Item& item, int64_t first, int64_t last) {
+        const std::byte* const from = bytes + (item.begin + first * item.element_bytes - begin);
+        digests[item.tensor] += DigestRuns(item.global, first, last, from, item.element_bytes);
+      });
+      begin = end;
+    }
+  }
+
+  absl::Status FinishFiles(std::vector<TargetFile>& files) {
+    TESSERA_RETURN_IF_ERROR(
+        RunTasks(options_.io_threads, files.size(), [&](int, size_t i) -> absl::Status {
+          TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, files[i].file->Sync()));
+          return InPhase(kSyncing, files[i].file->Close());
+        }));
+    for (const TargetFile& file : files) {
+      FileReport& report = *write_report_.add_files();
+      report.set_file_index(file.index);
+      report.mutable_chunk_crc32c()->Add(file.crcs.begin(), file.crcs.end());
+    }
+    return absl::OkStatus();
+  }
+
+  LogicalDigest Sum(int tensor) const {
+    LogicalDigest sum;
+    for (const Digests& digests : digests_) sum += digests[tensor];
+    return sum;
+  }
+
+  absl::Status CompareDigests() {
+    for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
+      const LogicalTensor& saved = source_.manifest.tensors(static_cast<int>(saved_tensor_[t]));
+      if (!saved.alias_of().empty()) continue;
+      if (!saved.has_digest() && HasElements(saved)) {
+        ++report_.digests_new;
+        continue;
+      }
+      const LogicalDigest expected = {saved.digest().lo(), saved.digest().hi()}, found = Sum(t);
+      if (found != expected) {
+        return absl::DataLossError(
+            absl::StrFormat("%s: tensor %s: logical digest: expected %016x%016x, found %016x%016x",
+                            source_.storage.Describe(source_.directory), saved.name(), expected.hi,
+                            expected.lo, found.hi, found.lo));
+      }
+      ++report_.digests_compared;
+    }
+    return absl::OkStatus();
+  }
+
+  const RewriteSource& source_;
+  const RewritePlan& plan_;
+  Storage& storage_;
+  const RewriteOptions& options_;
+  std::string directory_;
+  std::vector<uint32_t> saved_tensor_;  // by planned tensor
+  std::vector<PlannedFile> files_;      // by index into Manifest.files
+  std::vector<Digests> digests_;        // of each writing worker, by planned tensor
+  WriteReport write_report_;
+  uint64_t total_bytes_ = 0;
+  std::mutex mutex_;  // of the report's bytes_written, and the progress
+  RewriteReport report_;
+};
+
+}  // namespace
+
+// A quarter is for reading; the rest is two sets of windows, of one chunk or more.
+uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned) {
+  return 4 * std::max({LargestChunk(source), LargestChunk(planned), uint64_t{kIoAlignmentBytes}});
+}
+
+absl::StatusOr<RewriteReport> Rewrite(const RewriteSource& source, const RewritePlan& plan,
+                                      Storage& storage, std::string_view root,
+                                      const Manifest& metadata, const RewriteOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  Rewriter rewriter(source, plan, storage, options);
+  TESSERA_RETURN_IF_ERROR(rewriter.Check());
+  Coordinator coordinator(storage, root, metadata);
+  const absl::StatusOr<std::string> directory =
+      coordinator.Prepare(plan.save.manifest, /*is_new=*/true);
+  absl::Status status = directory.status();
+  if (status.ok()) status = rewriter.WriteFiles(*directory);
+  if (status.ok()) {
+    const std::string report = rewriter.TakeWriteReport().SerializeAsString();
+    status = InPhase(kCommitting, coordinator.Commit({report}).status());
+  }
+  if (!status.ok()) {
+    coordinator.Abandon();
+    return status;
+  }
+  RewriteReport report = rewriter.report();
+  report.directory = *directory;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,310 @@
+// Rewriting a checkpoint into another layout: everything arrives, and whatever fails, nothing is
+// committed and the source is as it was.
+
+#include "checkpoint/reshard/rewrite.h"
+
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/test_seed.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kDirectory[] = "step-00000005";
+
+class RewriteTest : public testing::Test {
+ protected:
+  RewriteTest() : faulty_source_(source_), faulty_(storage_) {}
+
+  void SaveRandom(int count, int64_t most_extent) {
+    tensors_.clear();
+    LocalState state;
+    for (int t = 0; t < count; ++t) {
+      Shape shape(random_() % 4);
+      for (int64_t& extent : shape) extent = static_cast<int64_t>(random_() % most_extent);
+      const DType dtype = std::vector<DType>{F32, BF16, U8, F64}[random_() % 4];
+      const Role role = random_() % 2 == 0 ? WEIGHT : OPTIMIZER_STATE;
+      tensors_.push_back(RandomTensor("t" + std::to_string(t), role, dtype, shape, random_));
+      state.Add(tensors_.back(), RandomCut(shape, 1 + random_() % 5, random_), true);
+    }
+    ShardedTensor alias;
+    alias.name = "alias";
+    alias.role = tensors_[0].role;
+    alias.dtype = tensors_[0].dtype;
+    alias.global_shape = tensors_[0].shape;
+    alias.alias_of = "t0";
+    state.dict.tensors.push_back(alias);
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(5);
+    metadata.mutable_trainer()->set_best_loss(2.5);
+    SingleProcessGroup group;
+    SaveOptions options;
+    options.checksum_chunk_bytes = 128;
+    const auto report = Save(source_, "", metadata, state.dict, group, options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    saved_ = *ReadManifest(source_, kDirectory);
+  }
+
+  // So many ranks, each of which holds part of every tensor, some twice.
+  void PlanRandom(int ranks) {
+    std::vector<LocalState> states(ranks);
+    for (const WholeTensor& tensor : tensors_) {
+      std::vector<std::vector<Box>> boxes(ranks);
+      for (const Box& box : RandomCut(tensor.shape, ranks, random_)) {
+        const size_t rank = random_() % ranks;
+        boxes[rank].push_back(box);
+        if (random_() % 3 == 0 && ranks > 1) boxes[(rank + 1) % ranks].push_back(box);
+      }
+      for (int r = 0; r < ranks; ++r) states[r].Add(tensor, boxes[r], false);
+    }
+    ranks_.clear();
+    for (LocalState& state : states) {
+      ShardedTensor alias;
+      alias.name = "alias";
+      alias.role = tensors_[0].role;
+      alias.dtype = tensors_[0].dtype;
+      alias.global_shape = tensors_[0].shape;
+      alias.alias_of = "t0";
+      state.dict.tensors.push_back(alias);
+      ranks_.push_back(DescribeState(state.dict).SerializeAsString());
+    }
+    SavePlanOptions options;
+    options.checksum_chunk_bytes = 256;
+    options.max_file_bytes = 2000;
+    auto plan = PlanSave(ranks_, options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    plan_ = *std::move(plan);
+  }
+
+  absl::StatusOr<RewriteReport> Run() {
+    Manifest metadata = saved_;
+    metadata.clear_tensors();
+    metadata.clear_files();
+    return Rewrite({faulty_source_, kDirectory, saved_}, {ranks_, plan_}, faulty_, "", metadata,
+                   {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest), .io_threads = 2});
+  }
+
+  // Everything is in the new place.
+  void ExpectArrived() {
+    const absl::StatusOr<Manifest> manifest = ReadManifest(storage_, kDirectory);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_EQ(manifest->trainer().best_loss(), 2.5);
+    const auto verified = Verify(storage_, kDirectory, /*digests=*/true, 1, nullptr);
+    ASSERT_TRUE(verified.ok() && verified->damage.empty())
+        << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
+    LocalState state;
+    for (const WholeTensor& tensor : tensors_) state.Add(tensor, {WholeBox(tensor.shape)}, false);
+    SingleProcessGroup group;
+    const auto loaded = Load(storage_, kDirectory, state.dict, group, {});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
+    }
+  }
+
+  std::vector<std::string> Left() { return *storage_.List(""); }
+
+  void ExpectSourceUntouched() {
+    for (const Operation& operation : faulty_source_.operations()) {
+      EXPECT_TRUE(operation.kind == OperationKind::kOpen ||
+                  operation.kind == OperationKind::kReadAt)
+          << operation;
+    }
+  }
+
+  std::mt19937_64 random_{TestSeed()};
+  MemoryStorage source_, storage_;
+  FaultInjectingStorage faulty_source_, faulty_;
+  std::vector<WholeTensor> tensors_;
+  Manifest saved_;
+  std::vector<std::string> ranks_;
+  SavePlan plan_;
+};
+
+TEST_F(RewriteTest, EverythingArrives) {
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(round);
+    source_.DeleteTree(kDirectory).IgnoreError();
+    storage_.DeleteTree(kDirectory).IgnoreError();
+    SaveRandom(1 + static_cast<int>(random_() % 5), 30);
+    PlanRandom(1 + static_cast<int>(random_() % 6));
+    const auto report = Run();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->directory, kDirectory);
+    EXPECT_LE(report->buffer_bytes, LeastRewriteMemory(saved_, plan_.manifest));
+    uint64_t bytes = 0;
+    for (const DataFile& file : plan_.manifest.files()) bytes += file.size_bytes();
+    EXPECT_EQ(report->bytes_written, bytes);
+    ExpectArrived();
+  }
+  ExpectSourceUntouched();
+}
+
+TEST_F(RewriteTest, EveryOperationMayFail) {
+  SaveRandom(3, 12);
+  PlanRandom(3);
+  const int64_t before = faulty_.operation_count();
+  ASSERT_TRUE(Run().ok());
+  const int64_t operations = faulty_.operation_count() - before;
+  ASSERT_GT(operations, 10);
+  for (int64_t o = 0; o < operations; ++o) {
+    SCOPED_TRACE(o);
+    storage_.DeleteTree(kDirectory).IgnoreError();
+    faulty_.FailAt(faulty_.operation_count() + o, absl::ResourceExhaustedError("no space"), 3);
+    const auto report = Run();
+    faulty_.ClearFaults();
+    if (report.ok()) continue;  // what cleans up a directory that is not there may fail
+    EXPECT_TRUE(absl::IsResourceExhausted(report.status())) << report.status();
+    const bool committed = ReadManifest(storage_, kDirectory).ok();
+    if (!committed) {
+      const bool may_be_committed =
+          report.status().message().find("committing") != std::string::npos;
+      if (!may_be_committed) EXPECT_THAT(Left(), IsEmpty()) << report.status();
+      ASSERT_TRUE(Run().ok());
+    }
+    ExpectArrived();
+  }
+  ExpectSourceUntouched();
+}
+
+TEST_F(RewriteTest, MayDieAtAnyOperation) {
+  SaveRandom(3, 12);
+  PlanRandom(3);
+  const int64_t before = faulty_.operation_count();
+  ASSERT_TRUE(Run().ok());
+  const int64_t operations = faulty_.operation_count() - before;
+  for (int64_t o = 0; o < operations; ++o) {
+    SCOPED_TRACE(o);
+    storage_.DeleteTree(kDirectory).IgnoreError();
+    faulty_.DieAt(faulty_.operation_count() + o, 3);
+    EXPECT_FALSE(Run().ok());
+    faulty_.ClearFaults();
+    if (!ReadManifest(storage_, kDirectory).ok()) {
+      EXPECT_THAT(*List(storage_, ""), IsEmpty());
+      ASSERT_TRUE(Run().ok());
+    }
+    ExpectArrived();
+  }
+  ExpectSourceUntouched();
+}
+
+TEST_F(RewriteTest, AFullDisk) {
+  SaveRandom(4, 30);
+  PlanRandom(3);
+  uint64_t bytes = 0;
+  for (const DataFile& file : plan_.manifest.files()) bytes += file.size_bytes();
+  for (const uint64_t free : {uint64_t{0}, bytes / 2, bytes}) {
+    faulty_.SetDiskBytes(free);
+    const auto report = Run();
+    EXPECT_TRUE(absl::IsResourceExhausted(report.status())) << report.status();
+    EXPECT_THAT(Left(), IsEmpty());
+  }
+  faulty_.ClearFaults();
+  ASSERT_TRUE(Run().ok());
+  ExpectArrived();
+}
+
+TEST_F(RewriteTest, DamageOfTheSourceIsNotCopied) {
+  SaveRandom(4, 30);
+  PlanRandom(3);
+  int checked = 0;
+  for (const LogicalTensor& tensor : saved_.tensors()) {
+    for (int64_t s = 0; s < ShardCount(tensor); ++s) {
+      if (ShardBytes(tensor, s) == 0) continue;
+      const std::string path = saved_.files(tensor.shards().file_index(s)).path();
+      faulty_source_.CorruptReads(std::string(kDirectory) + "/" + path,
+                                  tensor.shards().file_offset(s), std::byte{4});
+      const auto report = Run();
+      faulty_source_.ClearFaults();
+      ASSERT_TRUE(absl::IsDataLoss(report.status())) << report.status();
+      EXPECT_THAT(std::string(report.status().message()),
+                  AllOf(HasSubstr(path), HasSubstr(tensor.name())));
+      EXPECT_THAT(Left(), IsEmpty());
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 0);
+  // A whole file less.
+  ASSERT_TRUE(source_.Delete(std::string(kDirectory) + "/" + saved_.files(0).path()).ok());
+  EXPECT_TRUE(absl::IsNotFound(Run().status()));
+  EXPECT_THAT(Left(), IsEmpty());
+}
+
+TEST_F(RewriteTest, AnotherDigestIsNotCommitted) {
+  do {
+    source_.DeleteTree(kDirectory).IgnoreError();
+    SaveRandom(4, 30);
+  } while (saved_.files_size() == 0);  // nothing has elements
+  PlanRandom(3);
+  for (LogicalTensor& tensor : *saved_.mutable_tensors()) {
+    if (!tensor.has_digest()) continue;
+    const Digest right = tensor.digest();
+    tensor.mutable_digest()->set_hi(right.hi() ^ 1);
+    const auto report = Run();
+    ASSERT_TRUE(absl::IsDataLoss(report.status())) << report.status();
+    EXPECT_THAT(std::string(report.status().message()),
+                AllOf(HasSubstr("tensor " + tensor.name()), HasSubstr("expected")));
+    EXPECT_THAT(Left(), IsEmpty());
+    *tensor.mutable_digest() = right;
+  }
+  // None is something else than another.
+  for (LogicalTensor& tensor : *saved_.mutable_tensors()) {
+    if (!tensor.has_digest()) continue;
+    tensor.clear_digest();
+    break;
+  }
+  const auto report = Run();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->digests_new, 1);
+  ExpectArrived();
+}
+
+TEST_F(RewriteTest, WhatIsThereStays) {
+  SaveRandom(2, 10);
+  PlanRandom(2);
+  ASSERT_TRUE(Run().ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(Run().status()));
+  ExpectArrived();
+}
+
+TEST_F(RewriteTest, WrongPlansAreRefused) {
+  SaveRandom(2, 10);
+  PlanRandom(2);
+  const Manifest saved = saved_;
+  saved_.mutable_tensors(0)->set_name("renamed");
+  EXPECT_TRUE(absl::IsInvalidArgument(Run().status()));
+  saved_ = saved;
+  saved_.mutable_tensors()->RemoveLast();
+  EXPECT_TRUE(absl::IsInvalidArgument(Run().status()));
+  saved_ = saved;
+  EXPECT_THAT(Left(), IsEmpty());
+  Manifest metadata = saved_;
+  metadata.clear_tensors();
+  metadata.clear_files();
+  const auto report = Rewrite({source_, kDirectory, saved_}, {ranks_, plan_}, storage_, "",
+                              metadata, {.memory_bytes = 100});
+  EXPECT_TRUE(absl::IsInvalidArgument(report.status()));
+  EXPECT_THAT(std::string(report.status().message()), HasSubstr("100 B of memory are too little"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

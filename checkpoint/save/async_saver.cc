@@ -1,0 +1,297 @@
+#include "checkpoint/save/async_saver.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/thread_priority.h"
+#include "base/threads.h"
+#include "checkpoint/collective/watched_group.h"
+#include "checkpoint/save/data_writer.h"
+#include "checkpoint/save/run_save.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Memory is touched, while others want the processor, for one part of the time in so many.
+constexpr int kPoliteness = 50;
+
+absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
+  if (options.copy_threads >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("copy_threads must be at least 1, not ", options.copy_threads));
+}
+
+}  // namespace
+
+class AsyncSaver::Background {
+ public:
+  Background(Storage& storage, std::string_view root, ProcessGroup& group,
+             const AsyncSaveOptions& options)
+      : options_(options),
+        group_(group),
+        staging_(options.available_memory_bytes),
+        context_{storage,     std::string(root), group_, options.save, options.copy_threads,
+                 plan_cache_, staging_} {
+    TryToStartThread();
+  }
+
+  ~Background() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Metadata(), state, {}}); }
+
+  void Start(const Metadata& metadata, const StateDict& state) {
+    const Clock::time_point start = Clock::now();
+    std::unique_lock lock(mutex_);
+    const bool skip =
+        saves_in_flight_ > 0 && options_.when_busy == AsyncSaveOptions::WhenBusy::kSkip;
+    if (!skip) changed_.wait(lock, [&] { return saves_in_flight_ == 0; });
+    lock.unlock();
+    Request request = {Kind::kSkip, Metadata(), StateDict(), start};
+    request.metadata.mutable_trainer()->set_step(metadata.trainer().step());
+    if (!skip) request = {Kind::kSave, metadata, state, start};
+    Enqueue(std::move(request));
+    AddBlocked(start);
+  }
+
+  void Wait(const std::function<void(DataWriter&)>& wait) {
+    if (!reads_state_.load(std::memory_order_acquire)) return;
+    const Clock::time_point start = Clock::now();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !reads_state_ || writer_ != nullptr; });
+    const std::shared_ptr<DataWriter> writer = writer_;
+    lock.unlock();
+    if (writer != nullptr) wait(*writer);
+    AddBlocked(start);
+  }
+
+  std::optional<SaveOutcome> Poll() {
+    const std::lock_guard lock(mutex_);
+    if (outcomes_.empty()) return std::nullopt;
+    SaveOutcome outcome = std::move(outcomes_.front());
+    outcomes_.pop_front();
+    return outcome;
+  }
+
+  void WaitUntilIdle() {
+    std::unique_lock lock(mutex_);
+    ++idle_waiters_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    --idle_waiters_;
+  }
+
+ private:
+  enum class Kind { kPrepare, kSave, kSkip };
+  struct Request {
+    Kind kind;
+    Metadata metadata;
+    StateDict state;
+    Clock::time_point start;
+  };
+
+  // False where the system gives none; it may later.
+  bool TryToStartThread() {
+    if (thread_.joinable()) return true;
+    absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      no_thread_ = std::string(thread.status().message());
+    }
+    return thread.ok();
+  }
+
+  void Enqueue(Request request) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (request.kind != Kind::kPrepare) ++saves_in_flight_;
+      if (request.kind == Kind::kSave) {
+        reads_state_ = true;
+        blocked_ns_ = 0;
+      }
+      queue_.push_back(std::move(request));
+    }
+    changed_.notify_all();
+    if (!TryToStartThread()) HandleNext();
+  }
+
+  void AddBlocked(Clock::time_point since) {
+    blocked_ns_ += std::chrono::nanoseconds(Clock::now() - since).count();
+  }
+
+  void Work() {
+    background_id_ = std::this_thread::get_id();
+    LowerThreadPriority(options_.nice, options_.idle_io_priority);
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      lock.unlock();
+      HandleNext();
+      lock.lock();
+    }
+  }
+
+  // Precondition: there is one. By thread_ or, where there is none, by whoever asks.
+  void HandleNext() {
+    std::unique_lock lock(mutex_);
+    const Request request = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::optional<SaveOutcome> outcome = Handle(request);
+    lock.lock();
+    busy_ = false;
+    if (outcome) Conclude(request, *std::move(outcome));
+    changed_.notify_all();
+  }
+
+  std::optional<SaveOutcome> Handle(const Request& request) {
+    const int64_t step = request.metadata.trainer().step();
+    if (!group_.status().ok()) {
+      if (request.kind == Kind::kPrepare) return std::nullopt;
+      return SaveOutcome{step, group_.status()};
+    }
+    switch (request.kind) {
+      case Kind::kPrepare:
+        if (PlanAhead(context_, request.state).ok() && InBackground()) MakeStagingPresent();
+        return std::nullopt;
+      case Kind::kSkip:
+        return SaveOutcome{
+            step, RefuseSave(context_, step,
+                             absl::AbortedError("skipped: the save before is still in flight"))};
+      case Kind::kSave:
+        break;
+    }
+    const absl::Status valid = CheckAsyncOptions(options_);
+    if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
+    absl::StatusOr<SaveReport> report =
+        RunSave(context_, request.metadata, request.state, [&](std::shared_ptr<DataWriter> writer) {
+          const std::lock_guard lock(mutex_);
+          writer_ = std::move(writer);
+          changed_.notify_all();
+        });
+    if (report.ok()) {
+      AddTimes(request, *report);
+      if (!InBackground()) {
+        report->blocked_seconds = report->seconds;
+        absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
+                        "saved in the foreground: ", no_thread_);
+      }
+      if (options_.on_committed) options_.on_committed(*report);
+    }
+    return SaveOutcome{step, std::move(report)};
+  }
+
+  // Where this thread is the background's own.
+  bool InBackground() const { return std::this_thread::get_id() == background_id_; }
+
+  // Nobody is to wait for what only makes the first save faster, nor for a processor that it takes:
+  // one that others want, too, serves this thread later than it computes.
+  void MakeStagingPresent() {
+    bool left = true;
+    while (left) {
+      const Clock::time_point start = Clock::now();
+      const double processor_start = ThreadProcessorSeconds();
+      left = staging_.Prefault();
+      const std::chrono::duration<double> used(ThreadProcessorSeconds() - processor_start);
+      const bool wanted = Clock::now() - start > 1.5 * used;
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, wanted ? kPoliteness * used : 0 * used,
+                            [&] { return stopping_ || idle_waiters_ > 0 || !queue_.empty(); })) {
+        return;
+      }
+    }
+  }
+
+  // RunSave() counts from when it was called.
+  void AddTimes(const Request& request, SaveReport& report) const {
+    const double seconds = std::chrono::duration<double>(Clock::now() - request.start).count();
+    report.copied_seconds += seconds - report.seconds;
+    report.seconds = seconds;
+    report.blocked_seconds = blocked_ns_ * 1e-9;
+  }
+
+  // Under the lock.
+  void Conclude(const Request& request, SaveOutcome outcome) {
+    if (request.kind == Kind::kSave) {
+      reads_state_ = false;
+      writer_ = nullptr;
+    }
+    --saves_in_flight_;
+    outcomes_.push_back(std::move(outcome));
+  }
+
+  const AsyncSaveOptions options_;
+  // Of thread_ alone, or of whoever does its work.
+  WatchedGroup group_;
+  PlanCache plan_cache_;
+  StagingPool staging_;
+  const SaveContext context_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // of anything below
+  std::deque<Request> queue_;
+  bool busy_ = false;
+  bool stopping_ = false;
+  int idle_waiters_ = 0;
+  int saves_in_flight_ = 0;             // skipped ones included, until their outcomes are known
+  std::shared_ptr<DataWriter> writer_;  // once it is known what the save in flight copies
+  std::deque<SaveOutcome> outcomes_;
+  std::atomic<bool> reads_state_ = false;  // a save is in flight whose copy may not be complete
+  std::atomic<int64_t> blocked_ns_ = 0;    // of the save in flight
+
+  std::thread thread_;
+  std::atomic<std::thread::id> background_id_;
+  std::string no_thread_;  // why there is none; of the thread that calls Start()
+};
+
+AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, ProcessGroup& group,
+                       const AsyncSaveOptions& options)
+    : background_(std::make_unique<Background>(storage, root, group, options)) {}
+
+AsyncSaver::~AsyncSaver() = default;
+
+void AsyncSaver::Prepare(const StateDict& state) { background_->Prepare(state); }
+
+void AsyncSaver::Start(const Metadata& metadata, const StateDict& state) {
+  background_->Start(metadata, state);
+}
+
+void AsyncSaver::WaitUntilCopied(const void* data, uint64_t size_bytes) {
+  background_->Wait([&](DataWriter& writer) {
+    writer.WaitUntilCopied(static_cast<const std::byte*>(data), size_bytes);
+  });
+}
+
+void AsyncSaver::WaitUntilAllCopied() {
+  background_->Wait([](DataWriter& writer) { writer.WaitUntilAllCopied(); });
+}
+
+std::optional<SaveOutcome> AsyncSaver::Poll() { return background_->Poll(); }
+
+std::vector<SaveOutcome> AsyncSaver::Finish() {
+  background_->WaitUntilIdle();
+  std::vector<SaveOutcome> outcomes;
+  while (std::optional<SaveOutcome> outcome = Poll()) outcomes.push_back(*std::move(outcome));
+  return outcomes;
+}
+
+}  // namespace tessera::ckpt

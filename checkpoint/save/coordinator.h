@@ -1,0 +1,53 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_COORDINATOR_H_
+#define TESSERA_CHECKPOINT_SAVE_COORDINATOR_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/save/options.h"
+#include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+// One save as rank 0 sees it: the steps of the commit protocol (run_save.cc) that it takes for all.
+// `metadata` must outlive it.
+class Coordinator {
+ public:
+  Coordinator(Storage& storage, std::string_view root, const Metadata& metadata);
+
+  // The end of step 1, and step 2: the tensors and files of the plan -> the directory to write to.
+  // Where `is_new` is false the same plan was checked before.
+  absl::StatusOr<std::string> Prepare(const Manifest& planned, bool is_new);
+
+  // Steps 5 to 7: the reports of all ranks -> the number of bytes written.
+  absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
+
+  // What Prepare() asks of a new plan, apart from the metadata.
+  static absl::Status CheckPlan(const Manifest& planned);
+
+  // Frees the room that a failed save took. Nobody may be writing. Best effort: the next save of
+  // the step and Prune would do the same.
+  void Abandon();
+
+ private:
+  absl::Status PrepareDirectory();
+  absl::Status CheckRoom();
+  void AddDigest(const TensorReport& report);
+
+  Storage& storage_;
+  const std::string root_;
+  const std::string directory_;
+  const Metadata& metadata_;
+  Manifest manifest_;
+  bool directory_is_ours_ = false;
+  bool may_be_committed_ = false;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_COORDINATOR_H_

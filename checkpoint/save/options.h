@@ -1,0 +1,60 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_OPTIONS_H_
+#define TESSERA_CHECKPOINT_SAVE_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "checkpoint/format/manifest.pb.h"
+
+namespace tessera::ckpt {
+
+class PlanCache;  // save_agreement.h
+
+// What a checkpoint says besides its tensors. `tensors` and `files` must be empty: the save fills
+// them in.
+using Metadata = Manifest;
+
+struct SaveOptions {
+  // Layout of the files. A checksum chunk is the least that a partial read fetches; 8 divides it.
+  uint32_t checksum_chunk_bytes = 1 << 20;
+  uint64_t max_file_bytes = uint64_t{4} << 30;  // a rank's data goes to more files beyond this
+
+  // Resources. Staging and writing happen in the same threads, so that more threads than cores keep
+  // the disk busy.
+  int io_threads = 4;
+  uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
+
+  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+
+  // The plan of earlier saves of the same group, on every rank or on none; null: every save is
+  // planned anew.
+  PlanCache* plan_cache = nullptr;
+
+  // Called on every rank that set it, by the thread that saves, once this rank's data is durable and
+  // before the checkpoint is committed: makes durable what must not be missing where the checkpoint
+  // is there, a log for example. Its error is the save's. Null: nothing.
+  std::function<absl::Status()> before_commit;
+};
+
+struct SaveReport {
+  std::string directory;       // of the new checkpoint, inside the storage
+  uint64_t bytes_written = 0;  // data files, all ranks
+  double seconds = 0;          // from the beginning to the commit
+  // Processor time for copies, checksums and writes, of the threads that the save runs here.
+  double processor_seconds = 0;
+
+  // Of asynchronous saves.
+  double copied_seconds = 0;   // from the beginning until this process's state was copied
+  double blocked_seconds = 0;  // this process's threads spent in Start() and waiting for the copy
+
+  // What did not go as well as it could, though the checkpoint is whole: that the copy of an
+  // asynchronous save did not fit, and why; what on_committed adds. Empty: nothing.
+  std::string note;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_OPTIONS_H_

@@ -1,0 +1,128 @@
+#include "checkpoint/save/output_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "checkpoint/elements/copy_elements.h"
+#include "checkpoint/elements/digest_runs.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/save_plan.h"
+
+namespace tessera::ckpt {
+
+OutputFile::Source OutputFile::MakeSource(const WriteItem& item, const StateDict& state,
+                                          size_t digest_slot) {
+  const ShardedTensor& tensor = state.tensors[item.local_tensor()];
+  const LocalShard& shard = tensor.shards[item.local_shard()];
+  const Box box = ItemBox(item);
+  const size_t element_bytes = DTypeSize(tensor.dtype);
+  const std::vector<int64_t> origin(tensor.global_shape.size(), 0);
+  return {item.file_offset(),
+          item.file_offset() + ElementCount(box.shape) * element_bytes,
+          element_bytes,
+          digest_slot,
+          static_cast<const std::byte*>(shard.data),
+          BoxRuns(box, box, shard.box.global_offset, ShardStrides(shard)),
+          BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape))};
+}
+
+absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const LocalPlan& local,
+                                            const FilePlan& plan, DigestSlots& slots) {
+  OutputFile file;
+  file.index_ = plan.file_index();
+  file.path_ = plan.path();
+  file.size_bytes_ = plan.size_bytes();
+  TESSERA_ASSIGN_OR_RETURN(file.header_, DataFileHeader(local, plan));
+  for (const WriteItem& item : plan.items()) {
+    const size_t slot = slots.try_emplace(item.manifest_tensor(), slots.size()).first->second;
+    file.sources_.push_back(MakeSource(item, state, slot));
+  }
+  std::ranges::sort(file.sources_, {}, &Source::begin);
+  return file;
+}
+
+// fn(source, first, last): elements [first, last) of the source lie in bytes [begin, end).
+template <typename Function>
+void OutputFile::ForEachSource(uint64_t begin, uint64_t end, Function&& fn) const {
+  auto source = std::ranges::upper_bound(sources_, begin, {}, &Source::end);
+  for (; source != sources_.end() && source->begin < end; ++source) {
+    const uint64_t first = std::max(begin, source->begin), last = std::min(end, source->end);
+    const int64_t size = source->element_bytes;
+    fn(*source, static_cast<int64_t>(first - source->begin) / size,
+       static_cast<int64_t>(last - source->begin) / size);
+  }
+}
+
+void OutputFile::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const {
+  if (begin >= header_.size()) return;
+  std::memcpy(out, header_.data() + begin, std::min<uint64_t>(end, header_.size()) - begin);
+}
+
+void OutputFile::CopySource(const Source& source, int64_t first, int64_t last, std::byte* to) {
+  const int64_t size = source.element_bytes;
+  source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
+    GatherElements(source.data + run.strided_element * size, source.memory.run_stride(),
+                   to + (run.outer_element - first) * size, run.count, size);
+  });
+}
+
+void OutputFile::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
+  CopyHeader(begin, end, out);
+  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    const int64_t size = source.element_bytes;
+    CopySource(source, first, last, out + (source.begin + first * size - begin));
+  });
+}
+
+void OutputFile::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
+                        std::vector<LogicalDigest>& digests) const {
+  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    const int64_t size = source.element_bytes;
+    const std::byte* const from = bytes + (source.begin + first * size - begin);
+    digests[source.digest_slot] += DigestRuns(source.global, first, last, from, size);
+  });
+}
+
+void OutputFile::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
+                               std::vector<LogicalDigest>& digests,
+                               const std::function<void(std::span<const std::byte>)>& fn) const {
+  CopyHeader(begin, end, out);
+  if (begin < header_.size()) fn({out, std::min<uint64_t>(end, header_.size()) - begin});
+  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    const int64_t size = source.element_bytes;
+    std::byte* const to = out + (source.begin + first * size - begin);
+    const size_t size_bytes = (last - first) * size;
+    LogicalDigest& digest = digests[source.digest_slot];
+    if (const auto at = source.memory.Contiguous(first, last)) {
+      const std::byte* const from = source.data + *at * size;
+      digest += CopyAndDigestRuns(source.global, first, last, from, to, size);
+      fn({from, size_bytes});
+    } else {
+      CopySource(source, first, last, to);
+      digest += DigestRuns(source.global, first, last, to, size);
+      fn({to, size_bytes});
+    }
+  });
+}
+
+void OutputFile::ForEachMemory(
+    uint64_t begin, uint64_t end,
+    const std::function<void(const std::byte*, const std::byte*)>& fn) const {
+  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+    if (first == last) return;
+    const int64_t size = source.element_bytes;
+    int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
+    source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
+      const int64_t back = run.strided_element + (run.count - 1) * source.memory.run_stride();
+      low = std::min({low, run.strided_element, back});
+      high = std::max({high, run.strided_element, back});
+    });
+    fn(source.data + low * size, source.data + (high + 1) * size);
+  });
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,24 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_PHASE_H_
+#define TESSERA_CHECKPOINT_SAVE_PHASE_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera::ckpt {
+
+// Where in a save an error arose, for its message.
+inline constexpr absl::string_view kPlanning = "planning";
+inline constexpr absl::string_view kStaging = "staging";
+inline constexpr absl::string_view kWriting = "writing";
+inline constexpr absl::string_view kSyncing = "syncing";
+inline constexpr absl::string_view kCommitting = "committing";
+
+inline absl::Status InPhase(absl::string_view phase, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(phase, ": ", status.message()));
+}
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_PHASE_H_

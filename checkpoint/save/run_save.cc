@@ -1,0 +1,177 @@
+#include "checkpoint/save/run_save.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/save/coordinator.h"
+#include "checkpoint/save/phase.h"
+#include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/storage/pieces.h"
+
+// The commit protocol
+//
+//  1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
+//     not covered, a disagreement between ranks, metadata that no manifest can hold, a committed
+//     checkpoint of the same step and a lack of room end the save here, before anything is written.
+//  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and
+//     makes its name durable. No manifest is in it, so to every reader it is no checkpoint.
+//  3. Every rank writes its data files, makes their contents durable and then, by syncing the
+//     directory itself, their names: a manifest must never be seen without its data, and on a file
+//     system that several machines share, one machine's sync need not cover what others made. Then
+//     it does what SaveOptions::before_commit asks for.
+//  4. Every rank reports: its error, or its checksums and digests. One error ends the save for all.
+//  5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
+//  6. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
+//  7. Rank 0 makes the rename durable and tells everybody.
+//
+// A crash before 6 leaves a directory without a manifest, which the next save of that step replaces
+// and Prune removes. A crash after it leaves the whole checkpoint. A loss of power between 6 and 7
+// leaves either.
+
+namespace tessera::ckpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Not a step: plans made ahead of the first save.
+constexpr int64_t kNoStep = -1;
+
+absl::Status CheckOptions(const SaveOptions& options) {
+  if (options.checksum_chunk_bytes == 0 || options.checksum_chunk_bytes % 8 != 0 ||
+      options.checksum_chunk_bytes > kMaxChunkBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checksum_chunk_bytes must be a multiple of 8 in (0, ", kMaxChunkBytes,
+                     "], not ", options.checksum_chunk_bytes));
+  }
+  if (options.max_file_bytes == 0) return absl::InvalidArgumentError("max_file_bytes is 0");
+  if (options.io_threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMetadata(const Metadata& metadata) {
+  if (metadata.trainer().step() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata: trainer.step is ", metadata.trainer().step()));
+  }
+  if (metadata.tensors_size() > 0 || metadata.files_size() > 0) {
+    return absl::InvalidArgumentError("metadata: tensors and files must be empty");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LocalPlan> Describe(const Metadata& metadata, const StateDict& state,
+                                   const SaveOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckOptions(options));
+  TESSERA_RETURN_IF_ERROR(CheckMetadata(metadata));
+  TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
+  return DescribeState(state);
+}
+
+SavePlanOptions PlanOptions(const SaveOptions& options) {
+  SavePlanOptions plan_options;
+  plan_options.max_file_bytes = options.max_file_bytes;
+  plan_options.checksum_chunk_bytes = options.checksum_chunk_bytes;
+  return plan_options;
+}
+
+DataWriterOptions WriterOptions(const SaveContext& context) {
+  return {context.options.checksum_chunk_bytes, context.options.io_threads,
+          context.copy_ahead_threads, context.options.staging_bytes};
+}
+
+// Steps 1 and 2.
+absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<LocalPlan>& local,
+                              int64_t step, const PrepareSave& prepare) {
+  absl::StatusOr<SaveTask> task =
+      AgreeOnSave(context.group, local, step, PlanOptions(context.options), context.plan_cache,
+                  prepare, context.options.deadline);
+  if (!task.ok()) return InPhase(kPlanning, task.status());
+  return task;
+}
+
+// Step 3.
+absl::StatusOr<std::string> Write(
+    const absl::StatusOr<std::shared_ptr<DataWriter>>& writer,
+    const std::function<void(std::shared_ptr<DataWriter>)>& on_planned,
+    const std::function<absl::Status()>& before_commit) {
+  if (!writer.ok()) return writer.status();
+  if (on_planned) on_planned(*writer);
+  TESSERA_ASSIGN_OR_RETURN(const WriteReport report, (*writer)->Run());
+  if (before_commit) TESSERA_RETURN_IF_ERROR(before_commit());
+  return report.SerializeAsString();
+}
+
+double SecondsSince(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+
+}  // namespace
+
+absl::StatusOr<SaveReport> RunSave(
+    const SaveContext& context, const Metadata& metadata, const StateDict& state,
+    const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
+  const Clock::time_point start = Clock::now();
+  Coordinator coordinator(context.storage, context.root, metadata);
+  const absl::StatusOr<LocalPlan> local = Describe(metadata, state, context.options);
+  const absl::StatusOr<SaveTask> task = Plan(
+      context, local, metadata.trainer().step(),
+      [&](const Manifest& planned, bool is_new) { return coordinator.Prepare(planned, is_new); });
+  if (!task.ok()) {
+    coordinator.Abandon();
+    return task.status();
+  }
+
+  const absl::StatusOr<std::shared_ptr<DataWriter>> writer =
+      DataWriter::Make(context.storage, task->directory, state, *local, task->plan,
+                       WriterOptions(context), context.staging);
+  bool everyone_reported = false;
+  const absl::StatusOr<std::string> committed = Agree(
+      context.group, Write(writer, on_planned, context.options.before_commit),
+      [&](const std::vector<std::string>& reports) -> absl::StatusOr<std::string> {
+        absl::StatusOr<std::string> bytes = coordinator.Commit(reports);
+        if (!bytes.ok()) return InPhase(kCommitting, bytes.status());
+        return bytes;
+      },
+      context.options.deadline, &everyone_reported);
+  if (!committed.ok()) {
+    if (everyone_reported) coordinator.Abandon();
+    return committed.status();
+  }
+  SaveReport report;
+  report.directory = task->directory;
+  if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
+    return absl::InternalError("rank 0 sent a bad report");
+  }
+  report.seconds = SecondsSince(start, Clock::now());
+  report.copied_seconds = SecondsSince(start, (*writer)->copied_at().value_or(start));
+  report.processor_seconds = (*writer)->processor_seconds();
+  report.note = context.staging.note();
+  return report;
+}
+
+absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason) {
+  return Plan(context, reason, step, nullptr).status();
+}
+
+absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const SaveTask task,
+      Plan(context, Describe(Metadata(), state, context.options), kNoStep,
+           [](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+             if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
+             return std::string();
+           }));
+  return context.staging.Reserve(DataWriter::NeededStaging(task.plan, WriterOptions(context)));
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,49 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_RUN_SAVE_H_
+#define TESSERA_CHECKPOINT_SAVE_RUN_SAVE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/save/data_writer.h"
+#include "checkpoint/save/options.h"
+#include "checkpoint/save/save_agreement.h"
+#include "checkpoint/save/staging_pool.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+// What the saves of one rank have in common, from one to the next.
+struct SaveContext {
+  Storage& storage;
+  std::string root;
+  ProcessGroup& group;
+  SaveOptions options;
+  int copy_ahead_threads;  // see DataWriterOptions
+  PlanCache& plan_cache;
+  StagingPool& staging;
+};
+
+// One save, from the plan to the commit, by the calling thread and those of the DataWriter, which
+// `on_planned` (may be null) is told of before the first element is read. Collective; every rank
+// returns the same, except for what a report says of the rank itself.
+absl::StatusOr<SaveReport> RunSave(
+    const SaveContext& context, const Metadata& metadata, const StateDict& state,
+    const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);
+
+// Takes part in the first agreement of a save that this rank does not make, for that reason: nor
+// does any other. Returns the error that all ranks have agreed on. Collective with RunSave() on
+// other ranks.
+absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason);
+
+// Plans a save of this state, which the next RunSave() finds in the cache, and reserves its staging
+// memory. Collective.
+absl::Status PlanAhead(const SaveContext& context, const StateDict& state);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_RUN_SAVE_H_

@@ -1,0 +1,177 @@
+#include "checkpoint/save/save_agreement.h"
+
+#include <random>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/save/save_messages.pb.h"
+
+namespace tessera::ckpt {
+namespace {
+
+absl::Status Unreadable(size_t rank, std::string_view what) {
+  return absl::InternalError(absl::StrCat("rank ", rank, " sent ",
+                                          absl::string_view(what.data(), what.size()),
+                                          " that cannot be parsed"));
+}
+
+// Everything that a plan depends on, as one rank sees it.
+std::string CacheKey(const ProcessGroup& group, std::string_view description,
+                     const SavePlanOptions& options) {
+  std::string key = absl::StrCat(group.rank(), "/", group.size(), " ", options.max_file_bytes, " ",
+                                 options.min_split_bytes, " ", options.checksum_chunk_bytes, "\n");
+  key.append(description);
+  return key;
+}
+
+uint64_t NewPlanId() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;  // 0 is no plan
+}
+
+}  // namespace
+
+const RankPlan* PlanCache::Find(const ProcessGroup& group, const LocalPlan& local,
+                                const SavePlanOptions& options) const {
+  if (!entry_ || entry_->key != CacheKey(group, local.SerializeAsString(), options)) return nullptr;
+  return &entry_->mine;
+}
+
+// One agreement, as one rank sees it.
+class SaveAgreement {
+ public:
+  SaveAgreement(ProcessGroup& group, int64_t step, const SavePlanOptions& options, PlanCache& cache,
+                const PrepareSave& prepare, absl::Duration deadline)
+      : group_(group),
+        step_(step),
+        options_(options),
+        cache_(cache),
+        prepare_(prepare),
+        deadline_(deadline) {}
+
+  absl::StatusOr<SaveTask> Run(const absl::StatusOr<LocalPlan>& local) {
+    ++cache_.counters_.saves;
+    if (local.ok()) {
+      description_ = local->SerializeAsString();
+      key_ = CacheKey(group_, description_, options_);
+    }
+    const bool hit = local.ok() && cache_.entry_ && cache_.entry_->key == key_;
+    if (hit) ++cache_.counters_.local_hits;
+    const absl::StatusOr<std::string> message =
+        local.ok() ? absl::StatusOr<std::string>(FirstMessage(hit)) : local.status();
+    TESSERA_ASSIGN_OR_RETURN(
+        SaveVerdict verdict,
+        Round(message, [&](const std::vector<std::string>& all) { return Answer(all); }));
+    if (verdict.send_description()) {
+      TESSERA_ASSIGN_OR_RETURN(verdict, Round(Describe(), [&](const std::vector<std::string>& all) {
+                                 return AnswerWithPlan(all);
+                               }));
+    }
+    return Finish(std::move(verdict));
+  }
+
+ private:
+  absl::StatusOr<SaveVerdict> Round(const absl::StatusOr<std::string>& mine,
+                                    const CombineEach& combine) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string told, AgreeEach(group_, mine, combine, deadline_));
+    SaveVerdict verdict;
+    if (!verdict.ParseFromString(told)) return Unreadable(0, "an answer");
+    return verdict;
+  }
+
+  std::string Describe() {
+    ++cache_.counters_.descriptions;
+    return description_;
+  }
+
+  std::string FirstMessage(bool hit) {
+    SaveBegin begin;
+    begin.set_step(step_);
+    if (hit) {
+      begin.set_plan_id(cache_.entry_->plan_id);
+    } else {
+      begin.set_description(Describe());
+    }
+    return begin.SerializeAsString();
+  }
+
+  // On rank 0: everybody's first message -> everybody's answer.
+  absl::StatusOr<std::vector<std::string>> Answer(const std::vector<std::string>& all) {
+    std::vector<std::string> descriptions;
+    bool all_hit = true, all_described = true;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      SaveBegin begin;
+      if (!begin.ParseFromString(all[rank])) return Unreadable(rank, "a message");
+      if (begin.step() != step_) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("rank 0 saves step ", step_, ", rank ", rank, " step ", begin.step()));
+      }
+      all_hit &= cache_.entry_ && begin.plan_id() == cache_.entry_->plan_id;
+      all_described &= begin.plan_id() == 0;
+      descriptions.push_back(std::move(*begin.mutable_description()));
+    }
+    if (all_described) return AnswerWithPlan(descriptions);
+    SaveVerdict verdict;
+    if (all_hit) {
+      TESSERA_ASSIGN_OR_RETURN(*verdict.mutable_directory(),
+                               prepare_(cache_.entry_->manifest, false));
+    } else {
+      verdict.set_send_description(true);
+    }
+    return std::vector<std::string>(all.size(), verdict.SerializeAsString());
+  }
+
+  absl::StatusOr<std::vector<std::string>> AnswerWithPlan(
+      const std::vector<std::string>& descriptions) {
+    ++cache_.counters_.plans_made;
+    TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions, options_));
+    SaveVerdict verdict;
+    TESSERA_ASSIGN_OR_RETURN(*verdict.mutable_directory(), prepare_(plan.manifest, true));
+    verdict.set_plan_id(NewPlanId());
+    planned_ = std::move(plan.manifest);
+    std::vector<std::string> answers;
+    answers.reserve(plan.ranks.size());
+    for (const RankPlan& part : plan.ranks) {
+      verdict.set_plan(part.SerializeAsString());
+      answers.push_back(verdict.SerializeAsString());
+    }
+    return answers;
+  }
+
+  absl::StatusOr<SaveTask> Finish(SaveVerdict verdict) {
+    SaveTask task;
+    task.directory = std::move(*verdict.mutable_directory());
+    task.from_cache = verdict.plan_id() == 0;
+    if (task.from_cache) {
+      ++cache_.counters_.hits;
+      task.plan = cache_.entry_->mine;
+      return task;
+    }
+    ++cache_.counters_.parts_received;
+    cache_.entry_.reset();
+    if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
+    cache_.entry_ = {std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)};
+    return task;
+  }
+
+  ProcessGroup& group_;
+  const int64_t step_;
+  const SavePlanOptions& options_;
+  PlanCache& cache_;
+  const PrepareSave& prepare_;
+  const absl::Duration deadline_;
+  std::string description_, key_;
+  Manifest planned_;  // on rank 0
+};
+
+absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<LocalPlan>& local,
+                                     int64_t step, const SavePlanOptions& options, PlanCache& cache,
+                                     const PrepareSave& prepare, absl::Duration deadline) {
+  return SaveAgreement(group, step, options, cache, prepare, deadline).Run(local);
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,301 @@
+// Plans are kept between saves, and any change of any rank makes a new one on all.
+
+#include "checkpoint/save/save_agreement.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr int kRanks = 4;
+
+// Rows of two tensors, a quarter on each rank, and one tensor that all hold.
+LocalPlan Describe(int rank) {
+  LocalPlan plan;
+  for (const char* name : {"a", "b"}) {
+    LocalTensor& tensor = *plan.add_tensors();
+    tensor.set_name(name);
+    tensor.set_role(WEIGHT);
+    tensor.set_dtype(F32);
+    tensor.add_global_shape(8);
+    tensor.add_global_shape(6);
+    tensor.set_shard_count(1);
+    for (const int x : {2 * rank, 0}) tensor.add_shard_offset(x);
+    for (const int x : {2, 6}) tensor.add_shard_shape(x);
+  }
+  LocalTensor& shared = *plan.add_tensors();
+  shared.set_name("shared");
+  shared.set_role(BUFFER);
+  shared.set_dtype(F32);
+  shared.set_shard_count(1);
+  return plan;
+}
+
+struct Round {
+  std::vector<LocalPlan> plans;
+  SavePlanOptions options[kRanks];
+  int64_t step[kRanks] = {7, 7, 7, 7};
+  absl::Status error[kRanks];
+  absl::Status prepare_error;
+
+  Round() {
+    for (int r = 0; r < kRanks; ++r) plans.push_back(Describe(r));
+  }
+};
+
+struct Result {
+  std::vector<absl::StatusOr<SaveTask>> tasks;
+  int prepared_new = 0, prepared_again = 0;
+  std::string manifest;
+
+  bool ok() const {
+    for (const auto& task : tasks) {
+      if (!task.ok()) return false;
+    }
+    return true;
+  }
+  bool from_cache() const {
+    for (const auto& task : tasks) EXPECT_EQ(task->from_cache, tasks[0]->from_cache);
+    return tasks[0]->from_cache;
+  }
+};
+
+class SaveAgreementTest : public testing::Test {
+ protected:
+  Result Run(const Round& round) {
+    Result result;
+    result.tasks.resize(kRanks, absl::UnknownError("did not run"));
+    RunRanks(kRanks, [&](ProcessGroup& group) {
+      const int r = group.rank();
+      const absl::StatusOr<LocalPlan> local =
+          round.error[r].ok() ? absl::StatusOr<LocalPlan>(round.plans[r]) : round.error[r];
+      result.tasks[r] = AgreeOnSave(
+          group, local, round.step[r], round.options[r], caches_[r],
+          [&](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+            ++(is_new ? result.prepared_new : result.prepared_again);
+            result.manifest = planned.SerializeAsString();
+            if (!round.prepare_error.ok()) return round.prepare_error;
+            return std::string("directory");
+          },
+          absl::Seconds(20));
+    });
+    return result;
+  }
+
+  PlanCache caches_[kRanks];
+};
+
+TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
+  const Result first = Run(Round());
+  ASSERT_TRUE(first.ok());
+  EXPECT_FALSE(first.from_cache());
+  EXPECT_EQ(first.prepared_new, 1);
+  PlanCounters before[kRanks];
+  for (int r = 0; r < kRanks; ++r) before[r] = caches_[r].counters();
+  for (int save = 0; save < 3; ++save) {
+    Round round;
+    for (int64_t& step : round.step)
+      step = 8 + save;  // where the run is does not change what it is
+    const Result again = Run(round);
+    ASSERT_TRUE(again.ok());
+    EXPECT_TRUE(again.from_cache());
+    EXPECT_EQ(again.prepared_again, 1);
+    EXPECT_EQ(again.prepared_new, 0);
+    EXPECT_EQ(again.manifest, first.manifest);
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(again.tasks[r]->directory, "directory");
+      EXPECT_EQ(again.tasks[r]->plan.SerializeAsString(), first.tasks[r]->plan.SerializeAsString());
+    }
+  }
+  for (int r = 0; r < kRanks; ++r) {
+    const PlanCounters& after = caches_[r].counters();
+    EXPECT_EQ(after.plans_made, before[r].plans_made);
+    EXPECT_EQ(after.descriptions, before[r].descriptions);
+    EXPECT_EQ(after.parts_received, before[r].parts_received);
+    EXPECT_EQ(after.hits, 3);
+    EXPECT_EQ(after.saves, 4);
+  }
+  EXPECT_EQ(caches_[0].counters().plans_made, 1);
+  EXPECT_EQ(caches_[1].counters().plans_made, 0);
+}
+
+TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
+  using Change = std::function<void(Round&, int rank)>;
+  const std::vector<std::pair<const char*, Change>> changes = {
+      {"name", [](Round& r, int k) { r.plans[k].mutable_tensors(2)->set_name("other"); }},
+      {"role",
+       [](Round& r, int) {
+         for (auto& p : r.plans) p.mutable_tensors(2)->set_role(WEIGHT);
+       }},
+      {"dtype",
+       [](Round& r, int) {
+         for (auto& p : r.plans) p.mutable_tensors(2)->set_dtype(BF16);
+       }},
+      {"shape",
+       [](Round& r, int k) {
+         LocalTensor& t = *r.plans[k].mutable_tensors(2);
+         t.set_name("longer");
+         t.add_global_shape(3);
+         t.add_shard_offset(0);
+         t.add_shard_shape(3);
+       }},
+      {"padded shape",
+       [](Round& r, int) {
+         for (auto& p : r.plans) {
+           p.mutable_tensors(0)->add_padded_shape(9);
+           p.mutable_tensors(0)->add_padded_shape(6);
+         }
+       }},
+      {"alias",
+       [](Round& r, int k) {
+         LocalTensor& t = *r.plans[k].add_tensors();
+         t = r.plans[k].tensors(0);
+         t.set_name("alias");
+         t.set_alias_of("a");
+         t.set_shard_count(0);
+         t.clear_shard_offset();
+         t.clear_shard_shape();
+       }},
+      {"box",
+       [](Round& r, int k) {  // one rank holds all of it, and nobody needs to know
+         LocalTensor& t = *r.plans[k].mutable_tensors(0);
+         t.set_shard_offset(0, 0);
+         t.set_shard_shape(0, 8);
+       }},
+      {"one box more",
+       [](Round& r, int k) {
+         LocalTensor& t = *r.plans[k].mutable_tensors(1);
+         t.set_shard_count(2);
+         for (const int x : {2 * ((k + 1) % kRanks), 0}) t.add_shard_offset(x);
+         for (const int x : {2, 6}) t.add_shard_shape(x);
+       }},
+      {"order", [](Round& r, int k) { r.plans[k].mutable_tensors()->SwapElements(0, 1); }},
+      {"one tensor less", [](Round& r, int k) { r.plans[k].mutable_tensors()->RemoveLast(); }},
+      {"file size", [](Round& r, int k) { r.options[k].max_file_bytes = 40; }},
+      {"split size", [](Round& r, int k) { r.options[k].min_split_bytes = 8; }},
+      {"chunk size", [](Round& r, int k) { r.options[k].checksum_chunk_bytes = 64; }},
+  };
+  for (const auto& [what, change] : changes) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
+      ASSERT_TRUE(Run(Round()).ok());
+      ASSERT_TRUE(Run(Round()).from_cache());
+      Round changed;
+      change(changed, rank);
+      const int64_t plans = caches_[0].counters().plans_made;
+      const Result result = Run(changed);
+      ASSERT_TRUE(result.ok()) << result.tasks[0].status();
+      EXPECT_FALSE(result.from_cache());
+      EXPECT_EQ(caches_[0].counters().plans_made, plans + 1);
+      // What is used is what a save without any cache would use.
+      std::vector<std::string> descriptions;
+      for (const LocalPlan& plan : changed.plans) descriptions.push_back(plan.SerializeAsString());
+      const auto fresh = PlanSave(descriptions, changed.options[0]);
+      ASSERT_TRUE(fresh.ok());
+      EXPECT_EQ(result.manifest, fresh->manifest.SerializeAsString());
+      for (int r = 0; r < kRanks; ++r) {
+        EXPECT_EQ(result.tasks[r]->plan.SerializeAsString(), fresh->ranks[r].SerializeAsString());
+      }
+      EXPECT_TRUE(Run(changed).from_cache());
+    }
+  }
+}
+
+TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
+  const std::vector<std::pair<const char*, std::function<void(LocalTensor&)>>> changes = {
+      {"role", [](LocalTensor& t) { t.set_role(WEIGHT); }},
+      {"dtype", [](LocalTensor& t) { t.set_dtype(BF16); }},
+      {"shape",
+       [](LocalTensor& t) {
+         t.add_global_shape(1);
+         t.add_shard_offset(0);
+         t.add_shard_shape(1);
+       }},
+      {"padded shape", [](LocalTensor& t) { t.add_padded_shape(2); }},
+      {"alias", [](LocalTensor& t) { t.set_alias_of("a"); }},
+  };
+  for (const auto& [what, change] : changes) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      SCOPED_TRACE(absl::StrCat(what, " on rank ", rank));
+      ASSERT_TRUE(Run(Round()).ok());
+      Round changed;
+      change(*changed.plans[rank].mutable_tensors(2));
+      const int64_t hits = caches_[0].counters().hits;
+      for (const auto& task : Run(changed).tasks) {
+        EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
+        EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr("tensor shared: "));
+      }
+      EXPECT_EQ(caches_[0].counters().hits, hits);
+      EXPECT_TRUE(Run(Round()).from_cache());  // nothing was planned, so nothing was forgotten
+    }
+  }
+}
+
+TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
+  ASSERT_TRUE(Run(Round()).ok());
+  ThreadGroupHub hub(kRanks + 1);
+  const ThreadProcessGroup same_rank(hub, 2), other_rank(hub, 1);
+  ThreadGroupHub same_hub(kRanks);
+  const ThreadProcessGroup same(same_hub, 2);
+  EXPECT_NE(caches_[2].Find(same, Describe(2), {}), nullptr);
+  EXPECT_EQ(caches_[2].Find(same_rank, Describe(2), {}), nullptr);   // of another size
+  EXPECT_EQ(caches_[2].Find(other_rank, Describe(2), {}), nullptr);  // another rank
+}
+
+TEST_F(SaveAgreementTest, ARankThatLostItsCacheMakesAllPlanAgain) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_TRUE(Run(Round()).ok());
+    caches_[rank] = PlanCache();
+    const Result result = Run(Round());
+    ASSERT_TRUE(result.ok());
+    EXPECT_FALSE(result.from_cache());
+  }
+}
+
+TEST_F(SaveAgreementTest, PartsOfDifferentPlansAreNeverMixed) {
+  ASSERT_TRUE(Run(Round()).ok());
+  const PlanCache old = caches_[3];
+  Round other;
+  for (LocalPlan& plan : other.plans) plan.mutable_tensors(2)->set_name("other");
+  ASSERT_TRUE(Run(other).ok());
+  ASSERT_TRUE(Run(Round()).ok());
+  caches_[3] = old;  // the same structure, planned at another time
+  const Result result = Run(Round());
+  ASSERT_TRUE(result.ok());
+  EXPECT_FALSE(result.from_cache());
+}
+
+TEST_F(SaveAgreementTest, ErrorsReachAllAndLeaveTheCacheUsable) {
+  ASSERT_TRUE(Run(Round()).ok());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Round round;
+    round.error[rank] = absl::InvalidArgumentError("no");
+    for (const auto& task : Run(round).tasks) {
+      EXPECT_EQ(task.status(), absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": no")));
+    }
+  }
+  Round steps;
+  steps.step[2] = 8;
+  for (const auto& task : Run(steps).tasks) EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
+  Round prepare;
+  prepare.prepare_error = absl::AlreadyExistsError("committed");
+  for (const auto& task : Run(prepare).tasks) EXPECT_TRUE(absl::IsAlreadyExists(task.status()));
+  EXPECT_TRUE(Run(Round()).from_cache());
+  Round gap;
+  gap.plans[1].mutable_tensors(0)->set_shard_shape(0, 1);
+  for (const auto& task : Run(gap).tasks) {
+    EXPECT_THAT(std::string(task.status().message()),
+                testing::AllOf(testing::HasSubstr("tensor a [8,6]"), testing::HasSubstr("[3,0]")));
+  }
+  EXPECT_TRUE(Run(Round()).ok());
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,90 @@
+#include "checkpoint/save/staging_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/available_memory.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// At once: about what a slow machine touches in a hundredth of a second.
+constexpr size_t kPrefaultBytes = size_t{4} << 20;
+
+uint64_t WholePages(uint64_t bytes) { return bytes / kIoAlignmentBytes * kIoAlignmentBytes; }
+
+std::string Explain(const StagingRequest& request, uint64_t available, uint64_t granted) {
+  return absl::StrCat(
+      "a copy of this process's part of the state takes ", HumanBytes(request.wanted_bytes),
+      "; available: ", HumanBytes(available),
+      ", of which at most half is taken; setting staging_bytes: ",
+      request.limit_bytes == UINT64_MAX ? "no limit" : HumanBytes(request.limit_bytes),
+      "; used: ", HumanBytes(granted));
+}
+
+}  // namespace
+
+StagingPool::StagingPool(std::function<uint64_t()> available_bytes)
+    : available_bytes_(available_bytes ? std::move(available_bytes) : AvailableMemoryBytes) {}
+
+absl::Status StagingPool::Reserve(const StagingRequest& request) {
+  note_.clear();
+  // Never more than the limit, to the page.
+  const uint64_t permitted = std::max(
+      std::min(request.wanted_bytes, WholePages(request.limit_bytes)), request.least_bytes);
+  if (buffer_.size_bytes() < permitted) {
+    const uint64_t available = available_bytes_() + present_bytes_;
+    if (available < request.least_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory to stage even one piece of ",
+                                                       HumanBytes(request.least_bytes), ": ",
+                                                       Explain(request, available, 0)));
+    }
+    const uint64_t granted =
+        std::max(std::min(permitted, WholePages(available / 2)), request.least_bytes);
+    if (buffer_.size_bytes() < granted) {
+      TESSERA_RETURN_IF_ERROR(Allocate(granted, request.least_bytes));
+    }
+    if (buffer_.size_bytes() < request.wanted_bytes) {
+      note_ = Explain(request, available, buffer_.size_bytes());
+    }
+  } else if (permitted < request.wanted_bytes) {
+    note_ = Explain(request, available_bytes_() + present_bytes_, permitted);
+  }
+  usable_bytes_ = std::min<uint64_t>(buffer_.size_bytes(), permitted);
+  return absl::OkStatus();
+}
+
+// As much of `bytes` as the system gives. The old memory goes first: nobody has room for both.
+absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
+  buffer_ = AlignedBuffer();
+  present_bytes_ = 0;
+  while (true) {
+    absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(bytes);
+    if (buffer.ok()) {
+      buffer_ = *std::move(buffer);
+      // What was touched is not swapped out. Fails where the limit on locked memory is low: then it
+      // stays as it is.
+      mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
+      return absl::OkStatus();
+    }
+    if (bytes <= least_bytes) return buffer.status();
+    bytes = std::max(WholePages(bytes / 2), least_bytes);
+  }
+}
+
+bool StagingPool::Prefault() {
+  const size_t left_bytes = buffer_.size_bytes() - present_bytes_;
+  if (left_bytes == 0) return false;
+  const size_t next_bytes = std::min(left_bytes, kPrefaultBytes);
+  buffer_.Prefault(present_bytes_, next_bytes);
+  present_bytes_ += next_bytes;
+  return next_bytes < left_bytes;
+}
+
+}  // namespace tessera::ckpt

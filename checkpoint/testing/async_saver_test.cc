@@ -1,0 +1,613 @@
+// What callers of asynchronous saves are promised besides the checkpoint itself: when memory may be
+// overwritten, how errors arrive, what a second save does, how much memory is taken.
+
+#include "checkpoint/save/async_saver.h"
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/test_seed.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/save/save_agreement.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+Metadata AtStep(int64_t step) {
+  Metadata metadata;
+  metadata.mutable_trainer()->set_step(step);
+  return metadata;
+}
+
+AsyncSaveOptions SmallPieces() {
+  AsyncSaveOptions options;
+  options.save.checksum_chunk_bytes = 4096;
+  options.save.deadline = absl::Seconds(20);
+  return options;
+}
+
+// A storage whose writes wait until they are let through.
+class Gate {
+ public:
+  // For FaultInjectingStorage::FailWhere(): matches nothing, but may take its time.
+  bool Pass(const Operation& operation) {
+    if (operation.kind != OperationKind::kWriteAt) return false;
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [&] { return open_; });
+    return false;
+  }
+  void Open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    opened_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+class AsyncSaverTest : public testing::Test {
+ protected:
+  AsyncSaverTest() : faulty_(storage_), random_(TestSeed()) {}
+
+  // `count` tensors of 64 KiB, whole on each rank, or half of the rows.
+  std::vector<WholeTensor> Tensors(int count) {
+    std::vector<WholeTensor> tensors;
+    for (int t = 0; t < count; ++t) {
+      tensors.push_back(RandomTensor(absl::StrCat("t", t), t % 2 ? OPTIMIZER_STATE : WEIGHT, F32,
+                                     {128, 128}, random_));
+    }
+    return tensors;
+  }
+
+  static LocalState StateOf(const std::vector<WholeTensor>& tensors, int rank = 0, int ranks = 1) {
+    LocalState state;
+    for (const WholeTensor& tensor : tensors) {
+      Box box = WholeBox(tensor.shape);
+      box.shape[0] /= ranks;
+      box.global_offset[0] = rank * box.shape[0];
+      state.Add(tensor, {box}, true);
+    }
+    return state;
+  }
+
+  // What training does to the state right after it was told that it may.
+  static void Overwrite(AsyncSaver& saver, const StateDict& state) {
+    for (const ShardedTensor& tensor : state.tensors) {
+      for (const LocalShard& shard : tensor.shards) {
+        const size_t size = ElementCount(shard.box.shape) * DTypeSize(tensor.dtype);
+        saver.WaitUntilCopied(shard.data, size);
+        std::memset(shard.data, 0xEE, size);
+      }
+    }
+  }
+
+  void ExpectSaved(const std::vector<WholeTensor>& tensors, int64_t step) {
+    const std::string directory = StepDirectoryName(step);
+    const auto verified = Verify(storage_, directory, true, 1, nullptr);
+    ASSERT_TRUE(verified.ok()) << verified.status();
+    EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
+    LocalState state;
+    for (const WholeTensor& tensor : tensors) state.Add(tensor, {WholeBox(tensor.shape)}, false);
+    const auto loaded = Load(storage_, directory, state.dict, group_, {});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]))
+          << tensors[t].name;
+    }
+  }
+
+  // No step directory but those of committed checkpoints.
+  void ExpectNothingHalfWritten() {
+    const auto list = List(storage_, "");
+    const auto names = storage_.List("");
+    ASSERT_TRUE(list.ok() && names.ok());
+    EXPECT_EQ(list->size(), names->size());
+  }
+
+  MemoryStorage storage_;
+  FaultInjectingStorage faulty_;
+  SingleProcessGroup group_;
+  std::mt19937_64 random_;
+};
+
+TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
+  const std::vector<WholeTensor> tensors = Tensors(12);
+  for (const uint64_t staging_bytes : {UINT64_MAX, uint64_t{256} << 10, uint64_t{4096}}) {
+    for (const int copy_threads : {1, 3}) {
+      SCOPED_TRACE(absl::StrCat(staging_bytes, " bytes, ", copy_threads, " threads"));
+      const int64_t step = List(storage_, "")->size();
+      AsyncSaveOptions options = SmallPieces();
+      options.save.staging_bytes = staging_bytes;
+      options.copy_threads = copy_threads;
+      LocalState state = StateOf(tensors);
+      AsyncSaver saver(storage_, "", group_, options);
+      saver.Start(AtStep(step), state.dict);
+      Overwrite(saver, state.dict);
+      const std::vector<SaveOutcome> outcomes = saver.Finish();
+      ASSERT_EQ(outcomes.size(), 1);
+      ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+      const SaveReport& report = *outcomes[0].report;
+      EXPECT_GE(report.seconds, report.copied_seconds);
+      EXPECT_GT(report.copied_seconds, 0);
+      EXPECT_EQ(report.note.empty(), staging_bytes == UINT64_MAX) << report.note;
+      ExpectSaved(tensors, step);
+    }
+  }
+}
+
+TEST_F(AsyncSaverTest, SeveralThreadsWaitForRangesOfAnyKind) {
+  for (int round = 0; round < 20; ++round) {
+    std::vector<WholeTensor> tensors = Tensors(3);
+    tensors.push_back(RandomTensor("odd", BUFFER, U8, {7, 333, 5}, random_));
+    LocalState state;
+    for (const WholeTensor& tensor : tensors) {
+      state.Add(tensor, RandomCut(tensor.shape, 4, random_), true, &random_);
+    }
+    AsyncSaveOptions options = SmallPieces();
+    options.save.staging_bytes = uint64_t{4096} << (random_() % 8);
+    AsyncSaver saver(storage_, "", group_, options);
+    saver.Start(AtStep(round), state.dict);
+    std::vector<std::thread> threads;
+    for (const ShardedTensor& tensor : state.dict.tensors) {
+      threads.emplace_back([&] { Overwrite(saver, {{tensor}}); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const std::vector<SaveOutcome> outcomes = saver.Finish();
+    ASSERT_TRUE(outcomes.size() == 1 && outcomes[0].report.ok()) << outcomes[0].report.status();
+    ExpectSaved(tensors, round);
+  }
+}
+
+TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
+  Gate gate;
+  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  const std::vector<WholeTensor> tensors = Tensors(8);
+  AsyncSaveOptions options = SmallPieces();
+  options.save.staging_bytes = 192 << 10;  // of 512 KiB; nothing is written, so nothing is freed
+  LocalState state = StateOf(tensors);
+  const LocalShard& first = state.dict.tensors[0].shards[0];
+  AsyncSaver saver(faulty_, "", group_, options);
+  saver.Start(AtStep(1), state.dict);
+  saver.WaitUntilCopied(first.data, 64 << 10);  // returns, although not everything can be copied
+  std::string elsewhere(1 << 20, 'x');
+  saver.WaitUntilCopied(elsewhere.data(), elsewhere.size());
+  EXPECT_FALSE(saver.Poll().has_value());
+  gate.Open();
+  saver.WaitUntilAllCopied();
+  EXPECT_TRUE(saver.Finish()[0].report.ok());
+  ExpectSaved(tensors, 1);
+}
+
+TEST_F(AsyncSaverTest, PreparedPlansAndMemoryServeEverySave) {
+  const std::vector<WholeTensor> tensors = Tensors(4);
+  LocalState state = StateOf(tensors);
+  int64_t asked = 0;
+  AsyncSaveOptions options = SmallPieces();
+  options.available_memory_bytes = [&] {
+    ++asked;
+    return uint64_t{1} << 30;
+  };
+  AsyncSaver saver(storage_, "", group_, options);
+  saver.Prepare(state.dict);
+  for (int64_t step = 1; step <= 3; ++step) saver.Start(AtStep(step), state.dict);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_EQ(outcomes.size(), 3);
+  for (int64_t step = 1; step <= 3; ++step) {
+    EXPECT_EQ(outcomes[step - 1].step, step);
+    EXPECT_TRUE(outcomes[step - 1].report.ok()) << outcomes[step - 1].report.status();
+    ExpectSaved(tensors, step);
+  }
+  EXPECT_EQ(asked, 1) << "memory was reserved again";
+  EXPECT_EQ(saver.Finish().size(), 0);
+}
+
+TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
+  constexpr int kRanks = 3;
+  const std::vector<WholeTensor> tensors = Tensors(4);
+  Gate gate;
+  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  AsyncSaveOptions options = SmallPieces();
+  options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    LocalState state = StateOf(tensors, 0, 1);
+    AsyncSaver saver(faulty_, "", group, options);
+    saver.Start(AtStep(1), state.dict);
+    saver.Start(AtStep(2), state.dict);
+    if (group.rank() == 1) gate.Open();
+    const std::vector<SaveOutcome> outcomes = saver.Finish();
+    ASSERT_EQ(outcomes.size(), 2);
+    EXPECT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+    EXPECT_EQ(outcomes[1].step, 2);
+    EXPECT_TRUE(absl::IsAborted(outcomes[1].report.status())) << outcomes[1].report.status();
+    EXPECT_THAT(Message(outcomes[1].report.status()), HasSubstr("skipped"));
+    saver.Start(AtStep(3), state.dict);
+    Overwrite(saver, state.dict);
+    EXPECT_TRUE(saver.Finish()[0].report.ok());
+  });
+  ExpectSaved(tensors, 1);
+  ExpectSaved(tensors, 3);
+  ExpectNothingHalfWritten();
+}
+
+TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
+  struct Case {
+    OperationKind kind;
+    std::string file;
+    std::string phase;
+  };
+  const std::vector<WholeTensor> tensors = Tensors(4);
+  for (const Case& c : {Case{OperationKind::kCreate, "model-00002", "writing"},
+                        Case{OperationKind::kWriteAt, "model-00002", "writing"},
+                        Case{OperationKind::kSync, "optimizer-00002", "syncing"},
+                        Case{OperationKind::kRename, "manifest.pb.tmp", "committing"}}) {
+    SCOPED_TRACE(absl::StrCat(c.phase, " ", c.file));
+    const int64_t step = 10 + 2 * List(storage_, "")->size();
+    RunRanks(2, [&](ProcessGroup& group) {
+      LocalState state = StateOf(tensors, group.rank(), 2);
+      AsyncSaver saver(faulty_, "", group, SmallPieces());
+      if (group.rank() == 0) {
+        faulty_.FailWhere(
+            [&](const Operation& o) {
+              return o.kind == c.kind && o.path.find(c.file) != std::string::npos;
+            },
+            absl::UnavailableError(absl::StrCat(c.file, ": injected")));
+      }
+      saver.Prepare(state.dict);  // no rank saves before the fault is in place
+      saver.Finish();
+      saver.Start(AtStep(step), state.dict);
+      saver.WaitUntilAllCopied();
+      const std::vector<SaveOutcome> outcomes = saver.Finish();
+      ASSERT_EQ(outcomes.size(), 1);
+      const absl::Status& status = outcomes[0].report.status();
+      EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+      EXPECT_THAT(Message(status), AllOf(HasSubstr(c.phase), HasSubstr(c.file)));
+      if (c.phase != "committing") EXPECT_THAT(Message(status), HasSubstr("rank 1"));
+      if (group.rank() == 0) faulty_.ClearFaults();
+      saver.Prepare(state.dict);
+      saver.Finish();
+      saver.Start(AtStep(step + 1), state.dict);
+      Overwrite(saver, state.dict);
+      EXPECT_TRUE(saver.Finish()[0].report.ok());
+    });
+    ExpectSaved(tensors, step + 1);
+  }
+}
+
+TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
+  const std::vector<WholeTensor> tensors = Tensors(4);
+  RunRanks(3, [&](ProcessGroup& group) {
+    LocalState state = StateOf(tensors, 0, 1);
+    AsyncSaveOptions options = SmallPieces();
+    std::atomic<uint64_t> available = group.rank() == 2 ? 100 : 1 << 30;
+    options.available_memory_bytes = [&] { return available.load(); };
+    AsyncSaver saver(storage_, "", group, options);
+    saver.Start(AtStep(1), state.dict);
+    Overwrite(saver, state.dict);
+    const std::vector<SaveOutcome> outcomes = saver.Finish();
+    const absl::Status& status = outcomes[0].report.status();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 2: staging"), HasSubstr("available: 100 B"),
+                                       HasSubstr("staging_bytes")));
+    available = 1 << 30;
+    LocalState again = StateOf(tensors, 0, 1);
+    saver.Start(AtStep(1), again.dict);
+    Overwrite(saver, again.dict);
+    EXPECT_TRUE(saver.Finish()[0].report.ok());
+  });
+  ExpectSaved(tensors, 1);
+  ExpectNothingHalfWritten();
+}
+
+TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
+  std::vector<WholeTensor> tensors = Tensors(2);
+  LocalState state = StateOf(tensors);
+  AsyncSaveOptions options = SmallPieces();
+  options.copy_threads = 0;
+  {
+    AsyncSaver saver(storage_, "", group_, options);
+    saver.Start(AtStep(1), state.dict);
+    saver.WaitUntilAllCopied();
+    EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("copy_threads"));
+  }
+  AsyncSaver saver(storage_, "", group_, SmallPieces());
+  state.dict.tensors[1].name = state.dict.tensors[0].name;
+  saver.Start(AtStep(1), state.dict);
+  saver.WaitUntilAllCopied();
+  EXPECT_THAT(Message(saver.Finish()[0].report.status()),
+              AllOf(HasSubstr("planning"), HasSubstr("described twice")));
+  saver.Start(AtStep(-1), {});
+  EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("trainer.step"));
+  EXPECT_TRUE(List(storage_, "")->empty());
+}
+
+TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
+  const std::vector<WholeTensor> tensors = Tensors(2);
+  LocalState state = StateOf(tensors);
+  std::atomic<int> created = 0;
+  faulty_.FailWhere(
+      [&](const Operation& o) {
+        if (o.kind == OperationKind::kCreate || o.kind == OperationKind::kMakeDirectory) ++created;
+        return false;
+      },
+      absl::OkStatus());
+  Metadata bad = AtStep(7);
+  bad.mutable_trainer()->mutable_data()->set_epoch(-1);
+  const auto expect_refused = [&](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("planning"), HasSubstr("epoch is -1")));
+    EXPECT_EQ(created, 0);
+  };
+  AsyncSaver saver(faulty_, "", group_, SmallPieces());
+  PlanCache plan_cache;
+  SaveOptions in_foreground;
+  in_foreground.plan_cache = &plan_cache;
+  saver.Prepare(state.dict);
+  for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with that of a save
+    saver.Start(bad, state.dict);
+    saver.WaitUntilAllCopied();
+    expect_refused(saver.Finish()[0].report.status());
+    expect_refused(Save(faulty_, "", bad, state.dict, group_, in_foreground).status());
+    saver.Start(AtStep(step), state.dict);
+    EXPECT_TRUE(saver.Finish()[0].report.ok());
+    EXPECT_TRUE(Save(faulty_, "", AtStep(step + 100), state.dict, group_, in_foreground).ok());
+    EXPECT_GT(created.exchange(0), 0);
+  }
+  EXPECT_EQ(plan_cache.counters().hits, 1) << "the last save, with the plan of the one before";
+  ExpectNothingHalfWritten();
+}
+
+TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
+  const std::vector<WholeTensor> tensors = Tensors(4);
+  LocalState state = StateOf(tensors);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<bool> go_on = false;
+  std::vector<std::string> committed;  // by the saver's thread
+  AsyncSaveOptions options = SmallPieces();
+  options.on_committed = [&](SaveReport& report) {
+    EXPECT_NE(std::this_thread::get_id(), caller);
+    EXPECT_EQ(List(storage_, "")->back().directory, report.directory);
+    committed.push_back(report.directory);
+    go_on.wait(false);
+    EXPECT_TRUE(Prune(storage_, "", 1).ok());
+    report.note = "pruned";
+  };
+  AsyncSaver saver(faulty_, "", group_, options);
+  saver.Start(AtStep(1), state.dict);
+  Overwrite(saver, state.dict);  // returns, although on_committed() does not
+  EXPECT_FALSE(saver.Poll().has_value());
+  go_on = true;
+  go_on.notify_all();
+  for (int64_t step = 2; step <= 3; ++step) saver.Start(AtStep(step), state.dict);
+  faulty_.FailWhere([](const Operation& o) { return o.path.find("000004") != std::string::npos; },
+                    absl::UnavailableError("injected"));
+  saver.Start(AtStep(4), state.dict);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_EQ(outcomes.size(), 4);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->note, "pruned");
+  EXPECT_FALSE(outcomes[3].report.ok());
+  EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
+  EXPECT_EQ(List(storage_, "")->size(), 1);
+  EXPECT_EQ(List(storage_, "")->front().step, 3) << "what failed removes nothing";
+}
+
+TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
+  Gate gate;
+  faulty_.FailWhere([&](const Operation& o) { return gate.Pass(o); }, absl::OkStatus());
+  const std::vector<WholeTensor> tensors = {
+      RandomTensor("w", WEIGHT, F32, {1536, 1024}, random_),
+      RandomTensor("m", OPTIMIZER_STATE, BF16, {8192, 1024}, random_)};
+  AsyncSaveOptions options;
+  options.save.io_threads = 1;  // copies no more than two pieces of 4 MiB ahead of the disk
+  LocalState state = StateOf(tensors);
+  AsyncSaver saver(faulty_, "", group_, options);
+  saver.Start(AtStep(1), state.dict);
+  Overwrite(saver, state.dict);  // returns, although nothing can be written
+  EXPECT_FALSE(saver.Poll().has_value());
+  gate.Open();
+  EXPECT_TRUE(saver.Finish()[0].report.ok());
+  ExpectSaved(tensors, 1);
+  LocalState again = StateOf(tensors);
+  saver.Start(AtStep(2), again.dict);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+  EXPECT_GT(outcomes[0].report->processor_seconds, 0);
+  ExpectSaved(tensors, 2);
+}
+
+// Training as a saver sees it: every step changes one buffer after the other.
+class Training {
+ public:
+  static constexpr int kBuffers = 4;
+  static constexpr int64_t kElements = 3000;
+
+  Training(int rank, int ranks) : rank_(rank), ranks_(ranks) {
+    for (int b = 0; b < kBuffers; ++b) buffers_[b].assign(kElements, 10.0f * b + rank);
+  }
+
+  StateDict State() {
+    StateDict state;
+    for (int b = 0; b < kBuffers; ++b) {
+      ShardedTensor tensor;
+      tensor.name = absl::StrCat("b", b);
+      tensor.role = b % 2 ? OPTIMIZER_STATE : WEIGHT;
+      tensor.global_shape = {ranks_, kElements};
+      tensor.shards = {{Box{{rank_, 0}, {1, kElements}}, buffers_[b].data(), {}}};
+      state.tensors.push_back(std::move(tensor));
+    }
+    return state;
+  }
+
+  void Step(int64_t step, AsyncSaver* saver) {
+    for (std::vector<float>& buffer : buffers_) {
+      if (saver != nullptr) saver->WaitUntilCopied(buffer.data(), kElements * sizeof(float));
+      for (int64_t i = 0; i < kElements; ++i) {
+        buffer[i] = 0.75f * buffer[i] + static_cast<float>(31 * step + i % 97);
+      }
+    }
+  }
+
+  static Training After(int64_t steps, int rank, int ranks) {
+    Training training(rank, ranks);
+    for (int64_t step = 0; step < steps; ++step) training.Step(step, nullptr);
+    return training;
+  }
+
+  bool operator==(const Training& other) const { return buffers_ == other.buffers_; }
+
+ private:
+  const int rank_, ranks_;
+  std::array<std::vector<float>, kBuffers> buffers_;
+};
+
+// A disk on which every save takes three steps of training, whatever the clock says.
+class SlowDisk {
+ public:
+  static constexpr int64_t kSteps = 3;
+
+  explicit SlowDisk(Storage& storage) : faulty_(storage) {
+    faulty_.FailWhere(
+        [this](const Operation& o) {
+          if (o.kind == OperationKind::kWriteAt) WaitUntilTrained(StepOf(o.path) + kSteps);
+          return false;
+        },
+        absl::OkStatus());
+  }
+
+  Storage& storage() { return faulty_; }
+  void SetTrained(int64_t steps) {
+    trained_ = steps;
+    trained_.notify_all();
+  }
+
+ private:
+  static int64_t StepOf(const std::string& path) {  // "step-00000012/..."
+    return std::stoll(path.substr(5));
+  }
+  void WaitUntilTrained(int64_t steps) {
+    for (int64_t now = trained_; now < steps; now = trained_) trained_.wait(now);
+  }
+
+  FaultInjectingStorage faulty_;
+  std::atomic<int64_t> trained_ = 0;
+};
+
+TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kSteps = 24;
+  for (const bool skip : {false, true}) {
+    SCOPED_TRACE(skip ? "skips" : "waits");
+    MemoryStorage storage;
+    SlowDisk disk(storage);
+    std::array<std::vector<SaveOutcome>, kRanks> outcomes;
+    RunRanks(kRanks, [&](ProcessGroup& group) {
+      const int rank = group.rank();
+      AsyncSaveOptions options = SmallPieces();
+      if (skip) options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
+      AsyncSaver saver(disk.storage(), "", group, options);
+      Training training(rank, kRanks);
+      for (int64_t step = 0; step < kSteps; ++step) {
+        // Who waits for the save before waits for the disk, which waits for so many steps.
+        if (step % (skip ? 1 : SlowDisk::kSteps + 1) == 0) {
+          saver.Start(AtStep(step), training.State());
+        }
+        training.Step(step, &saver);
+        if (rank == 0) disk.SetTrained(step + 1);
+        while (auto outcome = saver.Poll()) {
+          if (rank == 0 && outcome->report.ok()) {
+            EXPECT_GE(step + 1, outcome->step + SlowDisk::kSteps) << "the disk is not slow";
+          }
+          outcomes[rank].push_back(*std::move(outcome));
+        }
+      }
+      if (rank == 0) disk.SetTrained(kSteps + SlowDisk::kSteps);
+      for (SaveOutcome& last : saver.Finish()) outcomes[rank].push_back(std::move(last));
+      EXPECT_TRUE(training == Training::After(kSteps, rank, kRanks)) << "rank " << rank;
+    });
+
+    int saved = 0, skipped = 0;
+    for (size_t i = 0; i < outcomes[0].size(); ++i) {
+      const SaveOutcome& outcome = outcomes[0][i];
+      for (const auto& of_rank : outcomes) {
+        ASSERT_EQ(of_rank.size(), outcomes[0].size());
+        EXPECT_EQ(of_rank[i].step, outcome.step);
+        EXPECT_EQ(of_rank[i].report.status().code(), outcome.report.status().code());
+      }
+      if (absl::IsAborted(outcome.report.status())) {
+        ++skipped;
+        continue;
+      }
+      ASSERT_TRUE(outcome.report.ok()) << outcome.report.status();
+      ++saved;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        Training loaded(rank, kRanks);
+        StateDict state = loaded.State();
+        ASSERT_TRUE(Load(storage, outcome.report->directory, state, group_, {}).ok());
+        EXPECT_TRUE(loaded == Training::After(outcome.step, rank, kRanks)) << outcome.step;
+      }
+    }
+    EXPECT_EQ(saved + skipped, skip ? kSteps : kSteps / (SlowDisk::kSteps + 1));
+    EXPECT_GE(saved, 1);
+    EXPECT_EQ(skipped > 0, skip) << skipped;
+  }
+}
+
+TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
+  const std::vector<WholeTensor> tensors = Tensors(2);
+  ThreadGroupHub hub(2);
+  ThreadProcessGroup alone(hub, 0);
+  AsyncSaveOptions options = SmallPieces();
+  options.save.deadline = absl::Milliseconds(100);
+  LocalState state = StateOf(tensors);
+  AsyncSaver saver(storage_, "", alone, options);
+  for (int64_t step = 1; step <= 2; ++step) {
+    saver.Start(AtStep(step), state.dict);
+    Overwrite(saver, state.dict);
+    const std::vector<SaveOutcome> outcomes = saver.Finish();
+    const absl::Status& status = outcomes[0].report.status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(Message(status), HasSubstr("missing ranks: 1"));
+  }
+  saver.Start(AtStep(3), state.dict);  // destroyed while in flight
+}
+
+TEST_F(AsyncSaverTest, DestructionWaitsForTheSaveInFlight) {
+  const std::vector<WholeTensor> tensors = Tensors(6);
+  LocalState state = StateOf(tensors);
+  for (int64_t step = 0; step < 10; ++step) {
+    AsyncSaver saver(storage_, "", group_, SmallPieces());
+    if (step % 2) saver.Prepare(state.dict);
+    saver.Start(AtStep(step), state.dict);
+  }
+  for (int64_t step = 0; step < 10; ++step) ExpectSaved(tensors, step);
+  ExpectNothingHalfWritten();
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

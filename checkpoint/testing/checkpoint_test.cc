@@ -1,0 +1,466 @@
+// What callers are promised besides the round trip: errors, conversions, aliases, listing and
+// pruning.
+
+#include <linux/capability.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+// Values of one tensor as a caller has them.
+template <typename T>
+ShardedTensor Tensor(std::string name, Role role, DType dtype, std::vector<T>& values,
+                     Shape shape) {
+  ShardedTensor tensor;
+  tensor.name = std::move(name);
+  tensor.role = role;
+  tensor.dtype = dtype;
+  tensor.global_shape = shape;
+  tensor.shards = {{WholeBox(shape), values.data(), {}}};
+  return tensor;
+}
+
+Metadata AtStep(int64_t step) {
+  Metadata metadata;
+  metadata.mutable_trainer()->set_step(step);
+  return metadata;
+}
+
+class CheckpointTest : public testing::Test {
+ protected:
+  std::string MustSave(const StateDict& state, int64_t step = 1) {
+    const auto report = Save(storage_, "", AtStep(step), state, group_, {});
+    EXPECT_TRUE(report.ok()) << report.status();
+    return report.ok() ? report->directory : "";
+  }
+  absl::Status TrySave(const StateDict& state, const Metadata& metadata = AtStep(1),
+                       const SaveOptions& options = {}) {
+    return Save(storage_, "", metadata, state, group_, options).status();
+  }
+
+  MemoryStorage storage_;
+  SingleProcessGroup group_;
+};
+
+TEST_F(CheckpointTest, StepsSortAsNumbers) {
+  std::vector<float> values = {1};
+  for (const int64_t step :
+       {int64_t{1000000}, int64_t{999999}, int64_t{100000000}, int64_t{7}, int64_t{99999999}}) {
+    MustSave({{Tensor("x", WEIGHT, F32, values, {1})}}, step);
+  }
+  EXPECT_EQ(StepDirectoryName(42), "step-00000042");
+  const auto list = List(storage_, "");
+  ASSERT_TRUE(list.ok());
+  std::vector<int64_t> steps;
+  for (const CheckpointInfo& info : *list) steps.push_back(info.step);
+  EXPECT_THAT(steps, ElementsAre(7, 999999, 1000000, 99999999, 100000000));
+  ASSERT_TRUE(Prune(storage_, "", 2).ok());
+  EXPECT_EQ(List(storage_, "")->size(), 2);
+  EXPECT_EQ(List(storage_, "")->front().step, 99999999);
+  ASSERT_TRUE(Prune(storage_, "", 0).ok());
+  ASSERT_EQ(List(storage_, "")->size(), 1);
+  EXPECT_EQ(List(storage_, "")->front().step, 100000000);
+}
+
+TEST_F(CheckpointTest, ListIgnoresWhatIsNoCheckpoint) {
+  ASSERT_TRUE(storage_.MakeDirectory("step-00000003").ok());
+  ASSERT_TRUE(storage_.MakeDirectory("step-3").ok());
+  ASSERT_TRUE(storage_.MakeDirectory("other").ok());
+  ASSERT_TRUE(WriteAll(storage_, "step-00000009", "a file").ok());
+  EXPECT_TRUE(List(storage_, "")->empty());
+  EXPECT_TRUE(List(storage_, "not/there")->empty());
+  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  EXPECT_TRUE(storage_.List("step-00000003").ok()) << "nothing committed is newer than it";
+}
+
+TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
+  std::vector<float> values = {1};
+  StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
+  MustSave(state, 5);
+  const absl::Status status = Load(storage_, "step-00000006", state, group_, {}).status();
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("step-00000006"), HasSubstr("step-00000005")));
+}
+
+TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
+  std::vector<float> values = {1};
+  MustSave({{Tensor("x", WEIGHT, F32, values, {1})}});
+  values[0] = 2;
+  StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
+  EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
+  ASSERT_TRUE(Load(storage_, StepDirectoryName(1), state, group_, {}).ok());
+  EXPECT_EQ(values[0], 1);
+}
+
+TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
+  std::vector<float> values(8);
+  const ShardedTensor good = Tensor("good", WEIGHT, F32, values, {2, 4});
+  const auto expect = [&](const StateDict& state, const Metadata& metadata,
+                          const SaveOptions& options, const std::string& part) {
+    const absl::Status status = TrySave(state, metadata, options);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(Message(status), HasSubstr(part));
+  };
+  SaveOptions options;
+  options.checksum_chunk_bytes = 12;
+  expect({{good}}, AtStep(1), options, "checksum_chunk_bytes");
+  options = {};
+  options.io_threads = 0;
+  expect({{good}}, AtStep(1), options, "io_threads");
+  expect({{good}}, AtStep(-1), {}, "trainer.step");
+  Metadata metadata = AtStep(1);
+  metadata.add_tensors();
+  expect({{good}}, metadata, {}, "tensors");
+  metadata = AtStep(1);
+  metadata.mutable_optimizer()->add_parameters()->set_parameter("nobody");
+  expect({{good}}, metadata, {}, "nobody");
+
+  expect({{good, good}}, AtStep(1), {}, "good");
+  ShardedTensor bad = good;
+  bad.name = "bad";
+  bad.dtype = static_cast<DType>(99);
+  expect({{bad}}, AtStep(1), {}, "dtype");
+  bad = good;
+  bad.name = "bad";
+  bad.shards[0].box.shape = {3, 4};
+  expect({{bad}}, AtStep(1), {}, "bad");
+  bad.shards[0].box.shape = {1, 4};
+  expect({{bad}}, AtStep(1), {}, "[1,0]");  // the first element that nobody holds
+  bad.shards.push_back(bad.shards[0]);
+  expect({{bad}}, AtStep(1), {}, "overlap");
+  bad.shards = {{WholeBox({2, 4}), nullptr, {}}};
+  expect({{bad}}, AtStep(1), {}, "no memory");
+  bad.shards = {{WholeBox({2, 4}), values.data(), {1}}};
+  expect({{bad}}, AtStep(1), {}, "strides");
+  ShardedTensor alias;
+  alias.name = "alias";
+  alias.role = WEIGHT;
+  alias.dtype = F32;
+  alias.global_shape = {2, 4};
+  alias.alias_of = "not there";
+  expect({{good, alias}}, AtStep(1), {}, "not there");
+  EXPECT_TRUE(storage_.List("")->empty());
+}
+
+TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
+  std::vector<float> a(6, 1), b(4, 2), c(2, 3);
+  std::vector<int32_t> n(3, 4);
+  MustSave({{Tensor("a", WEIGHT, F32, a, {2, 3}), Tensor("b", WEIGHT, F32, b, {4}),
+             Tensor("n", BUFFER, I32, n, {3}), Tensor("left.over", WEIGHT, F32, c, {2})}});
+  std::vector<float> new_a(6, -1), new_b(4, -1), new_c(2, -1), new_n(3, -1);
+  StateDict state = {{Tensor("a", WEIGHT, F32, new_a, {3, 2}), Tensor("b", BUFFER, F32, new_b, {4}),
+                      Tensor("n", BUFFER, F32, new_n, {3}),
+                      Tensor("wanted", WEIGHT, F32, new_c, {2})}};
+  const absl::Status status = Load(storage_, StepDirectoryName(1), state, group_, {}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("5 mismatches"),
+                                     HasSubstr("tensor a: saved with shape [2,3], wanted"),
+                                     HasSubstr("tensor b: saved as WEIGHT, wanted as BUFFER"),
+                                     HasSubstr("tensor n: saved as I32, wanted as F32"),
+                                     HasSubstr("tensor wanted: wanted, not in the checkpoint"),
+                                     HasSubstr("tensor left.over: saved, not wanted")));
+  EXPECT_THAT(new_a, testing::Each(-1));
+  EXPECT_THAT(new_b, testing::Each(-1));
+
+  // Of another model's hundreds, as many as help.
+  StateDict other;
+  for (int i = 0; i < 150; ++i) {
+    other.tensors.push_back(Tensor("other." + std::to_string(i), WEIGHT, F32, new_a, {6}));
+  }
+  const absl::Status many = Load(storage_, StepDirectoryName(1), other, group_, {}).status();
+  EXPECT_THAT(Message(many), AllOf(HasSubstr("154 mismatches"), HasSubstr("other.9: wanted, not"),
+                                   Not(HasSubstr("other.10:")), HasSubstr("\n  and 144 more")));
+
+  LoadOptions lenient;
+  lenient.allow_missing = lenient.allow_unexpected = true;
+  StateDict some = {
+      {Tensor("b", WEIGHT, F32, new_b, {4}), Tensor("wanted", WEIGHT, F32, new_c, {2})}};
+  const auto report = Load(storage_, StepDirectoryName(1), some, group_, lenient);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->missing, ElementsAre("wanted"));
+  EXPECT_THAT(report->unexpected, ElementsAre("a", "n", "left.over"));
+  EXPECT_EQ(new_b, b);
+  EXPECT_THAT(new_c, testing::Each(-1));
+}
+
+TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
+  std::vector<float> a(6, 1);
+  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  const std::string directory = MustSave(state);
+  Manifest manifest = *ReadManifest(storage_, directory);
+  manifest.mutable_tensors(0)->mutable_shards()->set_shape(0, 1);  // one row of two
+  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
+  const absl::Status status = Load(storage_, directory, state, group_, {}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor a"), HasSubstr("[1,0]")));
+}
+
+TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
+  std::vector<float> a(6, 1);
+  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  const std::string directory = MustSave(state, 7);
+  Manifest manifest = *ReadManifest(storage_, directory);
+  manifest.mutable_trainer()->set_step(9);
+  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
+  for (const absl::Status& status : {ReadManifest(storage_, directory).status(),
+                                     Load(storage_, directory, state, group_, {}).status()}) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("step 9"), HasSubstr("step-00000007")));
+  }
+  EXPECT_EQ(Verify(storage_, directory, false, 1, nullptr)->damage.size(), 1);
+}
+
+TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
+  std::vector<float> a(6, 1);
+  StateDict state = {{Tensor("a", WEIGHT, F32, a, {2, 3})}};
+  const std::string directory = MustSave(state);
+  ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", "TESSERA").ok());
+  const std::string message = Message(ReadManifest(storage_, directory).status());
+  EXPECT_THAT(message, HasSubstr("manifest.pb: offset 7"));
+  EXPECT_EQ(message.find("manifest.pb"), message.rfind("manifest.pb")) << message;
+}
+
+TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
+  std::vector<float> master = {1.0f, 1.00390625f, 1.01171875f, -3.0f};  // two of them halfway
+  Metadata metadata = AtStep(1);
+  OptimizerParameter& parameter = *metadata.mutable_optimizer()->add_parameters();
+  metadata.mutable_optimizer()->add_groups();
+  parameter.set_parameter("w");
+  (*parameter.mutable_states())["master"] = "optimizer.w.master";
+  const absl::Status saved =
+      TrySave({{Tensor("optimizer.w.master", MASTER_WEIGHT, F32, master, {4})}}, metadata);
+  ASSERT_TRUE(saved.ok()) << saved;
+  std::vector<uint16_t> weights(4, 0xffff);
+  std::vector<float> new_master(4);
+  StateDict state = {{Tensor("w", WEIGHT, BF16, weights, {4}),
+                      Tensor("optimizer.w.master", MASTER_WEIGHT, F32, new_master, {4})}};
+  const auto report = Load(storage_, StepDirectoryName(1), state, group_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(report->from_master, ElementsAre("w"));
+  EXPECT_EQ(new_master, master);
+  EXPECT_THAT(weights, ElementsAre(0x3f80, 0x3f80, 0x3f82, 0xc040));  // ties go to even
+  LoadOptions options;
+  options.weights_from_master = false;
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      Load(storage_, StepDirectoryName(1), state, group_, options).status()));
+  options.weights_from_master = true;
+  options.convert_dtype = false;
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      Load(storage_, StepDirectoryName(1), state, group_, options).status()));
+}
+
+TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
+  std::vector<float> values = {1, 2, 3, 4};
+  ShardedTensor head;
+  head.name = "lm_head.weight";
+  head.role = WEIGHT;
+  head.dtype = F32;
+  head.global_shape = {4};
+  head.alias_of = "wte.weight";
+  StateDict tied = {{head, Tensor("wte.weight", WEIGHT, F32, values, {4})}};
+  const std::string directory = MustSave(tied);
+  values = {0, 0, 0, 0};
+  ASSERT_TRUE(Load(storage_, directory, tied, group_, {}).ok());
+  EXPECT_THAT(values, ElementsAre(1, 2, 3, 4));
+
+  // Untied now: both get the value.
+  std::vector<float> own_head(4);
+  StateDict untied = {{Tensor("lm_head.weight", WEIGHT, F32, own_head, {4}),
+                       Tensor("wte.weight", WEIGHT, F32, values, {4})}};
+  ASSERT_TRUE(Load(storage_, directory, untied, group_, {}).ok());
+  EXPECT_EQ(own_head, values);
+
+  // The other way round one of two values would be lost.
+  MustSave(untied, 2);
+  const absl::Status status = Load(storage_, StepDirectoryName(2), tied, group_, {}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(Message(status), HasSubstr("lm_head.weight: saved as a tensor of its own"));
+}
+
+TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
+  const std::vector<uint32_t> bits = {0x7fc01234, 0xff800001, 0x80000000, 0x00000001};
+  std::vector<float> values(4), scalar = {7}, none;
+  std::memcpy(values.data(), bits.data(), 16);
+  std::vector<float> one = {-0.0f};
+  StateDict state = {
+      {Tensor("nan", WEIGHT, F32, values, {2, 2}), Tensor("scalar", BUFFER, F32, scalar, {}),
+       Tensor("empty", BUFFER, F32, none, {3, 0}), Tensor("one", BUFFER, F32, one, {1, 1, 1})}};
+  const std::string directory = MustSave(state);
+  values.assign(4, 0);
+  scalar = {0};
+  one = {1};
+  ASSERT_TRUE(Load(storage_, directory, state, group_, {}).ok());
+  EXPECT_EQ(std::memcmp(values.data(), bits.data(), 16), 0);
+  EXPECT_EQ(scalar[0], 7);
+  EXPECT_TRUE(std::signbit(one[0]));
+}
+
+TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
+  for (int bad_rank = 0; bad_rank < 3; ++bad_rank) {
+    MemoryStorage storage;
+    FaultInjectingStorage faulty(storage);
+    const std::string file = absl::StrCat("model-0000", bad_rank + 1, "-of-00003.safetensors");
+    faulty.FailWhere(
+        [&](const Operation& o) {
+          return o.kind == OperationKind::kWriteAt && o.path.find(file) != o.path.npos;
+        },
+        absl::ResourceExhaustedError("injected"));
+    RunRanks(3, [&](ProcessGroup& group) {
+      std::vector<float> values = {1, 2};
+      StateDict state = {{Tensor("x", WEIGHT, F32, values, {6})}};
+      state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
+      SaveOptions options;
+      options.deadline = absl::Seconds(20);
+      const absl::Status status = Save(faulty, "", AtStep(1), state, group, options).status();
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      EXPECT_THAT(Message(status),
+                  AllOf(HasSubstr(absl::StrCat("rank ", bad_rank)), HasSubstr("injected")));
+    });
+    EXPECT_TRUE(List(storage, "")->empty());
+    EXPECT_FALSE(storage.List(StepDirectoryName(1)).ok()) << "the room should be free again";
+  }
+}
+
+TEST_F(CheckpointTest, ALateRankIsNamed) {
+  RunRanks(2, [&](ProcessGroup& group) {
+    if (group.rank() == 1) return;  // never comes
+    std::vector<float> values = {1};
+    SaveOptions options;
+    options.deadline = absl::Milliseconds(50);
+    const absl::Status status =
+        Save(storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group, options)
+            .status();
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(Message(status), HasSubstr("1"));
+  });
+}
+
+TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
+  RunRanks(2, [&](ProcessGroup& group) {
+    std::vector<float> values(4);
+    const Shape shape = group.rank() == 0 ? Shape{4} : Shape{2, 2};
+    const absl::Status status =
+        Save(storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, shape)}}, group, {})
+            .status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 says WEIGHT F32 [4]"),
+                                       HasSubstr("rank 1 says WEIGHT F32 [2,2]")));
+    const absl::Status steps = Save(storage_, "", AtStep(group.rank()),
+                                    {{Tensor("x", WEIGHT, F32, values, {4})}}, group, {})
+                                   .status();
+    EXPECT_THAT(Message(steps), HasSubstr("rank 0 saves step 0, rank 1 step 1"));
+  });
+  EXPECT_TRUE(storage_.List("")->empty());
+}
+
+TEST_F(CheckpointTest, FullDiskLosesNothing) {
+  std::vector<float> values(1000, 1);
+  StateDict state = {{Tensor("x", WEIGHT, F32, values, {1000})}};
+  MustSave(state, 1);
+  FaultInjectingStorage faulty(storage_);
+  faulty.SetDiskBytes(3000);
+  const absl::Status status = Save(faulty, "", AtStep(2), state, group_, {}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("needs"), HasSubstr("3000")));
+  EXPECT_EQ(List(storage_, "")->size(), 1);
+  EXPECT_TRUE(Verify(storage_, StepDirectoryName(1), true, 1, nullptr)->damage.empty());
+}
+
+TEST_F(CheckpointTest, ReadOnlyStorage) {
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere([](const Operation& o) { return o.kind == OperationKind::kMakeDirectory; },
+                   absl::PermissionDeniedError("MakeDirectory step-00000001: read-only"));
+  std::vector<float> values = {1};
+  const absl::Status status =
+      Save(faulty, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(Message(status), HasSubstr("step-00000001"));
+}
+
+class PosixCheckpointTest : public testing::Test {
+ protected:
+  PosixCheckpointTest() : root_(testing::TempDir() + "/checkpoint_XXXXXX") {
+    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+    storage_ = *OpenPosixStorage(root_);
+  }
+  ~PosixCheckpointTest() override {
+    std::filesystem::permissions(root_, std::filesystem::perms::owner_all);
+    std::filesystem::remove_all(root_);
+  }
+
+  std::string root_;
+  std::unique_ptr<Storage> storage_;
+  SingleProcessGroup group_;
+};
+
+TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
+  std::mt19937_64 random(3);
+  const WholeTensor tensor = RandomTensor("x", WEIGHT, F32, {300, 1001}, random);
+  LocalState state;
+  state.Add(tensor, {WholeBox(tensor.shape)}, true);
+  const auto saved = Save(*storage_, "runs/a", AtStep(3), state.dict, group_, {});
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  std::filesystem::create_directories(root_ + "/elsewhere");
+  std::filesystem::copy(root_ + "/" + saved->directory, root_ + "/elsewhere/best",
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::remove_all(root_ + "/runs");
+  LocalState loaded;
+  loaded.Add(tensor, {{{7, 5}, {200, 900}}}, false);
+  const auto report = Load(*storage_, "elsewhere/best", loaded.dict, group_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_LT(report->bytes_read, tensor.bytes.size() + 8192);
+  EXPECT_TRUE(LocalState::Holds(loaded.dict.tensors[0].shards[0], tensor));
+  EXPECT_TRUE(Verify(*storage_, "elsewhere/best", true, 2, nullptr)->damage.empty());
+}
+
+TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
+  std::filesystem::permissions(
+      root_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  std::vector<float> values = {1};
+  absl::Status status;
+  // Permissions do not bind root: a thread without its capabilities, and the threads it starts,
+  // they do.
+  std::thread([&] {
+    __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    const __user_cap_data_struct none[2] = {};
+    ASSERT_EQ(syscall(SYS_capset, &header, none), 0);
+    status = Save(*storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {})
+                 .status();
+  }).join();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(Message(status), HasSubstr(root_));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,372 @@
+// Every byte of every file of a small checkpoint is flipped, every file is cut at every length,
+// lost and replaced: Verify says so with file, offset and tensor, and Load refuses.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/byte_order.h"
+#include "base/crc32c.h"
+#include "checkpoint/directory/damage.h"
+#include "checkpoint/directory/damage_counters.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+class CorruptionTest : public testing::Test {
+ protected:
+  CorruptionTest() : faulty_(storage_) {
+    std::mt19937_64 random(1);
+    tensors_.push_back(RandomTensor("wte.weight", WEIGHT, F32, {6, 4}, random));
+    tensors_.push_back(RandomTensor("h.0.bias", WEIGHT, BF16, {5}, random));
+    tensors_.push_back(RandomTensor("h.0.count", BUFFER, I64, {}, random));
+    tensors_.push_back(RandomTensor("exp_avg.wte.weight", OPTIMIZER_STATE, F32, {6, 4}, random));
+    LocalState state = State(true);
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(7);
+    SaveOptions options;
+    options.checksum_chunk_bytes = 64;
+    SingleProcessGroup group;
+    const auto report = Save(storage_, "", metadata, state.dict, group, options);
+    EXPECT_TRUE(report.ok()) << report.status();
+    directory_ = report->directory;
+    manifest_ = *ReadManifest(storage_, directory_);
+  }
+
+  LocalState State(bool fill) {
+    LocalState state;
+    for (const WholeTensor& tensor : tensors_) {
+      state.Add(tensor, {WholeBox(tensor.shape)}, fill);
+    }
+    return state;
+  }
+
+  absl::Status TryLoad(Storage& storage) {
+    LocalState state = State(false);
+    SingleProcessGroup group;
+    return Load(storage, directory_, state.dict, group, {}).status();
+  }
+
+  // The tensor that has the byte, by the manifest; empty: none.
+  std::string TensorAt(int file, uint64_t offset) {
+    for (const LogicalTensor& tensor : manifest_.tensors()) {
+      for (int64_t s = 0; s < ShardCount(tensor); ++s) {
+        const uint64_t begin = tensor.shards().file_offset(s);
+        if (tensor.shards().file_index(s) == static_cast<uint32_t>(file) && begin <= offset &&
+            offset < begin + ShardBytes(tensor, s)) {
+          return tensor.name();
+        }
+      }
+    }
+    return "";
+  }
+
+  std::string Path(int file) { return absl::StrCat(directory_, "/", manifest_.files(file).path()); }
+
+  MemoryStorage storage_;
+  FaultInjectingStorage faulty_;
+  std::vector<WholeTensor> tensors_;
+  std::string directory_;
+  Manifest manifest_;
+};
+
+// Remembers the longest message that rank 0 gave to all.
+class SpyGroup final : public ProcessGroup {
+ public:
+  uint64_t longest_bytes = 0;
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    longest_bytes = std::max<uint64_t>(longest_bytes, from_rank_0.size());
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int to) override {
+    return base_.StartSend(data, to);
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int from) override {
+    return base_.StartReceive(data, from);
+  }
+
+ private:
+  SingleProcessGroup base_;
+};
+
+// Bytes of manifest.pb that were read.
+uint64_t ManifestBytesRead(const FaultInjectingStorage& storage) {
+  uint64_t bytes = 0;
+  for (const Operation& operation : storage.operations()) {
+    const bool is_manifest = operation.path.ends_with(kManifestFileName);
+    if (is_manifest && operation.kind == OperationKind::kReadAt) bytes += operation.size_bytes;
+  }
+  return bytes;
+}
+
+TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
+  const std::string path = directory_ + "/" + std::string(kManifestFileName);
+  ASSERT_TRUE(WriteAll(storage_, path, std::string(4 << 20, 'x')).ok());
+  SpyGroup group;
+  LocalState state = State(false);
+  const absl::Status status = Load(faulty_, directory_, state.dict, group, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(std::string(status.message()).find(storage_.Describe(path)), std::string::npos);
+  EXPECT_EQ(ManifestBytesRead(faulty_), kManifestHeaderBytes);
+  EXPECT_LT(group.longest_bytes, 1000);
+}
+
+// One rank finds out, and the others are told that, not the bytes.
+TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut) {
+  const std::string path = directory_ + "/" + std::string(kManifestFileName);
+  std::string bytes = ReadAll(storage_, path, 1 << 20)->substr(0, kManifestHeaderBytes);
+  for (int i = 0; i < 200'000; ++i) bytes += std::string("\x42\x00", 2);
+  StoreLittleEndian<uint64_t>(bytes.size() - kManifestHeaderBytes, bytes.data() + 16);
+  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(kManifestHeaderBytes)),
+                    bytes.data() + 24);
+  StoreLittleEndian(Crc32c(std::string_view(bytes).substr(0, 28)), bytes.data() + 28);
+  ASSERT_TRUE(WriteAll(storage_, path, bytes).ok());
+  SpyGroup group;
+  LocalState state = State(false);
+  const absl::Status status = Load(faulty_, directory_, state.dict, group, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_NE(std::string(status.message()).find("16 times its size"), std::string::npos) << status;
+  EXPECT_LT(group.longest_bytes, 1000);
+}
+
+TEST_F(CorruptionTest, Unharmed) {
+  const auto report = Verify(faulty_, directory_, true, 2, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->damage.empty());
+  EXPECT_TRUE(TryLoad(faulty_).ok());
+}
+
+TEST_F(CorruptionTest, EveryByteOfDataFiles) {
+  ASSERT_EQ(manifest_.files_size(), 2);
+  for (int f = 0; f < manifest_.files_size(); ++f) {
+    for (uint64_t offset = 0; offset < manifest_.files(f).size_bytes(); ++offset) {
+      SCOPED_TRACE(absl::StrCat(Path(f), " at ", offset));
+      faulty_.CorruptReads(Path(f), offset, std::byte(1 << offset % 8));
+      const auto report = Verify(faulty_, directory_, offset % 2 == 0, 1, nullptr);
+      ASSERT_TRUE(report.ok()) << report.status();
+      const std::string tensor = TensorAt(f, offset);
+      const bool named = std::ranges::any_of(report->damage, [&](const Damage& damage) {
+        return damage.file == manifest_.files(f).path() && damage.offset_bytes == offset &&
+               damage.tensor == tensor && !damage.message.empty();
+      });
+      EXPECT_TRUE(named);
+      if (!tensor.empty()) {
+        const absl::Status load = TryLoad(faulty_);
+        EXPECT_TRUE(absl::IsDataLoss(load)) << load;
+        for (const std::string& part :
+             {manifest_.files(f).path(), tensor, std::to_string(offset)}) {
+          EXPECT_NE(load.message().find(part), absl::string_view::npos) << load << "\n" << part;
+        }
+      }
+      faulty_.ClearFaults();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(CorruptionTest, EveryTruncationOfDataFiles) {
+  for (int f = 0; f < manifest_.files_size(); ++f) {
+    for (uint64_t size = 0; size < manifest_.files(f).size_bytes(); ++size) {
+      SCOPED_TRACE(absl::StrCat(Path(f), " cut to ", size));
+      faulty_.TruncateReads(Path(f), size);
+      const auto report = Verify(faulty_, directory_, false, 1, nullptr);
+      ASSERT_TRUE(report.ok()) << report.status();
+      ASSERT_FALSE(report->damage.empty());
+      const Damage& damage = report->damage.back();
+      EXPECT_EQ(damage.file, manifest_.files(f).path());
+      EXPECT_EQ(damage.offset_bytes, size);
+      EXPECT_NE(damage.tensor, "");
+      EXPECT_NE(damage.message.find(std::to_string(manifest_.files(f).size_bytes())),
+                std::string::npos);
+      EXPECT_TRUE(absl::IsDataLoss(TryLoad(faulty_)));
+      faulty_.ClearFaults();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(CorruptionTest, EveryByteAndEveryTruncationOfTheManifest) {
+  const std::string path = absl::StrCat(directory_, "/", std::string(kManifestFileName));
+  const uint64_t size = (*storage_.Open(path))->size_bytes();
+  const auto expect_refused = [&] {
+    const auto report = Verify(faulty_, directory_, false, 1, nullptr);
+    if (report.ok()) {
+      ASSERT_FALSE(report->damage.empty());
+      EXPECT_EQ(report->damage[0].file, kManifestFileName);
+    } else {  // a changed version number may look like a format of the future
+      EXPECT_TRUE(absl::IsUnimplemented(report.status())) << report.status();
+    }
+    EXPECT_FALSE(TryLoad(faulty_).ok());
+    faulty_.ClearFaults();
+  };
+  for (uint64_t offset = 0; offset < size; ++offset) {
+    SCOPED_TRACE(absl::StrCat("byte ", offset));
+    faulty_.CorruptReads(path, offset, std::byte(1 << offset % 8));
+    expect_refused();
+    faulty_.TruncateReads(path, offset);
+    expect_refused();
+  }
+}
+
+TEST_F(CorruptionTest, MissingFiles) {
+  for (int f = 0; f < manifest_.files_size(); ++f) {
+    faulty_.FailWhere(
+        [&](const Operation& o) { return o.kind == OperationKind::kOpen && o.path == Path(f); },
+        absl::NotFoundError("injected"));
+    const auto report = Verify(faulty_, directory_, false, 1, nullptr);
+    ASSERT_TRUE(report.ok());
+    ASSERT_EQ(report->damage.size(), 1);
+    EXPECT_EQ(report->damage[0].file, manifest_.files(f).path());
+    EXPECT_NE(report->damage[0].tensor, "");
+    EXPECT_TRUE(absl::IsNotFound(TryLoad(faulty_)));
+    faulty_.ClearFaults();
+  }
+}
+
+TEST_F(CorruptionTest, FilesThatWereSwapped) {
+  // Each is whole and well-formed, but not what the manifest means.
+  ASSERT_TRUE(storage_.Rename(Path(0), "swap").ok());
+  ASSERT_TRUE(storage_.Rename(Path(1), Path(0)).ok());
+  ASSERT_TRUE(storage_.Rename("swap", Path(1)).ok());
+  const auto report = Verify(storage_, directory_, true, 1, nullptr);
+  ASSERT_TRUE(report.ok());
+  EXPECT_GE(report->damage.size(), 2);
+  EXPECT_TRUE(absl::IsDataLoss(TryLoad(storage_)));
+}
+
+TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
+  Manifest forged = manifest_;
+  std::swap(*forged.mutable_tensors(0)->mutable_digest(),
+            *forged.mutable_tensors(3)->mutable_digest());
+  const auto bytes = EncodeManifest(forged);
+  ASSERT_TRUE(bytes.ok());
+  ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
+  const auto report = Verify(storage_, directory_, true, 1, nullptr);
+  ASSERT_TRUE(report.ok());
+  ASSERT_EQ(report->damage.size(), 2);
+  EXPECT_EQ(report->damage[0].tensor, "wte.weight");
+  EXPECT_NE(report->damage[0].message.find("digest"), std::string::npos);
+}
+
+TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
+  for (const uint32_t chunk_bytes : {0xfffffff8u, 1u << 20, 12u, 3u}) {
+    Manifest forged = manifest_;
+    for (DataFile& file : *forged.mutable_files()) {
+      const std::string path = absl::StrCat(directory_, "/", file.path());
+      const std::string contents = *ReadAll(storage_, path, 1 << 20);
+      file.set_chunk_bytes(chunk_bytes);
+      file.clear_chunk_crc32c();
+      for (uint64_t at = 0; at < contents.size(); at += chunk_bytes) {
+        file.add_chunk_crc32c(Crc32c(std::string_view(contents).substr(at, chunk_bytes)));
+      }
+    }
+    const auto bytes = EncodeManifest(forged);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
+    const auto report = Verify(storage_, directory_, true, 2, nullptr);
+    ASSERT_TRUE(report.ok());
+    const bool cuts_elements = chunk_bytes % 8 != 0;  // one tensor is I64
+    EXPECT_EQ(report->damage.empty(), !cuts_elements);
+    EXPECT_EQ(absl::IsDataLoss(TryLoad(storage_)), cuts_elements) << chunk_bytes;
+  }
+}
+
+// A checkpoint of many files, each with many shards and chunks.
+class ManyFilesTest : public testing::Test {
+ protected:
+  ManyFilesTest() : faulty_(storage_) {
+    std::mt19937_64 random(1);
+    tensor_ = RandomTensor("w", WEIGHT, F32, {2000, 16}, random);
+    std::vector<Box> rows;
+    for (int64_t row = 0; row < 2000; ++row) rows.push_back({{row, 0}, {1, 16}});
+    state_.Add(tensor_, rows, true);
+    SaveOptions options;
+    options.checksum_chunk_bytes = 64;
+    options.max_file_bytes = 1000;
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(7);
+    const auto report = Save(storage_, "", metadata, state_.dict, group_, options);
+    EXPECT_TRUE(report.ok()) << report.status();
+    directory_ = report->directory;
+    manifest_ = *ReadManifest(storage_, directory_);
+    EXPECT_GT(manifest_.files_size(), 100);
+  }
+
+  MemoryStorage storage_;
+  FaultInjectingStorage faulty_;
+  SingleProcessGroup group_;
+  WholeTensor tensor_;
+  LocalState state_;
+  std::string directory_;
+  Manifest manifest_;
+};
+
+TEST_F(ManyFilesTest, FilesOfAWrongSizeCostOneMapTogether) {
+  for (const DataFile& file : manifest_.files()) {
+    faulty_.TruncateReads(directory_ + "/" + file.path(), file.size_bytes() - 1);
+  }
+  const int64_t before = GetDamageCounters().maps;
+  const absl::Status load = Load(faulty_, directory_, state_.dict, group_, {}).status();
+  EXPECT_TRUE(absl::IsDataLoss(load)) << load;
+  EXPECT_EQ(GetDamageCounters().maps - before, 1);
+}
+
+TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
+  // One file of a hundred and more chunks, all of them bad.
+  SaveOptions options;
+  options.checksum_chunk_bytes = 64;
+  Metadata metadata;
+  metadata.mutable_trainer()->set_step(8);
+  const auto saved = Save(storage_, "", metadata, state_.dict, group_, options);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const Manifest manifest = *ReadManifest(storage_, saved->directory);
+  ASSERT_EQ(manifest.files_size(), 1);
+  ASSERT_GT(manifest.files(0).chunk_crc32c_size(), 1000);
+  const std::string path = saved->directory + "/" + manifest.files(0).path();
+  const std::string garbage(manifest.files(0).size_bytes(), 'x');
+  ASSERT_TRUE(WriteAll(storage_, path, garbage).ok());
+  const int64_t before = GetDamageCounters().located;
+  const auto report = Verify(storage_, saved->directory, false, 2, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(GetDamageCounters().located - before, 100);
+  EXPECT_LT(report->damage.size(), 105);
+}
+
+TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {
+  faulty_.FailWhere(
+      [](const Operation& o) {
+        return o.kind == OperationKind::kReadAt && o.path.ends_with(".safetensors");
+      },
+      absl::DataLossError("Input/output error"));
+  const auto report = Verify(faulty_, directory_, false, 2, nullptr);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_GE(report->damage.size(), manifest_.files_size());
+  EXPECT_LE(report->damage.size(), 101 * manifest_.files_size());
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

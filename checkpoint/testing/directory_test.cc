@@ -1,0 +1,110 @@
+// What lies beside the checkpoints in a folder: links, and directories that cannot be read.
+
+#include "checkpoint/directory/directory.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void MustSave(Storage& storage, int64_t step) {
+  float value = 1;
+  ShardedTensor tensor = {.name = "x", .role = WEIGHT, .dtype = F32, .global_shape = {1}};
+  tensor.shards = {{WholeBox({1}), &value, {}}};
+  Metadata metadata;
+  metadata.mutable_trainer()->set_step(step);
+  SingleProcessGroup group;
+  const auto report = Save(storage, "", metadata, {{tensor}}, group, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+}
+
+class DirectoryTest : public testing::Test {
+ protected:
+  MemoryStorage storage_;
+};
+
+// One bad directory blocks neither listing nor pruning, and is never deleted.
+TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
+  FaultInjectingStorage faulty(storage_);
+  for (const int64_t step : {1, 2, 3, 4}) {
+    MustSave(storage_, step);
+  }
+  for (const absl::Status& error :
+       {absl::PermissionDeniedError("denied"), absl::UnavailableError("Input/output error")}) {
+    faulty.ClearFaults();
+    faulty.FailWhere(
+        [](const Operation& operation) {
+          return operation.kind == OperationKind::kList && operation.path == "step-00000001";
+        },
+        error);
+    std::vector<UnreadableCheckpoint> unreadable;
+    const auto list = List(faulty, "", &unreadable);
+    ASSERT_TRUE(list.ok()) << list.status();
+    EXPECT_EQ(list->front().step, 2);
+    ASSERT_EQ(unreadable.size(), 1);
+    EXPECT_EQ(unreadable[0].directory, "step-00000001");
+    EXPECT_EQ(unreadable[0].step, 1);
+    EXPECT_EQ(unreadable[0].status.code(), error.code());
+    EXPECT_THAT(std::string(unreadable[0].status.message()), HasSubstr("List step-00000001"));
+    EXPECT_TRUE(ListUncommitted(faulty, "")->empty());
+    ASSERT_TRUE(Prune(faulty, "", static_cast<int>(list->size()) - 1).ok());
+    EXPECT_EQ(List(faulty, "")->size(), list->size() - 1);
+    MustSave(storage_, 2);
+  }
+  EXPECT_EQ(List(storage_, "")->front().step, 1);
+}
+
+// What cannot be deleted does not keep what can.
+TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
+  for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere(
+      [](const Operation& operation) { return operation.path == "step-00000001/manifest.pb"; },
+      absl::PermissionDeniedError("denied"));
+  EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 1)));
+  ASSERT_EQ(List(storage_, "")->size(), 2);
+  EXPECT_EQ(List(storage_, "")->back().step, 3);
+}
+
+TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
+  const TemporaryDirectory archive, runs;
+  MustSave(**OpenPosixStorage(archive.path()), 500);
+  std::filesystem::create_directory(archive.path() + "/half");
+  std::ofstream(archive.path() + "/half/model.safetensors") << "x";
+  std::filesystem::create_symlink(archive.path() + "/step-00000500",
+                                  runs.path() + "/step-00000500");
+  std::filesystem::create_symlink(archive.path() + "/half", runs.path() + "/step-00000501");
+  const auto storage = *OpenPosixStorage(runs.path());
+  for (const int64_t step : {600, 700, 800}) MustSave(*storage, step);
+  EXPECT_EQ(List(*storage, "")->size(), 4);
+  ASSERT_TRUE(Prune(*storage, "", 2).ok());
+  std::vector<int64_t> steps;
+  const auto left = List(*storage, "");
+  for (const CheckpointInfo& info : *left) steps.push_back(info.step);
+  EXPECT_THAT(steps, ElementsAre(500, 700, 800));
+  EXPECT_TRUE(std::filesystem::is_symlink(runs.path() + "/step-00000501"));
+  EXPECT_TRUE(std::filesystem::exists(archive.path() + "/half/model.safetensors"));
+  const auto verified = Verify(**OpenPosixStorage(archive.path()), "step-00000500",
+                               /*digests=*/true, /*io_threads=*/1, nullptr);
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

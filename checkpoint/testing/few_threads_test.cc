@@ -1,0 +1,157 @@
+// A system that gives no more threads, or none: everything goes on with those that there are.
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/reshard/rewrite.h"
+#include "checkpoint/save/async_saver.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kDirectory[] = "step-00000001";
+
+// With so many more threads in all; the ranks themselves are not among them.
+class FewThreadsTest : public testing::TestWithParam<int> {
+ protected:
+  FewThreadsTest() {
+    std::mt19937_64 random(1);
+    tensors_.push_back(RandomTensor("w", WEIGHT, F32, {60, 50}, random));
+    tensors_.push_back(RandomTensor("m", OPTIMIZER_STATE, F32, {60, 50}, random));
+    tensors_.push_back(RandomTensor("alone", WEIGHT, F32, {60, 50}, random));
+    metadata_.mutable_trainer()->set_step(1);
+    options_.checksum_chunk_bytes = 256;
+    LimitThreads(GetParam());
+  }
+  ~FewThreadsTest() override { LimitThreads(-1); }
+
+  // Each rank has so many of the rows, or, with one, all of them.
+  LocalState State(int rank, int ranks, bool fill) const {
+    LocalState state;
+    for (const WholeTensor& tensor : tensors_) {
+      Box box = WholeBox(tensor.shape);
+      box.shape[0] /= ranks;
+      box.global_offset[0] = rank * box.shape[0];
+      state.Add(tensor, {box}, fill);
+    }
+    return state;
+  }
+
+  void SaveByTwo() {
+    RunRanks(2, [&](ProcessGroup& group) {
+      const LocalState state = State(group.rank(), 2, true);
+      const auto report = Save(storage_, "", metadata_, state.dict, group, options_);
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+  }
+
+  void ExpectHeld(const LocalState& state) {
+    for (size_t t = 0; t < state.dict.tensors.size(); ++t) {
+      EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;
+    }
+  }
+
+  MemoryStorage storage_;
+  std::vector<WholeTensor> tensors_;
+  Metadata metadata_;
+  SaveOptions options_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Threads, FewThreadsTest, testing::Values(0, 1, 2, 5));
+
+TEST_P(FewThreadsTest, SavesAndVerifies) {
+  SaveByTwo();
+  const auto verified = Verify(storage_, kDirectory, /*digests=*/true, 4, nullptr);
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+}
+
+TEST_P(FewThreadsTest, LoadsAlone) {
+  SaveByTwo();
+  LimitThreads(GetParam());
+  SingleProcessGroup group;
+  LocalState state = State(0, 1, false);
+  const auto loaded = Load(storage_, kDirectory, state.dict, group, {.verify_digests = true});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ExpectHeld(state);
+}
+
+// All ranks want the first tensors: they read for each other. The last one is read by a rank for
+// itself.
+TEST_P(FewThreadsTest, LoadsTogether) {
+  SaveByTwo();
+  LimitThreads(GetParam());
+  RunRanks(3, [&](ProcessGroup& group) {
+    LocalState state = State(0, 1, false);
+    if (group.rank() != 1) state.dict.tensors.pop_back();
+    LoadOptions options;
+    options.staging_bytes = 1;  // the least: a buffer of each kind
+    const auto loaded = Load(storage_, kDirectory, state.dict, group, options);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_GT(loaded->bytes_received, 0);
+    ExpectHeld(state);
+  });
+}
+
+TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
+  RunRanks(2, [&](ProcessGroup& group) {
+    const LocalState state = State(group.rank(), 2, true);
+    AsyncSaver saver(storage_, "", group, {.save = options_});
+    saver.Prepare(state.dict);
+    for (const int64_t step : {1, 2}) {
+      Metadata metadata;
+      metadata.mutable_trainer()->set_step(step);
+      saver.Start(metadata, state.dict);
+      saver.WaitUntilAllCopied();
+    }
+    const std::vector<SaveOutcome> outcomes = saver.Finish();
+    ASSERT_EQ(outcomes.size(), 2);
+    for (const SaveOutcome& outcome : outcomes) {
+      ASSERT_TRUE(outcome.report.ok()) << outcome.report.status();
+      if (GetParam() == 0) {
+        EXPECT_THAT(outcome.report->note, HasSubstr("saved in the foreground: cannot start"));
+        EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->seconds);
+      }
+      if (GetParam() >= 2) EXPECT_EQ(outcome.report->note, "");
+    }
+  });
+  EXPECT_EQ(List(storage_, "")->size(), 2);
+}
+
+TEST_P(FewThreadsTest, Rewrites) {
+  SaveByTwo();
+  LimitThreads(GetParam());
+  const Manifest saved = *ReadManifest(storage_, kDirectory);
+  std::vector<std::string> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(DescribeState(State(rank, 3, false).dict).SerializeAsString());
+  }
+  const auto plan = PlanSave(ranks, {.checksum_chunk_bytes = 256});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  MemoryStorage target;
+  const auto report = Rewrite({storage_, kDirectory, saved}, {ranks, *plan}, target, "", metadata_,
+                              {.memory_bytes = LeastRewriteMemory(saved, plan->manifest)});
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto verified = Verify(target, kDirectory, /*digests=*/true, 4, nullptr);
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,318 @@
+// Loses power at any moment of a save, a rewrite and a removal on the real file system, as the syncs
+// that were really made leave it: whatever looks committed is whole, and what was promised is there.
+// Leaving out any single sync breaks that, so that none is there in vain and none can get lost.
+
+#include "base/power_loss.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/reshard/rewrite.h"
+#include "checkpoint/save/async_saver.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/temporary_directory.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr int kRanks = 2;
+
+// The real storage as one of several machines sees it that share a file system: its syncs of a
+// directory need not cover what others changed there.
+class MachineStorage final : public Storage {
+ private:
+  // Noted before, so that no other machine's sync comes between, and again where there was no
+  // directory yet.
+  template <typename Function>
+  auto Change(std::vector<std::string_view> paths, const Function& function) {
+    const ScopedMachine scoped(machine_);
+    const auto note = [&] {
+      for (const std::string_view path : paths) NoteChange(prefix_ + std::string(path));
+    };
+    note();
+    auto result = function();
+    note();
+    return result;
+  }
+
+ public:
+  // `prefix`: of the storage's root, below that of the scenario; empty, or ending in '/'.
+  MachineStorage(Storage& base, int machine, std::string prefix)
+      : base_(base), machine_(machine), prefix_(std::move(prefix)) {}
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override {
+    return Change({path}, [&] { return base_.Create(path, size_hint_bytes); });
+  }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    return base_.Open(path);
+  }
+  absl::Status Rename(std::string_view from, std::string_view to) override {
+    return Change({from, to}, [&] { return base_.Rename(from, to); });
+  }
+  absl::Status MakeDirectory(std::string_view path) override {
+    return Change({path.substr(0, path.find('/')), path},
+                  [&] { return base_.MakeDirectory(path); });
+  }
+  absl::Status SyncDirectory(std::string_view path) override {
+    return Change({}, [&] { return base_.SyncDirectory(path); });
+  }
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
+    return base_.List(path);
+  }
+  absl::Status Delete(std::string_view path) override {
+    return Change({path}, [&] { return base_.Delete(path); });
+  }
+  absl::Status DeleteTree(std::string_view path) override {
+    return Change({path}, [&] { return base_.DeleteTree(path); });
+  }
+  std::string Describe(std::string_view path) const override { return base_.Describe(path); }
+
+ private:
+  Storage& base_;
+  const int machine_;
+  const std::string prefix_;
+};
+
+std::vector<WholeTensor> Tensors() {
+  std::mt19937_64 random(1);
+  std::vector<WholeTensor> tensors;
+  tensors.push_back(RandomTensor("w", WEIGHT, F32, {10, 20}, random));
+  tensors.push_back(RandomTensor("m", OPTIMIZER_STATE, F32, {10, 20}, random));
+  return tensors;
+}
+
+// Each rank holds its part of the rows.
+LocalState StateOf(const std::vector<WholeTensor>& tensors, int rank, int ranks) {
+  LocalState state;
+  for (const WholeTensor& tensor : tensors) {
+    Box box = WholeBox(tensor.shape);
+    box.shape[0] /= ranks;
+    box.global_offset[0] = rank * box.shape[0];
+    state.Add(tensor, {box}, true);
+  }
+  return state;
+}
+
+SaveOptions SmallFiles() {
+  SaveOptions options;
+  options.checksum_chunk_bytes = 256;
+  options.io_threads = 2;
+  options.staging_bytes = 16384;
+  options.deadline = absl::Minutes(5);
+  return options;
+}
+
+Metadata AtStep(int64_t step) {
+  Metadata metadata;
+  metadata.mutable_trainer()->set_step(step);
+  return metadata;
+}
+
+enum class Mode { kForeground, kBackground };
+
+absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
+  const std::vector<WholeTensor> tensors = Tensors();
+  std::vector<absl::Status> statuses(kRanks);
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    const auto posix = *OpenPosixStorage(root);
+    MachineStorage storage(*posix, group.rank(), "");
+    const LocalState state = StateOf(tensors, group.rank(), kRanks);
+    absl::Status& status = statuses[group.rank()];
+    if (mode == Mode::kForeground) {
+      status = Save(storage, "run", AtStep(step), state.dict, group, SmallFiles()).status();
+    } else {
+      AsyncSaver saver(storage, "run", group, {.save = SmallFiles()});
+      saver.Start(AtStep(step), state.dict);
+      status = saver.Finish()[0].report.status();
+    }
+  });
+  statuses[0].Update(statuses[1]);
+  return statuses[0];
+}
+
+absl::Status SaveAlone(const std::string& root, int64_t step) {
+  SingleProcessGroup group;
+  const LocalState state = StateOf(Tensors(), 0, 1);
+  return Save(**OpenPosixStorage(root), "", AtStep(step), state.dict, group, SmallFiles()).status();
+}
+
+void Fill(const FileImage& image, Storage& storage) {
+  for (const auto& [path, contents] : image) {
+    const absl::Status status = path.ends_with('/')
+                                    ? storage.MakeDirectory(path.substr(0, path.size() - 1))
+                                    : WriteAll(storage, path, contents);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+}
+
+// Whether everything that looks committed is whole, and whether all that must be committed is.
+std::string Check(Storage& storage, const std::string& folder, const std::vector<int64_t>& steps) {
+  const auto found = List(storage, folder);
+  if (!found.ok()) return found.status().ToString();
+  std::vector<int64_t> missing = steps;
+  for (const CheckpointInfo& info : *found) {
+    std::erase(missing, info.step);
+    const std::string path = absl::StrCat(folder, folder.empty() ? "" : "/", info.directory);
+    const auto verified = Verify(storage, path, /*digests=*/true, 1, nullptr);
+    if (!verified.ok()) return verified.status().ToString();
+    if (!verified->damage.empty()) {
+      return absl::StrCat(path, ": ", verified->damage[0].file, ": ", verified->damage[0].message);
+    }
+  }
+  return missing.empty() ? "" : absl::StrCat("step ", missing[0], " is gone");
+}
+
+class PowerLossTest : public testing::Test {
+ protected:
+  std::vector<std::string> EverySync(const PowerLossScenario& scenario) {
+    std::vector<std::string> syncs;
+    EXPECT_EQ(CheckEverySync(scenario, directory_.path() + "/root", &syncs), "");
+    return syncs;
+  }
+
+  const TemporaryDirectory directory_;
+};
+
+TEST_F(PowerLossTest, ASaveByTwoMachines) {
+  for (const Mode mode : {Mode::kForeground, Mode::kBackground}) {
+    PowerLossScenario scenario;
+    scenario.run = [mode](const std::string& root) { return SaveByAll(root, 1, mode); };
+    scenario.check = [](const FileImage& image, bool finished) -> std::string {
+      MemoryStorage storage;
+      Fill(image, storage);
+      return Check(storage, "run", finished ? std::vector<int64_t>{1} : std::vector<int64_t>{});
+    };
+    EXPECT_THAT(EverySync(scenario),
+                ElementsAre("",                     // rank 0: the name of the folder
+                            "run",                  // that of the checkpoint
+                            "run/step-00000001",    // each rank: those of its files
+                            "run/step-00000001#2",  //
+                            "run/step-00000001#3",  // rank 0: the commit
+                            "run/step-00000001/manifest.pb.tmp",
+                            "run/step-00000001/model-00001-of-00002.safetensors",
+                            "run/step-00000001/model-00002-of-00002.safetensors",
+                            "run/step-00000001/optimizer-00001-of-00002.safetensors",
+                            "run/step-00000001/optimizer-00002-of-00002.safetensors"));
+  }
+}
+
+// What a save that died has left is replaced, and never mixed with the new.
+TEST_F(PowerLossTest, ASaveInThePlaceOfOneThatDied) {
+  PowerLossScenario scenario;
+  scenario.prepare = [](const std::string& root) {
+    ASSERT_TRUE(SaveAlone(root, 1).ok());
+    ASSERT_TRUE(SaveAlone(root, 2).ok());
+    std::filesystem::rename(root + "/step-00000002/manifest.pb",
+                            root + "/step-00000002/manifest.pb.tmp");
+  };
+  scenario.run = [](const std::string& root) { return SaveAlone(root, 2); };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    MemoryStorage storage;
+    Fill(image, storage);
+    return Check(storage, "", finished ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{1});
+  };
+  EXPECT_THAT(EverySync(scenario),
+              ElementsAre("", "step-00000002", "step-00000002#2", "step-00000002/manifest.pb.tmp",
+                          "step-00000002/model-00001-of-00001.safetensors",
+                          "step-00000002/optimizer-00001-of-00001.safetensors"));
+}
+
+absl::Status RewriteForTwo(const std::string& root) {
+  const auto source = *OpenPosixStorage(root + "/old");
+  const auto target = OpenPosixStorage(root + "/new", {.create_root = true});
+  if (!target.ok()) return target.status();
+  const Manifest saved = *ReadManifest(*source, "step-00000001");
+  std::vector<std::string> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(DescribeState(StateOf(Tensors(), rank, 2).dict).SerializeAsString());
+  }
+  SavePlanOptions options;
+  options.checksum_chunk_bytes = 256;
+  const auto plan = PlanSave(ranks, options);
+  if (!plan.ok()) return plan.status();
+  return Rewrite({*source, "step-00000001", saved}, {ranks, *plan}, **target, "", AtStep(1),
+                 {.memory_bytes = LeastRewriteMemory(saved, plan->manifest), .io_threads = 2})
+      .status();
+}
+
+TEST_F(PowerLossTest, ARewrite) {
+  PowerLossScenario scenario;
+  scenario.prepare = [](const std::string& root) {
+    std::filesystem::create_directory(root + "/old");
+    ASSERT_TRUE(SaveAlone(root + "/old", 1).ok());
+  };
+  scenario.run = RewriteForTwo;
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    MemoryStorage storage;
+    Fill(image, storage);
+    const std::string old = Check(storage, "old", {1});
+    if (!old.empty()) return old;
+    return Check(storage, "new", finished ? std::vector<int64_t>{1} : std::vector<int64_t>{});
+  };
+  EXPECT_THAT(EverySync(scenario),
+              ElementsAre("", "new", "new/step-00000001", "new/step-00000001#2",
+                          "new/step-00000001/manifest.pb.tmp",
+                          "new/step-00000001/model-00001-of-00002.safetensors",
+                          "new/step-00000001/model-00002-of-00002.safetensors",
+                          "new/step-00000001/optimizer-00001-of-00002.safetensors",
+                          "new/step-00000001/optimizer-00002-of-00002.safetensors"));
+}
+
+TEST_F(PowerLossTest, ARemoval) {
+  PowerLossScenario scenario;
+  scenario.prepare = [](const std::string& root) {
+    for (const int64_t step : {1, 2, 3}) ASSERT_TRUE(SaveAlone(root, step).ok());
+  };
+  scenario.run = [](const std::string& root) {
+    return Prune(**OpenPosixStorage(root), "", /*keep=*/1);
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    MemoryStorage storage;
+    Fill(image, storage);
+    const std::string problem = Check(storage, "", {3});
+    if (!problem.empty() || !finished) return problem;
+    return storage.List("")->size() == 1 ? "" : "a removed directory is back";
+  };
+  // Each stops being a checkpoint before anything of it goes; in the end none is there.
+  EXPECT_THAT(EverySync(scenario), ElementsAre("", "step-00000001", "step-00000002"));
+}
+
+// "a" was made by somebody who did not sync it.
+TEST_F(PowerLossTest, DirectoriesAndRoots) {
+  PowerLossScenario scenario;
+  scenario.run = [](const std::string& root) -> absl::Status {
+    mkdir((root + "/a").c_str(), 0777);
+    const auto storage = OpenPosixStorage(root + "/a/b", {.create_root = true});
+    if (!storage.ok()) return storage.status();
+    mkdir((root + "/a/b/c").c_str(), 0777);
+    return (*storage)->MakeDirectory("c/d");
+  };
+  scenario.check = [](const FileImage& image, bool finished) -> std::string {
+    return image.contains("a/b/c/d/") || !finished ? "" : "a/b/c/d is gone";
+  };
+  EXPECT_THAT(EverySync(scenario), ElementsAre("", "a", "a/b", "a/b/c"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

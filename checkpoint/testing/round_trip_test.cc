@@ -1,0 +1,156 @@
+// Random tensors, shardings, replicas and memory layouts, saved by some ranks and loaded by others,
+// against whole tensors held aside.
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/test_seed.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/damage.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "checkpoint/verify/verify.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr DType kDTypes[] = {F64, F32, BF16, U8, I64, BOOL};
+constexpr Role kRoles[] = {WEIGHT, MASTER_WEIGHT, OPTIMIZER_STATE, BUFFER};
+
+std::vector<WholeTensor> RandomTensors(std::mt19937_64& random) {
+  std::vector<WholeTensor> tensors;
+  const int count = 1 + random() % 6;
+  for (int t = 0; t < count; ++t) {
+    Shape shape;
+    const int rank = random() % 4;
+    for (int d = 0; d < rank; ++d) {
+      shape.push_back(random() % 12 == 0 ? 0 : 1 + random() % 20);
+    }
+    tensors.push_back(RandomTensor(absl::StrCat("tensor.", t), kRoles[random() % 4],
+                                   kDTypes[random() % std::size(kDTypes)], shape, random));
+  }
+  return tensors;
+}
+
+// Every tensor cut at random and its boxes dealt to the ranks; to some ranks twice.
+std::vector<std::unique_ptr<LocalState>> Deal(const std::vector<WholeTensor>& tensors, int ranks,
+                                              bool fill, std::mt19937_64& random) {
+  std::vector<std::unique_ptr<LocalState>> states;
+  for (int r = 0; r < ranks; ++r) states.push_back(std::make_unique<LocalState>());
+  for (const WholeTensor& tensor : tensors) {
+    const std::vector<Box> boxes = RandomCut(tensor.shape, 1 + random() % (2 * ranks), random);
+    // Another cut of the same tensor, held by other ranks: replicas that are no copies of each
+    // other's boxes.
+    const std::vector<Box> other_boxes = RandomCut(tensor.shape, 1 + random() % 3, random);
+    const bool replicated = ranks > 1 && random() % 3 == 0;
+    const int split = replicated ? 1 + random() % (ranks - 1) : ranks;
+    std::vector<std::vector<Box>> held(ranks);
+    for (const Box& box : boxes) {
+      const int first = random() % split;
+      held[first].push_back(box);
+      if (split > 1 && random() % 3 == 0) held[(first + 1) % split].push_back(box);
+    }
+    if (replicated) {
+      for (const Box& box : other_boxes) held[split + random() % (ranks - split)].push_back(box);
+    }
+    for (int r = 0; r < ranks; ++r) {
+      if (r > 0 && held[r].empty() && random() % 2 == 0)
+        continue;  // this rank has never heard of it
+      states[r]->Add(tensor, held[r], fill, &random);
+    }
+  }
+  return states;
+}
+
+std::pair<uint64_t, uint64_t> DigestOf(const LogicalTensor& saved) {
+  return {saved.digest().lo(), saved.digest().hi()};
+}
+
+// Of the whole tensor, in one piece.
+std::pair<uint64_t, uint64_t> DigestOf(const std::vector<WholeTensor>& tensors,
+                                       const std::string& name) {
+  for (const WholeTensor& tensor : tensors) {
+    if (tensor.name != name) continue;
+    const size_t size = DTypeSize(tensor.dtype);
+    const LogicalDigest digest =
+        DigestRun(0, tensor.bytes.data(), tensor.bytes.size() / size, size);
+    return {digest.lo, digest.hi};
+  }
+  return {1, 1};  // of no tensor
+}
+
+TEST(RoundTripTest, RandomShardingsToRandomShardings) {
+  const uint64_t seed = TestSeed();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 150; ++round) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
+    MemoryStorage storage;
+    const std::vector<WholeTensor> tensors = RandomTensors(random);
+    const int savers = 1 + random() % 5, loaders = 1 + random() % 5;
+    const auto saved = Deal(tensors, savers, true, random);
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(round);
+    SaveOptions save_options;
+    save_options.checksum_chunk_bytes = 8 << (random() % 10);
+    save_options.max_file_bytes = 1 << (6 + random() % 12);
+    save_options.io_threads = 1 + random() % 3;
+    save_options.staging_bytes = 1 << (random() % 16);
+    std::string directory;
+    RunRanks(savers, [&](ProcessGroup& group) {
+      const auto report =
+          Save(storage, "run", metadata, saved[group.rank()]->dict, group, save_options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (group.rank() == 0) directory = report->directory;
+    });
+    ASSERT_EQ(directory, "run/" + StepDirectoryName(round));
+
+    const auto verified = Verify(storage, directory, true, 2, nullptr);
+    ASSERT_TRUE(verified.ok()) << verified.status();
+    for (const Damage& damage : verified->damage) {
+      ADD_FAILURE() << damage.file << " " << damage.tensor << " " << damage.message;
+    }
+
+    const auto manifest = ReadManifest(storage, directory);
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    for (const LogicalTensor& saved_tensor : manifest->tensors()) {
+      EXPECT_EQ(DigestOf(saved_tensor), DigestOf(tensors, saved_tensor.name()))
+          << saved_tensor.name();
+    }
+
+    const auto loaded = Deal(tensors, loaders, false, random);
+    LoadOptions load_options;
+    load_options.io_threads = 1 + random() % 3;
+    load_options.staging_bytes = 1 << (random() % 16);
+    RunRanks(loaders, [&](ProcessGroup& group) {
+      StateDict& dict = loaded[group.rank()]->dict;
+      const auto report = Load(storage, directory, dict, group, load_options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_TRUE(report->missing.empty() && report->unexpected.empty());
+    });
+    for (const auto& state : loaded) {
+      for (const ShardedTensor& tensor : state->dict.tensors) {
+        for (const WholeTensor& whole : tensors) {
+          if (whole.name != tensor.name) continue;
+          for (const LocalShard& shard : tensor.shards) {
+            EXPECT_TRUE(LocalState::Holds(shard, whole))
+                << tensor.name << " " << ToString(shard.box);
+          }
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

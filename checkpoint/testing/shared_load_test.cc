@@ -1,0 +1,356 @@
+// Ranks that load together: every byte is read once in all, by a rank that needs it, and every rank
+// ends with the right elements, within its buffers; whatever fails on one of them, all end with the
+// same error.
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/test_seed.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr uint32_t kChunkBytes = 256;
+// Of pieces that travel in several messages.
+constexpr uint32_t kLargeChunkBytes = 1 << 20;
+
+class SharedLoadTest : public testing::Test {
+ protected:
+  SharedLoadTest() : faulty_(storage_) {}
+
+  // Saved by two ranks, which hold the rows of each tensor.
+  void SaveTensors(std::vector<WholeTensor> tensors, uint32_t chunk_bytes = kChunkBytes) {
+    tensors_ = std::move(tensors);
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(1);
+    SaveOptions options;
+    options.checksum_chunk_bytes = chunk_bytes;
+    RunRanks(2, [&](ProcessGroup& group) {
+      LocalState state;
+      for (const WholeTensor& tensor : tensors_) {
+        Box rows = WholeBox(tensor.shape);
+        const int64_t half = rows.shape[0] / 2;
+        rows.global_offset[0] = group.rank() == 0 ? 0 : half;
+        rows.shape[0] = group.rank() == 0 ? half : rows.shape[0] - half;
+        state.Add(tensor, {rows}, true);
+      }
+      const auto report = Save(storage_, "", metadata, state.dict, group, options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (group.rank() == 0) directory_ = report->directory;
+    });
+  }
+
+  struct Outcome {
+    std::vector<std::unique_ptr<LocalState>> states;
+    std::vector<absl::StatusOr<LoadReport>> reports;
+    uint64_t Sum(uint64_t LoadReport::*field) const {
+      uint64_t sum = 0;
+      for (const auto& report : reports) sum += report.value().*field;
+      return sum;
+    }
+  };
+
+  // boxes_of(rank, tensor): what a rank wants of a tensor.
+  template <typename BoxesOf>
+  Outcome LoadOn(int ranks, const BoxesOf& boxes_of, const LoadOptions& options = {}) {
+    Outcome outcome;
+    for (int r = 0; r < ranks; ++r) {
+      outcome.states.push_back(std::make_unique<LocalState>());
+      outcome.reports.push_back(absl::UnknownError("did not run"));
+      for (const WholeTensor& tensor : tensors_) {
+        outcome.states.back()->Add(tensor, boxes_of(r, tensor), false);
+      }
+    }
+    RunRanks(ranks, [&](ProcessGroup& group) {
+      outcome.reports[group.rank()] =
+          Load(faulty_, directory_, outcome.states[group.rank()]->dict, group, options);
+    });
+    return outcome;
+  }
+
+  void ExpectAllHeld(const Outcome& outcome) {
+    for (size_t r = 0; r < outcome.states.size(); ++r) {
+      ASSERT_TRUE(outcome.reports[r].ok()) << outcome.reports[r].status();
+      for (size_t t = 0; t < tensors_.size(); ++t) {
+        for (const LocalShard& shard : outcome.states[r]->dict.tensors[t].shards) {
+          EXPECT_TRUE(LocalState::Holds(shard, tensors_[t]))
+              << "rank " << r << " " << tensors_[t].name << " " << ToString(shard.box);
+        }
+      }
+    }
+  }
+
+  // Bytes of data files that were read, after making sure that none was read twice.
+  uint64_t BytesReadOnce() {
+    std::map<std::string, std::vector<std::pair<uint64_t, uint64_t>>> reads;
+    uint64_t bytes = 0;
+    for (const Operation& operation : faulty_.operations()) {
+      if (operation.kind != OperationKind::kReadAt ||
+          operation.path.find(".safetensors") == std::string::npos) {
+        continue;
+      }
+      reads[operation.path].push_back({operation.offset_bytes, operation.size_bytes});
+      bytes += operation.size_bytes;
+    }
+    for (auto& [path, ranges] : reads) {
+      std::ranges::sort(ranges);
+      for (size_t i = 1; i < ranges.size(); ++i) {
+        EXPECT_LE(ranges[i - 1].first + ranges[i - 1].second, ranges[i].first) << path;
+      }
+    }
+    return bytes;
+  }
+
+  // The naive way: every element of every wish marks its chunk.
+  uint64_t BytesNeededByAnybody(const Outcome& outcome) {
+    const Manifest manifest = *ReadManifest(storage_, directory_);
+    std::set<std::pair<uint32_t, uint64_t>> chunks;  // file and number
+    for (const LogicalTensor& tensor : manifest.tensors()) {
+      for (int64_t s = 0; s < ShardCount(tensor); ++s) {
+        const Box saved = ShardBox(tensor, s);
+        uint64_t at = tensor.shards().file_offset(s);
+        ForEachIndex(saved, [&](const std::vector<int64_t>& index) {
+          if (Wanted(outcome, tensor.name(), {index, Shape(index.size(), 1)})) {
+            chunks.insert({tensor.shards().file_index(s), at / kChunkBytes});
+          }
+          at += DTypeSize(tensor.dtype());
+        });
+      }
+    }
+    uint64_t bytes = 0;
+    for (const auto& [file, chunk] : chunks) {
+      bytes +=
+          std::min<uint64_t>(kChunkBytes, manifest.files(file).size_bytes() - chunk * kChunkBytes);
+    }
+    return bytes;
+  }
+
+  static bool Wanted(const Outcome& outcome, const std::string& name, const Box& element) {
+    for (const auto& state : outcome.states) {
+      for (const ShardedTensor& tensor : state->dict.tensors) {
+        if (tensor.name != name) continue;
+        for (const LocalShard& shard : tensor.shards) {
+          if (Contains(shard.box, element)) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  MemoryStorage storage_;
+  FaultInjectingStorage faulty_;
+  std::vector<WholeTensor> tensors_;
+  std::string directory_;
+};
+
+std::vector<WholeTensor> TwoTensors() {
+  std::mt19937_64 random(3);
+  return {RandomTensor("w", WEIGHT, F32, {64, 96}, random),
+          RandomTensor("m", OPTIMIZER_STATE, F32, {64, 96}, random)};
+}
+
+TEST_F(SharedLoadTest, ReplicasReadAnEqualPartEach) {
+  SaveTensors(TwoTensors());
+  LoadOptions options;
+  options.staging_bytes = 16 * kChunkBytes;
+  const Outcome outcome = LoadOn(
+      4, [](int, const WholeTensor& t) { return std::vector{WholeBox(t.shape)}; }, options);
+  ExpectAllHeld(outcome);
+  const uint64_t read = BytesReadOnce();
+  EXPECT_EQ(outcome.Sum(&LoadReport::bytes_read), read);
+  for (const auto& report : outcome.reports) {
+    EXPECT_EQ(report->bytes_needed, read);
+    EXPECT_EQ(report->bytes_read + report->bytes_received, read);
+    EXPECT_LE(report->bytes_read, read / 4 + kChunkBytes);
+    EXPECT_GE(report->bytes_read, read / 4 - kChunkBytes);
+  }
+  EXPECT_EQ(outcome.Sum(&LoadReport::bytes_sent), outcome.Sum(&LoadReport::bytes_received));
+}
+
+TEST_F(SharedLoadTest, ColumnsTravelWithoutTheOthers) {
+  // Tensor parallel 4 over the columns: every rank needs a quarter of every row, and every chunk.
+  SaveTensors(TwoTensors());
+  const Outcome outcome = LoadOn(4, [](int rank, const WholeTensor&) {
+    return std::vector{Box{{0, 24 * rank}, {64, 24}}};
+  });
+  ExpectAllHeld(outcome);
+  EXPECT_EQ(outcome.Sum(&LoadReport::bytes_read), BytesReadOnce());
+  // At most three quarters of what is wanted was read by another rank, and no byte travelled that
+  // its receiver does not want.
+  const uint64_t wanted = 2 * 64 * 96 * 4;
+  EXPECT_LE(outcome.Sum(&LoadReport::bytes_received), wanted * 3 / 4);
+  EXPECT_GE(outcome.Sum(&LoadReport::bytes_received), wanted / 2);
+}
+
+TEST_F(SharedLoadTest, NothingIsExchangedWhereNothingIsShared) {
+  SaveTensors(TwoTensors());
+  const Outcome outcome = LoadOn(2, [](int rank, const WholeTensor&) {
+    return std::vector{Box{{32 * rank, 0}, {32, 96}}};
+  });
+  ExpectAllHeld(outcome);
+  for (const auto& report : outcome.reports) {
+    EXPECT_EQ(report->bytes_received + report->bytes_sent + report->buffer_bytes, 0);
+    EXPECT_EQ(report->bytes_read, report->bytes_needed);
+  }
+}
+
+TEST_F(SharedLoadTest, BuffersAreBounded) {
+  SaveTensors(TwoTensors());
+  for (const uint64_t staging : {uint64_t{1}, uint64_t{64} << 10, uint64_t{256} << 10}) {
+    LoadOptions options;
+    options.staging_bytes = staging;
+    options.io_threads = 8;
+    const Outcome outcome = LoadOn(
+        3,
+        [](int rank, const WholeTensor& t) {
+          return std::vector{Box{{0, 16 * rank}, {t.shape[0], 64}}};
+        },
+        options);
+    ExpectAllHeld(outcome);
+    for (const auto& report : outcome.reports) {
+      EXPECT_GT(report->buffer_bytes, 0);
+      // Seven chunks, each in whole pages with room for a mark.
+      EXPECT_LE(report->buffer_bytes, std::max<uint64_t>(staging, 8 * 4096)) << staging;
+    }
+  }
+}
+
+TEST_F(SharedLoadTest, OneRanksDamageIsEverybodysError) {
+  SaveTensors(TwoTensors());
+  const Manifest manifest = *ReadManifest(storage_, directory_);
+  const std::string path = absl::StrCat(directory_, "/", manifest.files(0).path());
+  const auto everything = [](int, const WholeTensor& t) { return std::vector{WholeBox(t.shape)}; };
+  for (const uint64_t offset : {4096u, 8000u, 10000u}) {
+    faulty_.CorruptReads(path, offset, std::byte{4});
+    const Outcome outcome = LoadOn(4, everything);
+    for (const auto& report : outcome.reports) {
+      EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
+      EXPECT_EQ(report.status(), outcome.reports[0].status());
+    }
+    faulty_.ClearFaults();
+  }
+}
+
+TEST_F(SharedLoadTest, AReadThatFailsAnywhereHangsNobody) {
+  SaveTensors(TwoTensors());
+  const auto wanted = [](int rank, const WholeTensor& t) {
+    return rank < 2 ? std::vector{WholeBox(t.shape)} : std::vector{Box{{0, 24 * rank}, {64, 24}}};
+  };
+  LoadOptions options;
+  options.staging_bytes = 8 * kChunkBytes;
+  options.deadline = absl::Seconds(30);
+  const int64_t before = faulty_.operation_count();
+  ExpectAllHeld(LoadOn(4, wanted, options));
+  const int64_t operations = faulty_.operation_count() - before;
+  ASSERT_GT(operations, 20);
+  for (int64_t i = 0; i < operations; i += 3) {
+    std::atomic<int64_t> left = i;
+    faulty_.FailWhere([&](const Operation&) { return left-- == 0; },
+                      absl::UnavailableError("the disk is gone"));
+    const Outcome outcome = LoadOn(4, wanted, options);
+    faulty_.ClearFaults();
+    for (const auto& report : outcome.reports) {
+      EXPECT_FALSE(report.ok()) << i;
+      EXPECT_THAT(std::string(report.status().message()), testing::HasSubstr("the disk is gone"));
+      EXPECT_EQ(report.status(), outcome.reports[0].status());
+    }
+  }
+}
+
+TEST_F(SharedLoadTest, PiecesOfManyMessages) {
+  std::mt19937_64 random(5);
+  SaveTensors({RandomTensor("w", WEIGHT, F32, {1101, 1000}, random),
+               RandomTensor("b", WEIGHT, BF16, {77}, random)},
+              kLargeChunkBytes);
+  // Some ranks need everything, others columns of it.
+  const auto wanted = [](int rank, const WholeTensor& t) {
+    if (rank < 2 || t.shape.size() == 1) return std::vector{WholeBox(t.shape)};
+    return std::vector{Box{{0, 300 * (rank - 2)}, {t.shape[0], 400}}};
+  };
+  ExpectAllHeld(LoadOn(4, wanted));
+  const Manifest manifest = *ReadManifest(storage_, directory_);
+  const std::string path = absl::StrCat(directory_, "/", manifest.files(1).path());
+  faulty_.CorruptReads(path, (kLargeChunkBytes + 5) | 1, std::byte{1});
+  const Outcome outcome = LoadOn(4, wanted);
+  for (const auto& report : outcome.reports) {
+    EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
+    EXPECT_EQ(report.status(), outcome.reports[0].status());
+  }
+  // What no rank could check is nowhere.
+  for (const auto& state : outcome.states) {
+    EXPECT_FALSE(LocalState::Holds(state->dict.tensors[0].shards[0], tensors_[0]));
+  }
+}
+
+TEST_F(SharedLoadTest, RandomWishesOfRandomRanks) {
+  const uint64_t seed = TestSeed();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
+    std::vector<WholeTensor> tensors;
+    for (int t = 0; t < 3; ++t) {
+      tensors.push_back(RandomTensor(
+          absl::StrCat("t", t), WEIGHT, t == 0 ? BF16 : F64,
+          {static_cast<int64_t>(2 + random() % 40), static_cast<int64_t>(1 + random() % 80)},
+          random));
+    }
+    storage_.DeleteTree("step-00000001").IgnoreError();
+    SaveTensors(tensors);
+    const int ranks = 1 + static_cast<int>(random() % 6);
+    // Some want the same, some what others want in part, some nothing.
+    std::vector<std::vector<std::vector<Box>>> wishes(ranks);
+    for (int r = 0; r < ranks; ++r) {
+      for (const WholeTensor& tensor : tensors_) {
+        if (r > 0 && random() % 3 == 0) {
+          wishes[r].push_back(wishes[r - 1][wishes[r].size()]);
+          continue;
+        }
+        std::vector<Box> boxes = RandomCut(tensor.shape, 1 + random() % 4, random);
+        std::erase_if(boxes, [&](const Box&) { return random() % 2 == 0; });
+        wishes[r].push_back(std::move(boxes));
+      }
+    }
+    LoadOptions options;
+    options.allow_unexpected = true;
+    options.io_threads = 1 + random() % 3;
+    options.staging_bytes = 1 << (random() % 16);
+    const int64_t first_operation = faulty_.operation_count();
+    const Outcome outcome = LoadOn(
+        ranks, [&](int rank, const WholeTensor& t) { return wishes[rank][&t - tensors_.data()]; },
+        options);
+    ExpectAllHeld(outcome);
+    if (HasFailure()) return;
+    uint64_t read = 0;
+    const std::vector<Operation> operations = faulty_.operations();
+    for (size_t i = first_operation; i < operations.size(); ++i) {
+      if (operations[i].kind == OperationKind::kReadAt && operations[i].path.ends_with("tensors")) {
+        read += operations[i].size_bytes;
+      }
+    }
+    EXPECT_EQ(outcome.Sum(&LoadReport::bytes_read), read);
+    EXPECT_EQ(read, BytesNeededByAnybody(outcome));
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,143 @@
+#ifndef TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_
+#define TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_
+
+// Logical tensors held whole in memory, cut into shards one element at a time: what the engine is
+// compared with.
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/layout/box.h"
+#include "checkpoint/plan/state_dict.h"
+
+namespace tessera::ckpt {
+
+struct WholeTensor {
+  std::string name;
+  Role role = WEIGHT;
+  DType dtype = F32;
+  Shape shape;
+  std::string bytes;  // row-major
+};
+
+inline WholeTensor RandomTensor(std::string name, Role role, DType dtype, Shape shape,
+                                std::mt19937_64& random) {
+  WholeTensor tensor{std::move(name), role, dtype, std::move(shape), {}};
+  tensor.bytes.resize(ElementCount(tensor.shape) * DTypeSize(dtype));
+  for (char& byte : tensor.bytes) byte = static_cast<char>(random());
+  return tensor;
+}
+
+// Calls fn(global indices) for every element of the box, in row-major order.
+template <typename Function>
+void ForEachIndex(const Box& box, Function&& fn) {
+  if (box.empty()) return;
+  std::vector<int64_t> index = box.global_offset;
+  while (true) {
+    fn(index);
+    size_t d = index.size();
+    while (d > 0 && ++index[d - 1] == box.global_offset[d - 1] + box.shape[d - 1]) {
+      index[d - 1] = box.global_offset[d - 1];
+      --d;
+    }
+    if (d == 0) return;
+  }
+}
+
+// The memory of one process: buffers for shards that live as long as this does.
+class LocalState {
+ public:
+  StateDict dict;
+
+  // Adds boxes of a tensor, each in a buffer of its own with random gaps between its dims where
+  // `random` is given, filled from the tensor or, where `fill` is false, with a pattern.
+  void Add(const WholeTensor& whole, const std::vector<Box>& boxes, bool fill,
+           std::mt19937_64* random = nullptr) {
+    ShardedTensor tensor;
+    tensor.name = whole.name;
+    tensor.role = whole.role;
+    tensor.dtype = whole.dtype;
+    tensor.global_shape = whole.shape;
+    for (const Box& box : boxes) {
+      LocalShard shard;
+      shard.box = box;
+      int64_t elements = 1;
+      if (random != nullptr && (*random)() % 2 == 0) {
+        shard.strides.resize(box.shape.size());
+        for (size_t d = box.shape.size(); d-- > 0;) {
+          elements *= 1 + (*random)() % 2;  // a gap between neighbours of this dim
+          shard.strides[d] = elements;
+          elements *= std::max<int64_t>(box.shape[d], 1);
+        }
+      } else {
+        elements = ElementCount(box.shape);
+      }
+      memory_.emplace_back((elements + 1) * DTypeSize(whole.dtype), '\x5a');
+      shard.data = memory_.back().data();
+      tensor.shards.push_back(shard);
+      if (fill) CopyIn(whole, tensor.shards.back());
+    }
+    dict.tensors.push_back(std::move(tensor));
+  }
+
+  // True if the elements of the shard are those of the tensor, bit for bit.
+  static bool Holds(const LocalShard& shard, const WholeTensor& whole) {
+    bool equal = true;
+    const size_t size = DTypeSize(whole.dtype);
+    ForEachElement(shard, whole, [&](char* local, size_t at) {
+      equal &= std::memcmp(local, whole.bytes.data() + at, size) == 0;
+    });
+    return equal;
+  }
+
+ private:
+  template <typename Function>
+  static void ForEachElement(const LocalShard& shard, const WholeTensor& whole, Function&& fn) {
+    const size_t size = DTypeSize(whole.dtype);
+    const std::vector<int64_t> global = ContiguousStrides(whole.shape);
+    const std::vector<int64_t> local =
+        shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
+    ForEachIndex(shard.box, [&](const std::vector<int64_t>& index) {
+      int64_t from = 0, to = 0;
+      for (size_t d = 0; d < index.size(); ++d) {
+        from += index[d] * global[d];
+        to += (index[d] - shard.box.global_offset[d]) * local[d];
+      }
+      fn(static_cast<char*>(shard.data) + to * size, from * size);
+    });
+  }
+
+  static void CopyIn(const WholeTensor& whole, const LocalShard& shard) {
+    ForEachElement(shard, whole, [&](char* local, size_t at) {
+      std::memcpy(local, whole.bytes.data() + at, DTypeSize(whole.dtype));
+    });
+  }
+
+  std::deque<std::string> memory_;
+};
+
+// Cuts a box into about `pieces` disjoint boxes that cover it, at random places in random dims.
+inline std::vector<Box> RandomCut(const Shape& shape, size_t pieces, std::mt19937_64& random) {
+  std::vector<Box> boxes = {WholeBox(shape)};
+  for (size_t i = 1; i < pieces && !shape.empty(); ++i) {
+    Box& box = boxes[random() % boxes.size()];
+    const size_t d = random() % shape.size();
+    const int64_t at = random() % (box.shape[d] + 1);  // either part may be empty
+    Box rest = box;
+    rest.global_offset[d] += at;
+    rest.shape[d] -= at;
+    box.shape[d] = at;
+    boxes.push_back(std::move(rest));
+  }
+  return boxes;
+}
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_

@@ -1,0 +1,368 @@
+// LoadOptions::verify_digests: a bit that changes before it is placed is found, and in memory that
+// is digested where it lies, one that changes later; whoever holds it, and nothing else is.
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/test_seed.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/save/save.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/testing/test_state.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Passes everything on, and calls a hook whenever rank 0 has spoken: the last time before the
+// check, all ranks have loaded everything.
+class HookedGroup final : public ProcessGroup {
+ public:
+  HookedGroup(ProcessGroup& base, std::function<void()> hook)
+      : base_(base), hook_(std::move(hook)) {}
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    auto told = base_.Broadcast(from_rank_0, deadline);
+    hook_();
+    return told;
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+    return base_.StartSend(data, destination);
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+    return base_.StartReceive(data, source);
+  }
+
+ private:
+  ProcessGroup& base_;
+  const std::function<void()> hook_;
+};
+
+class VerifyLoadedTest : public testing::Test {
+ protected:
+  VerifyLoadedTest() {
+    options_.verify_digests = true;
+    tensors_ = {RandomTensor("a", WEIGHT, F32, {12, 10}, random_),
+                RandomTensor("b", OPTIMIZER_STATE, BF16, {6, 5, 4}, random_),
+                RandomTensor("c", BUFFER, I64, {}, random_)};
+  }
+
+  void SaveTensors() {
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(1);
+    RunRanks(2, [&](ProcessGroup& group) {
+      LocalState state;
+      for (const WholeTensor& tensor : tensors_) {
+        Box rows = WholeBox(tensor.shape);
+        if (!rows.shape.empty()) {
+          rows.shape[0] /= 2;
+          rows.global_offset[0] = group.rank() * rows.shape[0];
+        }
+        state.Add(tensor, {rows}, true);
+      }
+      const auto report = Save(storage_, "", metadata, state.dict, group, {});
+      ASSERT_TRUE(report.ok()) << report.status();
+    });
+  }
+
+  // A tensor's shard on a rank, one bit of which flips as soon as it is loaded. It lies in memory
+  // with a gap after each element, and so is digested afterwards.
+  struct Flip {
+    int rank;
+    size_t tensor;
+    size_t shard = 0;
+  };
+
+  // boxes_of(rank, tensor): what a rank wants of a tensor.
+  template <typename BoxesOf>
+  std::vector<absl::StatusOr<LoadReport>> LoadOn(int ranks, const BoxesOf& boxes_of,
+                                                 std::vector<Flip> flips = {},
+                                                 std::mt19937_64* gaps = nullptr) {
+    std::vector<LocalState> states(ranks);
+    std::vector<absl::StatusOr<LoadReport>> reports(ranks, absl::UnknownError("did not run"));
+    for (int r = 0; r < ranks; ++r) {
+      for (const WholeTensor& tensor : tensors_) {
+        states[r].Add(tensor, boxes_of(r, tensor), false, gaps);
+      }
+    }
+    std::deque<std::string> sparse;
+    for (const Flip& flip : flips) {
+      LocalShard& shard = states[flip.rank].dict.tensors[flip.tensor].shards[flip.shard];
+      shard.strides = ContiguousStrides(shard.box.shape);
+      for (int64_t& stride : shard.strides) stride *= 2;
+      shard.data =
+          sparse
+              .emplace_back(
+                  2 * ElementCount(shard.box.shape) * DTypeSize(tensors_[flip.tensor].dtype), '\0')
+              .data();
+    }
+    RunRanks(ranks, [&](ProcessGroup& base) {
+      std::vector<Flip> mine;
+      for (const Flip& flip : flips) {
+        if (flip.rank == base.rank()) mine.push_back(flip);
+      }
+      StateDict& dict = states[base.rank()].dict;
+      HookedGroup group(base, [&] {
+        std::erase_if(mine, [&](const Flip& flip) {
+          const LocalShard& shard = dict.tensors[flip.tensor].shards[flip.shard];
+          if (!LocalState::Holds(shard, tensors_[flip.tensor])) return false;
+          static_cast<char*>(shard.data)[1] ^= 0x10;
+          return true;
+        });
+      });
+      reports[base.rank()] = Load(storage_, "step-00000001", dict, group, options_);
+      EXPECT_TRUE(mine.empty()) << "rank " << base.rank() << " flipped nothing";
+    });
+    return reports;
+  }
+
+  // The same error everywhere.
+  static std::string ErrorOf(const std::vector<absl::StatusOr<LoadReport>>& reports) {
+    for (const auto& report : reports) {
+      EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
+      EXPECT_EQ(report.status(), reports[0].status());
+    }
+    return std::string(reports[0].status().message());
+  }
+
+  std::mt19937_64 random_{TestSeed()};
+  MemoryStorage storage_;
+  LoadOptions options_;
+  std::vector<WholeTensor> tensors_;
+};
+
+// Passes everything on, and flips bits of what comes in.
+class FlippingGroup final : public ProcessGroup {
+ public:
+  FlippingGroup(ProcessGroup& base, std::string_view where) : base_(base), where_(where) {}
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::StatusOr<std::vector<std::string>> Gather(std::string_view mine,
+                                                  absl::Duration deadline) override {
+    return base_.Gather(mine, deadline);
+  }
+  absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
+                                        absl::Duration deadline) override {
+    return base_.Broadcast(from_rank_0, deadline);
+  }
+  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+    return base_.StartSend(data, destination);
+  }
+  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+    return std::make_unique<Receive>(base_.StartReceive(data, source), data, where_);
+  }
+
+ private:
+  struct Receive final : Transfer {
+    Receive(std::unique_ptr<Transfer> base, std::span<std::byte> data, std::string_view where)
+        : base(std::move(base)), data(data), where(where) {}
+    absl::Status Wait(absl::Duration deadline) override {
+      const absl::Status status = base->Wait(deadline);
+      auto* const begin = reinterpret_cast<char*>(data.data());
+      const auto at = std::search(begin, begin + data.size(), where.begin(), where.end());
+      if (at != begin + data.size()) *at ^= 4;
+      return status;
+    }
+    const std::unique_ptr<Transfer> base;
+    const std::span<std::byte> data;
+    const std::string_view where;
+  };
+
+  ProcessGroup& base_;
+  const std::string_view where_;
+};
+
+std::vector<Box> Whole(int, const WholeTensor& tensor) { return {WholeBox(tensor.shape)}; }
+
+// Columns of matrices over three ranks, scalars everywhere.
+std::vector<Box> Columns(int rank, const WholeTensor& tensor) {
+  Box box = WholeBox(tensor.shape);
+  if (box.shape.empty()) return {box};
+  const int64_t n = box.shape[1];
+  box.global_offset[1] = n * rank / 3;
+  box.shape[1] = n * (rank + 1) / 3 - n * rank / 3;
+  return {box};
+}
+
+// Rows [2r, 2r + 5): neighbours overlap.
+std::vector<Box> Overlapping(int rank, const WholeTensor& tensor) {
+  Box box = WholeBox(tensor.shape);
+  if (box.shape.empty()) return {box};
+  const int64_t n = box.shape[0];
+  box.global_offset[0] = n * rank / 4;
+  box.shape[0] = std::min(n, n * (rank + 2) / 4) - box.global_offset[0];
+  return {box};
+}
+
+TEST_F(VerifyLoadedTest, NothingIsReadTwiceAndNothingIsFound) {
+  SaveTensors();
+  for (const int ranks : {1, 2, 3}) {
+    for (const auto& report : LoadOn(ranks, Whole)) {
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_EQ(report->digests_verified, 3);
+      EXPECT_THAT(report->digests_unverified, ElementsAre());
+      EXPECT_GT(report->verify_seconds, 0);
+    }
+  }
+  options_.verify_digests = false;
+  const auto reports = LoadOn(1, Whole);
+  ASSERT_TRUE(reports[0].ok());
+  EXPECT_EQ(reports[0]->digests_verified, 0);
+}
+
+TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
+  for (int round = 0; round < 60; ++round) {
+    tensors_.clear();
+    for (int t = 0; t < 4; ++t) {
+      Shape shape(random_() % 4);
+      for (int64_t& extent : shape) extent = random_() % 7;
+      const DType dtype = std::vector<DType>{F32, BF16, U8, F64}[random_() % 4];
+      tensors_.push_back(RandomTensor("t" + std::to_string(t), WEIGHT, dtype, shape, random_));
+    }
+    storage_.DeleteTree("step-00000001").IgnoreError();
+    Metadata metadata;
+    metadata.mutable_trainer()->set_step(1);
+    LocalState source;
+    size_t with_elements = 0;
+    for (const WholeTensor& tensor : tensors_) {
+      source.Add(tensor, RandomCut(tensor.shape, 1 + random_() % 4, random_), true);
+      with_elements += tensor.bytes.empty() ? 0 : 1;
+    }
+    SingleProcessGroup alone;
+    ASSERT_TRUE(Save(storage_, "", metadata, source.dict, alone, {}).ok());
+    // Every rank has all of it, cut at other places: replicas that overlap in part.
+    const int ranks = 1 + static_cast<int>(random_() % 3);
+    const auto cut = [&](int, const WholeTensor& tensor) {
+      return RandomCut(tensor.shape, 1 + random_() % 4, random_);
+    };
+    for (const auto& report : LoadOn(ranks, cut, {}, &random_)) {
+      ASSERT_TRUE(report.ok()) << "round " << round << ": " << report.status();
+      EXPECT_EQ(report->digests_verified, with_elements) << "round " << round;
+      EXPECT_THAT(report->digests_unverified, ElementsAre());
+    }
+  }
+}
+
+TEST_F(VerifyLoadedTest, AFlippedBitNamesItsTensor) {
+  SaveTensors();
+  for (const size_t t : {0, 1}) {
+    const std::string error = ErrorOf(LoadOn(1, Whole, {{0, t}}));
+    EXPECT_THAT(error, AllOf(HasSubstr("tensor " + tensors_[t].name + " on rank 0"),
+                             HasSubstr("expected "), HasSubstr("found ")));
+    for (size_t other = 0; other < tensors_.size(); ++other) {
+      if (other != t) EXPECT_THAT(error, Not(HasSubstr("tensor " + tensors_[other].name)));
+    }
+  }
+}
+
+TEST_F(VerifyLoadedTest, OfShardsTheTensorIsNamedAndItsHolders) {
+  SaveTensors();
+  const std::string error = ErrorOf(LoadOn(3, Columns, {{1, 0}}));
+  EXPECT_THAT(error, AllOf(HasSubstr("tensor a on ranks 0, 1, 2"), Not(HasSubstr("tensor b"))));
+  EXPECT_THAT(ErrorOf(LoadOn(3, Columns, {{1, 0}, {2, 1}})),
+              AllOf(HasSubstr("tensor a"), HasSubstr("tensor b")));
+}
+
+TEST_F(VerifyLoadedTest, OfReplicasTheRankIsNamed) {
+  SaveTensors();
+  EXPECT_THAT(ErrorOf(LoadOn(3, Whole, {{2, 1}})),
+              HasSubstr("tensor b: box [0:6,0:5,0:4] is wrong on rank 2 and right on ranks 0, 1"));
+  EXPECT_THAT(ErrorOf(LoadOn(3, Whole, {{0, 0}})), HasSubstr("wrong on rank 0"));
+  EXPECT_THAT(ErrorOf(LoadOn(2, Whole, {{0, 1}, {1, 1}})), HasSubstr("tensor b on ranks 0, 1"));
+}
+
+TEST_F(VerifyLoadedTest, WhatIsReadWrongIsNotPlacedUnnoticed) {
+  SaveTensors();
+  options_.verify_checksums = false;
+  const Manifest manifest = *ReadManifest(storage_, "step-00000001");
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    FaultInjectingStorage faulty(storage_);
+    faulty.CorruptReads("step-00000001/" + manifest.files(tensor.shards().file_index(0)).path(),
+                        tensor.shards().file_offset(0), std::byte{2});
+    LocalState state;
+    for (const WholeTensor& whole : tensors_) state.Add(whole, Whole(0, whole), false);
+    SingleProcessGroup alone;
+    const absl::Status status = Load(faulty, "step-00000001", state.dict, alone, options_).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    for (const WholeTensor& whole : tensors_) {
+      EXPECT_EQ(status.message().find("tensor " + whole.name) != absl::string_view::npos,
+                whole.name == tensor.name())
+          << status;
+    }
+  }
+}
+
+TEST_F(VerifyLoadedTest, WhatChangesBetweenRanksNamesTheReceiver) {
+  SaveTensors();
+  std::vector<LocalState> states(3);
+  std::vector<absl::StatusOr<LoadReport>> reports(3, absl::UnknownError("did not run"));
+  for (LocalState& state : states) {
+    for (const WholeTensor& whole : tensors_) state.Add(whole, Whole(0, whole), false);
+  }
+  RunRanks(3, [&](ProcessGroup& base) {
+    FlippingGroup group(base, std::string_view(tensors_[0].bytes).substr(40, 16));
+    reports[base.rank()] =
+        Load(storage_, "step-00000001", states[base.rank()].dict, group, options_);
+  });
+  // The rank that read the piece has it right.
+  EXPECT_THAT(ErrorOf(reports), AllOf(HasSubstr("tensor a: box [0:12,0:10] is wrong on ranks "),
+                                      HasSubstr(" and right on rank ")));
+}
+
+TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
+  SaveTensors();
+  for (const auto& report : LoadOn(4, Overlapping)) {
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->digests_verified, 3);
+  }
+  // The first element of rank 1's box is in rank 0's too.
+  EXPECT_THAT(ErrorOf(LoadOn(4, Overlapping, {{1, 0}})),
+              HasSubstr("tensor a: box [3:6,0:10] is wrong on rank 1 and right on rank 0"));
+}
+
+TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
+  SaveTensors();
+  tensors_[0].dtype = BF16;  // wanted: converted
+  tensors_[0].bytes.resize(tensors_[0].bytes.size() / 2);
+  const auto part = [](int, const WholeTensor& tensor) {
+    Box box = WholeBox(tensor.shape);
+    if (tensor.name == "b") box.shape[0] = 2;
+    return std::vector<Box>{box};
+  };
+  const auto reports = LoadOn(2, part);
+  ASSERT_TRUE(reports[1].ok()) << reports[1].status();
+  EXPECT_EQ(reports[1]->digests_verified, 1);
+  EXPECT_THAT(reports[1]->digests_unverified,
+              ElementsAre("b: loaded in part", "a: converted to another dtype"));
+  // Replicas can still be compared.
+  EXPECT_THAT(ErrorOf(LoadOn(2, part, {{1, 1}})),
+              HasSubstr("tensor b: box [0:2,0:5,0:4] is not the same on rank 0 and rank 1"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
