@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 
-# TESSERA_CPU holds a run below what the processor has.
+# TESSERA_CPU limits a run to less than the processor has.
 LEVELS = ("sse4", "avx2", "avx512")
 
 

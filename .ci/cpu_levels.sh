@@ -1,5 +1,5 @@
 #!/bin/bash
-# Prints the values of TESSERA_CPU that hold this processor below what it has, one a line.
+# Prints the values of TESSERA_CPU that limit this processor to less than it has, one per line.
 set -euo pipefail
 flags=" $(grep -m 1 '^flags' /proc/cpuinfo) "
 has() {

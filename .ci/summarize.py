@@ -23,7 +23,7 @@ import xml.etree.ElementTree
 import conditions
 
 PASSED = ("PASSED", "FLAKY")
-# Reasons for leaving out a target that are no failure: it does not fit the configuration.
+# Reasons for skipping a target that are not failures: it does not fit the configuration.
 HARMLESS = ("SKIPPED", "NO_BUILD")
 SKIPPED_LINE = re.compile(r"^SKIPPED(?: (\S+))?: (.*)$", re.MULTILINE)
 NEEDS = re.compile(r"\(needs: ([a-z0-9_, ]*)\)")
@@ -64,7 +64,7 @@ class Target:
     def end(self):
         """Makes the counts agree with the status."""
         if self.status in PASSED:
-            self.failed = 0  # a case that succeeded when it was tried again
+            self.failed = 0  # includes cases that succeeded on a retry
             if self.passed == 0 and not self.skips:
                 self.passed = 1
         elif self.failed == 0:
@@ -83,7 +83,7 @@ def case_name(case):
 def skip_reason(case):
     skipped = case.find("skipped")
     text = "" if skipped is None else skipped.get("message") or skipped.text or ""
-    # GoogleTest's first line says where.
+    # GoogleTest's first line contains the location.
     lines = text.strip().split("\n")
     return " ".join(lines[1:] if len(lines) > 1 else lines)
 

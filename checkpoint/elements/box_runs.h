@@ -12,8 +12,8 @@
 namespace tessera::ckpt {
 
 // Translates between two storages of one region: `outer`'s own row-major storage, which a data file
-// holds and which is cut into pieces at arbitrary elements, and a strided one (a caller's memory,
-// or the global index space). Immutable; thread-safe.
+// holds and which is split at arbitrary elements, and a strided one (a caller's memory, or the
+// global index space). Immutable; thread-safe.
 class BoxRuns {
  public:
   struct Run {
@@ -48,11 +48,11 @@ class BoxRuns {
     dims_ = std::move(dims);
   }
 
-  // Between neighbours of one run in the strided storage; in outer's it is 1.
+  // Distance between neighbours of one run in the strided storage; in outer's storage it is 1.
   int64_t run_stride() const { return run_stride_; }
 
-  // Where the elements at [begin, end) of outer's storage begin in the strided one, if they lie
-  // there side by side in one run, too. Precondition: the region holds them all.
+  // The first element, in the strided storage, of the elements [begin, end) of outer's storage, if
+  // they are contiguous there, too. Precondition: the region contains them all.
   std::optional<int64_t> Contiguous(int64_t begin, int64_t end) const {
     if (run_stride_ != 1 && end - begin > 1) return std::nullopt;
     std::optional<int64_t> first;
@@ -62,7 +62,7 @@ class BoxRuns {
     return first;
   }
 
-  // fn(Run) for the region's elements that lie at [begin, end) of outer's storage, in ascending
+  // Calls fn(Run) for the region's elements within [begin, end) of outer's storage, in ascending
   // order. Cost: O(dims + runs visited).
   template <typename Function>
   void ForEach(int64_t begin, int64_t end, Function&& fn) const {
@@ -96,7 +96,7 @@ class BoxRuns {
     int64_t extent, outer, strided;
   };
 
-  // Moves `index` to the first run that ends after `begin`; false if there is none.
+  // Moves `index` to the first run that ends after `begin`; returns false if there is none.
   bool Seek(int64_t begin, std::vector<int64_t>& index) const {
     int64_t rest = begin - outer_base_;
     if (rest <= 0) return true;
@@ -108,7 +108,7 @@ class BoxRuns {
     return rest < run_ || Carry(index, dims_.size());
   }
 
-  // Steps the dims before `d` by one and resets the others.
+  // Increments the dims before `d` by one step and resets the others.
   bool Carry(std::vector<int64_t>& index, size_t d) const {
     std::fill(index.begin() + d, index.end(), 0);
     while (d > 0) {

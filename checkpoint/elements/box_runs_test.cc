@@ -10,7 +10,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// (element of outer's storage, element of the strided storage), one element at a time.
+// Pairs (element of outer's storage, element of the strided storage), computed one element at a
+// time.
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 
 Pairs ByElement(const Box& outer, const Box& region, const std::vector<int64_t>& offset,

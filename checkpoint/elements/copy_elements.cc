@@ -22,7 +22,7 @@ struct F16Bits {
   uint16_t bits;
 };
 
-// To float. Every F16 and BF16 value is one.
+// Conversion to float, which represents every F16 and BF16 value exactly.
 float ToFloat(float value) { return value; }
 float ToFloat(Bf16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
 float ToFloat(F16Bits value) {
@@ -37,8 +37,8 @@ float ToFloat(F16Bits value) {
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-// Rounded to odd: a later rounding to a narrower type then gives what one rounding of the double
-// would have given, because float has more than two bits more than F16 and BF16.
+// Rounds to odd: a later rounding to a narrower type then has the same result as a single rounding
+// of the double, because float has at least two more bits than F16 and BF16.
 float ToFloatForFurtherRounding(double value) {
   const float nearest = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearest) == value) return nearest;
@@ -66,7 +66,7 @@ F16Bits ToF16(float value) {
     const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
     return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000))};
   }
-  // A carry out of the fraction steps the exponent, up to infinity.
+  // A carry out of the fraction increments the exponent, up to infinity.
   const uint32_t rounded = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   return {static_cast<uint16_t>(sign | rounded)};
 }
@@ -105,19 +105,19 @@ void ConvertElements(const std::byte* from, std::byte* to, size_t count, int64_t
     std::memcpy(to + static_cast<int64_t>(i) * stride * static_cast<int64_t>(sizeof(To)), &result,
                 sizeof(To));
   };
-  if (to_stride == 1) {  // apart, so that the compiler sees a constant stride and vectorises
+  if (to_stride == 1) {  // separate: a constant stride is vectorised
     for (size_t i = 0; i < count; ++i) convert(i, 1);
   } else {
     for (size_t i = 0; i < count; ++i) convert(i, to_stride);
   }
 }
 
-// A copy of at least this many bytes goes past the cache.
+// A copy of at least this many bytes bypasses the cache.
 constexpr size_t kStreamedBytes = 2048;
 constexpr size_t kLineBytes = 64;
 
-// Whoever loads fills more memory than any cache holds. A line that is written without being read
-// first, and that pushes nothing out, makes a copy half as fast again.
+// A load fills more memory than any cache holds. Writing lines without reading them first, and
+// without evicting others, makes the copy 1.5 times as fast.
 void CopyBytes(const std::byte* from, std::byte* to, size_t bytes) {
 #if defined(__SSE2__)
   if (bytes >= kStreamedBytes) {
@@ -130,7 +130,7 @@ void CopyBytes(const std::byte* from, std::byte* to, size_t bytes) {
       auto* const out = reinterpret_cast<__m128i*>(to + at);
       for (size_t i = 0; i < std::size(line); ++i) _mm_stream_si128(out + i, line[i]);
     }
-    _mm_sfence();  // ordered like any other store, for whoever is told that the copy is done
+    _mm_sfence();  // orders the streamed stores before later ones
     from += head + lines;
     to += head + lines;
     bytes -= head + lines;

@@ -8,17 +8,17 @@
 
 namespace tessera::ckpt {
 
-// Copies `count` elements that lie side by side at `from` to elements `to_stride` apart at `to`.
-// Neither needs alignment.
+// Copies `count` contiguous elements at `from` to elements `to_stride` apart at `to`. Neither
+// pointer needs alignment.
 using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count,
                               int64_t to_stride);
 
-// The copy from one dtype to another: bit for bit where they are equal; between F64, F32, F16 and
-// BF16 rounded once, to nearest, ties to even, with overflow to infinity, and NaNs that stay NaNs.
-// nullptr where there is no such conversion.
+// The copy function from one dtype to another: bit for bit where they are equal; between F64, F32,
+// F16 and BF16 rounded once, to nearest, ties to even, with overflow to infinity, and NaN to NaN.
+// nullptr where the conversion is not supported.
 CopyElements FindCopy(DType from, DType to);
 
-// The way back, bit for bit: elements `from_stride` apart to elements side by side. Precondition:
+// The reverse copy, bit for bit: elements `from_stride` apart to contiguous elements. Precondition:
 // element_bytes is 1, 2, 4 or 8.
 void GatherElements(const std::byte* from, int64_t from_stride, std::byte* to, size_t count,
                     size_t element_bytes);

@@ -24,7 +24,7 @@ To ConvertOne(DType from_dtype, DType to_dtype, From value) {
 
 double Value(DType dtype, uint16_t bits) { return ConvertOne<double>(dtype, F64, bits); }
 
-// The nearest value of a 16-bit dtype by trying all of them; ties to the even encoding.
+// The nearest value of a 16-bit dtype, found by trying all of them; ties go to the even encoding.
 uint16_t NearestByTrial(DType dtype, double value, uint16_t largest_finite) {
   const double magnitude = std::fabs(value);
   uint16_t best = 0;
@@ -109,7 +109,7 @@ TEST(CopyElementsTest, LongCopiesWriteTheirBytesAndNoOther) {
   std::vector<uint8_t> source(100000);
   for (uint8_t& byte : source) byte = static_cast<uint8_t>(random());
   for (int i = 0; i < 200; ++i) {
-    // Every place within a cache line, on both sides.
+    // Every offset within a cache line, on both sides.
     const size_t from = random() % 64, to = 64 + random() % 64, size = random() % 70000;
     std::vector<uint8_t> expected(80000, 0xee), found = expected;
     std::copy_n(source.begin() + from, size, expected.begin() + to);

@@ -10,8 +10,8 @@
 
 namespace tessera::ckpt {
 
-// Digest of elements [first, last) of a box's own storage, which lie at `data`. `global` knows
-// their row-major indices in the logical tensor.
+// Digest of elements [first, last) of a box's own storage, which are at `data`. `global` maps them
+// to their row-major indices in the logical tensor.
 inline LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last,
                                 const std::byte* data, int64_t element_bytes) {
   LogicalDigest digest;
@@ -21,7 +21,7 @@ inline LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t la
       digest += DigestRun(run.strided_element, from, run.count, element_bytes);
       return;
     }
-    // A box one element wide: neighbours in its storage are none in the tensor.
+    // In a box one element wide, neighbours in its storage are not neighbours in the tensor.
     for (int64_t i = 0; i < run.count; ++i) {
       digest += DigestRun(run.strided_element + i * global.run_stride(), from + i * element_bytes,
                           1, element_bytes);
@@ -30,7 +30,7 @@ inline LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t la
   return digest;
 }
 
-// The same of what it copies from `data` to `to`.
+// The same digest, while copying the elements from `data` to `to`.
 inline LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,
                                        const std::byte* data, std::byte* to,
                                        int64_t element_bytes) {

@@ -13,19 +13,20 @@
 
 namespace tessera::ckpt {
 
-// The digest of a box of a logical tensor, taken while its elements are put into memory: a pass
-// over the memory afterwards would cost as much again. Thread-safe.
+// The digest of a box of a logical tensor, computed while its elements are written to memory: a
+// separate pass over the memory would cost as much again. Thread-safe.
 class PlacedDigest {
  public:
-  // In memory the box is the first part of an array of that shape, which is at least the box's.
+  // In memory the box is the first part of an array of shape `array_shape`, whose extents are at
+  // least the box's.
   PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
                size_t element_bytes)
       : global_(WholeBox(array_shape), WholeBox(box.shape), Negative(box.global_offset),
                 ContiguousStrides(global_shape)),
         element_bytes_(static_cast<int64_t>(element_bytes)) {}
 
-  // Puts `count` elements that lie at `from` into the array: the first as its element `first`, each
-  // of the others `stride` further on. They are elements of the box.
+  // Writes `count` elements at `from` into the array: the first as its element `first`, each of the
+  // others `stride` further on. They must be elements of the box.
   void Place(const std::byte* from, std::byte* array, int64_t first, int64_t count,
              int64_t stride) {
     const int64_t together = stride == 1 ? count : 1;
@@ -39,7 +40,7 @@ class PlacedDigest {
     hi_.fetch_add(digest.hi, std::memory_order_relaxed);
   }
 
-  // Of everything so far. Calls of Place() must have been made known to this thread.
+  // The digest of all elements so far. Calls of Place() must happen before this call.
   LogicalDigest sum() const {
     return {lo_.load(std::memory_order_relaxed), hi_.load(std::memory_order_relaxed)};
   }

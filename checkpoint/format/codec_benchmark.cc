@@ -1,4 +1,4 @@
-// Speed of what every byte of a checkpoint passes through: checksum and digest.
+// Speed of the checksum and the digest, which process every byte of a checkpoint.
 
 #include <benchmark/benchmark.h>
 

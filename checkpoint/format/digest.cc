@@ -7,7 +7,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// One loop over a box: how far an iteration moves in the tensor's row-major order and in memory (in
+// One loop over a box: the step of an iteration in the tensor's row-major order and in memory (in
 // elements).
 struct Loop {
   int64_t extent;
@@ -15,8 +15,8 @@ struct Loop {
   int64_t data_stride;
 };
 
-// From the outermost to the innermost; dims of extent 1 are gone and dims that are contiguous in
-// both orders are one.
+// Loops from the outermost to the innermost, with dims of extent 1 removed and dims that are
+// contiguous in both orders merged.
 std::vector<Loop> MakeLoops(const Shape& shape, const std::vector<int64_t>& index_strides,
                             const std::vector<int64_t>& data_strides) {
   std::vector<Loop> loops;
@@ -33,8 +33,8 @@ std::vector<Loop> MakeLoops(const Shape& shape, const std::vector<int64_t>& inde
   return loops;
 }
 
-// Elements that follow each other in the tensor but not in memory: gathered first, so that the fast
-// loop serves them too.
+// Elements that are adjacent in the tensor but not in memory: gathered first, so that they use the
+// fast loop, too.
 LogicalDigest DigestScattered(int64_t first_index, const std::byte* data, const Loop& loop,
                               size_t element_bytes) {
   constexpr size_t kBufferBytes = 4096;

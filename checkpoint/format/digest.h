@@ -10,8 +10,8 @@ namespace tessera::ckpt {
 
 // Layout-independent digest of a logical tensor: a sum over its elements of a hash of (row-major
 // global index, bits), so that digests of disjoint boxes add up to the digest of their union,
-// whoever computes them and in whatever order. FORMAT.md, "Logical digest", has the formula. It
-// finds accidents, not forgeries.
+// whichever ranks compute them and in whatever order. FORMAT.md, "Logical digest", has the formula.
+// Detects accidents, not forgeries.
 struct LogicalDigest {
   uint64_t lo = 0;
   uint64_t hi = 0;
@@ -28,8 +28,9 @@ struct LogicalDigest {
 // alignment. Precondition: element_bytes is 1, 2, 4 or 8. Threads: safe.
 LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count, size_t element_bytes);
 
-// The same of what it copies to `to` on the way. Cost: little more than that of the digest; the copy
-// goes past the cache, where `to` is aligned for elements, and the elements at `data` are in it.
+// The same digest, while copying the elements to `to`. Cost: little more than that of the digest.
+// Where `to` is aligned for elements, the copy bypasses the cache; the elements at `data` are left
+// in it.
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes);
 

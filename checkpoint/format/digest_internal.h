@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_FORMAT_DIGEST_INTERNAL_H_
 #define TESSERA_CHECKPOINT_FORMAT_DIGEST_INTERNAL_H_
 
-// The hash of one element. FORMAT.md, "Logical digest", is the specification: on disks of users,
-// never change.
+// The hash of one element, as specified by FORMAT.md, "Logical digest". It is on users' disks:
+// never change it.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +18,15 @@ inline constexpr uint64_t kDigestMix1 = 0xFF51AFD7ED558CCD;         // MurmurHas
 inline constexpr uint64_t kDigestMix2 = 0xC4CEB9FE1A85EC53;
 
 // The arithmetic fills the processor's window of instructions, so that few loads are in flight
-// unless they are asked for ahead. Without that the digest of what is not in the cache takes 2.7
-// times as long (AVX-512 on Sapphire Rapids; a quarter of the distance is slower by a fifth).
+// without prefetching. Without it the digest of uncached data takes 2.7 times as long (AVX-512 on
+// Sapphire Rapids; a quarter of the distance is slower by a fifth).
 inline constexpr size_t kDigestPrefetchBytes = 4096;
 
-// What memory is fetched in, and copied past the cache in.
+// The unit in which memory is fetched, and copied past the cache.
 inline constexpr size_t kLineBytes = 64;
 
-// The part of the hash that depends on the index alone: neighbours differ by a constant, so that
-// loops add.
+// The part of the hash that depends on the index alone: it differs by a constant between
+// neighbours, so that loops can add.
 inline uint64_t DigestIndexTerm(uint64_t index) { return index * kDigestIndexFactor + kDigestKey; }
 
 inline void DigestElement(uint64_t index_term, uint64_t bits, LogicalDigest& digest) {

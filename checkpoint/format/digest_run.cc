@@ -1,4 +1,4 @@
-// The digest's loop over elements that lie side by side, for every instruction set.
+// The digest's loop over contiguous elements, for every instruction set.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,13 +24,13 @@ constexpr hn::ScalableTag<uint64_t> kWords;
 constexpr hn::ScalableTag<uint32_t> kHalves;
 using Words = hn::Vec<decltype(kWords)>;
 
-// The products of the lower halves of each word.
+// The products of the lower halves of the words.
 HWY_INLINE Words MultiplyLow(Words a, Words b) {
   return hn::MulEven(hn::BitCast(kHalves, a), hn::BitCast(kHalves, b));
 }
 
-// A multiplication by a constant. AVX-512 has products of 64 bits; elsewhere they are made of
-// products of 32 bits.
+// A multiplication by a constant. AVX-512 has 64-bit products; elsewhere they are composed of
+// 32-bit ones.
 struct Factor {
   explicit Factor(uint64_t value)
       : whole(hn::Set(kWords, value)), high(hn::Set(kWords, value >> 32)) {}
@@ -62,7 +62,7 @@ HWY_INLINE Words LoadWidened(const std::byte* from) {
   }
 }
 
-// The sums over the elements so far; lane i holds those of every N-th element from the i-th on.
+// The sums so far; lane i holds those of every N-th element from the i-th on.
 struct Sums {
   Words lo;
   Words hi;
@@ -173,7 +173,7 @@ LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count,
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes) {
   using namespace internal;
-  // Copied past the cache, a few elements would cost more than they save.
+  // For shorter runs, bypassing the cache costs more than it saves.
   constexpr size_t kStreamMinBytes = 2048;
   const size_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;
   const size_t size_bytes = count * element_bytes;

@@ -18,7 +18,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// FORMAT.md's formula, one element at a time, with arithmetic modulo 2^64 spelled out.
+// FORMAT.md's formula, one element at a time, with explicit arithmetic modulo 2^64.
 using Wide = unsigned __int128;
 constexpr Wide kModulus = Wide{1} << 64;
 
@@ -91,7 +91,7 @@ TEST(Digest, OnTheWayOfACopyIsTheSame) {
   });
 }
 
-// On disks of users: these numbers never change.
+// These numbers are on users' disks and must never change.
 TEST(Digest, GoldenValues) {
   const float values[5] = {0.0f, 1.0f, -2.5f, 3e-40f, 1e30f};
   const LogicalDigest digest = DigestRun(3, values, 5, sizeof(float));
@@ -112,8 +112,8 @@ TEST(Digest, DoesNotDependOnHowATensorIsCut) {
     const ConstBoxView whole = {tensor.data(), WholeBox(shape), {}};
     ASSERT_EQ(DigestBox(shape, whole, element_bytes), expected);
 
-    // Flat ranges, each decomposed into boxes: views into the tensor, and copies with strides of
-    // their own.
+    // Flat ranges, each decomposed into boxes: as views into the tensor, and as copies with strides
+    // of their own.
     LogicalDigest in_place, copied;
     int64_t begin = 0;
     while (begin < count) {
@@ -165,7 +165,7 @@ TEST(Digest, EmptyBoxesCountNothing) {
   EXPECT_EQ(DigestBox({4, 4}, {nullptr, {{2, 0}, {0, 4}}, {}}, 4), LogicalDigest());
 }
 
-// Many small, structured changes of one tensor, all digests different in each half. A 64-bit half
+// Many small, structured changes of one tensor; all digests must differ in each half. A 64-bit half
 // of a good hash collides among a million with a probability of 3e-8.
 class Perturbations : public testing::TestWithParam<size_t> {
  protected:
@@ -220,8 +220,8 @@ TEST_P(Perturbations, EverySwapAndEveryShift) {
 }
 
 TEST_P(Perturbations, EqualValuesAtOtherPlaces) {
-  // One element that is not zero, at each place of a large tensor: a row of zeros moved elsewhere
-  // must show.
+  // One nonzero element at each place of a large tensor: moving a row of zeros must change the
+  // digest.
   const size_t element_bytes = GetParam();
   std::vector<std::byte> tensor(4096 * element_bytes);
   for (size_t i = 0; i < 4096; ++i) {

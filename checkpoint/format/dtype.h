@@ -12,7 +12,7 @@ namespace tessera::ckpt {
 // Bytes of one element; 0 for a dtype that this version does not know.
 size_t DTypeSize(DType dtype);
 
-// The name that safetensors uses: "F32", "BF16", ...; empty for a dtype that this version does not
+// The name in safetensors files: "F32", "BF16", ...; empty for a dtype that this version does not
 // know.
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);

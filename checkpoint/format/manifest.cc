@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::string_view kMagic = "TESSERA\n";
 
-// Where the fields of the header are. Frozen for every version to come: a reader must always be
-// able to tell "newer than me" from "damaged".
+// Offsets of the header's fields. Frozen for every future version: a reader must always be able to
+// distinguish "newer than this program" from "damaged".
 constexpr size_t kMajorAt = 8;
 constexpr size_t kMinorAt = 12;
 constexpr size_t kPayloadBytesAt = 16;
@@ -62,7 +62,7 @@ absl::StatusOr<Header> DecodeHeader(std::string_view bytes) {
                    " bytes, found ", bytes.size());
   }
   if (bytes.substr(0, kMagic.size()) != kMagic) {
-    return Damaged(0, "no Tessera manifest: the magic bytes are wrong");
+    return Damaged(0, "not a Tessera manifest: the magic bytes are wrong");
   }
   const auto stored_crc = LoadLittleEndian<uint32_t>(bytes.data() + kHeaderCrcAt);
   const uint32_t crc = Crc32c(bytes.substr(0, kHeaderCrcAt));
@@ -151,7 +151,8 @@ absl::Status CheckManifestBytes(std::string_view bytes) {
                    " bytes: expected ", Hex(stored_crc), ", found ", Hex(crc));
   }
   const std::optional<uint64_t> cost = Cost(payload);
-  if (!cost.has_value()) return Damaged(kManifestHeaderBytes, "the payload is no Manifest message");
+  if (!cost.has_value())
+    return Damaged(kManifestHeaderBytes, "the payload is not a Manifest message");
   if (*cost > CostLimit(payload)) {
     return Damaged(kManifestHeaderBytes, "the payload of ", payload.size(),
                    " bytes would take more than ", kMaxManifestCostRatio, " times its size");
@@ -166,7 +167,7 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
   static_assert(kMaxManifestBytes <= std::numeric_limits<int>::max());
   Manifest manifest;
   if (!manifest.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
-    return Damaged(kManifestHeaderBytes, "the payload is no Manifest message");
+    return Damaged(kManifestHeaderBytes, "the payload is not a Manifest message");
   }
   if (manifest.format_major() != header.major || manifest.format_minor() != header.minor) {
     return Damaged(kMajorAt, "format version: the header has ", header.major, ".", header.minor,

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
 #define TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_
 
-// The manifest codec: Manifest message <-> bytes of manifest.pb, as FORMAT.md specifies them. Pure:
+// The manifest codec: Manifest message <-> bytes of manifest.pb, as specified by FORMAT.md. Pure:
 // no I/O.
 
 #include <cstdint>
@@ -21,37 +21,40 @@ inline constexpr std::string_view kManifestFileName = "manifest.pb";
 inline constexpr size_t kManifestHeaderBytes = 32;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload
 
-// What a decoded manifest may take of memory: so many times its bytes, and a megabyte. Those that
-// are saved take about seven times their bytes; a file made to cost more is refused before it is
-// parsed.
+// Limit of the memory of a decoded manifest, relative to its bytes, plus a megabyte. Saved
+// manifests take about seven times their bytes; a file that would take more than the limit is
+// refused before it is parsed.
 inline constexpr uint64_t kMaxManifestCostRatio = 16;
 
-// Bytes of manifest.pb. Stamps this version into the message; the same message gives the same
-// bytes. Errors: InvalidArgument where ValidateManifest finds something wrong or the result exceeds
+// Bytes of manifest.pb. Stores this version in the message; the same message yields the same bytes.
+// Errors: InvalidArgument where ValidateManifest reports an error or the result exceeds
 // kMaxManifestBytes or kMaxManifestCostRatio.
 absl::StatusOr<std::string> EncodeManifest(Manifest manifest);
 
-// Inverse of EncodeManifest. Any flipped byte and any truncation is noticed before the payload is
-// parsed. Errors: DataLoss with offset, expected and found, for bytes that nobody wrote like this;
+// Inverse of EncodeManifest. Any flipped byte and any truncation is detected before the payload is
+// parsed. Errors: DataLoss with offset, expected and found, for damaged or invalid bytes;
 // Unimplemented for a major version that this program does not know. Cost: one million shards in
 // well under a second.
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
 
-// The parts of that which need no more than the bytes: what a reader checks before it reads on,
-// hands the bytes to others, or takes memory for them.
+// The checks of DecodeManifest that need only the bytes: for a reader, before it reads on, sends
+// the bytes to others, or allocates memory for them.
 //
-// The header, from the file's first bytes and its length, of which payload and header must be all.
+// Checks the header, given the file's first bytes and its length, which must be that of header and
+// payload.
 absl::Status CheckManifestHeader(std::string_view first_bytes, uint64_t file_bytes);
-// That, the payload's checksum and its cost. OK does not mean that the payload is valid.
+// Checks the header, the payload's checksum and its cost. OK does not mean that the payload is
+// valid.
 absl::Status CheckManifestBytes(std::string_view bytes);
 
-// What must hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases that
-// point to tensors with shards, shard columns of equal length, boxes inside their tensor, bytes
-// inside their file and not shared by two shards, chunk counts that follow from file sizes,
-// optimizer entries that refer to what is there. InvalidArgument, naming the field.
+// The rules that hold for every manifest (FORMAT.md, "Rules"): known dtypes, unique names, aliases
+// that point to tensors with shards, shard columns of equal length, boxes inside their tensor,
+// bytes inside their file and not shared by two shards, chunk counts that follow from file sizes,
+// optimizer entries that refer to existing tensors. InvalidArgument, naming the field.
 absl::Status ValidateManifest(const Manifest& manifest);
 
-// The part of that which tensors and files known to be valid leave: text, optimizer, trainer state.
+// The remaining rules, for tensors and files that are known to be valid: text, optimizer, trainer
+// state.
 absl::Status ValidateMetadata(const Manifest& manifest);
 
 // Proves that the shards of every tensor hold every element exactly once. InvalidArgument, naming
@@ -59,7 +62,8 @@ absl::Status ValidateMetadata(const Manifest& manifest);
 absl::Status ValidateCoverage(const Manifest& manifest);
 absl::Status ValidateCoverage(const LogicalTensor& tensor);
 
-// Whether a tensor is state of the optimizer: what a run that starts a fresh one leaves out.
+// Whether a tensor is optimizer state, which a run that starts with a fresh optimizer does not
+// load.
 bool BelongsToOptimizer(Role role);
 
 // Accessors of one tensor. Precondition: a valid tensor, shard in [0, ShardCount).

@@ -16,7 +16,7 @@ using absl::StatusCode;
 
 std::string Good() { return EncodeManifest(FullManifest()).value(); }
 
-// Makes the checksums fit what a test wrote, so that the check behind them is what answers.
+// Recomputes the checksums after a test has changed bytes, so that a later check answers.
 void FixChecksums(std::string& bytes) {
   StoreLittleEndian(Crc32c(std::string_view(bytes).substr(kManifestHeaderBytes)),
                     bytes.data() + 24);
@@ -137,8 +137,7 @@ TEST(ManifestCorruption, PayloadThatIsNoMessage) {
   ExpectDataLoss(Frame(""), "format version");
 }
 
-// A small file must not take the memory of the machine: what it holds is counted before it is
-// parsed.
+// A small file must not exhaust the machine's memory: its elements are counted before it is parsed.
 TEST(ManifestCorruption, WhatWouldCostMuchMoreMemoryThanItsSize) {
   using std::string_literals::operator""s;
   for (const std::string& piece :
@@ -148,7 +147,7 @@ TEST(ManifestCorruption, WhatWouldCostMuchMoreMemoryThanItsSize) {
     ExpectDataLoss(Frame(payload), "bytes would take more than 16 times its size");
     EXPECT_EQ(CheckManifestBytes(Frame(payload)).code(), StatusCode::kDataLoss);
   }
-  // What is as large and honest is not meant.
+  // A large manifest that is valid is accepted.
   Manifest manifest = FullManifest();
   (*manifest.mutable_trainer()->mutable_extra())["large"] = std::string(1 << 20, 'x');
   for (int i = 0; i < 5000; ++i) {
@@ -181,8 +180,8 @@ TEST(ManifestCorruption, TheHeaderIsCheckedWithoutTheRest) {
   }
 }
 
-// Behind valid checksums, every cut and every flip of the payload must end in an answer, whichever:
-// no crash, no hang, and nothing accepted that breaks a rule.
+// Behind valid checksums, every truncation and every flip of the payload must yield an answer: no
+// crash, no hang, and no accepted manifest that breaks a rule.
 TEST(ManifestCorruption, PayloadIsNeverTrusted) {
   const std::string payload = Good().substr(kManifestHeaderBytes);
   int accepted = 0;

@@ -34,7 +34,7 @@ TEST(DType, EveryValueOfTheSchemaIsKnown) {
   EXPECT_EQ(DTypeFromName(""), std::nullopt);
 }
 
-// The fixture sets every field, so that a new field that nobody tests is noticed here.
+// The fixture sets every field, so that a new field without a test is detected here.
 void ExpectAllFieldsSet(const google::protobuf::Message& message) {
   const auto* descriptor = message.GetDescriptor();
   std::vector<const google::protobuf::FieldDescriptor*> set;
@@ -48,7 +48,7 @@ void ExpectAllFieldsSet(const google::protobuf::Message& message) {
       ExpectAllFieldsSet(message.GetReflection()->GetMessage(message, field));
     }
   }
-  // Version 1.0: a minor of 0 is the default and not "set".
+  // In version 1.0 the minor version is 0, which is the default and therefore not "set".
   const int unset = descriptor->name() == "Manifest" && kFormatMinor == 0 ? 1 : 0;
   EXPECT_EQ(static_cast<int>(set.size()) + unset, descriptor->field_count())
       << descriptor->full_name();
@@ -114,7 +114,7 @@ TEST(Manifest, ScalarsAndEmptyTensors) {
   EXPECT_TRUE(ValidateCoverage(decoded).ok());
 }
 
-// One way to break one rule, and what the message must name.
+// One way to break one rule, and the text that the message must contain.
 struct BrokenRule {
   const char* name;
   std::function<void(Manifest&)> damage;
@@ -326,7 +326,7 @@ TEST(ManifestRules, CoverageNamesTensorAndElement) {
                 "tensor optimizer.exp_avg.wte.weight: element [0,3] is in no shard"));
 }
 
-// No assertion on the time: it depends on the machine. It is printed.
+// Prints the time without asserting it, since it depends on the machine.
 TEST(ManifestScale, OneMillionShards) {
   constexpr int kTensors = 1000, kShardsEach = 1000, kFiles = 64;
   constexpr uint64_t kShardBytes = 16 * 64 * 4;

@@ -14,27 +14,27 @@ namespace {
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 
-// The parser's own limit: it refuses what is nested deeper.
+// The parser's own limit: it refuses deeper nesting.
 constexpr int kMaxDepth = 100;
 
-// What the library and the allocator add, rounded up.
-constexpr uint64_t kAllocation = 16;               // to each piece of memory
+// Overhead of the library and the allocator, rounded up.
+constexpr uint64_t kAllocation = 16;               // per allocation
 constexpr uint64_t kString = 32 + kAllocation;     // without the characters
 constexpr uint64_t kPointer = 16;                  // in an array that grows by doubling
 constexpr uint64_t kArray = 8 + kAllocation + 16;  // without the elements
 constexpr uint64_t kMap = 256;                     // without the entries
 constexpr uint64_t kMapEntry = 128;                // without what strings take
-constexpr uint64_t kUnknownFields = 64;            // of a message that has any
+constexpr uint64_t kUnknownFields = 64;            // per message that has any
 constexpr uint64_t kUnknownField = 32;             // in an array that grows by doubling
 constexpr uint64_t kUnknownGroup = kUnknownField + 24 + kAllocation;
 
-// What the counting has to know of a message type, by field number.
+// The properties of a message type that counting needs, by field number.
 struct Type {
   struct Field {
     const FieldDescriptor* descriptor = nullptr;
     const Type* message = nullptr;
-    uint64_t element_bytes = 0;  // of a number
-    int wire_type = 0;           // of one element
+    uint64_t element_bytes = 0;  // size of a number
+    int wire_type = 0;           // wire type of one element
   };
   uint64_t bytes = 0;
   std::vector<Field> fields;
@@ -89,7 +89,7 @@ class Types {
     const auto [at, is_new] = types_.try_emplace(&descriptor);
     Type& type = at->second;
     if (!is_new) return &type;
-    if (descriptor.map_key() == nullptr) {  // entries of maps are no messages in memory
+    if (descriptor.map_key() == nullptr) {  // entries of maps are not messages in memory
       type.bytes = google::protobuf::MessageFactory::generated_factory()
                        ->GetPrototype(&descriptor)
                        ->SpaceUsedLong() +
@@ -116,8 +116,8 @@ class Counter {
 
   uint64_t cost() const { return cost_; }
 
-  // A message up to `end`, or, where that is null, a group of unknown fields up to its end. False
-  // where counting is over.
+  // Counts a message up to `end` or, if that is null, a group of unknown fields up to its end.
+  // Returns false when counting must stop.
   bool Message(const Type* type, const char* end, int depth) {
     if (depth > kMaxDepth) return false;
     const char* const outer_end = end_;
@@ -126,9 +126,9 @@ class Counter {
     while (cost_ <= limit_) {
       if (at_ == end_) {
         end_ = outer_end;
-        return end != nullptr;  // a group must be ended
+        return end != nullptr;  // a group needs an end tag
       }
-      // The parser drops what exceeds 32 bits, too.
+      // Like the parser, drops the bits beyond 32.
       const std::optional<uint64_t> wide_tag = Varint();
       if (!wide_tag) return false;
       const auto tag = static_cast<uint32_t>(*wide_tag);
@@ -194,7 +194,7 @@ class Counter {
       return Skip(*size);
     }
     if (field.descriptor->is_map()) {
-      // An entry has its strings even where the wire leaves them out.
+      // An entry has its strings even where they are absent on the wire.
       cost_ += kMapEntry + 2 * kString + (is_first ? kMap : 0);
     } else if (field.descriptor->is_repeated()) {
       cost_ += field.message->bytes + kPointer;

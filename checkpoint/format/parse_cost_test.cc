@@ -22,7 +22,7 @@ std::optional<uint64_t> Cost(const std::string& payload, uint64_t limit = kNoLim
   return ParseCost(*Manifest::descriptor(), payload, limit);
 }
 
-// What the parser makes of it takes no more than was foreseen.
+// Expects that the parsed message takes no more than the bound.
 void ExpectBound(const std::string& payload, const std::string& what) {
   const google::protobuf::LogSilencer silencer;
   const std::optional<uint64_t> cost = Cost(payload);
@@ -110,7 +110,7 @@ TEST(ParseCost, BoundsWhatRandomBytesTake) {
   }
 }
 
-// However deep and large: counting takes no memory, and ends at the limit.
+// However deep and large the input is, counting takes no memory and stops at the limit.
 TEST(ParseCost, EndsAtTheLimit) {
   EXPECT_EQ(Cost(""), 0);
   EXPECT_GT(*Cost(Repeat(std::string("\x42\x00", 2), 1000)), 1000 * sizeof(LogicalTensor));
@@ -121,7 +121,8 @@ TEST(ParseCost, EndsAtTheLimit) {
   std::string nested;
   for (int i = 0; i < 200; ++i) nested = Field(8, nested);
   Cost(nested);
-  // The parser takes what a length says, up to fifty megabytes, before it finds that it is not so.
+  // The parser allocates what a length field claims, up to fifty megabytes, before it finds it
+  // wrong.
   EXPECT_EQ(Cost("\x42\xFF\xFF\x7F"), std::nullopt);
 }
 

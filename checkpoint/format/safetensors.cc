@@ -22,13 +22,13 @@ using Json = nlohmann::json;
 constexpr uint64_t kLengthBytes = 8;
 constexpr absl::string_view kMetadataKey = "__metadata__";
 
-// Precondition: valid UTF-8, the one thing that dump throws at.
+// Precondition: valid UTF-8, because dump throws otherwise.
 std::string Quoted(const std::string& text) { return Json(text).dump(); }
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-// A name of somebody else's header for a message: escaped and cut, since it may hold anything, of any
-// length.
+// A name from an untrusted header, for a message: escaped and truncated, since it may contain any
+// bytes and have any length.
 std::string Shown(const std::string& name) { return absl::CHexEscape(name.substr(0, 200)); }
 
 absl::Status CheckEntry(SafetensorsEntry& entry) {
@@ -50,8 +50,9 @@ absl::Status CheckEntry(SafetensorsEntry& entry) {
   return absl::OkStatus();
 }
 
-// Entries in the order of their data. Larger elements first keeps every tensor aligned, because the
-// data begins aligned and the length of each tensor is a multiple of its own element size.
+// Entries in the order of their data. Placing larger elements first keeps every tensor aligned,
+// because the data begins aligned and the length of each tensor is a multiple of its own element
+// size.
 std::vector<SafetensorsEntry*> DataOrder(std::vector<SafetensorsEntry>& entries) {
   std::vector<SafetensorsEntry*> order;
   for (SafetensorsEntry& entry : entries) order.push_back(&entry);
@@ -92,7 +93,7 @@ absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header) {
   const std::vector<SafetensorsEntry*> order = DataOrder(header.entries);
   uint64_t end = 0;
   for (SafetensorsEntry* entry : order) {
-    entry->file_offset = end;  // from the beginning of the data; moved below
+    entry->file_offset = end;  // relative to the data; the header is added below
     const std::optional<uint64_t> next = CheckedAdd(end, entry->length_bytes);
     if (!next || *next > uint64_t{INT64_MAX}) {
       return absl::InvalidArgumentError(
@@ -126,8 +127,8 @@ absl::Status Damaged(uint64_t offset_bytes, absl::string_view message) {
       absl::StrCat("safetensors header: offset ", offset_bytes, ": ", message));
 }
 
-// Receives the events of the JSON parser and accepts the one structure there is. No tree is built,
-// so that a hostile header costs no more memory than its entries.
+// Receives the events of the JSON parser and accepts only a header's structure. Builds no tree, so
+// that a hostile header costs no more memory than its entries.
 class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}
@@ -207,7 +208,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (state_ == State::kEntry) {
       if (fields_seen_ != 7) return Fail("dtype, shape or data_offsets is missing");
       if (offsets_.size() != 2 || offsets_[1] < offsets_[0]) {
-        return Fail("data_offsets is no range");
+        return Fail("data_offsets is not a range");
       }
       entry_.file_offset = offsets_[0];
       entry_.length_bytes = offsets_[1] - offsets_[0];
@@ -259,7 +260,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   size_t error_position_ = 0;
 };
 
-// The Rust reader's rules: data without holes, from the end of the header to the end of the file.
+// The Rust reader's rules: data without gaps, from the end of the header to the end of the file.
 absl::Status CheckData(SafetensorsHeader& header) {
   std::stable_sort(header.entries.begin(), header.entries.end(),
                    [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
@@ -326,7 +327,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
   if (json.empty() || json.front() != '{') {
     return Damaged(kLengthBytes, "the header does not begin with '{'");
   }
-  // The JSON library would take a NUL for the end of the text and ignore what follows.
+  // The JSON library would treat a NUL as the end of the text and ignore the rest.
   if (const size_t at = json.find('\0'); at != json.npos) {
     return Damaged(kLengthBytes + at, "a NUL byte");
   }

@@ -2,7 +2,7 @@
 #define TESSERA_CHECKPOINT_FORMAT_SAFETENSORS_H_
 
 // The header of a safetensors file (https://github.com/huggingface/safetensors): u64 little-endian
-// length N, N bytes of JSON, then the data of all tensors without holes. Pure: no I/O.
+// length N, N bytes of JSON, then the data of all tensors without gaps. Pure: no I/O.
 
 #include <cstdint>
 #include <map>
@@ -18,7 +18,7 @@
 namespace tessera::ckpt {
 
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;  // the Rust reader's own limit
-// Of the first data byte, for direct I/O.
+// Alignment of the first data byte, for direct I/O.
 inline constexpr uint64_t kSafetensorsDataAlignment = 4096;
 
 struct SafetensorsEntry {
@@ -44,19 +44,19 @@ struct SafetensorsHeader {
 // malformed key, an unknown dtype, a size beyond 64 bits, a header above the limit).
 absl::StatusOr<std::string> BuildSafetensorsHeader(SafetensorsHeader& header);
 
-// Length N + 8 of the header of a file of the given size, from its first 8 bytes: what to read for
-// ParseSafetensorsHeader. Errors: DataLoss.
+// Length N + 8 of the header of a file of the given size, from its first 8 bytes: the number of
+// bytes to read for ParseSafetensorsHeader. Errors: DataLoss.
 absl::StatusOr<uint64_t> SafetensorsHeaderBytes(std::string_view first_8_bytes,
                                                 uint64_t file_size_bytes);
 
-// Parses the bytes before the data (more may follow and is ignored). As strict as the Rust reader:
-// keys unique, offsets contiguous from 0 to the end of the file, lengths that follow from dtype and
+// Parses the bytes before the data (any that follow are ignored). As strict as the Rust reader:
+// unique keys, contiguous offsets from 0 to the end of the file, lengths that follow from dtype and
 // shape. Errors: DataLoss, naming the key or the offset.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
                                                          uint64_t file_size_bytes);
 
 // Key of a shard: the tensor's name where the box is the whole tensor, so that any tool of the
-// field finds it under its own name; else name@[0:4,8:16].
+// field finds it under its own name; otherwise name@[0:4,8:16].
 std::string ShardKey(std::string_view tensor_name, const Shape& global_shape, const Box& box);
 
 }  // namespace tessera::ckpt

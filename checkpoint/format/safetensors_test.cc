@@ -29,7 +29,7 @@ SafetensorsHeader Small() {
   return header;
 }
 
-// A file's beginning around a header written by hand.
+// The beginning of a file with a handwritten header.
 std::string Raw(const std::string& json) {
   std::string bytes;
   AppendLittleEndian(uint64_t{json.size()}, bytes);
@@ -124,7 +124,7 @@ TEST(SafetensorsCorruption, EveryTruncation) {
   SafetensorsHeader header = Small();
   const std::string bytes = BuildSafetensorsHeader(header).value();
   for (size_t size = 0; size < bytes.size(); ++size) {
-    // Of what was read, and of the file.
+    // Sizes of the bytes read and of the file.
     ASSERT_EQ(ParseSafetensorsHeader(bytes.substr(0, size), header.file_size_bytes).status().code(),
               StatusCode::kDataLoss);
     ASSERT_EQ(ParseSafetensorsHeader(bytes.substr(0, size), size).status().code(),
@@ -136,8 +136,7 @@ TEST(SafetensorsCorruption, EveryTruncation) {
 }
 
 // The header has no checksum of its own (the manifest's chunks cover it). A changed byte either
-// breaks it, or reads as another valid header: then something in it differs, or only white space
-// moved.
+// breaks it, or yields another valid header that differs in some field or only in white space.
 TEST(SafetensorsCorruption, EveryFlippedBitIsNoticedOrVisible) {
   SafetensorsHeader header = Small();
   const std::string good = BuildSafetensorsHeader(header).value();
@@ -185,7 +184,7 @@ TEST(SafetensorsCorruption, HostileLengths) {
   EXPECT_EQ(SafetensorsHeaderBytes(bytes, 65).value(), 65u);
 }
 
-// One header for each thing that the parser refuses, and what the message says. Data is 4 bytes
+// One header for each thing that the parser refuses, with the expected message. Data is 4 bytes
 // long.
 TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
   const std::vector<std::pair<std::string, std::string>> cases = {

@@ -1,4 +1,4 @@
-// The rules of FORMAT.md, "Rules", in its order.
+// The rules of FORMAT.md, "Rules", in the same order.
 
 #include <google/protobuf/message.h>
 
@@ -28,8 +28,8 @@ absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// Every string of the message, however deep. The parser refuses such text, the serializer would
-// only log it.
+// Checks every string of the message at any depth. The parser refuses invalid text, but the
+// serializer would only log it.
 absl::Status CheckUtf8(const google::protobuf::Message& message) {
   using google::protobuf::FieldDescriptor;
   const google::protobuf::Reflection& reflection = *message.GetReflection();
@@ -100,7 +100,7 @@ absl::Status CheckName(const std::string& name) {
   if (name.size() > kMaxNameBytes) {
     return Invalid("tensors: a name has ", name.size(), " bytes, at most ", kMaxNameBytes);
   }
-  // "@[" begins the box in a data file's key; the other is safetensors' own.
+  // "@[" begins the box in a data file's key; "__metadata__" is a key of safetensors.
   if (name.find("@[") != std::string::npos || name == "__metadata__") {
     return Invalid("tensor ", name, ": the name is reserved");
   }
@@ -112,7 +112,7 @@ absl::Status CheckName(const std::string& name) {
   return absl::OkStatus();
 }
 
-// Converts numbers from a file; bounded because the parsed message holds them all.
+// Converts numbers from a file; bounded because the parsed message already holds them all.
 absl::StatusOr<Shape> CheckedShape(const google::protobuf::RepeatedField<uint64_t>& extents) {
   if (extents.size() > kMaxRank) {
     return Invalid("a shape has ", extents.size(), " dims, at most ", kMaxRank, " are allowed");
@@ -140,7 +140,7 @@ absl::Status CheckShapes(const LogicalTensor& tensor) {
   return CheckedByteCount(padded, DTypeSize(tensor.dtype())).status();
 }
 
-// A run of a file that belongs to a shard.
+// A byte range of a file that belongs to a shard.
 struct Extent {
   uint32_t file;
   uint64_t begin;
@@ -167,8 +167,8 @@ absl::Status CheckColumns(const LogicalTensor& tensor) {
   return absl::OkStatus();
 }
 
-// Checks one shard and returns the bytes that it occupies. In place, without a Box: a manifest may
-// hold a million.
+// Checks one shard and returns its byte range. Avoids building a Box, because a manifest may hold a
+// million shards.
 absl::StatusOr<Extent> CheckShard(const Manifest& manifest, const LogicalTensor& tensor,
                                   int shard) {
   const Shards& shards = tensor.shards();
@@ -181,7 +181,7 @@ absl::StatusOr<Extent> CheckShard(const Manifest& manifest, const LogicalTensor&
       return Invalid("shard ", shard, ": in dim ", d, " offset ", offset, " and extent ", extent,
                      " leave the global extent ", tensor.global_shape(d));
     }
-    bytes *= extent;  // fits, as the whole tensor's bytes do
+    bytes *= extent;  // fits, because the whole tensor's bytes do
   }
   const uint32_t file = shards.file_index(shard);
   if (file >= static_cast<uint64_t>(manifest.files_size())) {

@@ -51,7 +51,7 @@ absl::Status CheckBoxInside(const Shape& global_shape, const Box& box) {
                      " extents, the tensor has ", global_shape.size(), " dims"));
   }
   for (size_t d = 0; d < global_shape.size(); ++d) {
-    // Subtraction, because the sum of two hostile numbers could overflow.
+    // Uses subtraction, because the sum of two hostile numbers could overflow.
     if (box.global_offset[d] < 0 || box.shape[d] < 0 || box.shape[d] > global_shape[d] ||
         box.global_offset[d] > global_shape[d] - box.shape[d]) {
       return absl::InvalidArgumentError(absl::StrCat(

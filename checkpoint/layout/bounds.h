@@ -9,15 +9,15 @@
 
 namespace tessera::ckpt {
 
-// Number of elements of a shape that somebody else wrote. InvalidArgument: more than kMaxRank dims,
+// Number of elements of a shape from an untrusted source. InvalidArgument: more than kMaxRank dims,
 // a negative extent, a product beyond int64 (extents of 0 do not hide an overflow of the others).
 absl::StatusOr<int64_t> CheckedElementCount(const Shape& shape);
 
 // The same in bytes.
 absl::StatusOr<int64_t> CheckedByteCount(const Shape& shape, int64_t element_bytes);
 
-// InvalidArgument unless the box has the rank of the shape, no negative number in it, and lies
-// inside; an empty box too. The message names the dim.
+// InvalidArgument unless the box has the rank of the shape, no negative numbers, and lies inside
+// the shape; empty boxes included. The message names the dim.
 absl::Status CheckBoxInside(const Shape& global_shape, const Box& box);
 
 }  // namespace tessera::ckpt

@@ -76,7 +76,7 @@ bool Contains(const Box& outer, const Box& inner) {
 
 std::string ToString(const Box& box) {
   std::string text = "[";
-  // A box that somebody else wrote may have columns of different lengths or ends beyond int64, and
+  // A box from an untrusted source may have columns of different lengths or ends beyond int64, and
   // still needs a message.
   const size_t rank = std::min(box.global_offset.size(), box.shape.size());
   for (size_t d = 0; d < rank; ++d) {

@@ -9,7 +9,7 @@
 
 namespace tessera::ckpt {
 
-// No framework goes beyond 64 dims; a small bound keeps hostile files cheap.
+// No framework has more than 64 dims; a small bound keeps hostile files cheap.
 inline constexpr int kMaxRank = 32;
 
 // Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
@@ -35,7 +35,7 @@ struct Box {
 // The box that covers a whole tensor.
 Box WholeBox(const Shape& global_shape);
 
-// The common part of two boxes of the same rank, nullopt when there is none (or it is empty).
+// The intersection of two boxes of the same rank; nullopt when it is empty.
 std::optional<Box> Intersect(const Box& a, const Box& b);
 
 // True if every element of `inner` lies in `outer`. An empty box lies in every box of its rank.
@@ -48,7 +48,7 @@ std::string ToString(const Box& box);
 std::string ShapeToString(const Shape& shape);
 
 // Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most
-// kMaxRank dims. nullopt for anything else.
+// kMaxRank dims. nullopt for any other text.
 std::optional<Box> ParseBox(std::string_view text);
 
 }  // namespace tessera::ckpt

@@ -22,7 +22,8 @@ TEST(Box, CountsElements) {
   EXPECT_FALSE(Box{}.empty());
 }
 
-// Against membership of each element, for all pairs of intervals and all pairs of them in two dims.
+// Compared with membership of each element, for all pairs of intervals and all pairs of them in two
+// dims.
 TEST(Box, IntersectsAndContainsLikeSets) {
   constexpr int64_t kExtent = 4;
   std::vector<Box> boxes;

@@ -28,8 +28,8 @@ int64_t OffsetOf(const BasicBoxView<Byte>& view, const Box& region,
   return offset;
 }
 
-// Loops from the outermost to the innermost; dims of extent 1 are gone and dims that are contiguous
-// on both sides are one.
+// Loops from the outermost to the innermost, with dims of extent 1 removed and dims that are
+// contiguous on both sides merged.
 std::vector<Loop> MakeLoops(const Box& region, const std::vector<int64_t>& from_strides,
                             const std::vector<int64_t>& to_strides, int64_t element_bytes) {
   std::vector<Loop> loops;

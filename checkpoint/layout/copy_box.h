@@ -9,7 +9,7 @@
 
 namespace tessera::ckpt {
 
-// A box of a logical tensor in memory that belongs to somebody else.
+// A box of a logical tensor in memory that another object owns.
 template <typename Byte>
 struct BasicBoxView {
   Byte* data = nullptr;  // element at box.global_offset
@@ -27,9 +27,9 @@ void CopyBox(const Box& region, const ConstBoxView& from, const BoxView& to, siz
 
 // Visits the parts of `inner` that are contiguous in the row-major storage of `outer`, in ascending
 // order and as long as possible: fn(first_element, element_count), counted from the beginning of
-// outer's storage. The parts, one after the other, are inner's own row-major order: inner's storage
-// offset is the sum of the counts so far. An empty inner has no parts. Precondition:
-// Contains(outer, inner).
+// outer's storage. Concatenated, the parts are inner's own row-major order: inner's storage offset
+// is the sum of the counts so far. An empty inner has no parts. Precondition: Contains(outer,
+// inner).
 template <typename Function>
 void ForEachContiguousRun(const Box& outer, const Box& inner, Function&& fn) {
   if (inner.empty()) return;

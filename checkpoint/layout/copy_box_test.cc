@@ -47,7 +47,7 @@ Box RandomBoxAround(const Box& inner, std::mt19937_64& random) {
   return box;
 }
 
-// Row-major, or with the dims in a random order in memory and holes after each.
+// Row-major strides, or those of dims in a random order with padding after each.
 std::vector<int64_t> RandomStrides(const Shape& shape, std::mt19937_64& random) {
   if (random() % 3 == 0) return ContiguousStrides(shape);
   std::vector<size_t> order(shape.size());
@@ -120,7 +120,7 @@ TEST(ContiguousRuns, AreTheElementsInOrderAndMaximal) {
       for (int64_t i = 0; i < count; ++i) found.push_back(first + i);
     });
     // A run may touch the next only where the inner box ends at the end of the outer rows and
-    // begins at their beginning; then it covers the dim, and the runs are one.
+    // begins at their beginning; then it covers the dim, and the runs are merged.
     ASSERT_EQ(found, expected) << ToString(outer) << ToString(inner);
   }
 }

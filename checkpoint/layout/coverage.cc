@@ -10,10 +10,10 @@ namespace {
 
 // Splits the tensor recursively until each region lies in exactly one box. A region that no box
 // fills entirely has a box boundary inside it; splitting at the median of those boundaries halves
-// them, so that the depth is logarithmic.
+// their number, so that the depth is logarithmic.
 //
-// The current region is changed in place and the boxes that share an element with it lie on one
-// stack, so that a node costs no allocation.
+// The current region is changed in place and the boxes that intersect it are on one stack, so that
+// a node needs no allocation.
 class Partition {
  public:
   Partition(const Shape& global_shape, std::span<const Box> boxes) : rank_(global_shape.size()) {
@@ -39,7 +39,8 @@ class Partition {
 
   const Interval* BoundsOf(size_t box) const { return bounds_.data() + box * rank_; }
 
-  // The boxes from stack_[first] on, ascending, are those that touch the region. Leaves them there.
+  // The boxes from stack_[first] on, ascending, are those that intersect the region. Leaves them
+  // there.
   std::optional<CoverageProblem> Check(size_t first) {
     const size_t last = stack_.size();
     if (first == last) return CoverageProblem{CoverageProblem::Kind::kGap, 0, 0, Corner(nullptr)};
@@ -74,7 +75,7 @@ class Partition {
     return true;
   }
 
-  // The first element of the region, or of its common part with a box.
+  // The first element of the region, or of its intersection with a box.
   std::vector<int64_t> Corner(const Interval* box) const {
     std::vector<int64_t> index;
     for (size_t d = 0; d < rank_; ++d) {
@@ -90,7 +91,7 @@ class Partition {
     for (size_t d = 0; d < rank_; ++d) {
       boundaries_.clear();
       for (size_t i = first; i < stack_.size(); ++i) {
-        // Both within the region's ends on the far side, because the box touches it.
+        // Both are within the region's far ends, because the box intersects it.
         const Interval& box = BoundsOf(stack_[i])[d];
         if (box.begin > region_[d].begin) boundaries_.push_back(box.begin);
         if (box.end < region_[d].end) boundaries_.push_back(box.end);
@@ -106,8 +107,8 @@ class Partition {
   }
 
   const size_t rank_;
-  std::vector<Interval> region_;  // rank_ of them
-  std::vector<Interval> bounds_;  // rank_ for each box
+  std::vector<Interval> region_;  // rank_ elements
+  std::vector<Interval> bounds_;  // rank_ elements per box
   std::vector<size_t> stack_;
   std::vector<int64_t> best_, boundaries_;
 };

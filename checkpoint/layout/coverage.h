@@ -12,10 +12,10 @@
 
 namespace tessera::ckpt {
 
-// Why a list of boxes is no partition of a tensor. One problem, not all of them.
+// The reason why a list of boxes is not a partition of a tensor: one problem, not all of them.
 struct CoverageProblem {
   enum class Kind {
-    kOutside,  // box `first` is not inside the tensor, or of another rank
+    kOutside,  // box `first` is not inside the tensor, or has another rank
     kOverlap,  // boxes `first` and `second` (first < second) both hold element `index`
     kGap,      // no box holds element `index`
   };
@@ -25,9 +25,9 @@ struct CoverageProblem {
   std::vector<int64_t> index;
 };
 
-// nullopt if every element of the tensor lies in exactly one box. Empty boxes hold nothing and are
-// fine. Replicas are overlaps here: deduplicate identical boxes before. Cost: O(n log n) for n
-// boxes of a grid, of slabs and of flat ranges; memory O(n).
+// nullopt if every element of the tensor lies in exactly one box. Empty boxes are allowed. Replicas
+// count as overlaps: remove identical boxes first. Cost: O(n log n) for n boxes of a grid, of slabs
+// and of flat ranges; memory O(n).
 std::optional<CoverageProblem> FindCoverageProblem(const Shape& global_shape,
                                                    std::span<const Box> boxes);
 

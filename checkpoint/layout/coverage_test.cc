@@ -46,7 +46,7 @@ bool OracleIsPartition(const Shape& shape, const std::vector<Box>& boxes) {
   return true;
 }
 
-// The answer agrees with the oracle, and its example is one.
+// Expects the answer of the oracle, with a correct example.
 void Check(const Shape& shape, const std::vector<Box>& boxes) {
   const std::optional<CoverageProblem> problem = FindCoverageProblem(shape, boxes);
   ASSERT_EQ(!problem.has_value(), OracleIsPartition(shape, boxes));
@@ -120,7 +120,7 @@ TEST(Coverage, EdgeCases) {
   EXPECT_EQ(FindCoverageProblem({}, std::vector<Box>(2))->kind, Kind::kOverlap);
   EXPECT_FALSE(FindCoverageProblem({0, 4}, {}));
   EXPECT_FALSE(FindCoverageProblem({0, 4}, std::vector<Box>(2, Box{{0, 0}, {0, 4}})));
-  // Empty boxes hold nothing, wherever they are.
+  // Empty boxes contain no element, wherever they are.
   EXPECT_FALSE(FindCoverageProblem({4}, std::vector<Box>{{{2}, {0}}, {{0}, {4}}}));
 }
 
@@ -144,7 +144,7 @@ TEST(Coverage, Messages) {
   EXPECT_EQ(ToString(*FindCoverageProblem({8, 8}, gap), gap), "element [3,0] is in no shard");
 }
 
-// A hundred thousand boxes of each kind that saves produce; a quadratic check would need minutes.
+// A hundred thousand boxes of each kind that saves produce; a quadratic check would take minutes.
 TEST(Coverage, ManyShards) {
   std::mt19937_64 random(TestSeed());
   std::map<std::string, std::pair<Shape, std::vector<Box>>> cases;

@@ -5,9 +5,10 @@
 
 namespace tessera::ckpt {
 
-// From `begin` on, the largest block of the row-major order that starts here and still fits: blocks
-// first grow (finishing the last row, plane, ... that the range enters halfway), then shrink. Each
-// dim but the outermost occurs at most once on the way up and once on the way down: 2N - 1 boxes.
+// Takes, from `begin` on, the largest block of the row-major order that starts there and still
+// fits: blocks first grow (completing the row, plane, ... in whose middle the range begins), then
+// shrink. Each dim but the outermost occurs at most once while growing and once while shrinking: 2N
+// - 1 boxes.
 std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end) {
   std::vector<Box> boxes;
   const int rank = static_cast<int>(local.shape.size());

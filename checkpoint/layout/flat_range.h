@@ -8,13 +8,13 @@
 
 namespace tessera::ckpt {
 
-// Boxes that together are the elements [begin, end) of the row-major flattening of `local`, a box
-// of a logical tensor, in global coordinates. This is how a ZeRO rank's piece of a flat buffer
-// becomes shards, without any communication.
+// Boxes whose union is the elements [begin, end) of the row-major flattening of `local`, a box of a
+// logical tensor, in global coordinates. This converts a ZeRO rank's range of a flat buffer into
+// shards, without any communication.
 //
 // The boxes are disjoint, not empty, at most max(1, 2N - 1) for N dims, and in the order of the
 // range: each box is contiguous in the flat buffer and the next one begins where it ends. An empty
-// range gives none. Precondition: 0 <= begin <= end <= ElementCount(local.shape).
+// range yields none. Precondition: 0 <= begin <= end <= ElementCount(local.shape).
 std::vector<Box> FlatRangeToBoxes(const Box& local, int64_t begin, int64_t end);
 
 }  // namespace tessera::ckpt

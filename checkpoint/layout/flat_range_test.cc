@@ -27,8 +27,7 @@ std::vector<int64_t> FlatIndices(const Box& local, const Box& box) {
   }
 }
 
-// Every range of every cut: the boxes, one after the other, are exactly begin, begin + 1, ..., end
-// - 1.
+// Every range of every split: concatenated, the boxes are exactly begin, begin + 1, ..., end - 1.
 void CheckAllCuts(const Box& local) {
   const int64_t count = ElementCount(local.shape);
   const size_t most = std::max<size_t>(1, 2 * local.shape.size() - (local.shape.empty() ? 0 : 1));
@@ -66,7 +65,7 @@ TEST(FlatRange, AllCutsOfSmallShapes) {
 }
 
 TEST(FlatRange, ReachesTheBound) {
-  // Enters a row, a plane and a cube halfway and leaves them halfway.
+  // Begins and ends in the middle of a row, a plane and a cube.
   const Box local = WholeBox({4, 4, 4});
   EXPECT_EQ(FlatRangeToBoxes(local, 1, 63).size(), 5u);
   EXPECT_EQ(FlatRangeToBoxes(local, 0, 64), std::vector<Box>{local});

@@ -7,7 +7,7 @@
 
 namespace tessera::ckpt {
 
-// Appends to `out` what is left of `box` without `hole`: disjoint boxes, at most two per dim.
+// Appends `box` without `hole` to `out`, as disjoint boxes, at most two per dim.
 void SubtractBox(const Box& box, const Box& hole, std::vector<Box>& out);
 
 }  // namespace tessera::ckpt

@@ -20,7 +20,7 @@ void* MapAnonymous(size_t size_bytes) {
   return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 }
 
-// A huge page needs an address that is a multiple of its size: map one more and give the ends back.
+// A huge page must be aligned to its size: map one more and unmap the ends.
 void* MapAtHugePage(size_t size_bytes) {
   void* mapped = MapAnonymous(size_bytes + kHugePageBytes);
   if (mapped == MAP_FAILED) return MAP_FAILED;

@@ -10,7 +10,7 @@
 namespace tessera::ckpt {
 
 // Memory that direct I/O can use without a copy: its address is a multiple of kIoAlignmentBytes.
-// The contents start as zeros. Buffers of 2 MiB and more ask for huge pages, since at 4 KiB a page
+// The contents start as zeros. Buffers of 2 MiB and more request huge pages, since with 4 KiB pages
 // the first touch of a large buffer costs more than filling it; keep buffers and reuse them.
 //
 // Move-only; a default-constructed or moved-from buffer is empty. As thread-safe as an array.
@@ -18,8 +18,8 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
 
-  // `size_bytes` may be anything; memory is reserved up to the next multiple of kIoAlignmentBytes,
-  // see capacity_bytes(). Errors: ResourceExhausted. No page is touched yet.
+  // `size_bytes` may be any number; memory is reserved up to the next multiple of
+  // kIoAlignmentBytes, see capacity_bytes(). Errors: ResourceExhausted. Touches no page.
   static absl::StatusOr<AlignedBuffer> Allocate(uint64_t size_bytes);
 
   AlignedBuffer(AlignedBuffer&& other) noexcept;
@@ -39,9 +39,9 @@ class AlignedBuffer {
   std::span<std::byte> span() { return {data_, size_bytes_}; }
   std::span<const std::byte> span() const { return {data_, size_bytes_}; }
 
-  // Makes every page present now, so that later first touches cost nothing. Best effort.
+  // Prefaults every page, so that later first touches cost nothing. Best effort.
   void Prefault() { Prefault(0, capacity_bytes_); }
-  // The pages of a part, from a multiple of kIoAlignmentBytes on.
+  // Prefaults the pages of a part that begins at a multiple of kIoAlignmentBytes.
   void Prefault(size_t offset_bytes, size_t size_bytes);
 
  private:

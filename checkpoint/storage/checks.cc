@@ -14,7 +14,7 @@ constexpr size_t kMaxPathBytes = 4095;
 constexpr size_t kMaxComponentBytes = 255;
 
 absl::Status Refuse(std::string_view operation, std::string_view path, const char* reason) {
-  // Escaped and cut: a bad path may hold anything, of any length.
+  // Escaped and truncated: a bad path may contain any bytes and have any length.
   const std::string shown = absl::CHexEscape(std::string(path.substr(0, 200)));
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(operation), " \"", shown, "\": ", reason));

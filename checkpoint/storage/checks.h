@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
 #define TESSERA_CHECKPOINT_STORAGE_CHECKS_H_
 
-// What every Storage checks and says alike.
+// Checks and messages shared by every Storage.
 
 #include <cstdint>
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace tessera::ckpt {
 
-// InvalidArgument unless `path` is relative, without empty, "." or ".." components, without NUL and
-// no longer than 4095 bytes, 255 a component. "" passes where `root_allowed`.
+// InvalidArgument unless `path` is relative, without empty, "." or ".." components, without NUL, at
+// most 4095 bytes long and at most 255 bytes per component. "" is valid where `root_allowed`.
 absl::Status CheckPath(std::string_view operation, std::string_view path, bool root_allowed);
 
 // {"a/b", "c"} of "a/b/c"; {"", "a"} of "a". Precondition: a path that passed CheckPath, not "".

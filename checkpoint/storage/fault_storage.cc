@@ -71,7 +71,7 @@ class FaultInjectingStorage::Writer final : public WritableFile {
         storage_->Arrive({OperationKind::kWriteAt, path_, "", offset_bytes, data.size()});
     if (!verdict.status.ok()) {
       const size_t torn_bytes = std::min<uint64_t>(verdict.torn_bytes, data.size());
-      // The injected error is what the caller sees, whatever becomes of the prefix.
+      // The caller sees the injected error, whether or not the prefix was written.
       if (torn_bytes > 0) base_->WriteAt(offset_bytes, data.first(torn_bytes)).IgnoreError();
       return verdict.status;
     }
@@ -211,7 +211,7 @@ uint64_t FaultInjectingStorage::TakeRoom(const std::string& path, uint64_t begin
                                          uint64_t end_bytes) {
   MutexLock lock(&mutex_);
   if (!free_bytes_.has_value()) return end_bytes - begin_bytes;
-  // A hole takes room like data, which is what the reservation of a real file does.
+  // A hole takes space like data, as the reservation of a real file does.
   uint64_t& taken = taken_bytes_[path];
   const uint64_t growth = end_bytes > taken ? end_bytes - taken : 0;
   const uint64_t granted = std::min(growth, *free_bytes_);

@@ -39,7 +39,7 @@ enum class OperationKind {
   kFreeBytes,
 };
 
-// One call, as FaultInjectingStorage has seen it.
+// One call, as FaultInjectingStorage observed it.
 struct Operation {
   OperationKind kind;
   std::string path;
@@ -52,37 +52,39 @@ struct Operation {
 std::string ToString(const Operation& operation);
 std::ostream& operator<<(std::ostream& stream, const Operation& operation);
 
-// Passes everything on to another storage, and counts, records and breaks it: for tests that fail,
-// or die, at each I/O operation in turn. Operations are numbered from 0 in the order in which they
-// arrive; calls that fail are counted too, bad paths included.
+// Forwards everything to another storage, and counts, records and breaks it: for tests that fail,
+// or die, at each I/O operation in turn. Operations are numbered from 0 in the order of their
+// arrival; failing calls are counted too, including those with bad paths.
 //
-// Thread-safe. `base` must outlive it. What was there before is not known to SetDiskBytes().
+// Thread-safe. `base` must outlive it. SetDiskBytes() does not count files that existed before.
 class FaultInjectingStorage final : public Storage {
  public:
   explicit FaultInjectingStorage(Storage& base);
 
-  // Operation `number` fails with `status` and does nothing. A failing write may first pass on
+  // Operation `number` fails with `status` and has no effect. A failing write may first forward
   // `torn_bytes` of its data.
   void FailAt(int64_t number, absl::Status status, uint64_t torn_bytes = 0);
 
-  // The process dies: operation `number` (torn as above) and all after it fail with Unavailable and
-  // do nothing. Combined with MemoryStorage::SimulatePowerLoss(), the machine does.
+  // Simulates the death of the process: operation `number` (torn as above) and all later ones fail
+  // with Unavailable and have no effect. Combined with MemoryStorage::SimulatePowerLoss(),
+  // simulates a power loss of the machine.
   void DieAt(int64_t number, uint64_t torn_bytes = 0);
 
-  // Operations that `matches` accepts, each time, until ClearFaults(). Called under a lock.
+  // Fails every operation that `matches` accepts, until ClearFaults(). `matches` is called under a
+  // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
 
-  // A disk with room for so many more bytes. What does not fit fails with ResourceExhausted: a
-  // Create() by its hint, a write after the part that fits. Deleting gives room back.
+  // Simulates a disk with that much free space. What does not fit fails with ResourceExhausted: a
+  // Create() by its hint, a write after the part that fits. Deleting frees space.
   void SetDiskBytes(uint64_t free_bytes);
 
   // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
   void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
 
-  // Readers find the file no longer than this.
+  // Readers see the file end at this size at the latest.
   void TruncateReads(const std::string& path, uint64_t size_bytes);
 
-  // All of the above; the count and the record go on.
+  // Removes all of the above; counting and recording continue.
   void ClearFaults();
 
   int64_t operation_count() const;
@@ -107,11 +109,11 @@ class FaultInjectingStorage final : public Storage {
 
   struct Verdict {
     absl::Status status;
-    uint64_t torn_bytes = 0;  // of a failing write
+    uint64_t torn_bytes = 0;  // written by a failing write
   };
-  // Counts, records, and says what happens to the operation.
+  // Counts and records the operation, and decides what happens to it.
   Verdict Arrive(Operation operation);
-  // How many bytes of [begin, end) the disk has room for; takes that room.
+  // How many bytes of [begin, end) fit on the disk; reserves that space.
   uint64_t TakeRoom(const std::string& path, uint64_t begin_bytes, uint64_t end_bytes);
   void GiveRoomBack(const std::string& path, bool tree);
   void CorruptRead(const std::string& path, uint64_t offset_bytes, std::span<std::byte> out) const;

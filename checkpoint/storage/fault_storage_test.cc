@@ -19,7 +19,7 @@ std::span<const std::byte> Bytes(std::string_view text) {
 
 class FaultStorageTest : public testing::Test {
  protected:
-  // One of each kind, but for FreeBytes; the first error ends it.
+  // Calls one operation of each kind, except FreeBytes, up to the first error.
   absl::Status Everything() {
     absl::Status status = storage_.MakeDirectory("d");
     if (!status.ok()) return status;
@@ -68,7 +68,7 @@ TEST_F(FaultStorageTest, FailsEachOperationInTurnAndOnlyIt) {
     EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
     EXPECT_NE(status.message().find(kEverything[i]), std::string::npos) << status;
     EXPECT_NE(status.message().find("no (injected"), std::string::npos) << status;
-    // What comes next finds a working storage.
+    // The next operation finds a working storage.
     if (i > 0) {
       EXPECT_TRUE(storage_.DeleteTree("d").ok()) << i;
     }
@@ -89,7 +89,8 @@ TEST_F(FaultStorageTest, AfterDeathNothingHappens) {
     const Operation died = storage.operations()[i];
     EXPECT_EQ(storage.Rename("a", "b").code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(storage.List("").status().code(), absl::StatusCode::kUnavailable);
-    // Four operations a file: those before the death took effect, the one itself did not.
+    // Four operations per file: those before the death took effect, the one at which the process
+    // died did not.
     const size_t files = i == 0 ? 0 : (i - 1 + 3) / 4;
     EXPECT_EQ(i == 0 ? memory.List("")->size() : memory.List("a")->size(), files) << died;
     storage.ClearFaults();
@@ -109,7 +110,7 @@ TEST_F(FaultStorageTest, TornWritesLeaveAPrefix) {
     }
     EXPECT_EQ((*file)->WriteAt(0, Bytes("0123456789")).code(), absl::StatusCode::kUnavailable);
     EXPECT_EQ(*ReadAll(memory_, "file", 100), "0123");
-    // Only the first is torn, and only a live process can repeat it.
+    // Only the first write is torn, and only a process that is alive can repeat it.
     EXPECT_EQ((*file)->WriteAt(0, Bytes("0123456789")).ok(), !dies);
     EXPECT_EQ(*ReadAll(memory_, "file", 100), dies ? "0123" : "0123456789");
   }

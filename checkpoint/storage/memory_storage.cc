@@ -13,7 +13,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// Tests write megabytes: more is a mistaken offset, which must not exhaust the machine.
+// Tests write megabytes: a larger file means a wrong offset, which must not exhaust the machine.
 constexpr uint64_t kMaxFileBytes = uint64_t{4} << 30;
 constexpr size_t kSectorBytes = 512;
 
@@ -27,25 +27,25 @@ absl::Status Fail(absl::StatusCode code, std::string_view operation, std::string
 
 }  // namespace
 
-// A file or a directory, as it looks to a running process and as it would look after a power loss.
+// A file or a directory, both as running processes see it and as it would be after a power loss.
 struct MemoryStorage::Node {
   explicit Node(bool is_directory) : is_directory(is_directory) {}
 
   const bool is_directory;
   std::string data, durable_data;
   std::map<std::string, NodePtr, std::less<>> entries, durable_entries;
-  // By name: the newest change of that entry that is durable. Older ones must not undo it.
+  // For each name, the number of its newest durable change. Older changes must not undo it.
   std::map<std::string, uint64_t> durable_change;
 };
 
 struct MemoryStorage::Shared {
-  // `name` in `directory` becomes `node`, or nothing.
+  // Sets the entry `name` of `directory` to `node`, or removes it.
   struct Edit {
     NodePtr directory;
     std::string name;
     NodePtr node;
   };
-  // What becomes durable together, once none of the directories is left to sync.
+  // Edits that become durable together, once all of their directories have been synced.
   struct Change {
     uint64_t number;
     std::vector<Edit> edits;
@@ -66,7 +66,7 @@ struct MemoryStorage::Shared {
   const NodePtr root = std::make_shared<Node>(/*is_directory=*/true);
   std::vector<Change> pending ABSL_GUARDED_BY(mutex);
   uint64_t next_change ABSL_GUARDED_BY(mutex) = 1;
-  // Files opened in an earlier one are dead.
+  // Files opened in an earlier power cycle fail.
   uint64_t power_cycle ABSL_GUARDED_BY(mutex) = 0;
 };
 
@@ -103,7 +103,7 @@ void MemoryStorage::Shared::Apply(std::vector<Edit> edits) {
   pending.push_back(std::move(change));
 }
 
-// As a file system does it: bottom up, each entry a change of its own.
+// Deletes like a file system: bottom up, each entry as a separate change.
 void MemoryStorage::Shared::RemoveTree(const NodePtr& directory, const std::string& name) {
   const NodePtr node = directory->entries[name];
   const auto children = node->entries;
@@ -124,7 +124,7 @@ void MemoryStorage::Shared::MakeDurable(const Change& change) {
   }
 }
 
-// What is durable is all there is.
+// Reduces the state to what is durable.
 void MemoryStorage::Shared::Restart() {
   pending.clear();
   ++power_cycle;
@@ -138,7 +138,7 @@ void MemoryStorage::Shared::Restart() {
   }
 }
 
-// What reading and writing share: the node, and whether it is still there.
+// Shared by reading and writing: the node, and whether it still exists.
 class MemoryStorage::OpenFile {
  public:
   OpenFile(std::shared_ptr<Shared> shared, std::string path, NodePtr node, uint64_t power_cycle)
@@ -234,7 +234,8 @@ class MemoryStorage::Reader final : public ReadableFile {
 
 MemoryStorage::MemoryStorage() : shared_(std::make_shared<Shared>()) {}
 MemoryStorage::~MemoryStorage() {
-  // A file that outlives the storage keeps only its own contents; pending edits would keep cycles.
+  // A file that outlives the storage keeps only its own contents; pending edits would form
+  // reference cycles.
   MutexLock lock(&shared_->mutex);
   shared_->pending.clear();
 }
@@ -251,7 +252,7 @@ void MemoryStorage::SimulatePowerLoss(uint64_t seed) {
   for (const Shared::Change& change : shared_->pending) {
     if (heads()) Shared::MakeDurable(change);
   }
-  // Every file that can be reached afterwards, once.
+  // Every file that remains reachable, once.
   std::vector<Node*> nodes = {shared_->root.get()};
   std::set<const Node*> seen;
   while (!nodes.empty()) {

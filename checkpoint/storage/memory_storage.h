@@ -15,11 +15,13 @@
 
 namespace tessera::ckpt {
 
-// A storage for tests that knows what is durable and what is not, and can lose power.
+// A storage for tests that distinguishes durable from volatile state, and can simulate a power
+// loss.
 //
-// The promises of Storage are kept and nothing more: a file's contents are durable as of its last
-// Sync(); a creation, a deletion or a rename is once each directory that it touches was synced.
-// The contents of one file, and the entries of one directory, are independent of all others.
+// It keeps the promises of Storage and no more: a file's contents are durable as of its last
+// Sync(); a creation, a deletion or a rename is durable once every directory that it touches has
+// been synced. The contents of one file, and the entries of one directory, are independent of all
+// others.
 //
 // Thread-safe; every call holds one lock. Files may outlive the storage.
 class MemoryStorage final : public Storage {
@@ -27,13 +29,13 @@ class MemoryStorage final : public Storage {
   MemoryStorage();
   ~MemoryStorage() override;
 
-  // Drops everything that was not made durable. Files that are open fail with Unavailable from now
-  // on; the storage itself goes on, as after a restart.
+  // Drops everything that is not durable. Open files fail with Unavailable from then on; the
+  // storage itself remains usable, as after a restart.
   void SimulatePowerLoss();
 
-  // The same, except that the disk had got round to a part of what was not durable: of each file
-  // any of the unsynced sectors, of the directories any of the unsynced changes, chosen by `seed`.
-  // A rename stays atomic.
+  // The same, except that the disk had already written some of what was not durable: any of the
+  // unsynced sectors of each file, and any of the unsynced changes of the directories, chosen by
+  // `seed`. A rename stays atomic.
   void SimulatePowerLoss(uint64_t seed);
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
@@ -55,7 +57,7 @@ class MemoryStorage final : public Storage {
   class Reader;
   using NodePtr = std::shared_ptr<Node>;
 
-  // Kept alive by open files too.
+  // Shared with open files.
   const std::shared_ptr<Shared> shared_;
 };
 

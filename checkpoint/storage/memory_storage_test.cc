@@ -1,4 +1,4 @@
-// What survives a power loss. What MemoryStorage shares with every storage: storage_conformance.cc.
+// Tests of power loss. What MemoryStorage shares with every storage is in storage_conformance.cc.
 
 #include "checkpoint/storage/memory_storage.h"
 
@@ -169,7 +169,7 @@ TEST(MemoryStorageTest, FilesMayOutliveTheStorage) {
   EXPECT_TRUE(file->WriteAt(0, Bytes("x")).ok());
 }
 
-// Contents of "file" after the power failed at the end of `change`, over many seeds.
+// Contents of "file" after a power loss at the end of `change`, over many seeds.
 template <typename Change>
 std::set<std::string> Outcomes(const Change& change) {
   std::set<std::string> outcomes;

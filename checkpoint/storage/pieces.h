@@ -7,15 +7,15 @@
 namespace tessera::ckpt {
 
 // The unit of work of saving and loading: large enough that a disk runs at full speed with a few in
-// flight, small enough that several fit the staging limit.
+// flight, small enough that several fit into the staging limit.
 inline constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 
-// Checksum chunks above this would make staging buffers unbounded.
+// Larger checksum chunks would make staging buffers unbounded.
 inline constexpr uint64_t kMaxChunkBytes = uint64_t{256} << 20;
 
 struct PieceLayout {
   uint64_t piece_bytes;  // a multiple of the chunk size
-  int workers;           // workers * piece_bytes is at most the limit, where one chunk fits it
+  int workers;           // workers * piece_bytes <= limit, if one chunk fits
 };
 
 inline PieceLayout LayOutPieces(uint64_t chunk_bytes, int workers, uint64_t limit_bytes) {

@@ -60,7 +60,7 @@ absl::Status PosixWritableFile::Sync() {
     if (!sync_status_.ok()) return sync_status_;
     if (absl::Status status = CutReservation(); !status.ok()) return status;
   }
-  // Unlocked, so that writes may go on meanwhile.
+  // Not locked, so that writes can continue meanwhile.
   const int error = SyncContents(file_.fd());
   MutexLock lock(&mutex_);
   if (error != 0) sync_status_ = ErrnoStatus(error, "Sync", name_);

@@ -19,8 +19,8 @@ namespace tessera::ckpt::internal {
 
 class PosixWritableFile final : public WritableFile {
  public:
-  // `name` is for messages; the descriptors are DualFile's. `reserved_bytes`: the length that the
-  // file was given ahead of its contents; what the writes leave of it is cut off again.
+  // `name` is used in messages; the descriptors are those of DualFile. `reserved_bytes`: the length
+  // to which the file was extended ahead of its contents; what the writes do not use is truncated.
   PosixWritableFile(std::string name, ScopedFd buffered, ScopedFd direct, size_t direct_min_bytes,
                     BouncePool* bounce, uint64_t reserved_bytes);
 
@@ -32,12 +32,12 @@ class PosixWritableFile final : public WritableFile {
   absl::Status CutReservation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string name_;
-  // Shared by writes, exclusive for what changes the length behind their back.
+  // Held shared by writes, exclusively by operations that change the length.
   Mutex mutex_;
   DualFile file_;
   uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  // The kernel reports a failed write-back once; a second fsync() would claim success.
+  // The kernel reports a failed write-back once; a second fsync() would report success.
   absl::Status sync_status_ ABSL_GUARDED_BY(mutex_);
   std::atomic<uint64_t> length_bytes_ = 0;
 };

@@ -48,7 +48,7 @@ uint64_t RoundDown(uint64_t value) { return value & ~kMask; }
 uint64_t RoundUp(uint64_t value) { return (value + kMask) & ~kMask; }
 bool IsAligned(const void* p) { return (reinterpret_cast<uintptr_t>(p) & kMask) == 0; }
 
-// Block arithmetic on the range must not overflow off_t either.
+// Rounding the range to whole blocks must not overflow off_t either.
 bool FitsOffset(uint64_t offset_bytes, uint64_t size_bytes) {
   constexpr uint64_t kMax = std::numeric_limits<off_t>::max() - kMask;
   return offset_bytes <= kMax && size_bytes <= kMax - offset_bytes;
@@ -64,7 +64,7 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
 
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where) {
   const absl::Status status = ErrnoStatus(error, operation, where);
-  // A bad sector; a checksum of the file system; a structure of it.
+  // A bad sector, or a checksum or structure error of the file system.
   const bool is_lost = error == EIO || error == EBADMSG || error == EUCLEAN || error == ENODATA;
   return is_lost ? absl::DataLossError(status.message()) : status;
 }
@@ -159,7 +159,8 @@ int DualFile::WriteDirect(uint64_t offset_bytes, std::span<const std::byte> data
     if (n == 0) return EIO;
     offset_bytes += n;
     data = data.subspan(n);
-    // A short transfer may end inside a block (a nearly full disk): no longer one for this way.
+    // A short transfer may end inside a block (a nearly full disk), after which direct I/O is
+    // impossible.
     if ((n & kMask) != 0) break;
   }
   return WriteBuffered(offset_bytes, data);
@@ -191,7 +192,7 @@ int DualFile::ReadAt(uint64_t offset_bytes, std::span<std::byte> out, size_t* re
   const size_t head_bytes = blocks_begin - offset_bytes;
   if (!IsAligned(out.data() + head_bytes)) return ReadBounced(offset_bytes, out, read_bytes);
 
-  // Each part continues only where the one before was filled: a short one means the file's end.
+  // Each part continues only if the one before was filled: a short one means the file's end.
   const size_t blocks_bytes = blocks_end - blocks_begin;
   int error = ReadFrom(fd(), offset_bytes, out.first(head_bytes), read_bytes);
   if (error != 0 || *read_bytes < head_bytes) return error;
@@ -214,7 +215,7 @@ int DualFile::ReadFrom(int fd, uint64_t offset_bytes, std::span<std::byte> out,
     if (n < 0) return errno;
     if (n == 0) return 0;
     *read_bytes += n;
-    // The next direct call would be misaligned; the caller goes on through the cache.
+    // The next direct call would be misaligned; the caller continues through the cache.
     if (fd == direct_.get() && (n & kMask) != 0) return 0;
   }
   return 0;
@@ -225,7 +226,7 @@ int DualFile::ReadDirect(uint64_t offset_bytes, std::span<std::byte> out,
   const int error = ReadFrom(direct_.get(), offset_bytes, out, read_bytes);
   if (error == EINVAL) direct_usable_.store(false, std::memory_order_relaxed);
   if (error != 0 && error != EINVAL) return error;
-  // What direct I/O left over: the file's last partial block, or everything after a refusal.
+  // The remainder after direct I/O: the file's last partial block, or everything after a refusal.
   size_t rest_bytes = 0;
   const int rest_error =
       ReadFrom(fd(), offset_bytes + *read_bytes, out.subspan(*read_bytes), &rest_bytes);

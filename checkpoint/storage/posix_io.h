@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_POSIX_IO_H_
 #define TESSERA_CHECKPOINT_STORAGE_POSIX_IO_H_
 
-// Reading and writing all of a range, whatever its alignment, over two descriptors of one file.
+// Reading and writing whole ranges of any alignment, over two descriptors of one file.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ namespace tessera::ckpt::internal {
 // "WriteAt /runs/a: No space left on device" under the code that storage.h promises for `error`.
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where);
 
-// The same for reading, where bytes that the disk or the file system cannot deliver are lost.
+// The same for reading, where bytes that the disk or the file system cannot return are DataLoss.
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
 
 // Owns a file descriptor.
@@ -43,15 +43,15 @@ class ScopedFd {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
-  // 0 or an errno. The descriptor is gone either way.
+  // Returns 0 or an errno. The descriptor is closed either way.
   int Close();
 
  private:
   int fd_ = -1;
 };
 
-// Aligned buffers for transfers whose own memory is not, at most `max_buffers` of them: further
-// threads wait, so that bouncing never takes more than max_buffers * buffer_bytes.
+// Aligned buffers for transfers whose own memory is not aligned, at most `max_buffers` of them:
+// further threads wait, so that bouncing never takes more than max_buffers * buffer_bytes.
 class BouncePool {
  public:
   BouncePool(size_t buffer_bytes, int max_buffers)
@@ -72,7 +72,7 @@ class BouncePool {
     AlignedBuffer buffer_;
   };
 
-  // ResourceExhausted when memory is.
+  // ResourceExhausted when out of memory.
   absl::StatusOr<Lease> Acquire();
 
  private:
@@ -89,16 +89,16 @@ struct IoCalls {
   ssize_t (*pwrite)(int fd, const void* data, size_t size, off_t offset) = ::pwrite;
 };
 
-// What files use that are opened from now on; for tests.
+// Applies to files that are opened afterwards; for tests.
 void SetIoCalls(const IoCalls& calls);
 const IoCalls& CurrentIoCalls();
 
 // One file, opened once through the page cache and, where the file system allows it, once past it
-// (O_DIRECT). A large transfer is cut at multiples of kIoAlignmentBytes: whole blocks go directly,
-// without a copy where the memory is aligned too and through a bounce buffer where it is not; the
-// rest, less than a block at either end, goes through the cache. Both ways meet in the kernel,
-// which writes a cached page back before a direct transfer touches it and drops it afterwards, so
-// the file's contents are always those of the last write that returned.
+// (O_DIRECT). A large transfer is split at multiples of kIoAlignmentBytes: whole blocks are
+// transferred directly, without a copy where the memory is aligned too and through a bounce buffer
+// where it is not; the rest, less than a block at either end, goes through the cache. The kernel
+// keeps both descriptors coherent: it writes a cached page back before a direct transfer touches it
+// and drops it afterwards, so the file's contents are always those of the last write that returned.
 //
 // Thread-safe for ranges that do not overlap.
 class DualFile {
@@ -113,10 +113,10 @@ class DualFile {
   // Writes everything or returns an errno.
   int WriteAt(uint64_t offset_bytes, std::span<const std::byte> data);
 
-  // Reads until `out` is full or the file ends; `*read_bytes` says how much. 0 or an errno.
+  // Reads until `out` is full or the file ends, and sets `*read_bytes`. Returns 0 or an errno.
   int ReadAt(uint64_t offset_bytes, std::span<std::byte> out, size_t* read_bytes) const;
 
-  // Closes both; the first errno, or 0.
+  // Closes both. Returns the first errno, or 0.
   int Close();
 
  private:
@@ -132,7 +132,7 @@ class DualFile {
   const size_t direct_min_bytes_;
   BouncePool* const bounce_;
   const IoCalls calls_;
-  // Some file systems accept the flag and refuse the transfer.
+  // Some file systems accept the flag, but refuse the transfer.
   mutable std::atomic<bool> direct_usable_;
 };
 

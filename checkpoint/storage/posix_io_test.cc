@@ -19,19 +19,19 @@
 namespace tessera::ckpt::internal {
 namespace {
 
-// The kernel, as bad as it may be. Both descriptors of the file under test are ordinary ones, so
-// that the rules of direct I/O can be checked here instead of by one file system.
+// A fake kernel that misbehaves on request. Both descriptors of the file under test are ordinary
+// ones, so that the rules of direct I/O are checked here instead of by one file system.
 struct FakeKernel {
   int direct_fd = -1;
   size_t longest_transfer = std::numeric_limits<size_t>::max();
-  int interrupt_every = 0;      // EINTR at each n-th call
+  int interrupt_every = 0;      // EINTR on every n-th call
   bool refuse_direct = false;   // EINVAL, as some file systems do
   int64_t fail_at_offset = -1;  // ENOSPC for writes, EIO for reads that touch it
   int calls = 0, direct_calls = 0, misaligned_calls = 0;
 };
 FakeKernel kernel;
 
-// 0, or the errno to fail with; may shorten `size`.
+// Returns 0, or the errno to fail with; may shorten `size`.
 int Enter(int fd, const void* data, size_t* size, off_t offset, int failure) {
   ++kernel.calls;
   if (kernel.interrupt_every > 0 && kernel.calls % kernel.interrupt_every == 0) return EINTR;
@@ -73,7 +73,7 @@ class DualFileTest : public testing::Test {
                     {&FakeRead, &FakeWrite});
   }
 
-  // Writes and reads ranges of every alignment; the kernel's vices must not show.
+  // Writes and reads ranges of every alignment; the kernel's misbehaviour must not be visible.
   void ExpectRoundTrips() {
     ASSERT_EQ(ftruncate(file_.fd(), 0), 0);
     std::mt19937 random(1);
@@ -150,7 +150,8 @@ TEST_F(DualFileTest, RefusedDirectTransfersGoThroughTheCache) {
 }
 
 TEST_F(DualFileTest, ErrorsAreReportedFromEveryPart) {
-  // Head through the cache, blocks directly, tail through the cache; then the same bounced.
+  // Head through the cache, blocks directly, tail through the cache; then the same with bounce
+  // buffers.
   for (size_t shift : {size_t{100}, size_t{101}}) {
     for (int64_t at : {200, 20'000, 61'000}) {
       kernel.fail_at_offset = at;

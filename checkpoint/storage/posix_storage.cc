@@ -38,7 +38,7 @@ const char* AtPath(const std::string& path) { return path.empty() ? "." : path.c
 
 std::string LastName(const std::string& path) { return std::string(SplitPath(path).second); }
 
-// Takes over `fd`. 0 or an errno; entries without "." and "..".
+// Takes ownership of `fd`. Returns 0 or an errno, and the entries without "." and "..".
 int ReadEntries(ScopedFd fd, std::vector<std::pair<std::string, unsigned char>>* entries) {
   DIR* stream = fdopendir(fd.get());
   if (stream == nullptr) return errno;
@@ -58,15 +58,15 @@ int ReadEntries(ScopedFd fd, std::vector<std::pair<std::string, unsigned char>>*
   return error;
 }
 
-// Deletes `name` in the directory `parent`, with all below it, following nothing. What another
-// process deletes meanwhile is no error.
+// Deletes `name` in the directory `parent`, with everything below it, without following links.
+// Entries that another process deletes meanwhile are not errors.
 absl::Status RemoveBelow(int parent, const std::string& name, const std::string& where) {
   if (unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return absl::OkStatus();
   const int unlink_error = errno;
   ScopedFd directory(openat(parent, name.c_str(), kDirectoryFlags | O_NOFOLLOW));
   if (!directory.valid()) {
     if (errno == ENOENT) return absl::OkStatus();
-    // Not a directory: the reason why it could not be unlinked is the one to report.
+    // Not a directory: report why it could not be unlinked.
     const int error = errno == ENOTDIR || errno == ELOOP ? unlink_error : errno;
     return ErrnoStatus(error, "DeleteTree", where);
   }
@@ -106,12 +106,13 @@ class PosixStorage final : public Storage {
   std::string Describe(std::string_view path) const override;
 
  private:
-  // A new file under a name that may be taken. Invalid, with errno set, on failure.
+  // Creates a new file under a name that may exist already. Invalid, with errno set, on failure.
   ScopedFd CreateExclusively(const std::string& path);
-  // The same file once more, past the page cache; invalid where that cannot be had.
+  // Opens the same file again for direct I/O; invalid where that is not possible.
   ScopedFd OpenDirect(const std::string& path, int access, int fd);
-  // The directory that a path's last name is in, reached without following a link: nothing outside
-  // of the root can be deleted in it. Invalid, with errno set, on failure: ELOOP for a link.
+  // Opens the directory that contains a path's last component, without following a link, so that
+  // nothing outside of the root can be deleted. Invalid, with errno set, on failure: ELOOP for a
+  // link.
   ScopedFd OpenParent(const std::string& path) const;
   absl::Status DeletionStatus(int error, std::string_view operation, const std::string& path) const;
   absl::Status Reserve(int fd, const std::string& path, uint64_t size_bytes);
@@ -156,8 +157,9 @@ absl::Status PosixStorage::DeletionStatus(int error, std::string_view operation,
 }
 
 ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
-  // A new inode, never O_TRUNC: an older checkpoint may share the old one by a hard link, and a
-  // symbolic link might lead anywhere. Another process can take the name between the two calls.
+  // Creates a new inode and never uses O_TRUNC: an older checkpoint may share the old one by a hard
+  // link, and a symbolic link might point anywhere. Another process can take the name between the
+  // two calls.
   constexpr int kAttempts = 10;
   for (int attempt = 0;; ++attempt) {
     ScopedFd fd(openat(root_fd_.get(), path.c_str(),
@@ -174,7 +176,7 @@ ScopedFd PosixStorage::CreateExclusively(const std::string& path) {
 ScopedFd PosixStorage::OpenDirect(const std::string& path, int access, int fd) {
   if (!options_.direct_io) return ScopedFd();
   ScopedFd direct(openat(root_fd_.get(), path.c_str(), access | O_DIRECT | O_CLOEXEC | O_NONBLOCK));
-  // The name may have passed to another file since `fd` was opened.
+  // The name may refer to another file since `fd` was opened.
   struct stat ours, theirs;
   const bool same = direct.valid() && fstat(fd, &ours) == 0 && fstat(direct.get(), &theirs) == 0 &&
                     ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
@@ -222,7 +224,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
   const absl::Status status = CheckPath("Open", path_view, /*root_allowed=*/false);
   if (!status.ok()) return status;
   const std::string path(path_view);
-  // O_NONBLOCK: a pipe in the place of a file must not hang us. Regular files ignore it.
+  // O_NONBLOCK: a pipe in place of a file must not block. Regular files ignore it.
   ScopedFd fd(openat(root_fd_.get(), path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ReadErrnoStatus(errno, "Open", Describe(path));
   struct stat info;
@@ -233,7 +235,7 @@ absl::StatusOr<std::unique_ptr<ReadableFile>> PosixStorage::Open(std::string_vie
         absl::StrCat("Open ", Describe(path), ": not a regular file"));
   }
   ScopedFd direct = OpenDirect(path, O_RDONLY, fd.get());
-  // With direct I/O the cache serves single blocks only: reading ahead would be in vain.
+  // With direct I/O only single blocks go through the cache: reading ahead would be wasted.
   if (direct.valid()) posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM);
   return std::make_unique<PosixReadableFile>(Describe(path), std::move(fd), std::move(direct),
                                              options_.direct_min_bytes, &bounce_,
@@ -252,13 +254,14 @@ absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view t
   if (fstatat(root, from.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
     return ErrnoStatus(errno, "Rename", where);
   }
-  // rename() would let a directory replace an empty one, and to replace a file deletes it.
+  // rename() would let a directory replace an empty one, and replacing a file deletes it.
   const bool is_directory = S_ISDIR(info.st_mode);
   if (is_directory || (!OpenParent(to).valid() && errno == ELOOP)) {
     const int error = RenameName(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE);
     if (error == 0) return absl::OkStatus();
     if (error != EINVAL && error != ENOSYS) return ErrnoStatus(error, "Rename", where);
-    // Either the file system has no such flag, or the request makes no sense: rename() tells.
+    // Either the file system does not support the flag, or the request is invalid: rename() reports
+    // it.
     if (fstatat(root, to.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
       return ErrnoStatus(EEXIST, "Rename", where);
     }
@@ -367,7 +370,7 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& roo
         ", and max_bounce_buffers positive, found ", options.max_bounce_buffers));
   }
   if (options.create_root) {
-    // Something else in its place is found below.
+    // If something else is in its place, the check below finds it.
     const int error = MakeDirectories(AT_FDCWD, root);
     if (error != 0 && error != EEXIST) {
       return ErrnoStatus(error, "cannot create the folder", root);

@@ -11,16 +11,16 @@
 namespace tessera::ckpt {
 
 struct PosixStorageOptions {
-  // Create the root directory, with its parents, where it is missing.
+  // Creates the root directory, with its parents, if it does not exist.
   bool create_root = false;
 
-  // Past the page cache (O_DIRECT) where the file system allows it. Checkpoints are written once
-  // and rarely read back soon: caching them costs a copy and evicts what is needed.
+  // Bypasses the page cache (O_DIRECT) where the file system allows it. Checkpoints are written
+  // once and rarely read soon after: caching them costs a copy and evicts useful pages.
   bool direct_io = true;
   // Smaller transfers go through the page cache.
   size_t direct_min_bytes = size_t{64} << 10;
-  // Transfers whose memory is not aligned to kIoAlignmentBytes as their place in the file is are
-  // copied through buffers of this size, of which there are never more than the second number.
+  // Transfers whose memory and file offset are not both aligned to kIoAlignmentBytes are copied
+  // through buffers of this size, of which there are at most max_bounce_buffers.
   size_t bounce_buffer_bytes = size_t{4} << 20;
   int max_bounce_buffers = 8;
 };
@@ -32,9 +32,9 @@ struct PosixStorageOptions {
 // it, but never to delete or to replace something; creating, renaming and deleting act on a link
 // itself, and DeleteTree() never leaves its tree.
 //
-// Errors: those of Storage; NotFound if there is no root, InvalidArgument if it is no directory.
-// A write beyond RLIMIT_FSIZE is ResourceExhausted in processes that ignore SIGXFSZ, and kills
-// others.
+// Errors: those of Storage; NotFound if the root does not exist, InvalidArgument if it is not a
+// directory. A write beyond RLIMIT_FSIZE is ResourceExhausted in processes that ignore SIGXFSZ, and
+// kills others.
 absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root,
                                                           const PosixStorageOptions& options = {});
 

@@ -1,4 +1,4 @@
-// What is special about files of an operating system: links, pipes, full and read-only disks.
+// Behaviour specific to an operating system's files: links, pipes, full and read-only disks.
 
 #include "checkpoint/storage/posix_storage.h"
 
@@ -101,7 +101,7 @@ TEST_F(PosixStorageTest, DeletingNeverFollowsLinks) {
   EXPECT_EQ(Precious(), "precious");
 }
 
-// The storage and the directory that a link leads to need not even be on one file system.
+// The storage and the target of a link may even be on different file systems.
 TEST_F(PosixStorageTest, NothingOutsideIsDeletedOrReplacedThroughALink) {
   std::filesystem::create_directory_symlink(outside(), root() + "/link");
   EXPECT_EQ(storage_->Delete("link/precious").code(), absl::StatusCode::kFailedPrecondition);
@@ -142,7 +142,7 @@ TEST_F(PosixStorageTest, ALoopOfLinksIsAnError) {
   EXPECT_TRUE(storage_->DeleteTree("loop").ok());
 }
 
-// What the kernel answers for a bad sector, a file system's checksum error and the like.
+// The kernel's answer to a bad sector, a file system's checksum error and the like.
 int read_errno = 0;
 
 TEST_F(PosixStorageTest, WhatTheDiskCannotDeliverIsDataLoss) {
@@ -178,7 +178,7 @@ TEST_F(PosixStorageTest, AnAbandonedFileIsHarmless) {
   EXPECT_EQ(*ReadAll(*storage_, "file", 100), "whole");
 }
 
-// Pages of the file that the cache holds.
+// Number of the file's pages that are in the cache.
 size_t CachedPages(const std::string& path, size_t size_bytes) {
   const int fd = open(path.c_str(), O_RDONLY);
   void* mapped = mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -217,8 +217,8 @@ TEST_F(PosixStorageTest, LargeTransfersStayOutOfThePageCache) {
   }
 }
 
-// Runs `body` in a process of its own, whose limits and mounts nobody else sees. `body` returns
-// what went wrong; so does this, "" if nothing.
+// Runs `body` in a child process, so that its limits and mounts affect no other process. Returns
+// what `body` returned: a description of the failure, or "".
 std::string InChild(const std::function<std::string()>& body) {
   int pipe_fds[2];
   if (pipe(pipe_fds) != 0) return "no pipe";
@@ -246,8 +246,8 @@ void WriteProcFile(const char* path, const std::string& text) { std::ofstream(pa
 
 constexpr char kNoMount[] = "mounting is not permitted here (needs: mount)";
 
-// Mounts a tmpfs of 1 MiB, visible to this process alone. Tries as root, then as root of a user
-// namespace of its own.
+// Mounts a tmpfs of 1 MiB that only this process sees. Tries as root, then as root of a new user
+// namespace.
 bool MountSmallTmpfs(const std::string& at) {
   const uid_t uid = getuid();
   const gid_t gid = getgid();
@@ -270,7 +270,7 @@ bool Says(const absl::Status& status, absl::StatusCode code, const std::string& 
   return status.code() == code && std::string(status.message()).find(text) != std::string::npos;
 }
 
-// In a place with room for little more than a megabyte.
+// For a place with room for little more than a megabyte.
 std::string FillDisk(const std::string& root) {
   constexpr auto kFull = absl::StatusCode::kResourceExhausted;
   auto storage = *OpenPosixStorage(root);
@@ -346,7 +346,7 @@ std::string ExpectReadOnly(Storage& storage) {
   return "";
 }
 
-// Even root then obeys the permission bits.
+// Afterwards even root obeys the permission bits.
 bool DropCapabilities() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[2] = {};

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
 #define TESSERA_CHECKPOINT_STORAGE_STORAGE_H_
 
-// A place to keep checkpoints, as far as the engine needs one: files written at any offset, files
-// read at any offset, and names that become durable when their directory is synced.
+// The interface to a place that keeps checkpoints: files written at any offset, files read at any
+// offset, and names that become durable when their directory is synced.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,61 +23,61 @@ inline constexpr size_t kIoAlignmentBytes = 4096;
 
 // A file being written. Writes may come from several threads, at any offset, in any order, as long
 // as no two of them overlap; parts never written read as zeros, and the file ends where the last
-// byte was written. Nothing is durable before Sync() returned OK. Close() must be called and does
-// not imply Sync(); the destructor releases resources and reports nothing.
+// byte was written. Nothing is durable before Sync() has returned OK. Close() must be called and
+// does not imply Sync(); the destructor releases resources and reports nothing.
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
 
-  // All of `data`, or an error; after an error the range's contents are unspecified.
+  // Writes all of `data`, or returns an error, after which the range's contents are unspecified.
   // Errors: ResourceExhausted when the disk is full, FailedPrecondition after Close().
   virtual absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) = 0;
 
   // Makes contents and length durable, but not the name: see Storage::SyncDirectory(). Covers the
-  // writes that returned before the call. An error is final: the file must be written anew.
+  // writes that returned before the call. An error is final: the file must be written again.
   virtual absl::Status Sync() = 0;
 
-  // No other call may be in progress, none may follow.
+  // Must not overlap with another call, and must be the last one.
   virtual absl::Status Close() = 0;
 };
 
-// A file being read; safe for use from several threads.
+// A file being read. Thread-safe.
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
 
-  // Fills all of `out`, or fails: DataLoss, naming file and offset, when the file ends before (with
-  // expected and found) and when the disk cannot deliver what it holds. Large reads go to the disk
-  // past any cache; the caller supplies the parallelism.
+  // Fills all of `out`, or fails: DataLoss, naming file and offset, when the file is too short
+  // (with expected and found size) and when the disk cannot return its contents. Large reads bypass
+  // the cache; callers provide the parallelism.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
-  // As of Open().
+  // The size at the time of Open().
   virtual uint64_t size_bytes() const = 0;
 };
 
 // A file-system-like place to keep checkpoints.
 //
 // Paths are relative to the storage's root and use '/'. "" is the root itself, for the operations
-// on directories. InvalidArgument answers an absolute path, an empty, "." or ".." component, a
-// trailing '/' and a NUL.
+// on directories. InvalidArgument for an absolute path, an empty, "." or ".." component, a trailing
+// '/' and a NUL.
 //
-// Errors: NotFound, AlreadyExists, PermissionDenied, ResourceExhausted (no space),
-// InvalidArgument (bad path, or a directory where a file is needed), DataLoss (a file that cannot
-// be read), Unavailable for the rest; each names path and operation.
+// Errors: NotFound, AlreadyExists, PermissionDenied, ResourceExhausted (no space), InvalidArgument
+// (bad path, or a directory where a file is needed), DataLoss (a file that cannot be read),
+// Unavailable for other errors; each message names path and operation.
 //
-// Nothing is ever deleted through a symbolic link, be it by Delete(), DeleteTree() or because
-// something takes its place: FailedPrecondition or AlreadyExists where a directory on the path is
-// one. Links are followed for everything else.
+// Nothing is ever deleted or replaced through a symbolic link, whether by Delete(), DeleteTree(),
+// Create() or Rename(): FailedPrecondition or AlreadyExists where a directory on the path is a
+// link. All other operations follow links.
 //
 // Thread-safe. A storage must outlive its files. A file that is being read must not be written.
 class Storage {
  public:
   virtual ~Storage() = default;
 
-  // Creates an empty file, in place of the one that may be there (whoever has that one open, or
-  // another hard link to it, keeps the old contents). The directory must exist. `size_hint_bytes`
-  // (0: unknown) lets the file system reserve room up front, so that a full disk is reported here
-  // and not halfway. It does not determine the length, but the exact one is the fastest.
+  // Creates an empty file, replacing an existing one (readers that have the old file open, and
+  // other hard links to it, keep the old contents). The directory must exist. `size_hint_bytes` (0:
+  // unknown) lets the file system reserve space up front, so that a full disk is reported here and
+  // not halfway through. It does not determine the length, but an exact hint is the fastest.
   virtual absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                                uint64_t size_hint_bytes) = 0;
 
@@ -87,36 +87,36 @@ class Storage {
   // never replaced: AlreadyExists.
   virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
 
-  // Creates the directory and its parents; OK if there. All of them are durable on return, whoever
-  // made them.
+  // Creates the directory and its parents; OK if they exist. All of them are durable on return,
+  // including existing ones.
   virtual absl::Status MakeDirectory(std::string_view path) = 0;
 
   // Makes creations, renames and deletions directly inside the directory durable.
   virtual absl::Status SyncDirectory(std::string_view path) = 0;
 
-  // Names (not paths) inside a directory, sorted; directories end in '/'. NotFound if there is
-  // none.
+  // Names (not paths) inside a directory, sorted; those of directories end in '/'. NotFound if the
+  // directory does not exist.
   virtual absl::StatusOr<std::vector<std::string>> List(std::string_view path) = 0;
 
-  // Deletes one file. A symbolic link is deleted itself.
+  // Deletes one file. A symbolic link itself is deleted, not its target.
   virtual absl::Status Delete(std::string_view path) = 0;
 
-  // Deletes a directory with all that is in it, or a file. Symbolic links are never followed.
-  // NotFound if there is nothing; InvalidArgument for the root.
+  // Deletes a directory with its contents, or a file. Never follows symbolic links. NotFound if
+  // nothing exists under the name; InvalidArgument for the root.
   virtual absl::Status DeleteTree(std::string_view path) = 0;
 
-  // Whether the last name of the path is a symbolic link itself. False in storages without links.
+  // Whether the last component of the path is a symbolic link. False in storages without links.
   virtual bool IsLink(std::string_view path);
 
-  // Room left for data, for a check before a save; another process may take it meanwhile.
-  // Unimplemented where a storage has no such notion.
+  // Free space, for a check before a save; another process may use it meanwhile. Unimplemented
+  // where a storage has no such limit.
   virtual absl::StatusOr<uint64_t> FreeBytes();
 
   // For messages: "/runs/a" or "memory:a".
   virtual std::string Describe(std::string_view path) const = 0;
 };
 
-// Convenience over the interface, for small files such as a manifest.
+// Convenience functions over the interface, for small files such as a manifest.
 
 // ResourceExhausted for a file above `max_bytes`, before anything is allocated.
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes);

@@ -29,7 +29,7 @@ std::span<std::byte> Bytes(std::string& text) {
   return std::as_writable_bytes(std::span<char>(text));
 }
 
-// Differs at any two offsets a sector or a block apart.
+// Values at any two offsets a sector or a block apart differ.
 std::string Pattern(size_t size_bytes, uint64_t seed) {
   std::string text(size_bytes, '\0');
   for (size_t i = 0; i < size_bytes; ++i) {
@@ -49,7 +49,7 @@ std::string Get(Storage& storage, std::string_view path) {
   return contents.ok() ? *contents : "(unreadable)";
 }
 
-// Errors have the right code and name the operation and the path.
+// Expects an error with the right code that names the operation and the path.
 void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& operation,
                  const std::string& path) {
   EXPECT_EQ(status.code(), code) << status;
@@ -57,7 +57,7 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, const std::s
   EXPECT_NE(std::string(status.message()).find(path), std::string::npos) << status;
 }
 
-// Compared by hand: gtest would print megabytes.
+// Does not use EXPECT_EQ, which would print megabytes.
 void ExpectSameBytes(std::string_view found, std::string_view expected, const std::string& what) {
   if (found == expected) return;
   ASSERT_EQ(found.size(), expected.size()) << what;
@@ -231,7 +231,7 @@ TEST_P(StorageConformance, MissingThingsAreNotFound) {
   ExpectError(storage_->Rename("no/such", "b"), kCode, "Rename", where);
   Put(*storage_, "a", "a");
   ExpectError(storage_->Rename("a", "no/such"), kCode, "Rename", where);
-  // A file is no directory.
+  // A file is not a directory.
   ExpectError(storage_->Open("a/b").status(), kCode, "Open", storage_->Describe("a/b"));
   ExpectError(storage_->List("a").status(), kCode, "List", storage_->Describe("a"));
   EXPECT_EQ(Get(*storage_, "a"), "a");
@@ -277,7 +277,7 @@ TEST_P(StorageConformance, BadPathsAreRefusedByEveryOperation) {
     EXPECT_EQ(storage_->Delete(path).code(), kCode) << path;
     EXPECT_EQ(storage_->DeleteTree(path).code(), kCode) << path;
   }
-  // The root is a directory, and stays.
+  // The root is a directory, and cannot be replaced.
   EXPECT_EQ(storage_->Open("").status().code(), kCode);
   EXPECT_EQ(storage_->Create("", 0).status().code(), kCode);
   EXPECT_EQ(storage_->Rename("", "b").code(), kCode);
@@ -397,11 +397,11 @@ TEST_P(StorageConformance, NothingIsDeletedThroughALink) {
   }
   ExpectError(storage_->DeleteTree("above/step"), kRefused, "DeleteTree",
               storage_->Describe("above/step"));
-  // What is new replaces nothing.
+  // A new file replaces nothing.
   Put(*storage_, "link/new", "new");
   ASSERT_TRUE(storage_->Rename("other", "above/step/renamed").ok());
   EXPECT_EQ(*storage_->List("archive/step"), Names({"file", "new", "renamed"}));
-  // The links themselves can go.
+  // The links themselves can be deleted.
   ASSERT_TRUE(storage_->Delete("above").ok());
   ASSERT_TRUE(storage_->DeleteTree("link").ok());
   EXPECT_EQ(*storage_->List(""), Names({"archive/"}));
@@ -426,7 +426,7 @@ TEST_P(StorageConformance, FreeBytesIsANumberOrUnimplemented) {
 
 TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
   constexpr int kThreads = 4;
-  constexpr size_t kPiece = 100'003;  // no multiple of anything: neighbours share blocks
+  constexpr size_t kPiece = 100'003;  // not aligned: neighbours share blocks
   constexpr int kPieces = 24;
   const std::string contents = Pattern(kPiece * kPieces, 77);
   auto file = storage_->Create("file", contents.size());
@@ -479,7 +479,7 @@ TEST_P(StorageConformance, ThreadsWorkOnTheirOwnFiles) {
   EXPECT_EQ(*storage_->List("shared"), Names({"0/", "1/", "2/", "3/"}));
 }
 
-// Against a string: overlapping writes, one after the other, of any size at any offset.
+// Compared with a string: sequential overlapping writes of any size at any offset.
 TEST_P(StorageConformance, RandomWritesAgreeWithAString) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
 #define TESSERA_CHECKPOINT_STORAGE_STORAGE_CONFORMANCE_H_
 
-// What every Storage must do, as a test suite. A storage joins with
+// The contract of every Storage, as a test suite. A storage joins with
 //
 //   INSTANTIATE_TEST_SUITE_P(Mine, StorageConformance, testing::Values(StorageFixture{...}),
 //                            StorageFixtureName);
@@ -17,9 +17,9 @@ namespace tessera::ckpt {
 
 struct StorageFixture {
   std::string name;
-  // A new, empty storage; the pointer also owns whatever that needs.
+  // Creates a new, empty storage; the pointer also owns its resources.
   std::function<std::shared_ptr<Storage>()> make;
-  // Makes `link` a symbolic link to `target`, both paths in the storage. Null: it has no links.
+  // Makes `link` a symbolic link to `target`, both paths in the storage. Null: without links.
   std::function<void(Storage& storage, const std::string& target, const std::string& link)>
       make_link = nullptr;
 };

@@ -56,7 +56,7 @@ std::vector<StorageFixture> Fixtures() {
   const std::string disk = testing::TempDir();
   PosixStorageOptions buffered;
   buffered.direct_io = false;
-  // Everything that can go directly does, and through a single block where it needs a copy.
+  // Every transfer that can be direct is, and the others use a single bounce block.
   PosixStorageOptions eager;
   eager.direct_min_bytes = 1;
   eager.bounce_buffer_bytes = kIoAlignmentBytes;

@@ -11,7 +11,7 @@
 
 namespace tessera::ckpt {
 
-// A new directory for one test, deleted with all that is in it.
+// A new directory for one test, deleted with its contents.
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const std::string& parent = testing::TempDir())

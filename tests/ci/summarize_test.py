@@ -21,7 +21,7 @@ FAILED = ('<testcase name="{}" status="run" result="completed" classname="A">'
 SKIPPED = ('<testcase name="{}" status="run" result="skipped" classname="A">'
            '<skipped message="a_test.cc:2&#x0A;{}"><![CDATA[a_test.cc:2]]></skipped></testcase>')
 DISABLED = '<testcase name="DISABLED_{}" status="notrun" result="suppressed" classname="A" />'
-# What Bazel writes for tests that write nothing themselves.
+# Bazel's report for tests that write none themselves.
 SHELL = '<testsuites><testsuite name="sh"><testcase name="sh" status="run"></testcase></testsuite></testsuites>'
 
 
@@ -29,7 +29,7 @@ class SummarizeTest(unittest.TestCase):
     def setUp(self):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
         self.events = []
-        # A machine with a GPU, where nothing can be mounted.
+        # A machine with a GPU on which mounting is not permitted.
         self.enterContext(mock.patch.dict(conditions.CONDITIONS, {
             "gpu": lambda _: True, "mount": lambda _: False}))
 
@@ -102,7 +102,7 @@ class SummarizeTest(unittest.TestCase):
         self.expect("1 passed, 4 failed, 0 skipped", 1, "FAILED TO BUILD  //c:c_test")
 
     def test_a_target_that_dies_is_a_failure(self):
-        # It had written a report of what it did before.
+        # The test had written a report of its earlier cases.
         self.target("//a:a_test", PASSED.format("X"), PASSED.format("Y"), status="FAILED")
         self.end_run(rc=3)
         self.expect("1 passed, 1 failed, 0 skipped", 1)

@@ -29,7 +29,8 @@ import history
 import processes
 import settings
 
-# However busy the machine is, within this many seconds a run makes a step or a save, and a death has ended it.
+# However busy the machine is, a run completes a step or a save, and a kill has taken effect, within
+# this many seconds.
 PATIENCE = 120
 STEP_LINE = re.compile(r"^step (\d+)/", re.MULTILINE)
 MOMENTS = ("start-up", "step", "save")
@@ -48,7 +49,7 @@ class Plan:
     rank: int
     moment: str
     count: int  # of steps or saves before the kill
-    delay: float  # seconds after that; of start-up: in start-ups
+    delay: float  # seconds after that; for a kill during start-up: in start-ups
 
     def aim(self):
         who = f"rank {self.rank}" if self.victim == "rank" else self.victim
@@ -113,7 +114,7 @@ class Watch:
         self.start = time.monotonic()
         self.started_after = None  # seconds until its first step
         self.steps = 0
-        self.saves = set()  # half-written directories that were seen
+        self.saves = set()  # incomplete directories that were seen
         self.left_over = history.half_written(self.checkpoints)
         self.saving = False
         self.last_change = self.start
@@ -414,7 +415,7 @@ def main():
         code = campaign.run()
         keep = code != 0
     except (KeyboardInterrupt, SystemExit) as end:
-        # Asked to stop: what was done so far is told.
+        # Interrupted: reports what was done so far.
         code = end.code if isinstance(end, SystemExit) else 128 + signal.SIGINT
         keep = False
     finally:

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 
-# What a record holds besides timings.
+# The fields of a record, without its timings.
 FIELDS = {
     "step": ("loss_bits", "lr", "grad_norm", "skipped", "consumed_samples"),
     "eval": ("eval_loss_bits", "tokens", "best"),

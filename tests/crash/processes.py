@@ -40,7 +40,7 @@ class Job:
                         *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *command]
         self.token = f"{os.getpid()}.{time.monotonic_ns()}"
         self.known = {}  # ranks by process id
-        # What a killed mpirun leaves behind goes where it is found again.
+        # Temporary files of a killed mpirun go to a folder that the campaign cleans up.
         env = {**os.environ, TOKEN: self.token, "TMPDIR": scratch,
                "OMPI_MCA_btl_vader_backing_directory": scratch}
         with open(self.out, "wb") as out, open(self.err, "wb") as err:

@@ -17,7 +17,7 @@ class Topology:
     pp: int
     vpp: int
     sp: bool
-    auto: bool = False  # left to the trainer, which knows the number of ranks
+    auto: bool = False  # chosen by the trainer from the number of ranks
 
     @property
     def ranks(self):
@@ -72,7 +72,7 @@ class Model:
         if topology.vpp > 1 and topology.pp == 1 or topology.sp and topology.tp == 1:
             return False
         if topology.zero > 0 and topology.dp == 1:
-            return False  # legal, and the same as without
+            return False  # valid, but equivalent to the run without it
         local = self.global_batch // topology.dp
         if topology.vpp > 1 and local % topology.pp != 0:
             return False

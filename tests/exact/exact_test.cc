@@ -1,6 +1,6 @@
 // EXACT numerics: every loss, gradient norm and every bit of weights and optimizer state is the
-// same on every topology. FAST: the same to rounding, and the same bits whenever the same topology
-// runs again.
+// same on every topology. FAST: the same up to rounding, and the same bits whenever the same
+// topology runs again.
 
 #include <cmath>
 #include <map>
@@ -20,7 +20,7 @@ namespace {
 
 using testing::TrainedRun;
 
-constexpr int64_t kVocabulary = 211;  // no multiple of any padding
+constexpr int64_t kVocabulary = 211;  // not a multiple of any padding
 constexpr int kShards = 4;
 
 struct Kind {
@@ -36,7 +36,7 @@ constexpr char kGpt2[] =
     R"pb(
   size: "gpt2-tiny" num_layers: 5 vocab_size: 211 hidden_dropout: 0.1 attention_dropout: 0.1
     )pb";
-// Untied, grouped-query attention, dropout: everything that Llama-3 can do.
+// Untied, grouped-query attention, dropout: all features of Llama-3.
 constexpr char kLlama[] = R"pb(
   size: "llama3-tiny"
   num_layers: 5
@@ -82,7 +82,7 @@ TrainedRun Train(const Kind& kind, const std::string& topology, bool exact, int6
   return run.ok() ? *run : TrainedRun();
 }
 
-// The run on one process that others are compared with; trained once.
+// The run on one process with which others are compared; trained once.
 const TrainedRun& Baseline(const Kind& kind, bool exact, int64_t micro_batches) {
   static auto& runs = *new std::map<std::tuple<std::string, bool, int64_t>, TrainedRun>;
   const auto [run, is_new] = runs.try_emplace({kind.name, exact, micro_batches});
@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Case{"dp4_zero2_tp2_pp2", 8})),
     Name);
 
-// What one process computes with one number of threads it computes with any.
+// One process computes the same with any number of threads.
 TEST(ThreadsTest, TheirNumberChangesNothing) {
   for (const Kind& kind : Kinds()) {
     TrainConfig config = Config(kind, "single", /*exact=*/true, 8);

@@ -1,5 +1,5 @@
-// EXACT numerics at the shapes of GPT-2 124M (but for the vocabulary and the number of layers):
-// products in several tiles, packed operands and long sums, none of which a tiny model has.
+// EXACT numerics at the shapes of GPT-2 124M (except for the vocabulary and the number of layers):
+// products with several tiles, packed operands and long sums, none of which a tiny model has.
 
 #include <map>
 #include <ostream>
@@ -15,7 +15,7 @@ namespace {
 
 using testing::TrainedRun;
 
-constexpr int64_t kVocabulary = 5003;  // no multiple of any padding
+constexpr int64_t kVocabulary = 5003;  // not a multiple of any padding
 constexpr int64_t kSteps = 2;
 
 struct Case {
@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(All, LargeShapesTest,
                                            Case{"Bf16_dp2_tp2_pp2", "dp2_tp2_pp2", true}),
                          [](const auto& info) { return info.param.name; });
 
-// At these shapes the order of sums shows: the equality above is not a matter of course.
+// At these shapes the order of sums matters: the equality above is not trivial.
 TEST(LargeShapesFastTest, HasOtherBitsOnOtherTopologies) {
   EXPECT_NE(testing::FirstDifference(Train("single", false, /*exact_shards=*/0),
                                      Train("tp2", false, /*exact_shards=*/0)),

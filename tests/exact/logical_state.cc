@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::string_view kMasterSuffix = ".master";
 
-// A row of a piece: `count` neighbours in the local buffer, and neighbours in the whole tensor.
+// A row of a piece: `count` neighbours in the local buffer that are also neighbours in the whole
+// tensor.
 struct Row {
   int64_t local = 0;
   int64_t logical = 0;
@@ -43,7 +44,7 @@ void ForEachRow(const Parameter& parameter, const ParameterPiece& piece,
   }
 }
 
-// The part of a row that lies in [begin, end) of the local buffer.
+// The intersection of a row with [begin, end) of the local buffer.
 Row Clip(const Row& row, int64_t begin, int64_t end) {
   const int64_t first = std::max(row.local, begin);
   const int64_t last = std::min(row.local + row.count, end);
@@ -52,8 +53,8 @@ Row Clip(const Row& row, int64_t begin, int64_t end) {
           .count = std::max<int64_t>(last - first, 0)};
 }
 
-// Every buffer of a chunk, with the element of its parameter that it begins at: visit(parameter,
-// begin, values, suffix).
+// Visits every buffer of a chunk: visit(parameter, begin, values, suffix), where `begin` is the
+// element of the parameter at which the buffer begins.
 template <typename Visit>
 absl::Status ForEachBuffer(const TrainedChunk& chunk, const Visit& visit) {
   const std::vector<Parameter*>& parameters = chunk.parameters->parameters();
@@ -79,7 +80,7 @@ uint64_t Mix(uint64_t x) {  // SplitMix64's
   return x ^ x >> 31;
 }
 
-// All 24 significant bits, so that rounding to bf16 shows.
+// Uses all 24 significant bits, so that rounding to bf16 is visible.
 float ValueOf(uint64_t key) {
   const uint64_t bits = Mix(key);
   const float magnitude = std::ldexp(static_cast<float>((1 << 23) | (bits & ((1 << 23) - 1))),

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_EXACT_LOGICAL_STATE_H_
 #define TESSERA_TESTS_EXACT_LOGICAL_STATE_H_
 
-// The naive oracle of what a run holds: everything gathered in one place, element by element, with
-// nothing of the code that cuts state into shards for checkpoints.
+// The naive oracle of a run's state: everything gathered in one place, element by element, without
+// any of the code that shards state for checkpoints.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,18 +30,18 @@ struct LogicalTensor {
 };
 
 // Weights by name; optimizer state as "<name>.master", "<name>.exp_avg", "<name>.exp_avg_sq". A
-// tied table is there once.
+// tied table occurs once.
 using LogicalState = std::map<std::string, LogicalTensor>;
 
-// Of the whole, in bytes.
+// Size of the whole state in bytes.
 int64_t Bytes(const LogicalState& state);
 
-// Puts the state of all ranks together. Internal where two ranks that hold the same element
-// disagree about it, and where padding is not zero. Threads: any number.
+// Assembles the state of all ranks. Internal where two ranks that hold the same element disagree
+// about it, and where padding is not zero. Thread-safe.
 class StateCollector {
  public:
   absl::Status Add(std::span<const TrainedChunk> chunks);
-  // Internal when there are elements that no rank has given.
+  // Internal when no rank has added some element.
   absl::Status CheckComplete() const;
   LogicalState Take();
 
@@ -58,15 +58,15 @@ class StateCollector {
   std::map<std::string, Collected> tensors_;
 };
 
-// Gives every element of a rank's state a value of its own: a function of the seed, the tensor's
-// name and the element's place in the whole tensor, rounded to its dtype. Padding stays as it is.
+// Gives every element of a rank's state a distinct value: a function of the seed, the tensor's name
+// and the element's index in the whole tensor, rounded to its dtype. Does not change padding.
 void FillState(std::span<const TrainedChunk> chunks, uint64_t seed);
 
-// What a bf16 run holds after loading what an fp32 run saved: the fp32 weights are its master
-// weights, its weights are those rounded to nearest even, moments stay what they are.
+// The state of a bf16 run after loading an fp32 run's checkpoint: the fp32 weights become its
+// master weights, its weights are those rounded to nearest even, moments are unchanged.
 LogicalState AsBf16Run(const LogicalState& fp32_run);
-// What an fp32 run holds after loading what a bf16 run saved: its weights are the master weights,
-// the rounded ones are passed over, moments stay what they are.
+// The state of an fp32 run after loading a bf16 run's checkpoint: its weights are the master
+// weights, the rounded ones are skipped, moments are unchanged.
 LogicalState AsFp32Run(const LogicalState& bf16_run);
 
 // The first difference as a sentence; empty when they are equal to the last bit.

@@ -25,7 +25,7 @@ constexpr char kRest[] = R"pb(
   optimizer { lr: 3e-3 lr_warmup_iters: 3 weight_decay: 0.1 clip_grad: 0.5 }
 )pb";
 
-// Tells a log of what is read.
+// Records in a log which samples are read.
 class LoggingLoader final : public BatchLoader {
  public:
   LoggingLoader(const TokenDataset* dataset, uint64_t seed, const Coordinate& rank, SampleLog& log)
@@ -54,7 +54,7 @@ bool Saves(const TrainConfig& config, int64_t step) {
   return !config.checkpoint().save().empty() && step % config.checkpoint().save_interval() == 0;
 }
 
-// What a resumed run draws its random numbers from: the saved seed, not its own.
+// The seed of a resumed run's random numbers: the saved one, not its own.
 absl::StatusOr<uint64_t> Seed(const TrainConfig& config, const std::optional<SavedRun>& saved) {
   if (!saved.has_value()) return static_cast<uint64_t>(config.training().seed());
   TESSERA_ASSIGN_OR_RETURN(const Progress progress, ReadProgress(saved->manifest));
@@ -92,7 +92,7 @@ absl::Status TrainRank(const TrainConfig& config, Communicator& world, SampleLog
 
 bool Same(double x, double y) { return std::memcmp(&x, &y, sizeof(x)) == 0; }
 
-// The steps [first, end) that both runs have taken, by their number.
+// The range of steps [first, end) that both runs have taken.
 std::pair<int64_t, int64_t> CommonSteps(const TrainedRun& a, const TrainedRun& b) {
   const auto end = [](const TrainedRun& run) {
     return run.first_step + static_cast<int64_t>(run.losses.size());

@@ -29,10 +29,10 @@
 
 namespace tessera::testing {
 
-// Writes a token file with something to learn.
+// Writes a token file with a learnable pattern.
 absl::Status WriteTokens(const std::string& path, int64_t vocabulary, int64_t count);
 
-// What short runs differ in.
+// The settings in which short runs differ.
 struct RunSettings {
   std::string model;   // ModelConfig in text format
   std::string tokens;  // file
@@ -43,14 +43,14 @@ struct RunSettings {
   int64_t global_batch_size = 16;
   int64_t seq_length = 24;
   int64_t steps = 20;        // train_iters
-  int64_t decay_steps = 20;  // of the learning rate
+  int64_t decay_steps = 20;  // decay of the learning rate
   int64_t bucket_elements = 5000;
   int64_t seed = 1234;
 };
-// Resolved, and so checked.
+// Returns a resolved, and therefore validated, config.
 absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings);
 
-// Every training sample that any rank has read. Threads: any number.
+// Every training sample that any rank has read. Thread-safe.
 class SampleLog {
  public:
   struct Read {
@@ -70,19 +70,19 @@ class SampleLog {
 // One rank of a run. Every rank makes the same calls.
 class TrainingRank {
  public:
-  // `log` may be null. `seed`: of dropout.
+  // `log` may be null. `seed`: seed of dropout.
   static absl::StatusOr<std::unique_ptr<TrainingRank>> Create(const TrainConfig& config,
                                                               uint64_t seed, Communicator& world,
                                                               SampleLog* log);
 
-  // Initial weights, step 0.
+  // Sets initial weights, at step 0.
   void Initialize();
-  // Everything that the checkpoint holds, as a resumed run loads it.
+  // Loads the complete checkpoint, as a resumed run does.
   absl::StatusOr<LoadNotes> Load(const SavedRun& saved);
   absl::StatusOr<StepResult> Step();
-  // To config.checkpoint.save, which must be set.
+  // Saves to config.checkpoint.save, which must be set.
   absl::Status Save();
-  // Waits for what is under way in the background. Reports of all saves since the last call.
+  // Waits for background saves. Returns the reports of all saves since the last call.
   absl::StatusOr<std::vector<ckpt::SaveReport>> FinishSaves();
 
   Trainer& trainer() { return *trainer_; }
@@ -104,31 +104,31 @@ class TrainingRank {
   std::unique_ptr<TokenDataset> dataset_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<RunSaver> saver_;  // null when nothing is saved
+  std::unique_ptr<RunSaver> saver_;  // null without saves
   Progress progress_;
 };
 
-// What a run leaves behind, whatever it ran on.
+// The results of a run, independent of its topology.
 struct TrainedRun {
-  int64_t first_step = 0;      // steps completed before
-  std::vector<double> losses;  // of each step from there
+  int64_t first_step = 0;      // steps completed before the run
+  std::vector<double> losses;  // of each step from first_step on
   std::vector<double> grad_norms;
   double evaluation_loss = 0;  // after the last step
   Progress progress;
   LogicalState state;
 };
 
-// Trains to step train_iters with threads as ranks: as many as the config's topology has. Goes on
-// from the newest checkpoint in config.checkpoint.load where that is set; saves every save_interval
-// steps to config.checkpoint.save where that is set. Internal when two ranks that hold the same
+// Trains to step train_iters with threads as ranks: as many as the config's topology has. Resumes
+// from the newest checkpoint in config.checkpoint.load if that is set; saves every save_interval
+// steps to config.checkpoint.save if that is set. Internal when two ranks that hold the same
 // elements disagree about them.
 absl::StatusOr<TrainedRun> TrainOnThreads(const TrainConfig& resolved_config,
                                           SampleLog* log = nullptr);
 
 // The first difference between two runs as a sentence; empty when they are equal to the last bit.
-// Of losses and norms, the steps that both have taken are compared, of which there must be some.
+// Compares losses and norms of the steps that both have taken, of which there must be some.
 std::string FirstLossDifference(const TrainedRun& a, const TrainedRun& b);
-// Losses, evaluation and state after the same last step.
+// Compares losses, evaluation and state after the same last step.
 std::string FirstDifference(const TrainedRun& a, const TrainedRun& b);
 
 // The largest relative difference of losses, over the steps that both have taken.

@@ -1,7 +1,7 @@
-// What a checkpoint costs training: a step in which nothing is saved, against steps while the
-// training state of GPT-2 124M is saved, by a call that waits and in the background. The training
-// is real: bf16, on all processors, 1,024 tokens a micro-batch; its update waits, piece by piece,
-// until what it overwrites has been copied. Prints
+// The cost of a checkpoint for training: compares a step without a save with steps while the
+// training state of GPT-2 124M is saved, by a blocking call and in the background. The training is
+// real: bf16, on all processors, 1,024 tokens per micro-batch; its update waits, piece by piece,
+// until the memory that it overwrites has been copied. Prints
 //   figure stall.first <value> ratio
 //       training time lost to a save: the time that the training thread stood still, and by how much
 //       steps became longer until the save was over, against a step before and one after it
@@ -64,7 +64,7 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// GPT-2 124M in bf16: what it holds, and steps of it that wait for a saver where they must.
+// GPT-2 124M in bf16: its state, and steps that wait for a saver where necessary.
 class Training {
  public:
   static absl::StatusOr<std::unique_ptr<Training>> Create(int threads) {
@@ -85,7 +85,7 @@ class Training {
     return training;
   }
 
-  // Returns its seconds. `saver` may be null.
+  // Returns the step's duration in seconds. `saver` may be null.
   double Step(ckpt::AsyncSaver* saver) {
     BeforeOverwrite wait;
     if (saver != nullptr) {
@@ -114,14 +114,14 @@ class Training {
 
 // One save in the background.
 struct BackgroundSave {
-  double lost;               // seconds of training: blocked, and by which steps became longer
-  double blocked;            // seconds that the training thread stood still
+  double lost;               // seconds of training: blocked, plus how much longer steps took
+  double blocked;            // seconds that the training thread was blocked
   double processor_seconds;  // of the background's threads
 };
 
 struct Measured {
   std::vector<double> steps;  // seconds, while nothing is saved
-  std::vector<double> saves;  // of those that wait
+  std::vector<double> saves;  // of blocking saves
   std::vector<BackgroundSave> background;
 };
 
@@ -159,8 +159,8 @@ absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::Proce
   return Delete(storage, *saved);
 }
 
-// Trains until the save is over; `before` is what a step took just before. One more step afterwards
-// says what a step takes now: what the machine does besides drifts.
+// Trains until the save is over; `before` is the duration of a step just before. One more step
+// afterwards measures the current duration again, because the load of the machine drifts.
 absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt::Storage& storage,
                                int64_t step, double before, Measured& measured) {
   ckpt::Metadata metadata;
@@ -198,7 +198,7 @@ ckpt::AsyncSaveOptions AsyncOptions() {
   return options;
 }
 
-// What Prepare() adds to the steps after it, against as many before.
+// The time that Prepare() adds to the steps after it, compared with as many before.
 void MeasurePrepare(Training& training, ckpt::AsyncSaver& saver, Measured& measured) {
   std::vector<double> before, after;
   for (int i = 0; i < absl::GetFlag(FLAGS_steps_before); ++i) {
@@ -230,7 +230,7 @@ absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage
   return measured;
 }
 
-// One kind of figure: of the first save of each round, and of the others.
+// One kind of figure: for the first save of each round, and for the others.
 class Figures {
  public:
   void Add(bool first, double value) { (first ? first_ : later_).push_back(value); }

@@ -1,5 +1,5 @@
 // All-reduce and reduce-scatter of the MPI communicator against Open MPI's own blocking calls, fp32
-// sums, the two in turn so that both see the same machine. To be started by mpirun; prints lines
+// sums, alternating so that both see the same load. Started by mpirun; prints lines
 //   figure comm.allreduce.<bytes>.ratio <our time / Open MPI's> ratio
 //   figure comm.reduce_scatter.<bytes>.ratio ...
 // Each is the median over rounds of the ratio within a round; a round's time is the slowest rank's.
@@ -27,9 +27,9 @@ ABSL_FLAG(int, rounds, 25, "Rounds behind each median.");
 namespace tessera {
 namespace {
 
-// Data that one round moves, so that small sizes take long enough to be measured.
+// Bytes moved per round, so that small sizes take long enough to be measured.
 constexpr int64_t kRoundBytes = 16 << 20;
-constexpr int64_t kMostCalls = 2000;
+constexpr int64_t kMaxCalls = 2000;
 
 double Median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
@@ -40,7 +40,7 @@ double Best(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
 }
 
-// Seconds of one call on the slowest rank.
+// Duration in seconds of one call on the slowest rank.
 double TimeRound(int64_t calls, const std::function<void()>& call) {
   MPI_Barrier(MPI_COMM_WORLD);
   const auto start = std::chrono::steady_clock::now();
@@ -53,13 +53,13 @@ double TimeRound(int64_t calls, const std::function<void()>& call) {
 
 void Compare(const Communicator& comm, const char* name, int64_t bytes,
              const std::function<void()>& ours, const std::function<void()>& theirs) {
-  const int64_t calls = std::clamp<int64_t>(kRoundBytes / bytes, 1, kMostCalls);
+  const int64_t calls = std::clamp<int64_t>(kRoundBytes / bytes, 1, kMaxCalls);
   std::vector<double> ours_s, theirs_s, ratios;
   for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    // Which goes first alternates.
+    // The order alternates.
     double first = TimeRound(calls, round % 2 == 0 ? ours : theirs);
     double second = TimeRound(calls, round % 2 == 0 ? theirs : ours);
-    if (round < 0) continue;  // buffers and connections of both are warm
+    if (round < 0) continue;  // warm-up of buffers and connections
     if (round % 2 != 0) std::swap(first, second);
     ours_s.push_back(first);
     theirs_s.push_back(second);

@@ -42,13 +42,13 @@ absl::StatusOr<double> Overhead(bool bf16, int shards) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt2Run> exact, MakeRun(bf16, shards));
   std::vector<double> ratios, fast_s, exact_s;
   for (int round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    // Which goes first alternates.
+    // The order alternates.
     Gpt2Run& first = round % 2 == 0 ? *fast : *exact;
     Gpt2Run& second = round % 2 == 0 ? *exact : *fast;
     TESSERA_ASSIGN_OR_RETURN(double fast_time, first.Step());
     TESSERA_ASSIGN_OR_RETURN(double exact_time, second.Step());
     if (round % 2 != 0) std::swap(fast_time, exact_time);
-    if (round < 0) continue;  // memory is touched, products are made
+    if (round < 0) continue;  // warm-up: memory is touched, products are created
     fast_s.push_back(fast_time);
     exact_s.push_back(exact_time);
     ratios.push_back(exact_time / fast_time);

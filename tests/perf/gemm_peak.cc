@@ -44,12 +44,12 @@ double MedianSeconds(const std::function<void()>& work) {
 
 struct Product {
   int64_t m, n, k;
-  bool packed;  // weights in the layout that oneDNN likes best; else as y = x W^T finds them
+  bool packed;  // weights in oneDNN's preferred layout; otherwise as for y = x W^T
 
   double operations() const { return 2.0 * static_cast<double>(m * n * k); }
 };
 
-// A product with operands of its own. Memory of oneDNN's engine is released with it.
+// A product with its own operands. Its oneDNN memory is released with it.
 class Runner {
  public:
   Runner(const Product& product, DType dtype)
@@ -67,7 +67,8 @@ class Runner {
                                       std::pair(DNNL_ARG_DST, primitive.dst_desc())}) {
       memory operand(desc, engine_);
       char* bytes = static_cast<char*>(operand.get_data_handle());
-      // Small numbers, not zeros: nothing may take a short cut. 0x3c3c is 0.0115 in either dtype.
+      // Small numbers instead of zeros, so that no shortcut applies. 0x3c3c is 0.0115 in either
+      // dtype.
       std::fill(bytes, bytes + desc.get_size(), 0x3c);
       arguments_.emplace(index, operand);
     }
@@ -85,8 +86,8 @@ class Runner {
   std::unordered_map<int, memory> arguments_;
 };
 
-// oneDNN divides one product among its own threads. On a thread of its own: the setting belongs to
-// the calling thread.
+// oneDNN divides one product among its own threads. Runs on a new thread, because the setting
+// belongs to the calling thread.
 double RateOfSharedProduct(const Product& product, DType dtype, int threads) {
   double rate = 0;
   std::thread([&] {
@@ -97,7 +98,7 @@ double RateOfSharedProduct(const Product& product, DType dtype, int threads) {
   return rate;
 }
 
-// Every thread has a product of its own; the rate of all, while all are at work.
+// Every thread runs a product of its own; the total rate while all are running.
 template <typename MakeRunner>
 double RateOfProductsSideBySide(const Product& product, int threads,
                                 const MakeRunner& make_runner) {
@@ -119,8 +120,8 @@ double RateOfProductsSideBySide(const Product& product, int threads,
   return total;
 }
 
-// OpenBLAS as a library of its own, with kernels of the allowed level. It is told that when it is
-// loaded, so it is not linked.
+// OpenBLAS as a separately loaded library, with kernels of the allowed level. The level is set when
+// it is loaded, so it is not linked.
 class OpenBlas {
  public:
   static const OpenBlas& Get() {
@@ -128,7 +129,7 @@ class OpenBlas {
     return library;
   }
 
-  // y = x W^T as Product has it.
+  // y = x W^T with the shape of Product.
   void Multiply(const Product& product, const float* a, const float* b, float* c) const {
     constexpr int kRowMajor = 101, kPlain = 111, kTransposed = 112;
     const int m = static_cast<int>(product.m), n = static_cast<int>(product.n);
@@ -148,7 +149,7 @@ class OpenBlas {
            : level == CpuLevel::kAvx2 ? "Haswell"
                                       : "Nehalem",
            1);
-    setenv("OPENBLAS_NUM_THREADS", "1", 1);  // of each caller's product
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);  // per caller
     constexpr char kFile[] = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0";
     void* const library = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
     CHECK(library != nullptr) << dlerror();
@@ -159,7 +160,7 @@ class OpenBlas {
   Sgemm sgemm_;
 };
 
-// A product of OpenBLAS's with operands of its own.
+// An OpenBLAS product with its own operands.
 class OpenBlasRunner {
  public:
   explicit OpenBlasRunner(const Product& product)
@@ -175,7 +176,7 @@ class OpenBlasRunner {
   std::vector<float> a_, b_, c_;
 };
 
-// Each thread passes over its part of two arrays; returns the bytes per second of the median pass.
+// Each thread traverses its part of two arrays; returns the bytes per second of the median pass.
 template <typename Pass>
 double PassRate(int threads, int64_t bytes, const Pass& pass) {
   const double seconds = MedianSeconds([&] {
@@ -217,7 +218,7 @@ double BestGemmRate(DType dtype, int threads) {
 double BestMemoryRate(int threads) {
   constexpr int64_t kElements = int64_t{128} << 20;
   const Tensor a(DType::kF32, {kElements}), b(DType::kF32, {kElements});
-  // Pages never written to are all one page of zeros, which a cache holds.
+  // Pages that were never written all map to one page of zeros, which stays in the cache.
   for (const Tensor* x : {&a, &b}) std::fill_n(x->view().as<float>(), kElements, 1.0f);
   const int64_t part = kElements / threads;
   std::vector<float> sums(threads * 16);

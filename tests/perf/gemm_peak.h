@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_PERF_GEMM_PEAK_H_
 #define TESSERA_TESTS_PERF_GEMM_PEAK_H_
 
-// What this machine can do, measured: the limits that the figures of the benchmarks are ratios of.
+// The measured limits of this machine, to which the benchmarks' figures are relative.
 
 #include <algorithm>
 #include <thread>
@@ -14,16 +14,16 @@ inline int AllProcessors() {
   return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-// The best rate that matrix products reach with `threads` threads at the level of instructions that
-// TESSERA_CPU allows, in floating-point operations per second: oneDNN's and, in fp32, OpenBLAS's;
-// large square-ish shapes, plain and packed weights, oneDNN's own threads or one product a thread.
-// The median over repetitions, the best over configurations. F32 or BF16; where the processor has
-// no instructions for bf16, its limit is fp32's. Some seconds.
+// The best rate of matrix products with `threads` threads at the instruction set that TESSERA_CPU
+// allows, in floating-point operations per second: oneDNN's and, in fp32, OpenBLAS's; large
+// square-ish shapes, plain and packed weights, oneDNN's own threads or one product per thread. The
+// median over repetitions, the best over configurations. F32 or BF16; where the processor has no
+// bf16 instructions, the limit is fp32's. Takes some seconds.
 double BestGemmRate(DType dtype, int threads = AllProcessors());
 
-// Bytes per second (read and written) of `threads` threads that pass over arrays far larger than
-// the caches: the better of a sum (reads) and an update in place (reads and writes). 1 GiB of
-// memory, about a second.
+// Bytes per second (read and written) of `threads` threads that traverse arrays far larger than the
+// caches: the better of a sum (reads) and an update in place (reads and writes). Uses 1 GiB of
+// memory and about a second.
 double BestMemoryRate(int threads = AllProcessors());
 
 }  // namespace tessera

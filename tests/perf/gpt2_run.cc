@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kVocabulary = 50257;
 constexpr int64_t kTokens = 1 << 20;
 
-// Which tokens they are changes nothing about the time.
+// The values of the tokens do not affect the time.
 absl::Status WriteTokens(const std::string& path) {
   const RandomStream random{.seed = 1, .use = RandomUse::kDataOrder, .stream = 1};
   std::vector<int32_t> tokens(kTokens);

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_PERF_GPT2_RUN_H_
 #define TESSERA_TESTS_PERF_GPT2_RUN_H_
 
-// GPT-2 124M in training, for programs that measure steps.
+// Training of GPT-2 124M, for programs that measure steps.
 
 #include <cstdint>
 #include <memory>
@@ -27,16 +27,16 @@ struct Gpt2RunOptions {
   int64_t sequence = 1024;
 };
 
-// A training run on random tokens, ready for steps.
+// A training run on random tokens, ready to step.
 class Gpt2Run {
  public:
   // `world`: null on one process. It must outlive the run.
   static absl::StatusOr<std::unique_ptr<Gpt2Run>> Create(const Gpt2RunOptions& options,
                                                          Communicator* world);
 
-  // Seconds of one optimizer step on this rank.
+  // Runs one optimizer step; returns its duration in seconds on this rank.
   absl::StatusOr<double> Step();
-  // What this rank waited for its pipeline neighbours in the last step, as a share.
+  // The share of the last step that this rank waited for its pipeline neighbours.
   double wait_share() const { return wait_share_; }
   Trainer& trainer() const { return *trainer_; }
 

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// The full training state of GPT-2 124M as one process that trains on its own holds it: bf16 weights, fp32 master weights and two
-// moments of each parameter, side by side in that order, with random contents.
+// The full training state of GPT-2 124M on a single process: bf16 weights, fp32 master weights and
+// two moments of each parameter, contiguous in that order, with random contents.
 class Gpt2State {
  public:
   Gpt2State();

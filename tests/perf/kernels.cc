@@ -108,7 +108,8 @@ class KernelBenchmark {
       PrintPeak("linear_dw", shape, operations,
                 [&] { backend_.MatMul(y.view().Transpose(0, 1), x, d_w, true); });
       if (head) Loss(rows, y);
-      // The sums over shards: where the layer is cut along its input, forward, else of d_x.
+      // The sums over shards: of the output where the layer is split along its input, otherwise of
+      // d_x.
       for (int64_t shards : {2, 4}) {
         if (out == kChannels) {
           ShardSum("linear_forward", shape, shards, {rows, in, out}, /*b_transposed=*/true);

@@ -1,8 +1,8 @@
-// What parallel training costs: two MPI ranks of one thread each against one rank of two threads,
-// GPT-2 124M, eight micro-batches a step. For dp2, dp2_zero2, tp2, tp2_sp and pp2
+// The cost of parallel training: two MPI ranks of one thread each against one rank of two threads,
+// GPT-2 124M, eight micro-batches per step. For dp2, dp2_zero2, tp2, tp2_sp and pp2
 //   figure parallel.<topology>.efficiency <seconds alone / seconds in parallel> ratio
-// the median over rounds, of which each runs both, one after the other. A pipeline's bubble is
-// allowed for: its ideal time is that of one rank over (1 - bubble share).
+// the median over rounds, each of which runs both in sequence. The pipeline bubble is discounted:
+// the ideal time is that of one rank divided by (1 - bubble share).
 //
 // Started without --rank_of, it starts mpirun and itself.
 
@@ -67,7 +67,7 @@ std::string SelfPath() {
   return length > 0 ? std::string(path.data(), length) : "";
 }
 
-// Seconds of a step of `topology`, from a process of its own.
+// Duration of a step of `topology`, measured in a separate process.
 absl::StatusOr<double> Seconds(const std::string& topology) {
   TESSERA_ASSIGN_OR_RETURN(const Topology sizes, ParseTopology(topology));
   const std::string command = absl::StrCat(
@@ -89,7 +89,7 @@ absl::StatusOr<double> Seconds(const std::string& topology) {
   return absl::InternalError(absl::StrCat(topology, " failed: ", text));
 }
 
-// The share of a rank's time in which a pipeline cannot but wait.
+// The pipeline bubble: the share of a rank's time that it necessarily waits.
 double Bubble(const std::string& topology) {
   const absl::StatusOr<Topology> sizes = ParseTopology(topology);
   return BubbleShare({.ranks = sizes->pipeline,

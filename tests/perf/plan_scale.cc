@@ -72,21 +72,22 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The mail of all simulated ranks.
+// The messages of all simulated ranks.
 struct Mail {
   std::vector<std::string> gathered;
   std::map<std::pair<int, int>, std::deque<std::string>> messages;  // by source and destination
 };
 
-// One rank that runs alone. First it runs as far as Gather(), which keeps its message and ends it
-// with an error; later again, when all that it waits for has been sent.
+// One rank, which runs alone. The first run goes as far as Gather(), which stores the message and
+// ends the run with an error; the second run follows when everything that it waits for has been
+// sent.
 class SimulatedGroup final : public ProcessGroup {
  public:
   SimulatedGroup(Mail& mail, int rank, int size, bool only_to_gather)
       : mail_(mail), rank_(rank), size_(size), only_to_gather_(only_to_gather) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  // When the rank called Gather(), and when it had what it waited for after that.
+  // When the rank called Gather(), and when the data that it waited for afterwards was there.
   double gather_called() const { return gather_called_; }
   int source() const { return source_; }
 
@@ -130,7 +131,7 @@ class SimulatedGroup final : public ProcessGroup {
 struct Save {
   double describe_seconds = 0;    // the slowest rank
   double coordinate_seconds = 0;  // rank 0
-  double receive_seconds = 0;     // the slowest way from rank 0 to a rank
+  double receive_seconds = 0;     // the slowest path from rank 0 to a rank
   int64_t peak_bytes = 0;         // of rank 0
   int64_t described_shards = 0;
   int64_t sent_bytes = 0;  // to rank 0
@@ -159,7 +160,7 @@ Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>&
   for (int rank = 0; rank < grid.size(); ++rank) {
     const StateDict state = LlamaState(model, grid, rank);
     for (const ShardedTensor& tensor : state.tensors) save.described_shards += tensor.shards.size();
-    double fastest = 1e9;  // of two: what else the machine does is not ours
+    double fastest = 1e9;  // of two runs, to exclude other load
     for (int run = 0; run < 2; ++run) {
       SimulatedGroup group(mail, rank, grid.size(), true);
       const double start = Now();
@@ -194,7 +195,8 @@ Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>&
   return save;
 }
 
-// As the commit completes it; what a checksum says does not matter here, that it does not compress
+// Completes the manifest like a commit. The values of checksums do not matter here, but they must
+// not be compressible.
 // does.
 void AddChecksumsAndDigests(Manifest& manifest) {
   uint64_t state = 1;
@@ -217,9 +219,9 @@ int64_t ShardsOf(const Manifest& manifest) {
   return shards;
 }
 
-// Bytes to write: the most of a rank over the mean of those that hold the same layers, in the worst
-// pipeline stage. How much more one stage holds than another is the model's affair. 0: ranks have
-// more files than one of each kind, which are not told apart.
+// Bytes to write: the maximum over the mean of the ranks that hold the same layers, in the worst
+// pipeline stage. Differences between stages are inherent to the model. 0: ranks have more than one
+// file of each kind, which are not distinguished.
 double MaxOverMean(const Manifest& manifest, const Grid& grid) {
   std::vector<double> bytes[2];
   for (const DataFile& file : manifest.files()) {
@@ -239,13 +241,13 @@ double MaxOverMean(const Manifest& manifest, const Grid& grid) {
   return worst;
 }
 
-// A load of what was saved under another grid: what each rank needs, and who reads it.
+// A load of the checkpoint under another grid: what each rank needs, and which rank reads it.
 struct Load {
   bool ok = true;
   double rank_seconds = 0;   // the slowest
   double share_seconds = 0;  // rank 0
   int64_t needs_bytes = 0;   // to rank 0
-  uint64_t alone_bytes = 0;  // read by all ranks, each for itself
+  uint64_t alone_bytes = 0;  // if every rank read for itself
   uint64_t read_bytes = 0;   // by all ranks together
 };
 

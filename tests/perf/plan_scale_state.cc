@@ -17,7 +17,7 @@ enum class Split { kNone, kRows, kColumns };
 struct Parameter {
   std::string name;
   Shape shape;
-  Split split;  // over tensor parallelism
+  Split split;  // over the tensor axis
 };
 
 void AppendLayer(const LlamaShape& m, int layer, std::vector<Parameter>& out) {
@@ -59,7 +59,7 @@ Box LocalBox(const Parameter& parameter, const Grid& grid, int tensor_rank) {
 
 ShardedTensor Tensor(std::string name, Role role, DType dtype, const Shape& shape,
                      const std::vector<Box>& boxes) {
-  static char memory;  // stands for all that is never touched
+  static char memory;  // stands in for memory that is never touched
   ShardedTensor tensor;
   tensor.name = std::move(name);
   tensor.role = role;

@@ -7,7 +7,7 @@
 
 namespace tessera::ckpt {
 
-// A Llama-3, as far as its tensors go.
+// The tensor sizes of a Llama-3.
 struct LlamaShape {
   int layers;
   int64_t hidden;
@@ -23,10 +23,10 @@ struct Grid {
   int size() const { return data * tensor * pipeline; }
 };
 
-// What one rank holds while it trains with AdamW in bf16 under ZeRO-2: its part of the weights, as
-// do all ranks that differ from it in data parallelism alone; of the fp32 master weights and
-// moments, its part of the stage's flattened parameters, which begins and ends anywhere. Ranks:
-// tensor fastest, then data, then pipeline. The memory does not exist.
+// The state of one rank that trains with AdamW in bf16 under ZeRO-2: its part of the weights, which
+// all ranks of its data-parallel group share; of the fp32 master weights and moments, its part of
+// the stage's flattened parameters, with arbitrary boundaries. Ranks: tensor fastest, then data,
+// then pipeline. The memory does not exist.
 StateDict LlamaState(const LlamaShape& model, const Grid& grid, int rank);
 
 }  // namespace tessera::ckpt

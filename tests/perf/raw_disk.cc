@@ -27,7 +27,7 @@ absl::Status Failed(const char* operation, int error) {
       absl::StrCat("raw disk: ", operation, ": ", std::generic_category().message(error)));
 }
 
-// One block after the other, until none is left or one fails.
+// Transfers one block after the other, until none is left or one fails.
 void Transfer(int fd, bool write, uint64_t file_bytes, ckpt::AlignedBuffer* buffer,
               std::atomic<uint64_t>* next, std::atomic<int>* error) {
   const size_t block_bytes = buffer->size_bytes();
@@ -48,7 +48,7 @@ void Transfer(int fd, bool write, uint64_t file_bytes, ckpt::AlignedBuffer* buff
   }
 }
 
-// xorshift: what a disk could neither compress nor recognise.
+// xorshift: data that a disk can neither compress nor deduplicate.
 void FillWithNoise(ckpt::AlignedBuffer* buffer, uint64_t seed) {
   uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
   for (size_t at = 0; at + sizeof(state) <= buffer->size_bytes(); at += sizeof(state)) {
@@ -65,7 +65,7 @@ absl::StatusOr<RawDiskFile> RawDiskFile::Create(const std::string& directory, ui
   std::string path = directory + "/raw_disk_XXXXXX";
   const int fd = mkostemp(path.data(), O_DIRECT | O_CLOEXEC);
   if (fd < 0) return Failed(path.c_str(), errno);
-  // Only the descriptor keeps it: whatever ends this process, the room is free again.
+  // Only the descriptor keeps the file: its space is freed however this process ends.
   unlink(path.c_str());
   return RawDiskFile(fd, (bytes + kGranuleBytes - 1) / kGranuleBytes * kGranuleBytes);
 }
@@ -80,7 +80,7 @@ RawDiskFile::~RawDiskFile() {
 absl::StatusOr<double> RawDiskFile::WriteOnce(const RawDiskShape& shape) {
   if (ftruncate(fd_, 0) != 0) return Failed("truncate", errno);
   if (fallocate(fd_, 0, 0, static_cast<off_t>(bytes_)) != 0) return Failed("fallocate", errno);
-  // What freeing the old room costs belongs to nobody's measurement.
+  // The cost of freeing the old space must not enter a measurement.
   if (fsync(fd_) != 0) return Failed("fsync", errno);
   return TransferOnce(shape, /*write=*/true);
 }

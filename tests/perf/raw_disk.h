@@ -1,8 +1,8 @@
 #ifndef TESSERA_TESTS_PERF_RAW_DISK_H_
 #define TESSERA_TESTS_PERF_RAW_DISK_H_
 
-// What the disk under a directory can do: the limit that checkpoint I/O is compared with, to be
-// measured in the same run, since disks and their neighbours change.
+// The measured rate of the disk under a directory: the limit with which checkpoint I/O is compared.
+// It must be measured in the same run, since disks and the load on them vary.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace tessera {
 
-// `threads` threads, each with one transfer of `block_bytes` under way (a multiple of 4096).
+// `threads` threads, each with one transfer of `block_bytes` in flight (a multiple of 4096).
 struct RawDiskShape {
   size_t block_bytes = size_t{4} << 20;
   int threads = 2;
 };
 
-// A nameless file in a directory, read and written with direct I/O from front to back; nothing
-// of it is left when the process ends. Errors: those of the system, Unavailable.
+// An unnamed file in a directory, read and written with direct I/O from front to back; it vanishes
+// when the process ends. Errors: those of the system, Unavailable.
 class RawDiskFile {
  public:
   // `bytes` is rounded up to a multiple of 64 MiB.
@@ -32,11 +32,11 @@ class RawDiskFile {
 
   uint64_t bytes() const { return bytes_; }
 
-  // Bytes per second of writing the file anew, fdatasync included. Its room is reserved before the
-  // clock starts. The data cannot be compressed.
+  // Rewrites the file, fdatasync included, and returns bytes per second. Space is reserved before
+  // the clock starts. The data cannot be compressed.
   absl::StatusOr<double> WriteOnce(const RawDiskShape& shape);
 
-  // Bytes per second of reading all of it. Precondition: WriteOnce().
+  // Reads the whole file and returns bytes per second. Precondition: WriteOnce().
   absl::StatusOr<double> ReadOnce(const RawDiskShape& shape);
 
  private:
@@ -72,7 +72,7 @@ struct RawDiskRates {
 // Takes about (shapes + repeats) times the time to write and to read the file.
 absl::StatusOr<RawDiskRates> MeasureRawDisk(const RawDiskOptions& options);
 
-// The middle one, or the mean of the two. Precondition: not empty.
+// The median; the mean of the two middle values for an even number. Precondition: not empty.
 double Median(std::vector<double> values);
 
 }  // namespace tessera

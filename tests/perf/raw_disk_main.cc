@@ -1,5 +1,5 @@
-// What the disk can do, and what is left of it behind checkpoint/storage: prints `figure` lines.
-// The two take turns, so that both see the same disk.
+// The rate of the disk, and how much of it checkpoint/storage reaches: prints `figure` lines. The
+// two alternate, so that both see the same disk.
 
 #include <algorithm>
 #include <atomic>
@@ -31,10 +31,10 @@ namespace tessera {
 namespace {
 
 constexpr char kFileName[] = "raw_disk_storage.tmp";
-// Both are copied by WriteAt() and ReadAt() when the memory starts one byte later.
+// With memory that starts one byte later, WriteAt() and ReadAt() must copy both buffers.
 constexpr size_t kUnalignedShift = 1;
 
-// `transfer(offset, span)` over all blocks of the file, from several threads; seconds.
+// Calls `transfer(offset, span)` for all blocks of the file, from several threads; returns seconds.
 template <typename Transfer>
 absl::StatusOr<double> RunBlocks(const RawDiskShape& shape, uint64_t bytes, size_t shift,
                                  const Transfer& transfer) {
@@ -108,7 +108,7 @@ void PrintShapes(const char* what, const std::vector<RawDiskRate>& rates) {
   }
 }
 
-// Ratios of the storage to the raw disk, in turns.
+// Ratios of the storage to the raw disk, alternating.
 absl::Status CompareStorage(const std::string& directory, const RawDiskRates& best, uint64_t bytes,
                             int repeats) {
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(directory);

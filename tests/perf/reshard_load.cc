@@ -3,11 +3,11 @@
 // of both are loaded under both, in turns, past the page cache. For each direction
 //   figure reshard_load.<A>.<B>.ratio       A's checkpoint under B / B's own checkpoint under B
 //   figure reshard_load.<A>.<B>.over_saved  A's checkpoint under B / A's own checkpoint under A
-// each of them the median over rounds of what was measured in the same round. The first compares
-// two loads that fill the same memory with the same elements and differ in how they were saved
-// alone: what resharding costs whoever runs under B. The second is nobody's choice to make where
-// the topologies hold different amounts: four ranks of dp4 hold 7 GB, four of tp4 less than 2, and
-// the difference is no work of resharding. Either way a load reads each stored byte once. Then
+// each of them the median over rounds of ratios within a round. The first compares two loads that
+// fill the same memory with the same elements and differ only in how they were saved: the cost of
+// resharding for a run under B. The second includes what the run cannot choose: where the
+// topologies hold different amounts (four ranks of dp4 hold 7 GB, four of tp4 less than 2), the
+// difference is not caused by resharding. Either way a load reads each stored byte once. Then
 //   figure reshard_load.worst_ratio, .worst_over_saved   over all of them
 //   figure reshard_load.same.<A>.disk_ratio   rate of a load under the topology that was saved, in
 //                                         stored bytes, over raw direct reads of as many bytes by
@@ -91,7 +91,7 @@ class Pair {
 
   absl::Status Measure() {
     for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-      // Each destination takes both checkpoints one right after the other, in changing order.
+      // Each destination loads both checkpoints in direct succession, in alternating order.
       for (int i = 0; i < 4; ++i) {
         const int to = (i / 2 + round) % 2, from = (i + round / 2) % 2;
         TESSERA_RETURN_IF_ERROR(from == to ? LoadBetweenRawReads(sides_[to])
@@ -108,7 +108,7 @@ class Pair {
  private:
   struct Side {
     std::unique_ptr<ReshardLoadState> state;
-    std::string directory;  // of the naive checkpoint; ours is below it
+    std::string directory;  // of the naive checkpoint; Tessera's is below it
     std::unique_ptr<ckpt::Storage> storage;
     std::string checkpoint;  // in the storage
   };
@@ -156,7 +156,7 @@ class Pair {
     return ChooseRawThreads();
   }
 
-  // Slowest rank's `seconds`, everywhere.
+  // The slowest rank's `seconds`, returned on every rank.
   absl::StatusOr<double> Slowest(double seconds) {
     TESSERA_RETURN_IF_ERROR(world_.AllReduce(std::span(&seconds, 1), ReduceOp::kMax));
     return seconds;
@@ -167,7 +167,7 @@ class Pair {
     return sum;
   }
 
-  // As many as the engine has or fewer, whichever reads fastest.
+  // As many threads as the load uses or fewer, whichever read fastest.
   absl::Status ChooseRawThreads() {
     double best = 0;
     int best_threads = 0;
@@ -183,7 +183,7 @@ class Pair {
     return absl::OkStatus();
   }
 
-  // Bytes per second of all ranks together, the same on each of them.
+  // Bytes per second of all ranks together, the same value on each.
   absl::StatusOr<double> RawRead() {
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     TESSERA_ASSIGN_OR_RETURN(const double rate, raw_->ReadOnce(raw_shape_));
@@ -192,7 +192,7 @@ class Pair {
     return kRanks * static_cast<double>(raw_->bytes()) / seconds;
   }
 
-  // Disks slow down after bursts: what this one can do is measured on both sides of the load.
+  // Disks slow down after bursts: the raw rate is measured before and after the load.
   absl::Status LoadBetweenRawReads(Side& side) {
     TESSERA_ASSIGN_OR_RETURN(const double before, RawRead());
     TESSERA_RETURN_IF_ERROR(Load(side, side));
@@ -255,7 +255,7 @@ absl::Status BeRank(Communicator& world) {
   return pair->Measure();
 }
 
-// ---- What the ranks told.
+// ---- The results that ranks reported.
 
 struct Loads {
   std::vector<double> seconds;  // by round

@@ -49,7 +49,7 @@ struct Stored {
   uint64_t begin = 0;
 };
 
-// A line each: begin, box, name.
+// One line per shard: begin, box, name.
 absl::Status WriteIndex(const std::string& path, const std::vector<Stored>& index) {
   std::ofstream out(path);
   for (const Stored& stored : index) {
@@ -88,9 +88,9 @@ absl::Status WriteShard(std::FILE* file, const ckpt::LocalShard& shard, size_t e
   return good ? absl::OkStatus() : Failed("a file of the naive checkpoint");
 }
 
-// Where a stored shard's elements go that are in one wanted box.
+// The destination of those elements of a stored shard that are in one wanted box.
 struct Target {
-  uint64_t begin, end;  // of the stored shard, in the file
+  uint64_t begin, end;  // byte range of the stored shard in the file
   size_t element_bytes;
   ckpt::BoxRuns runs;
   ckpt::CopyElements copy;
@@ -108,7 +108,7 @@ void Place(const Target& target, uint64_t begin, uint64_t end, const std::byte* 
   });
 }
 
-// What is wanted, and what of it has been found.
+// The wanted boxes, and which parts of them have been found.
 class Wanted {
  public:
   explicit Wanted(const ckpt::StateDict& state) {
@@ -120,7 +120,7 @@ class Wanted {
     }
   }
 
-  // What a file adds to what was found before.
+  // The parts that a file adds to those found before.
   std::vector<Target> Take(const std::vector<Stored>& index) {
     std::vector<Target> targets;
     for (const Stored& stored : index) {
@@ -178,7 +178,7 @@ absl::Status ReadFile(const ckpt::ReadableFile& file, const std::vector<Target>&
       const uint64_t end = std::min(begin + kBlockBytes, file.size_bytes());
       status = file.ReadAt(begin, std::span(buffer->data(), end - begin));
       auto target = std::ranges::lower_bound(targets, begin, {}, &Target::begin);
-      // Of the one stored before, all targets: it may reach into this block.
+      // Includes all targets of the previous shard, which may extend into this block.
       while (target != targets.begin() &&
              (std::prev(target)->end > begin || std::prev(target)->begin == target->begin)) {
         --target;
@@ -209,7 +209,7 @@ absl::Status WriteNaive(const std::string& directory, int rank, const ckpt::Stat
     const size_t size = ckpt::DTypeSize(tensor.dtype);
     for (const ckpt::LocalShard& shard : tensor.shards) {
       if (shard.box.empty()) continue;
-      const uint64_t begin = (at + 7) / 8 * 8;  // no element lies across a block's border
+      const uint64_t begin = (at + 7) / 8 * 8;  // no element crosses a block boundary
       const uint64_t zeros = 0;
       if (std::fwrite(&zeros, 1, begin - at, file.get()) != begin - at) return Failed(path);
       TESSERA_RETURN_IF_ERROR(WriteShard(file.get(), shard, size));

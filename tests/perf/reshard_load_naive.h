@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// A checkpoint as a program makes it that does not share work: each rank's state, replicas
-// included, in a file of its own, without checksums.
+// The checkpoint of a program that does not share work: each rank's state, replicas included, in a
+// file of its own, without checksums.
 
 // Writes rank `rank`'s file and its index below `directory`, which exists, and drops them from the
 // page cache.
@@ -23,9 +23,9 @@ struct NaiveLoad {
   int files_read = 0;
 };
 
-// Loads one rank's state from the files of `ranks` ranks, each of which holds part of it or not:
-// whole files, past the page cache, the rank's own first, then those that overlap with what is
-// still missing. NotFound where something stays missing. `storage` is opened at the directory.
+// Loads one rank's state from the files of `ranks` ranks: whole files, past the page cache, the
+// rank's own first, then those that overlap with what is still missing. NotFound where something
+// stays missing. `storage` is opened at the directory.
 absl::StatusOr<NaiveLoad> LoadNaive(ckpt::Storage& storage, const std::string& directory, int rank,
                                     int ranks, int threads, ckpt::StateDict& state);
 

@@ -20,8 +20,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kMicroBatches = 8;  // what every topology of four ranks can split
-// A prime: over the rows of a matrix the sample visits all columns.
+constexpr int64_t kMicroBatches = 8;  // divisible by every topology of four ranks
+// A prime, so that over the rows of a matrix the sample visits all columns.
 constexpr int64_t kSampleEvery = 4093;
 
 uint64_t Hash(std::string_view text) {
@@ -30,7 +30,7 @@ uint64_t Hash(std::string_view text) {
   return hash;
 }
 
-// The bytes of an element: the highest ones of the product are the best mixed.
+// The bytes of an element, from the highest bits of the product, which are mixed best.
 std::array<std::byte, 8> Value(uint64_t tensor, int64_t element) {
   const uint64_t mixed =
       __builtin_bswap64((tensor + static_cast<uint64_t>(element)) * 0x9E3779B97F4A7C15u);
@@ -39,7 +39,7 @@ std::array<std::byte, 8> Value(uint64_t tensor, int64_t element) {
   return bytes;
 }
 
-// fn(first element in the global tensor, where it is, elements, stride in elements) for runs of a
+// Calls fn(first element in the global tensor, address, elements, stride in elements) for runs of a
 // shard.
 template <typename Function>
 void ForEachRun(const ckpt::ShardedTensor& tensor, const ckpt::LocalShard& shard, Function&& fn) {
@@ -55,7 +55,7 @@ void ForEachRun(const ckpt::ShardedTensor& tensor, const ckpt::LocalShard& shard
   });
 }
 
-// fn(tensor, its hash, element, where it is) for elements of which every `every`th is wanted.
+// Calls fn(tensor, its hash, element, address) for every `every`-th element.
 template <typename Function>
 void ForEachElement(const ckpt::StateDict& dict, int64_t every, Function&& fn) {
   for (const ckpt::ShardedTensor& tensor : dict.tensors) {
@@ -71,7 +71,7 @@ void ForEachElement(const ckpt::StateDict& dict, int64_t every, Function&& fn) {
   }
 }
 
-// Name to bytes of the whole tensor, on every rank, from what each rank knows.
+// Bytes of each whole tensor by name, on every rank, combined from all ranks.
 absl::StatusOr<uint64_t> LogicalBytes(const ckpt::StateDict& dict, Communicator& world) {
   std::string mine;
   for (const ckpt::ShardedTensor& tensor : dict.tensors) {

@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-// The training state of GPT-2 124M (bf16 weights; fp32 master weights and two moments) as one rank
-// of a topology holds it. Every element has a value that follows from its tensor's name and its
-// place in the tensor, so that a load can be checked whatever the topologies.
+// The training state of GPT-2 124M (bf16 weights; fp32 master weights and two moments) on one rank
+// of a topology. Every element has a value derived from its tensor's name and its index in the
+// tensor, so that a load can be checked under any topology.
 class ReshardLoadState {
  public:
-  // Collective over `world`, which must outlive it. All memory is present afterwards.
+  // Collective over `world`, which must outlive the result. All memory is prefaulted.
   static absl::StatusOr<std::unique_ptr<ReshardLoadState>> Create(const std::string& topology,
                                                                   Communicator& world);
 
@@ -26,14 +26,14 @@ class ReshardLoadState {
   ckpt::StateDict& dict() { return dict_; }
   const ckpt::StateDict& dict() const { return dict_; }
 
-  // Of the logical tensors, each once, whoever holds them.
+  // Bytes of the logical tensors, each counted once.
   uint64_t logical_bytes() const { return logical_bytes_; }
-  // Of this rank's shards.
+  // Bytes of this rank's shards.
   uint64_t local_bytes() const { return local_bytes_; }
 
   // Overwrites a sample of the elements.
   void Spoil();
-  // DataLoss, naming tensor and element, where one of the sample is not what it must be.
+  // DataLoss, naming tensor and element, where an element of the sample has the wrong value.
   absl::Status Check() const;
 
  private:

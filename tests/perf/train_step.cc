@@ -6,7 +6,7 @@
 // - memory_ratio: peak resident memory of the process over the sum of weights, gradients, optimizer
 //   state and activations.
 //
-// Each case runs in a process of its own, so that its peak memory is its own.
+// Each case runs in a separate process, so that its peak memory is its own.
 
 #include <sys/resource.h>
 #include <sys/wait.h>

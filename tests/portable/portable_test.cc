@@ -1,5 +1,5 @@
-// Text is prepared, a model trained, saved, resumed and verified on emulated processors. Nehalem
-// (2008) has SSE4.2 and no AVX; Haswell (2013) has AVX2 and no AVX-512.
+// Prepares text, trains a model, saves, resumes and verifies on emulated processors. Nehalem (2008)
+// has SSE4.2 and no AVX; Haswell (2013) has AVX2 and no AVX-512.
 
 #include <cstdint>
 #include <cstdlib>
@@ -48,7 +48,7 @@ class PortableTest : public ::testing::TestWithParam<Case> {
     return Process(command, root_).Wait();
   }
 
-  // Trains four steps, or what is left of them after the checkpoint that `load` names.
+  // Trains four steps, or the rest of them after the checkpoint that `load` names.
   Losses Train(const std::string& run, const std::vector<std::string>& load) const {
     const std::string folder = (root_ / run).string();
     std::vector<std::string> flags = {

@@ -1,5 +1,5 @@
-// What a checkpoint costs: bytes on the disk over bytes of the logical state, for every topology;
-// memory while loading.
+// The size of a checkpoint: bytes on disk relative to bytes of the logical state, for every
+// topology; memory while loading.
 
 #include <algorithm>
 #include <cstdint>
@@ -42,7 +42,7 @@ namespace {
 
 using testing::TrainingRank;
 
-// Large enough that headers do not count: 32 MB of state.
+// Large enough that headers are negligible: 32 MB of state.
 constexpr char kModel[] = R"pb(
   size: "gpt2-tiny"
   num_layers: 5
@@ -77,7 +77,7 @@ class BytesTest : public ::testing::Test {
     return config.ok() ? *config : TrainConfig();
   }
 
-  // Saves a run at its start; all that is in the checkpoint's folder, in bytes.
+  // Saves a run at its start. Returns the size of everything in the checkpoint's folder, in bytes.
   absl::StatusOr<int64_t> Save(const std::string& topology, int64_t* logical_bytes) const {
     TrainConfig config = Config(topology);
     config.mutable_checkpoint()->set_save(root_ + "/" + topology);
@@ -151,7 +151,7 @@ TEST_F(BytesTest, ACheckpointIsHardlyLargerThanTheState) {
             << largest << " (" << worst << ")\n";
 }
 
-// Resident memory of this process, in bytes: now, and at most since ResetPeak().
+// Resident memory of this process, in bytes: now, or its maximum since ResetPeak().
 int64_t ResidentBytes(const std::string& field) {
   std::ifstream status("/proc/self/status");
   std::string name;
@@ -164,7 +164,7 @@ bool ResetPeak() {
   return static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush);
 }
 
-// What loading took beyond what the ranks, threads of this process, had before.
+// The memory that loading took beyond what the ranks, threads of this process, had before.
 absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::string& folder,
                                      uint64_t staging_bytes) {
   int64_t bytes = -1;
@@ -172,7 +172,7 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
                              TrainingRank::Create(config, /*seed=*/1, rank, /*log=*/nullptr));
-    // Every page is there before.
+    // All pages are present before the load.
     testing::FillState(training->trainer().chunks(), /*seed=*/2);
     ckpt::StateDict state = WeightState(training->state());
     for (ckpt::ShardedTensor& tensor : OptimizerTensors(training->state()).tensors) {
@@ -207,9 +207,9 @@ TEST_F(BytesTest, ALoadTakesNoMoreThanItsBuffers) {
   const absl::StatusOr<int64_t> saved = Save("dp4_zero2_tp2_pp2", &logical_bytes);
   ASSERT_TRUE(saved.ok()) << saved.status();
   constexpr uint64_t kStagingBytes = uint64_t{2} << 20;
-  constexpr int64_t kMostPieces = 7;  // of a checksum chunk, where ranks read for each other
+  constexpr int64_t kMaxPieces = 7;  // per checksum chunk, where ranks read for each other
   constexpr int64_t kPieceBytes = int64_t{1} << 20;
-  // The manifest, the plan, stacks.
+  // Manifest, plan and stacks.
   constexpr int64_t kRest = int64_t{3} << 20;
   for (const std::string topology : {"single", "dp4", "tp4", "pp4", "dp4_zero2", "dp2_tp2"}) {
     const TrainConfig config = Config(topology);
@@ -217,7 +217,7 @@ TEST_F(BytesTest, ALoadTakesNoMoreThanItsBuffers) {
         MemoryOfLoad(config, root_ + "/dp4_zero2_tp2_pp2", kStagingBytes);
     ASSERT_TRUE(bytes.ok()) << topology << ": " << bytes.status();
     const int64_t ranks = ConfigTopology(config).world_size();
-    EXPECT_LE(*bytes, ranks * (kMostPieces * kPieceBytes + kRest)) << topology;
+    EXPECT_LE(*bytes, ranks * (kMaxPieces * kPieceBytes + kRest)) << topology;
     EXPECT_LE(*bytes / ranks, logical_bytes / 3) << topology;
     std::cout << topology << ": " << *bytes / ranks << " bytes a rank; logical state "
               << logical_bytes << "\n";

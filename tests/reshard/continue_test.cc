@@ -1,5 +1,5 @@
-// A run that changes its topology on the way goes on as if nothing had happened. EXACT: every later
-// loss, gradient norm, weight and moment to the last bit. FAST: to rounding.
+// A run that changes its topology continues as if it had not. EXACT: every later loss, gradient
+// norm, weight and moment to the last bit. FAST: up to rounding.
 
 #include <cstdint>
 #include <filesystem>
@@ -34,7 +34,7 @@ struct Kind {
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
-// Where a run is at step 0, and from steps 6 and 12 on.
+// The topologies at step 0, and from steps 6 and 12 on.
 using Chain = std::vector<std::string>;
 constexpr int64_t kChainSteps[] = {6, 12, kSteps};
 
@@ -81,8 +81,8 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
     return run->second;
   }
 
-  // The parts of the run, each under its topology, loading what the one before it has saved. Every
-  // second one saves behind the training.
+  // The parts of the run, each under its topology, loading the checkpoint of the part before. Every
+  // second part saves asynchronously.
   std::vector<TrainedRun> TrainChain(bool exact) const {
     std::vector<TrainedRun> parts;
     for (size_t i = 0; i < chain().size(); ++i) {
@@ -118,7 +118,7 @@ TEST_P(ExactContinueTest, GoesOnToTheLastBit) {
   EXPECT_EQ(testing::FirstDifference(all, parts.back()), "");
 }
 
-// In fp32: bf16 rounds too coarsely to tell a fault from another order of sums.
+// In fp32: bf16 rounds too coarsely to distinguish a bug from another order of sums.
 class FastContinueTest : public ContinueTest {};
 
 TEST_P(FastContinueTest, GoesOnToRounding) {
@@ -142,7 +142,7 @@ auto Chains() {
       Chain{"dp4_zero2_tp2_pp2", "dp2", "dp8"}, Chain{"dp4_zero2_tp2_pp2", "tp4", "pp4"},
       Chain{"dp4_zero2_tp2_pp2", "dp2_tp4", "tp2_pp2"},
       Chain{"dp4_zero2_tp2_pp2", "dp16_zero2", "dp2_zero1"},
-      // ZeRO alone, in both directions.
+      // Changes of ZeRO alone, in both directions.
       Chain{"dp4", "dp4_zero2", "dp4_zero1"}, Chain{"dp4_zero2", "dp4_zero1", "dp4"},
       // Virtual stages, sequence parallelism.
       Chain{"pp2", "pp2_vpp2", "dp2_zero1_tp2_sp"}, Chain{"tp2_sp", "tp2", "tp4_sp"},

@@ -1,4 +1,4 @@
-// What is read after a change of topology: the token ids themselves, as every rank gets them, not
+// The data read after a change of topology: the token ids themselves, as every rank reads them, not
 // counters.
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using testing::TrainedRun;
 constexpr int64_t kTokens = 2400;
 constexpr int64_t kLength = 24;  // 99 samples
 
-// A part of a run: topology, how the batch is cut, and the step at which it ends.
+// A part of a run: topology, division of the batch, and the step at which it ends.
 struct Part {
   std::string topology;
   int64_t micro_batch_size;
@@ -52,7 +52,7 @@ class DataTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
 
-  // Trains the parts one after the other, each from the checkpoint of the one before.
+  // Trains the parts in sequence, each from the checkpoint of the one before.
   void Train(const std::string& name, const std::vector<Part>& parts) {
     for (size_t i = 0; i < parts.size(); ++i) {
       absl::StatusOr<TrainConfig> config = testing::MakeConfig(
@@ -75,9 +75,9 @@ class DataTest : public ::testing::Test {
     }
   }
 
-  // What the ranks of a part have read: the tensor and pipeline ranks of one data rank the same,
-  // every sample by one data rank, and all of them together without a gap. The ids and targets go
-  // to the end of sequence_ and targets_.
+  // Checks the reads of the ranks of a part: tensor and pipeline ranks of one data rank read the
+  // same, every sample is read by one data rank, and together they leave no gap. The ids and
+  // targets are appended to sequence_ and targets_.
   void Check(const Part& part, const std::vector<SampleLog::Read>& reads,
              int64_t consumed_samples) {
     const absl::StatusOr<Topology> topology = ParseTopology(part.topology);
@@ -92,7 +92,7 @@ class DataTest : public ::testing::Test {
       EXPECT_EQ(first->second.targets, read.targets) << "sample " << read.position;
       ++readers[read.position];
     }
-    // Ids are of use to the first stage, targets to the last.
+    // Only the first stage uses ids, and only the last one targets.
     const int expected_readers = topology->tensor * (topology->pipeline > 1 ? 2 : 1);
     for (const auto& [position, read] : by_position) {
       ASSERT_EQ(position, static_cast<int64_t>(sequence_.size())) << part.topology;
@@ -121,8 +121,8 @@ class DataTest : public ::testing::Test {
     return samples;
   }
 
-  // Each epoch of sequence_, the last unfinished one included, reads no sample twice; whole ones
-  // read all.
+  // No epoch of sequence_, including the unfinished last one, reads a sample twice; complete ones
+  // read all samples.
   void ExpectEachOncePerEpoch() const {
     const std::vector<Sample> all = AllSamples();
     const std::set<Sample> distinct(all.begin(), all.end());

@@ -1,8 +1,9 @@
-// The experiment by which resharding is usually shown, with an equality in the place of a look at
-// curves: GPT-2 and Llama-3 are trained at dp4_zero2_tp2_pp2, resumed from one checkpoint under
-// other topologies, and every later loss is compared with the uninterrupted run's. EXACT numerics:
-// bit for bit, and so are the gradient norms, the evaluation and the state at the end; the program
-// fails otherwise. FAST: the largest relative difference of a loss.
+// The experiment by which resharding is usually demonstrated, but with an equality instead of a
+// visual comparison of curves: GPT-2 and Llama-3 are trained at dp4_zero2_tp2_pp2, resumed from one
+// checkpoint under other topologies, and every later loss is compared with the uninterrupted run's.
+// In EXACT numerics they must be equal bit for bit, and so must the gradient norms, the evaluation
+// and the final state; otherwise the program fails. FAST: reports the largest relative difference
+// of a loss.
 //
 //   bazel run //tests/reshard:experiment -- --svg=/tmp/reshard.svg
 
@@ -54,7 +55,7 @@ struct Model {
   std::string config;  // ModelConfig in text format
 };
 
-// Topologies that one global batch suits, of micro-batches of one sequence.
+// Topologies that can share one global batch of micro-batches of one sequence.
 struct Group {
   int64_t global_batch_size;
   std::vector<std::string> topologies;
@@ -80,8 +81,8 @@ const std::vector<Group>& Groups() {
       {16,
        {kFrom, "single", "dp2", "dp8", "tp4", "pp4", "dp2_tp4", "dp4_pp4", "tp2_pp2", "dp16",
         "dp2_zero1_tp2_sp", "pp2_vpp2", "dp16_zero2", "pp6", "dp2_zero2_tp2_pp2_vpp2_sp"}},
-      // What three data ranks can share: in EXACT numerics each rank's run of micro-batches must be
-      // a power of two.
+      // Divisible by three data ranks: in EXACT numerics each rank's run of micro-batches must be a
+      // power of two.
       {12, {kFrom, "dp3", "dp3_tp2_pp2", "dp6_zero1", "dp12_zero2", "dp3_zero2"}}};
   return groups;
 }
@@ -227,7 +228,7 @@ Curve DifferenceCurve(const std::string& name, const TrainedRun& all, const Trai
   return curve;
 }
 
-// The losses in EXACT numerics, all curves on one another, and how far FAST ones are apart.
+// The losses in EXACT numerics, all curves on top of one another, and the differences of FAST ones.
 std::vector<Panel> Panels(const Model& model, const GroupOutcome& group) {
   const std::string what = absl::StrCat(model.name, ", global batch ", group.global_batch_size);
   Panel exact{what + ", EXACT: every loss bitwise equal", "step", "loss", false, {}};

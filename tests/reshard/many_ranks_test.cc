@@ -1,5 +1,5 @@
-// From sixteen ranks to twenty-four and back, of which neither is a multiple of the other, with ZeRO
-// 2: what some save, the others load, to the last bit. Compared with everything gathered naively.
+// From sixteen ranks to twenty-four and back, neither of which is a multiple of the other, with
+// ZeRO 2: what some save, the others load, to the last bit. Compared with a naively gathered state.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,8 +24,8 @@ namespace {
 using testing::Landing;
 using testing::LogicalState;
 
-// Five layers, which neither two nor four chunks share evenly, and buckets that neither the one nor
-// the other number of owners does.
+// Five layers, which divide evenly into neither two nor four chunks, and buckets that divide evenly
+// among neither number of owners.
 const std::vector<std::string> kSixteen = {"dp16_zero2", "dp4_zero2_tp2_pp2", "dp2_zero2_tp8",
                                            "dp4_zero2_pp2_vpp2_tp2"};
 const std::vector<std::string> kTwentyFour = {"dp24_zero2", "dp6_zero2_tp2_pp2",

@@ -1,6 +1,6 @@
 // Every topology's checkpoint, loaded under every other topology, holds what was saved: weights,
-// master weights and moments to the last bit, and where the run stands. Compared with everything
-// gathered naively, on both sides.
+// master weights and moments to the last bit, and the progress of the run. Compared with a naively
+// gathered state, on both sides.
 
 #include <algorithm>
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Kind {
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
-// How a side of a pair lies in memory, besides its topology.
+// The memory layout of one side of a pair, besides its topology.
 struct Layout {
   std::string topology;
   int64_t bucket_elements;
@@ -47,8 +47,8 @@ struct Layout {
 };
 
 // Growing, shrinking, sizes that do not divide each other, uneven stages, every ZeRO stage; buckets
-// of which some ranks own nothing; a vocabulary padded by nothing, by the tensor axis, and so far
-// that whole shards are padding.
+// of which some ranks own nothing; a vocabulary with no padding, padded for the tensor axis, and
+// padded so far that whole shards are padding.
 const std::vector<Layout>& Layouts() {
   static const auto& layouts = *new std::vector<Layout>{{"single", 5000},
                                                         {"dp2", 5000, 128},
@@ -115,7 +115,7 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     return absl::StrCat(root_, "/", layout.topology);
   }
 
-  // Trains a little at every layout, each from weights of its own, and saves.
+  // Trains a little with every layout, each from weights of its own, and saves.
   void SaveEverywhere() {
     for (size_t i = 0; i < layouts_.size(); ++i) {
       TrainConfig config =
@@ -138,17 +138,17 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     EXPECT_EQ(testing::FirstStateDifference(Expected(saved.state), landing.state), "");
     EXPECT_EQ(testing::FirstProgressDifference(saved.progress, landing.progress), "");
     EXPECT_EQ(landing.notes.empty(), GetParam().saved_bf16 == GetParam().loaded_bf16);
-    // No tensor besides the ranks' own, and buffers within the setting.
+    // No tensors besides the ranks' own, and buffers within the limit.
     EXPECT_EQ(landing.tensor_bytes, 0);
     EXPECT_LE(landing.largest_buffer_bytes, kStagingBytes);
     if (!landing.notes.empty()) return;  // read twice: as weights and as master weights
-    // Each stored byte once, however many ranks need it.
+    // Each stored byte is read once, however many ranks need it.
     EXPECT_LE(landing.bytes_read, landing.stored_bytes);
     EXPECT_LE(landing.bytes_read, landing.bytes_needed);
   }
 
   std::string root_;
-  std::vector<Layout> layouts_;  // that the model can have
+  std::vector<Layout> layouts_;  // valid for the model
   std::vector<std::string> folders_;
   std::vector<TrainedRun> saved_;
 };

@@ -5,9 +5,9 @@
 
 namespace tessera::testing {
 
-// Small models, in the text format of ModelConfig, with what makes resharding hard: a vocabulary
-// whose padding depends on the tensor axis, layers that no number of stages divides, eight heads
-// for up to eight tensor ranks.
+// Small models, in the text format of ModelConfig, with the features that make resharding
+// difficult: a vocabulary whose padding depends on the tensor axis, a number of layers that is not
+// divisible by the number of stages, eight heads for up to eight tensor ranks.
 inline constexpr int64_t kVocabulary = 211;
 
 // Tied.

@@ -41,7 +41,7 @@ std::string Line(double x1, double y1, double x2, double y2, const std::string& 
                          x1, y1, x2, y2, colour);
 }
 
-// Colours far apart on the wheel, one after the other.
+// Consecutive colours are far apart on the colour wheel.
 std::string Colour(size_t i) {
   return i == 0 ? "#222"
                 : absl::StrFormat("hsl(%d,70%%,%d%%)", static_cast<int>(i * 137 % 360),

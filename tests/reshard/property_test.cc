@@ -1,5 +1,5 @@
 // Random models with odd extents, random topologies, random bucket sizes and precisions: what one
-// saves, the others load, compared with everything gathered naively.
+// saves, the others load, compared with a naively gathered state.
 
 #include <cstdint>
 #include <cstdlib>
@@ -27,10 +27,10 @@ namespace {
 using testing::Landing;
 using testing::LogicalState;
 
-constexpr int kMostRanks = 12;
+constexpr int kMaxRanks = 12;
 constexpr int kDestinations = 3;
 
-// In the environment, for longer campaigns.
+// Set by the environment, for longer campaigns.
 int Rounds() {
   const char* rounds = std::getenv("TESSERA_TEST_ROUNDS");
   return rounds == nullptr ? 25 : std::atoi(rounds);
@@ -45,7 +45,7 @@ class Chooser {
   }
   bool Coin() { return Between(0, 1) == 1; }
 
-  // ModelConfig in text format, whatever the padding of the vocabulary.
+  // A ModelConfig in text format that is valid for any padding of the vocabulary.
   std::string Model() {
     constexpr int64_t kHeads[] = {1, 2, 3, 4, 6, 8};
     const int64_t heads = kHeads[Between(0, 5)];
@@ -64,7 +64,7 @@ class Chooser {
     return model;
   }
 
-  // A run of the model on some topology that can have it.
+  // A run of the model on a random topology that is valid for it.
   TrainConfig Run(const std::string& model, const std::string& tokens) {
     while (true) {
       const Topology topology{.tensor = static_cast<int>(Between(1, 8)),
@@ -76,7 +76,7 @@ class Chooser {
       const bool bf16 = Coin();
       const std::string whole_model =
           absl::StrCat(model, " make_vocab_size_divisible_by: ", Between(1, 9));
-      if (topology.world_size() > kMostRanks || !ValidateSizes(topology).ok()) continue;
+      if (topology.world_size() > kMaxRanks || !ValidateSizes(topology).ok()) continue;
       const absl::StatusOr<TrainConfig> config =
           testing::MakeConfig({.model = whole_model,
                                .tokens = tokens,

@@ -1,5 +1,5 @@
-// Preloaded into a rank of a run: the network breaks. From its BROKEN_NETWORK_FROM-th long message
-// on, one bit of each that rank BROKEN_NETWORK_RANK sends arrives wrong.
+// Preloaded into a rank of a run to break its network. From the BROKEN_NETWORK_FROM-th long message
+// on, one bit of each message that rank BROKEN_NETWORK_RANK sends is flipped.
 
 #include <dlfcn.h>
 #include <mpi/mpi.h>
@@ -19,7 +19,7 @@ int Setting(const char* name) {
 }
 
 const void* Break(const void* data, int bytes) {
-  // MPI reads it until the message is complete.
+  // MPI reads the copy until the message is complete.
   auto* const copy = new std::vector<char>(bytes);
   std::memcpy(copy->data(), data, bytes);
   (*copy)[2] ^= 0x20;  // a high bit of the mantissa of a number

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_RESUME_COMMAND_H_
 #define TESSERA_TESTS_RESUME_COMMAND_H_
 
-// Commands as their user meets them.
+// Runs commands as a user does.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ struct Result {
   std::string err;
 };
 
-// A command under way, its output going to files.
+// A running command, whose output goes to files.
 class Process {
  public:
   Process(const std::vector<std::string>& command, const std::filesystem::path& scratch)
@@ -45,7 +45,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   void Kill(int signal) const { kill(pid_, signal); }
-  // Until Wait().
+  // Valid until Wait().
   bool Ended() const {
     siginfo_t info = {};
     waitid(P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT);

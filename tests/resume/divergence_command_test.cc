@@ -1,4 +1,4 @@
-// Ranks whose copies of the model are no longer the same, as the user of the run meets it.
+// Replicas that have diverged, as the user of the run sees them.
 
 #include <cstdlib>
 #include <string>
@@ -22,7 +22,7 @@ class DivergenceCommandTest : public ParallelCommandTest {
     std::vector<std::string> command =
         Mpirun(2, Saving("run", 12, {"--tensor-model-parallel-size=2"}));
     command.insert(command.end(), flags.begin(), flags.end());
-    // For the ranks alone, not for mpirun itself.
+    // For the ranks only, not for mpirun itself.
     command.insert(command.begin() + 2,
                    {"-x", "LD_PRELOAD=" + Runfile("tests/resume/broken_network.so"), "-x",
                     "BROKEN_NETWORK_RANK=1", "-x", "BROKEN_NETWORK_FROM=300"});
@@ -37,7 +37,7 @@ TEST_F(DivergenceCommandTest, EndsTheRunWithOneMessage) {
   EXPECT_THAT(result.err, HasSubstr(": gradient of '"));
   EXPECT_THAT(result.err, HasSubstr("rank 0 against rank 1. Replicas have diverged"));
   EXPECT_THAT(result.err, HasSubstr("--replica-divergence=warn"));
-  // Good steps came before.
+  // The steps before were correct.
   EXPECT_THAT(result.out, HasSubstr("step 1/12 "));
   EXPECT_THAT(result.out, Not(HasSubstr("step 12/12 ")));
 }

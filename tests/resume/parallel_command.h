@@ -1,7 +1,7 @@
 #ifndef TESSERA_TESTS_RESUME_PARALLEL_COMMAND_H_
 #define TESSERA_TESTS_RESUME_PARALLEL_COMMAND_H_
 
-// Runs of several processes of a small model, started by the launcher or by mpirun itself.
+// Runs a small model on several processes, started by the launcher or by mpirun itself.
 
 #include <sys/types.h>
 
@@ -31,8 +31,8 @@ inline std::string Runfile(const std::string& path) {
 
 inline int64_t Lines(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 
-// Without what Open MPI itself says of reads from a process that is gone, in a rank that was stopped
-// and goes on for a moment while the launcher ends it: "[host:1234] Read -1, expected ...".
+// Removes what Open MPI prints about reads from a process that is gone, in a rank that was stopped
+// and continues for a moment while the launcher ends it: "[host:1234] Read -1, expected ...".
 inline std::string WithoutOpenMpi(const std::string& text) {
   return std::regex_replace(text, std::regex(R"(\[[^\]\n]*:[0-9]+\] Read -1, expected [^\n]*\n)"),
                             "");
@@ -65,7 +65,7 @@ class ParallelCommandTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(root_); }
 
   std::string Config() const { return "--config=" + (root_ / "run.textproto").string(); }
-  // The target that `bazel run` runs, on this test's settings.
+  // The target of `bazel run`, with this test's settings.
   std::vector<std::string> Launcher(const std::vector<std::string>& flags) const {
     std::vector<std::string> command = {
         "/usr/bin/python3", Runfile("trainer/configs/launch.py"), Runfile("trainer/app/train"),
@@ -73,7 +73,7 @@ class ParallelCommandTest : public ::testing::Test {
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }
-  // A person's own mpirun.
+  // The user's own mpirun.
   std::vector<std::string> Mpirun(int processes, const std::vector<std::string>& flags) const {
     std::vector<std::string> command = {"/usr/bin/env",
                                         "mpirun",
@@ -88,7 +88,7 @@ class ParallelCommandTest : public ::testing::Test {
     command.insert(command.end(), flags.begin(), flags.end());
     return command;
   }
-  // Two processes, the second with variables of the environment of its own ("NAME=value").
+  // Two processes, the second with its own environment variables ("NAME=value").
   std::vector<std::string> MpirunWithUnlikeRanks(const std::vector<std::string>& second,
                                                  const std::vector<std::string>& flags) const {
     std::vector<std::string> command = Mpirun(1, flags);
@@ -134,7 +134,7 @@ class ParallelCommandTest : public ::testing::Test {
     }
     return records;
   }
-  // False after a minute.
+  // Returns false after a minute.
   static bool WaitFor(const std::filesystem::path& path) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!std::filesystem::exists(path)) {

@@ -1,4 +1,5 @@
-// A run of several processes as its user meets it: started by the launcher, or by mpirun itself.
+// Runs of several processes from the user's point of view, started by the launcher or by mpirun
+// itself.
 
 #include "tests/resume/parallel_command.h"
 
@@ -31,7 +32,7 @@ const std::vector<std::string> kFour = {"--data-parallel-size=2", "--zero-stage=
                                         "--tensor-model-parallel-size=2"};
 
 TEST_F(ParallelCommandTest, WrongSettingsAreAnsweredOnce) {
-  // By the launcher, before any process starts.
+  // Reported by the launcher, before any process starts.
   Result result = Run(Launcher({"--train-iters=2", "--data-parallel-size=2", "--lrr=1"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.err, "train: unknown flag --lrr; did you mean --lr?\n");
@@ -43,7 +44,7 @@ TEST_F(ParallelCommandTest, WrongSettingsAreAnsweredOnce) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("/nowhere/hosts"));
 
-  // By one of the processes.
+  // Reported by one of the processes.
   result = Run(Mpirun(4, {"--train-iters=2", "--lrr=1"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.err, "train: unknown flag --lrr; did you mean --lr?\n");
@@ -88,7 +89,7 @@ TEST_F(ParallelCommandTest, RanksThatComputeOtherwiseAreRefusedInExactNumerics) 
   EXPECT_THAT(result.out, HasSubstr("not all ranks compute the same bits: rank 1 differs"));
 }
 
-// The instruction set of our own loops is the same; the library's is not.
+// The instruction set of Tessera's loops is the same; the library's is not.
 TEST_F(ParallelCommandTest, RanksWithALimitedLibraryAreRefusedInExactNumerics) {
   if (EffectiveCpuLevel() < CpuLevel::kAvx512) {
     GTEST_SKIP() << "products are not oneDNN's (needs: avx512)";
@@ -117,7 +118,7 @@ TEST_F(ParallelCommandTest, AResumeOnAnotherProcessorSaysSo) {
   EXPECT_THAT(result.out, HasSubstr(", here sse4"));
   EXPECT_THAT(result.out, HasSubstr("the bits of later losses differ from the saved run's"));
 
-  // The same processor says nothing.
+  // On the same processor there is no message.
   ASSERT_EQ(Run(Mpirun(1, Saving("same", 2, exact))).exit_code, 0);
   resume = Saving("same", 4, exact);
   resume.push_back("--load=" + Checkpoints("same").string());
@@ -165,7 +166,7 @@ TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
 }
 
 TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
-  // Slurm's --signal sends SIGUSR1 to whatever the job has started.
+  // Slurm's --signal sends SIGUSR1 to every process of the job.
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     const std::string run = "run" + std::to_string(signal);
     const Process process(Launcher(Saving(run, 1000000, kFour)), root_);
@@ -183,7 +184,8 @@ TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
   }
 }
 
-// mpirun takes signals before it has ranks to pass them to, and ranks start at moments of their own.
+// mpirun accepts signals before it has ranks to forward them to, and ranks start at different
+// times.
 TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
   for (const int milliseconds : {0, 100, 400}) {
     fs::remove(root_ / "stderr");
@@ -195,13 +197,13 @@ TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
     process.Kill(SIGTERM);
-    const Result result = process.Wait();  // for ever, if it is lost
+    const Result result = process.Wait();  // hangs if the signal is lost
     EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
     EXPECT_LE(Lines(result.err), 1) << result.err;
   }
 }
 
-// Whoever finds it, the damage has a place, a rank and a way out.
+// Whichever rank finds the damage, the message names the place, a rank and a remedy.
 TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
   ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
   const fs::path file = Checkpoints("run") / "step-00000004" / "model-00001-of-00002.safetensors";
@@ -218,7 +220,8 @@ TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
   EXPECT_EQ(Run(Launcher(resume)).exit_code, 0);
 }
 
-// The shipped settings: sixteen processes have one process's losses and weights, bit for bit.
+// The shipped settings: sixteen processes compute the losses and weights of one process, bit for
+// bit.
 TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
   const std::vector<std::string> flags = {"--train-iters=20",
                                           "--numerics=exact",
@@ -241,7 +244,7 @@ TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
               ReadFile(root_ / "single" / "model.bin"));
 }
 
-// Settings that name no data train on a text of the system's, prepared once.
+// A config that names no data trains on a text of the system, which is prepared once.
 TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
   const bool has_text = std::ranges::any_of(
       fs::directory_iterator("/usr/share/perl"), [](const fs::directory_entry& version) {
@@ -263,7 +266,7 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
   EXPECT_THAT(second.out, HasSubstr("\nThe"));
 }
 
-// Ranks that hold parts of a model write the file that one process writes, and start from it.
+// Ranks that hold parts of a model export the same file as one process, and start from it.
 TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
   const std::vector<std::string> exact = {"--numerics=exact", "--exact-tp-shards=2",
                                           "--valid-data-path=" + (root_ / "tokens.bin").string(),
@@ -293,7 +296,7 @@ TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
   }
 }
 
-// A process that hangs is waited for as long as the setting says, and named.
+// A hanging process is waited for as long as the setting allows, and named.
 TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
   std::vector<std::string> flags = Saving("run", 1000000, kFour);
   flags.push_back("--distributed-timeout-minutes=0.05");
@@ -312,8 +315,8 @@ TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
       << "the launcher's line and one rank's: " << result.err;
 }
 
-// A process of the run is killed: the others end, the launcher names it, and the run goes on from the
-// last checkpoint as if nothing had happened.
+// A process of the run is killed: the others end, the launcher names it, and the run resumes from
+// the last checkpoint without a difference.
 TEST_F(ParallelCommandTest, SuddenDeathOfARankCostsNothingButTime) {
   const Result undisturbed = Run(Launcher(Saving("undisturbed", 12, kFour)));
   ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
@@ -334,7 +337,7 @@ TEST_F(ParallelCommandTest, SuddenDeathOfARankCostsNothingButTime) {
     EXPECT_THAT(result.err, HasSubstr("rank 2 on "));
     EXPECT_THAT(result.err, HasSubstr("was killed by signal 9 (SIGKILL)"));
   }
-  // What lies beyond belongs to a longer run.
+  // Later checkpoints belong to a longer run.
   for (const fs::directory_entry& entry : fs::directory_iterator(Checkpoints("killed"))) {
     if (entry.path().filename() > "step-00000004") fs::remove_all(entry.path());
   }

@@ -1,5 +1,5 @@
-// Saves and loads of several processes as their user meets them: any number of processes, some of
-// the tensors, a slow disk.
+// Saves and loads of several processes from the user's point of view: any number of processes, some
+// of the tensors, a slow disk.
 
 #include <algorithm>
 #include <chrono>
@@ -50,7 +50,7 @@ class ParallelLoadTest : public ParallelCommandTest {
   }
 };
 
-// A job that gets more processes or fewer at each start just goes on.
+// A job that has more or fewer processes at each start simply continues.
 TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
   const Result undisturbed = Run(Alone(Saving("undisturbed", 8, kExact)));
   ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
@@ -79,7 +79,7 @@ TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
   EXPECT_EQ(Losses("auto"), Losses("undisturbed"));
 }
 
-// What is loaded, what is left out and what is said about it does not depend on the topology.
+// What is loaded, what is omitted and the messages about it do not depend on the topology.
 TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
   ASSERT_EQ(Run(Alone(Saving("base", 2, kExact))).exit_code, 0);
   struct Policy {
@@ -111,7 +111,7 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
     EXPECT_EQ(Lines(together.err), 1) << "the launcher's line: " << together.err;
     EXPECT_GE(Losses(one).size(), 2u);
     EXPECT_EQ(Losses(four), Losses(one));
-    // The whole sentence: names that several ranks miss, or none of them wants, come once.
+    // The complete sentence: names that several ranks miss, or that no rank wants, occur once.
     for (const absl::string_view line : absl::StrSplit(alone.out, '\n')) {
       if (!absl::StrContains(line, ": transformer.")) continue;
       EXPECT_EQ(Count(together.out, std::string(line) + "\n"), 1) << together.out;
@@ -125,7 +125,7 @@ TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
   struct Difference {
     Words flags;
     std::string message;
-    int lines;  // of which the launcher says one
+    int lines;  // of which one is the launcher's
   };
   for (const Difference& difference :
        {Difference{{"--num-layers=4"}, "num_layers: saved 3, wanted 4", 2},
@@ -145,8 +145,8 @@ TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
   }
 }
 
-// A disk that does not come to an end with a save: the training goes on, and nothing is committed
-// before it has.
+// A disk on which a save does not finish: training continues, and nothing is committed before the
+// save is complete.
 TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
   const Words flags = Joined(
       kExact, {"--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2"});

@@ -1,4 +1,4 @@
-// Preloaded into a program: what profilers inside a process do. SIGPROF meets a handler, which needs
+// Preloaded into a program to emulate an in-process profiler: SIGPROF runs a handler, which needs
 // stack.
 
 #include <csignal>

@@ -1,4 +1,4 @@
-// A run that is resumed goes on as if nothing had happened: every later loss, every weight and
+// A resumed run continues as if it had not been interrupted: every later loss, every weight and
 // every moment to the last bit.
 
 #include <algorithm>
@@ -46,7 +46,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int64_t kSteps = 100;
-constexpr int64_t kVocabulary = 211;  // no multiple of the padding
+constexpr int64_t kVocabulary = 211;  // not a multiple of the padding
 constexpr int64_t kTokens = 4200;     // 131 samples of 32: 400 samples are three epochs and a bit
 
 struct Kind {
@@ -82,8 +82,7 @@ constexpr char kCommon[] = R"pb(
 constexpr char kGpt2[] = "model { size: \"gpt2-tiny\" hidden_dropout: 0.1 attention_dropout: 0.1 }";
 constexpr char kLlama[] = "model { size: \"llama3-tiny\" }";
 
-// A language with something to learn: the next token is a function of the last one, three times in
-// four.
+// A learnable language: three times out of four, the next token is a function of the last one.
 std::vector<int32_t> MakeTokens() {
   const RandomStream stream{.seed = 7, .use = RandomUse::kDataOrder, .stream = 1};
   std::vector<int32_t> tokens{1};
@@ -155,8 +154,8 @@ class ResumeTest : public ::testing::Test {
     return Checkpoints(run) / absl::StrFormat("step-%08d", step);
   }
 
-  // Trains as the command does, on as many threads as the topology has ranks. Returns rank 0's notes
-  // about where the state came from.
+  // Trains as the command does, on as many threads as the topology has ranks. Returns rank 0's
+  // notes about the origin of the state.
   absl::StatusOr<std::string> Train(const TrainConfig& unresolved) {
     const absl::StatusOr<TrainConfig> config = ResolveConfig(unresolved);
     if (!config.ok()) return config.status();
@@ -198,8 +197,8 @@ class ResumeTest : public ::testing::Test {
     return (*session)->metrics->Close();
   }
 
-  // A folder of checkpoints that holds a copy of the run's first ones only, up to `step`: what a
-  // machine that died then left.
+  // Creates a folder that holds copies of the run's checkpoints up to `step` only, as a machine
+  // that died then would leave it.
   void LeaveAt(const std::string& from, int64_t step, const std::string& to) const {
     fs::create_directories(Checkpoints(to));
     for (int64_t saved = 20; saved <= step; saved += 20) {
@@ -208,7 +207,7 @@ class ResumeTest : public ::testing::Test {
     fs::copy_file(RunDir(from) / "metrics.jsonl", RunDir(to) / "metrics.jsonl");
   }
 
-  // Both checkpoints of `step` hold the same bytes in every data file.
+  // Expects that both checkpoints of `step` hold the same bytes in every data file.
   void ExpectSameTensors(const std::string& one, const std::string& other, int64_t step) const {
     int files = 0;
     for (const fs::directory_entry& entry : fs::directory_iterator(StepDir(one, step))) {
@@ -262,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(
               "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 45 }"}}),
     [](const auto& info) { return info.param.name; });
 
-// Forty steps of a model of four layers, on as many ranks as the fragments say.
+// Forty steps of a model of four layers, on as many ranks as the fragments specify.
 class TopologyTest : public ResumeTest {
  protected:
   TrainConfig TopologyConfig(const std::vector<std::string>& fragments,
@@ -308,7 +307,7 @@ INSTANTIATE_TEST_SUITE_P(
              {kGpt2, "training { bf16: true } parallel { data_parallel_size: 4 zero_stage: 2 }"}},
         Kind{"llama3_tp2_sp",
              {kLlama, "parallel { tensor_model_parallel_size: 2 sequence_parallel: true }"}},
-        // The tied table lives on both stages.
+        // The tied table is on both stages.
         Kind{"llama3_tied_pp2", {kTiedLlama, "parallel { pipeline_model_parallel_size: 2 }"}},
         Kind{"gpt2_bf16_pp2_vpp2",
              {kGpt2,
@@ -320,8 +319,8 @@ INSTANTIATE_TEST_SUITE_P(
               "pipeline_model_parallel_size: 2 numerics: EXACT exact_tp_shards: 4 }"}}),
     [](const auto& info) { return info.param.name; });
 
-// Saves behind the training hold what those in the foreground hold, at every step, and are resumed
-// from alike.
+// Asynchronous saves hold the same as those in the foreground, at every step, and resuming from
+// either is the same.
 TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
   const std::map<std::string, std::vector<std::string>> kinds = {
       {"gpt2", {kGpt2}},
@@ -361,8 +360,8 @@ TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
   }
 }
 
-// What the checkpoint of a step says, apart from where the bytes lie and where it was saved: digests
-// are of contents, however they are sharded.
+// A checkpoint's description of the step, except for the location of its bytes and the topology
+// that saved it: digests depend on contents only, however they are sharded.
 std::string Contents(const fs::path& checkpoints, int64_t step) {
   const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
   EXPECT_TRUE(storage.ok()) << storage.status();
@@ -382,8 +381,8 @@ std::string Contents(const fs::path& checkpoints, int64_t step) {
   return text;
 }
 
-// In EXACT numerics a checkpoint's contents do not depend on the topology either, and a run may go
-// on elsewhere with the same bits.
+// In EXACT numerics a checkpoint's contents do not depend on the topology either, and a run may
+// continue on another one with the same bits.
 TEST_F(TopologyTest, ExactCheckpointsAreTheSameEverywhere) {
   const std::string exact = "parallel { numerics: EXACT exact_tp_shards: 2 }";
   const std::map<std::string, std::string> topologies = {
@@ -431,7 +430,7 @@ class FlagsTest : public ResumeTest {
     const absl::Status trained = Train(config).status();
     ASSERT_TRUE(trained.ok()) << trained;
   }
-  // Goes on from the base run's checkpoints in a folder of its own.
+  // Continues from the base run's checkpoints in a new folder.
   TrainConfig From(const std::string& run, const std::vector<std::string>& kind = {kGpt2}) const {
     TrainConfig config = Config(kind, run);
     config.mutable_training()->set_train_iters(60);
@@ -508,7 +507,8 @@ TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
   EXPECT_THAT(*to_fp32, HasSubstr("fp32 weights come from the master weights"));
 }
 
-// Another seed for dropout leaves the order of the samples alone: an epoch under way reads each once.
+// Another seed for dropout does not change the order of the samples: an epoch in progress reads
+// each sample once.
 TEST_F(FlagsTest, FreshRandomNumbersKeepTheSampleOrder) {
   const std::vector<std::string> no_dropout = {"model { size: \"gpt2-tiny\" }"};
   TrainConfig same = From("same-seed", no_dropout);
@@ -531,7 +531,7 @@ TEST_F(FlagsTest, KeepsTheNewestCheckpoints) {
   EXPECT_TRUE(fs::exists(StepDir("kept", 50)));
 }
 
-// Looks at the run that a metrics.jsonl belongs to whenever this file has been synced.
+// Inspects the run that a metrics.jsonl belongs to whenever this file has been synced.
 class LogSyncs final : public FileCallInterceptor {
  public:
   struct LogSync {
@@ -552,7 +552,7 @@ class LogSyncs final : public FileCallInterceptor {
       if (!fs::exists(entry.path() / "manifest.pb", error)) continue;
       sync.committed.insert(entry.path().filename());
     }
-    syncs_.push_back(std::move(sync));  // on the one thread of rank 0 that saves
+    syncs_.push_back(std::move(sync));  // always on rank 0's saving thread
     return result;
   }
   int Rename(absl::FunctionRef<int()> call) override { return call(); }
@@ -569,7 +569,7 @@ class LogSyncs final : public FileCallInterceptor {
   std::vector<LogSync> syncs_;
 };
 
-// What a power loss takes from metrics.jsonl is of steps that no checkpoint holds.
+// A power loss only removes records of steps in metrics.jsonl that no checkpoint contains.
 TEST_F(ResumeTest, RecordsAreDurableBeforeTheCheckpointThatFollowsFromThem) {
   for (const bool async : {false, true}) {
     const std::string run = async ? "background" : "foreground";
@@ -615,7 +615,7 @@ TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("norm_epsilon"));
 }
 
-// By name, what the contents of a checkpoint's tensors are recognised by.
+// Digests of a checkpoint's tensors by name, which identify their contents.
 std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t step) {
   std::map<std::string, std::string> digests;
   const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
@@ -629,7 +629,7 @@ std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t 
   return digests;
 }
 
-// A rate of 0 leaves the weights as they were loaded.
+// With a rate of 0 the weights stay as they were loaded.
 constexpr char kNoChange[] = "optimizer { lr: 0 min_lr: 0 }";
 
 TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
@@ -696,7 +696,8 @@ TEST_F(FlagsTest, VerifyLoadComparesDigests) {
   config.mutable_checkpoint()->set_verify_load(true);
   const absl::StatusOr<std::string> notes = Train(config);
   ASSERT_TRUE(notes.ok()) << notes.status();
-  const size_t tensors = Digests(Checkpoints("base"), 40).size() - 1;  // a tied name is no tensor
+  const size_t tensors =
+      Digests(Checkpoints("base"), 40).size() - 1;  // a tied name is not a tensor
   EXPECT_THAT(*notes, HasSubstr(absl::StrCat("digests of ", tensors, " tensors verified")));
 }
 

@@ -1,5 +1,5 @@
-// Signals by the hundred change no number of a run and break nothing, whatever instructions its
-// matrix products are made of.
+// Hundreds of signals neither change a number of a run nor break it, whichever instructions its
+// matrix products use.
 
 #include <signal.h>
 #include <sys/types.h>
@@ -28,8 +28,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-// Inner dimensions beyond 252, for which oneDNN's products without AVX-512 take another stack, and
-// beyond 84, for which those with it do.
+// Inner dimensions beyond 252, for which oneDNN's products without AVX-512 switch to another stack,
+// and beyond 84, for which those with it do.
 const std::vector<std::string> kLongProducts = {"--seq-length=64", "--micro-batch-size=4"};
 constexpr int kSteps = 40;
 
@@ -41,7 +41,7 @@ uint64_t Bits(const sigset_t& signals) {
   return bits;
 }
 
-// A line of a thread's or a process's status, "SigBlk" for example; 0 where it has gone.
+// A signal mask from a thread's or a process's status, such as "SigBlk"; 0 if it no longer exists.
 uint64_t SignalMask(const fs::path& status, const std::string& name) {
   for (const auto line : absl::StrSplit(ReadFile(status), '\n')) {
     uint64_t bits = 0;
@@ -64,7 +64,7 @@ class SignalsCommandTest : public ParallelCommandTest {
     ParallelCommandTest::TearDown();
   }
 
-  // As oneDNN names them; those beyond the processor's are not taken.
+  // By oneDNN's names; those beyond the processor's abilities have no effect.
   static std::vector<std::string> InstructionSets() { return {"AVX2", "AVX512_CORE"}; }
 
   std::vector<std::string> Alone(const std::string& run, std::vector<std::string> more) const {
@@ -83,8 +83,8 @@ class SignalsCommandTest : public ParallelCommandTest {
     return losses;
   }
 
-  // Sends the signal to the processes that catch it, on and on until `process` has ended; returns
-  // how often.
+  // Keeps sending the signal to the processes that catch it until `process` has ended. Returns how
+  // often.
   static int SendUntilTheEnd(const Process& process, const std::set<pid_t>& to, int signal) {
     int sent = 0;
     while (!process.Ended()) {
@@ -96,7 +96,7 @@ class SignalsCommandTest : public ParallelCommandTest {
     return sent;
   }
 
-  // Its numbers are those of the first steps of the undisturbed run.
+  // Its numbers equal those of the first steps of the undisturbed run.
   void ExpectBeginning(const std::string& run, const std::map<int64_t, std::string>& undisturbed) {
     const std::map<int64_t, std::string> losses = Losses(run);
     EXPECT_FALSE(losses.empty());
@@ -105,14 +105,14 @@ class SignalsCommandTest : public ParallelCommandTest {
     }
   }
 
-  // Of a process that trains: one thread receives signals, the others receive none.
+  // For a process that trains: one thread receives signals, the others block them.
   static void ExpectSignalsBlocked(pid_t process) {
     const uint64_t asynchronous = Bits(AsynchronousSignals()) & ~Bits(CannotBeBlocked());
     int receiving = 0, threads = 0;
     for (const fs::directory_entry& task :
          fs::directory_iterator("/proc/" + std::to_string(process) + "/task")) {
       const uint64_t blocked = SignalMask(task.path() / "status", "SigBlk");
-      // One that ends meanwhile has no status.
+      // A thread that has ended has no status.
       if (blocked == 0 && ReadFile(task.path() / "status").empty()) continue;
       ++threads;
       if ((blocked & asynchronous) == asynchronous) continue;
@@ -157,7 +157,7 @@ TEST_F(SignalsCommandTest, NoThreadThatComputesReceivesSignals) {
   }
 }
 
-// A run whose output nobody reads ends, as other programs do.
+// A run whose output has no reader ends, as other programs do.
 TEST_F(SignalsCommandTest, TheLauncherPassesNoIgnoredSignalOn) {
   for (const bool several : {false, true}) {
     const std::string run = several ? "two" : "one";
@@ -219,7 +219,7 @@ TEST_F(SignalsCommandTest, StopSignalsOnAndOn) {
   }
 }
 
-// Past mpirun, to the ranks themselves: while MPI starts, too.
+// Sent directly to the ranks instead of mpirun, also while MPI starts.
 TEST_F(SignalsCommandTest, StopSignalsToRanks) {
   for (const std::string& instructions : InstructionSets()) {
     SCOPED_TRACE(instructions);

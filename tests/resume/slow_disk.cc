@@ -1,6 +1,5 @@
-// Preloaded into a program: the disk takes its time over what a save makes durable, which are the
-// checkpoint's files and the log of its steps. They are once the file that SLOW_DISK_GATE names is
-// there; other files are at once.
+// Preloaded into a program to simulate a slow disk: syncs of a checkpoint's files and of the log of
+// its steps block until the file that SLOW_DISK_GATE names exists; other syncs do not block.
 
 #include <dlfcn.h>
 #include <unistd.h>

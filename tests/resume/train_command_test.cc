@@ -1,4 +1,4 @@
-// The train command as its user meets it: wrong input, signals, sudden death.
+// The train command from the user's point of view: wrong input, signals, sudden death.
 
 #include <signal.h>
 #include <sys/stat.h>
@@ -78,7 +78,7 @@ class TrainCommandTest : public ::testing::Test {
     return losses;
   }
 
-  // Exit code 2 for what the user got wrong, 1 for what went wrong; one line either way.
+  // Exit code 2 for user errors, 1 for other failures; one line either way.
   void ExpectRefused(const std::vector<std::string>& extra, int exit_code,
                      const std::string& message) const {
     const Result result = Run(3, extra);
@@ -104,7 +104,7 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   const std::string no_folder = (root_ / "tokens.bin" / "x").string();
   ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
-  // At once, and not when all is trained.
+  // At the start, instead of after the training.
   ExpectRefused({"--export-llmc=/nowhere/model.bin"}, 1,
                 "export_llmc: cannot open the directory of /nowhere/");
   ExpectRefused({"--export-llmc=" + root_.string()}, 2, "is a folder");
@@ -151,7 +151,7 @@ TEST_F(TrainCommandTest, FolderInThePlaceOfAFileIsDamage) {
   std::vector<std::string> resume = Folders("run");
   resume.push_back("--load=" + Checkpoints("run").string());
   ExpectRefused(resume, 1, "--ckpt-step=1 resumes");
-  // Without its manifest it is a save that was never completed.
+  // A checkpoint without its manifest is an incomplete save.
   fs::remove(step / "manifest.pb");
   const Result result = Run(3, resume);
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -257,8 +257,8 @@ TEST_F(TrainCommandTest, AFolderForReadingOnlyIsRefusedAtTheStart) {
   EXPECT_THAT(result.out, ::testing::Not(HasSubstr("step 1/3")));
 }
 
-// Killed at random moments, saving at every step: the run arrives where an undisturbed one does,
-// bit for bit.
+// Killed at random moments, saving at every step: the run ends in the same state as an undisturbed
+// one, bit for bit.
 TEST_F(TrainCommandTest, SurvivesSuddenDeathAtAnyMoment) {
   constexpr int kSteps = 40;
   constexpr int kDeaths = 8;

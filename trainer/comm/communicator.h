@@ -23,17 +23,18 @@ namespace tessera {
 // How a group of ranks exchanges data: one interface, implemented by threads/ (ranks are threads of
 // one process) and mpi/ (ranks are processes).
 //
-// NCCL will be a third implementation, without a change to callers, because
-// - an operation is started and later waited for. There `Start*` records an event on the caller's
-//   compute stream, lets the communicator's own stream wait for it and enqueues the ncclX call;
-//   Pending::Wait() makes the compute stream wait for the operation's end on the device, polling
-//   ncclCommGetAsyncError and the clock on the host until then; both streams are given when the
-//   world is created;
-// - buffers are plain addresses. A communicator is made for one device and so are the buffers that
-//   it is given; nothing in this interface touches their contents on the host;
-// - every size is known to every rank beforehand, except in the operations on byte strings, which
-//   are for the host and go over the MPI world that bootstraps NCCL, as do diagnoses and Abort();
-// - reductions fix their order for one group only (see ReduceOp), not across implementations.
+// The interface leaves room for NCCL as a third implementation without a change to callers:
+// - An operation is started, and waited for later. With NCCL, `Start*` records an event on the
+//   caller's compute stream, makes the communicator's own stream wait for it and enqueues the ncclX
+//   call; Pending::Wait() makes the compute stream wait for the operation's end on the device, and
+//   until then polls ncclCommGetAsyncError and the clock on the host. Both streams are given when
+//   the world is created.
+// - Buffers are plain addresses. A communicator is made for one device, and so are its buffers;
+//   nothing in this interface touches their contents on the host.
+// - Every rank knows every size beforehand, except in the operations on byte strings. Those are for
+//   the host and use the MPI world that bootstraps NCCL, as do diagnostics and Abort().
+// - Reductions fix their order within one implementation's group (see ReduceOp), not across
+//   implementations.
 
 // What one element is on the wire. kBytes can be moved but not reduced.
 enum class CommType : uint8_t { kF32, kBF16, kF64, kI32, kI64, kBytes };
@@ -56,9 +57,9 @@ constexpr CommType CommTypeOf() {
   return CommType::kBytes;
 }
 
-// Contiguous elements that somebody else owns, to read and to write. From a tensor: it must be
-// contiguous (CHECKed). The memory must stay valid, and for a Buffer untouched, until the operation
-// that uses it has been waited for.
+// A view of contiguous elements, to read and to write. A tensor that is converted to one must be
+// contiguous (CHECKed). The memory must stay valid, and for a Buffer unmodified by the caller,
+// until the operation that uses it has completed.
 struct Buffer {
   Buffer() = default;
   Buffer(void* data, CommType type, int64_t elements)
@@ -101,10 +102,10 @@ struct ConstBuffer {
 };
 
 // Reductions add (or compare) in one fixed order, whatever the size, the implementation and the
-// time of arrival: the binary tree over group ranks T(0, P), where T(a, b) = T(a, m) + T(m, b) and
+// order of arrival: the binary tree over group ranks T(0, P), where T(a, b) = T(a, m) + T(m, b) and
 // m = a + the largest power of two below b - a. With P = 6: ((0+1)+(2+3))+(4+5). Fixed-point sums
 // wrap around. bf16 is added in fp32 and rounded once, at the end. A maximum is NaN where any input
-// is.
+// is NaN.
 enum class ReduceOp { kSum, kMax };
 
 enum class CommOp : uint8_t {
@@ -123,10 +124,10 @@ enum class CommOp : uint8_t {
 inline constexpr int kCommOpCount = 11;
 std::string_view CommOpName(CommOp op);  // "all-reduce", ...
 
-// Payload that this rank sent, without the transport's own headers. What each operation sends, for
-// a group of P ranks, this rank being r, data of n bytes in all, piece i of n_i bytes:
+// Payload bytes that this rank sent, without the transport's own headers. Each operation sends, in
+// a group of P ranks, on rank r, for n bytes of data in total and n_i bytes in piece i:
 //   all-reduce        (P-1) n                     where n <= kSmallAllReduceBytes, else
-//                     (n - n_r) + (P-1) n_r       over pieces as even as they go (EvenCounts):
+//                     (n - n_r) + (P-1) n_r       over nearly equal pieces (EvenCounts):
 //                     about 2n(P-1)/P
 //   reduce-scatter    n - n_r
 //   all-gather        (P-1) n_r
@@ -154,43 +155,44 @@ struct CommCounters {
 
 // Settings of a whole world of ranks.
 struct CommOptions {
-  // How long a wait may last when the call does not say. The longest time that ranks may drift
-  // apart: a checkpoint's write, an evaluation on one rank.
+  // Default timeout of a wait. It must cover the longest time that ranks may drift apart, such as a
+  // checkpoint's write or an evaluation on one rank.
   absl::Duration timeout = absl::Minutes(10);
   // How long all processes of a world may take to find each other.
   absl::Duration start_timeout = absl::Minutes(5);
-  // A wait that has lasted this long starts to ask, once per such period, whether the ranks that it
-  // waits for still exist; one that does not ends the wait at once.
+  // A wait that has lasted this long asks, once per such period, whether the ranks that it waits
+  // for still exist. A rank that no longer exists ends the wait immediately.
   absl::Duration probe_interval = absl::Seconds(1);
   std::string world_name = "world";
-  // Longer messages travel in parts (MPI counts bytes in an int). At most INT_MAX.
+  // Longer messages are sent in parts (MPI counts bytes in an int). At most INT_MAX.
   int64_t part_bytes = int64_t{1} << 30;
 };
 
 // Settings of one call.
 struct CallOptions {
-  std::optional<absl::Duration> timeout;  // CommOptions::timeout
-  std::string_view what;  // what the data is, for diagnoses: "gradients of bucket 3"
+  std::optional<absl::Duration> timeout;  // default: CommOptions::timeout
+  std::string_view what;                  // names the data in diagnostics: "gradients of bucket 3"
 };
 
 class Operation;
 
-// An operation under way: a future, which must not outlive its communicator. The buffers of the
-// operation belong to it until Wait() returns or Test() says true.
+// An operation in progress: a future, which must not outlive its communicator. The operation owns
+// its buffers until Wait() returns or Test() returns true.
 class Pending {
  public:
   Pending() = default;  // nothing to wait for
   explicit Pending(absl::Status failed) : early_(std::move(failed)) {}
   explicit Pending(std::unique_ptr<Operation> operation);
   Pending(Pending&&) noexcept;
-  // Waits for what it held before.
+  // Waits for the operation that it held before.
   Pending& operator=(Pending&&) noexcept;
-  // Waits for the end, or for the group's failure, so that no transfer outlives its buffers.
+  // Waits until the operation completes or the group fails, so that no transfer outlives its
+  // buffers.
   ~Pending();
 
-  // Ends with the operation's result. Later calls return the same. The time counts from this call.
+  // Returns the operation's result; later calls return the same. The timeout starts with this call.
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
-  // True when the operation has ended well. Never blocks. Makes progress, like
+  // True once the operation has completed successfully. Never blocks. Makes progress, like
   // Communicator::Progress().
   absl::StatusOr<bool> Test();
 
@@ -210,16 +212,17 @@ class Operation {
 // One rank's membership of a group of ranks.
 //
 // Collective operations (everything but Send and Receive) must be called by every rank of the group
-// in the same order, with the same types, counts and roots; several may be under way at once and
-// waited for in any order.
+// in the same order, with the same types, counts and roots. Several may be in progress at once, and
+// they may be waited for in any order.
 //
-// `counts`: elements of each rank's piece, by group rank; empty means that all pieces are equal.
+// `counts`: the number of elements of each rank's piece, by group rank; empty means that all pieces
+// are equal.
 //
-// Errors: InvalidArgument for sizes that do not fit together, before anything is sent;
-// DeadlineExceeded when a wait was too long, Unavailable when a rank has gone: both name the ranks
-// that are missing (by their rank in the world) and what they were last seen doing; another rank's
-// own error, with its code and "rank 3: " before its message, when that rank gave up. After any
-// error but InvalidArgument the whole world is of no more use: later calls return the same error.
+// Errors: InvalidArgument for inconsistent sizes, before anything is sent; DeadlineExceeded when a
+// wait times out and Unavailable when a rank is gone, both of which name the missing ranks (by
+// their rank in the world) and their last known activity; another rank's own error, with its code
+// and "rank 3: " before its message, when that rank aborted. After any error but InvalidArgument
+// the whole world is unusable: later calls return the same error.
 //
 // Threads: one thread at a time on one communicator; communicators of one rank may be used from
 // different threads at once.
@@ -231,7 +234,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // The rank in the world, which messages use. WorldRank(rank()) is this one's.
+  // The rank in the world, which messages name. WorldRank(rank()) is the calling rank.
   virtual int WorldRank(int group_rank) const = 0;
   virtual const std::string& name() const = 0;
   virtual const CommCounters& counters() const = 0;
@@ -240,56 +243,57 @@ class Communicator {
   // Every rank's `data` becomes the reduction of all.
   virtual Pending StartAllReduce(Buffer data, ReduceOp op, CallOptions options = {}) = 0;
   // `output` becomes piece rank() of the reduction of all ranks' `input`. `output` may be that
-  // piece of `input` itself, which is otherwise left alone.
+  // piece of `input`, which is otherwise left unmodified.
   virtual Pending StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                                      std::span<const int64_t> counts = {},
                                      CallOptions options = {}) = 0;
-  // `output` becomes the pieces of all ranks in order. `input` may be piece rank() of `output`
-  // itself.
+  // `output` becomes the pieces of all ranks in order. `input` may be piece rank() of `output`.
   virtual Pending StartAllGather(ConstBuffer input, Buffer output,
                                  std::span<const int64_t> counts = {},
                                  CallOptions options = {}) = 0;
-  // Piece i of `input` goes to rank i; piece i of `output` comes from rank i. They must not
-  // overlap.
+  // Piece i of `input` goes to rank i; piece i of `output` comes from rank i. `input` and `output`
+  // must not overlap.
   virtual Pending StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts,
                                 Buffer output, std::span<const int64_t> receive_counts,
                                 CallOptions options = {}) = 0;
   virtual Pending StartBroadcast(Buffer data, int root, CallOptions options = {}) = 0;
-  // Messages of one pair of ranks and one tag arrive in the order in which they were sent. A send
-  // may end before the message is received, and need not. 0 <= tag < kTagLimit. A peer may be
-  // oneself, when both sides are started before either is waited for.
+  // Messages between one pair of ranks with one tag arrive in the order in which they were sent. A
+  // send may complete before the message is received, but need not. 0 <= tag < kTagLimit. A rank
+  // may send to itself if both sides are started before either is waited for.
   virtual Pending StartSend(ConstBuffer data, int destination, int tag,
                             CallOptions options = {}) = 0;
-  // `data` must have the size of the message.
+  // `data` must have the size of the incoming message.
   virtual Pending StartReceive(Buffer data, int source, int tag, CallOptions options = {}) = 0;
   static constexpr int kTagLimit = 1 << 12;
 
-  // For small messages of control.
-  // The strings of all ranks, by rank, on `root`; empty elsewhere. Binomial tree.
+  // For small control messages. Gathers the strings of all ranks, by rank, on `root`; returns an
+  // empty vector elsewhere. Uses a binomial tree.
   virtual absl::StatusOr<std::vector<std::string>> GatherBytes(std::string_view mine, int root,
                                                                CallOptions options = {}) = 0;
-  // `root`'s string, everywhere.
+  // Returns `root`'s string on every rank.
   virtual absl::StatusOr<std::string> BroadcastBytes(std::string_view from_root, int root,
                                                      CallOptions options = {}) = 0;
   // Returns on no rank before every rank has called it.
   virtual absl::Status Barrier(CallOptions options = {}) = 0;
 
-  // A group for each color, its ranks ordered by (key, rank here); null where color < 0. Every rank
-  // of this group calls it. `name` is for messages: the mesh axis.
+  // Creates a group for each color, with its ranks ordered by (key, rank in this group); null where
+  // color < 0. Every rank of this group must call it. `name` appears in messages: the mesh axis.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
                                                               std::string_view name,
                                                               CallOptions options = {}) = 0;
 
-  // Moves this rank's operations on, of all its communicators. Operations progress in the
-  // background no further than the transport does by itself: a long computation that overlaps one
-  // calls this (or Test()) from time to time. Never blocks. Any Wait() does the same for all.
+  // Makes progress on this rank's operations of all its communicators. In the background,
+  // operations progress only as far as the transport does by itself: a long computation that
+  // overlaps one should call this (or Test()) from time to time. Never blocks. Any Wait() makes
+  // progress on all operations as well.
   virtual void Progress() = 0;
 
-  // This rank gives up: every wait of every rank of the WORLD, now and later, ends with this error.
-  // The first error wins. Returning an error from a rank's main function does the same.
+  // Aborts the run: every wait of every rank of the WORLD, current and future, fails with this
+  // error. The first error wins. Returning an error from a rank's main function has the same
+  // effect.
   virtual void Abort(const absl::Status& error) = 0;
 
-  // The same, started and waited for.
+  // The same operations, started and waited for.
   absl::Status AllReduce(Buffer data, ReduceOp op, CallOptions options = {});
   absl::Status ReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
                              std::span<const int64_t> counts = {}, CallOptions options = {});
@@ -305,7 +309,7 @@ class Communicator {
   Communicator() = default;
 };
 
-// `elements` over `ranks` pieces, the first `elements % ranks` of them one longer.
+// Splits `elements` into `ranks` pieces, of which the first `elements % ranks` are one longer.
 std::vector<int64_t> EvenCounts(int64_t elements, int ranks);
 
 }  // namespace tessera

@@ -12,15 +12,15 @@
 namespace tessera {
 namespace {
 
-// Polls before a wait looks at the clock, and between two looks.
+// Polls before a wait first reads the clock, and between two readings.
 constexpr int64_t kPollsPerClock = 64;
-// A wait shorter than this is not worth the words that describe it.
+// Shorter waits are not described in diagnostics.
 constexpr std::chrono::milliseconds kNoteAfter(20);
 constexpr absl::Duration kLongestIdle = absl::Milliseconds(20);
-// Ranks that one message describes.
-constexpr size_t kMostDescribed = 8;
+// The number of ranks that one message describes.
+constexpr size_t kMaxDescribed = 8;
 
-// To some milliseconds, for a tenth of the price: every operation notes when it ended.
+// Accurate to a few milliseconds, at a tenth of the cost: every operation records when it ended.
 std::chrono::steady_clock::time_point CoarseNow() {
   timespec now = {};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -126,7 +126,7 @@ void Endpoint::DropLocked(Task* task) {
 
 absl::Status Endpoint::Drop(Task* task) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Another thread may have finished it between the look at the task and the look at the failure.
+  // Another thread may have finished the task between the two checks.
   if (task->finished_) return absl::OkStatus();
   DropLocked(task);
   return FailureStatus();
@@ -209,7 +209,7 @@ std::vector<int> Endpoint::AwaitedLocked(Task& task) const {
   task.transfers_.ForEach([&](const Transfer& transfer) {
     if (!transfer.done) (transfer.is_send ? sends : receives).insert(transfer.peer);
   });
-  // A rank that takes nothing may only be slower than one that gives nothing.
+  // A rank that has not received may only be slower than one that has not sent.
   const std::set<int>& awaited = receives.empty() ? sends : receives;
   return {awaited.begin(), awaited.end()};
 }
@@ -233,34 +233,33 @@ bool Endpoint::AnyGone(Task* task, Clock::time_point since) {
     std::lock_guard<std::mutex> lock(mutex_);
     awaited = AwaitedLocked(*task);
   }
-  // Enough of them to notice; the rest gets its turn at the end.
-  if (awaited.size() > 4 * kMostDescribed) awaited.resize(4 * kMostDescribed);
+  // Asks about enough ranks to notice a failure; the others are asked about at the deadline.
+  if (awaited.size() > 4 * kMaxDescribed) awaited.resize(4 * kMaxDescribed);
   const std::vector<PeerState> states = transport_->Ask(awaited);
   if (std::none_of(states.begin(), states.end(),
                    [](const PeerState& state) { return state.kind == PeerState::kGone; })) {
     return false;
   }
-  // What a rank sent before it went still arrives.
+  // Messages that a rank sent before it ended still arrive.
   std::lock_guard<std::mutex> lock(mutex_);
   DriveLocked();
   return !task->finished_;
 }
 
 std::string Endpoint::Diagnose(const std::vector<int>& awaited) {
-  // A rank that is waited for may itself wait for another: the missing one is at the end of the
-  // chain.
+  // An awaited rank may itself wait for another one: the missing rank is at the end of the chain.
   std::set<int> known = {rank()};
   std::vector<int> asked(awaited.begin(),
-                         awaited.begin() + std::min(awaited.size(), kMostDescribed));
+                         awaited.begin() + std::min(awaited.size(), kMaxDescribed));
   std::string text;
-  for (int hops = 0; !asked.empty() && known.size() <= 4 * kMostDescribed && hops < 16; ++hops) {
+  for (int hops = 0; !asked.empty() && known.size() <= 4 * kMaxDescribed && hops < 16; ++hops) {
     known.insert(asked.begin(), asked.end());
     const std::vector<PeerState> states = transport_->Ask(asked);
     std::vector<int> next;
     for (size_t i = 0; i < asked.size(); ++i) {
       absl::StrAppend(&text, "; rank ", asked[i], " ", states[i].text);
       for (int peer : states[i].waiting_for) {
-        if (known.insert(peer).second && next.size() < kMostDescribed) next.push_back(peer);
+        if (known.insert(peer).second && next.size() < kMaxDescribed) next.push_back(peer);
       }
     }
     asked = std::move(next);

@@ -21,8 +21,8 @@ namespace tessera {
 
 class Endpoint;
 
-// Grows without moving its elements, and without allocating for the few messages of a small
-// operation.
+// A list that grows without moving its elements, and without allocating for the few messages of a
+// small operation.
 class TransferList {
  public:
   Transfer* Add() {
@@ -46,21 +46,21 @@ class TransferList {
   std::vector<std::unique_ptr<Transfer[]>> blocks_;
 };
 
-// One operation's part on one rank: which messages it posts, and what it does as they end.
+// One operation's part on one rank: which messages it posts, and what it does as they complete.
 class Task {
  public:
   virtual ~Task() = default;
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
 
-  // Called once, and again after transfers of this task have ended, until it returns true:
-  // finished. Never blocks.
+  // Called once at the start and again after messages of this task have completed, until it returns
+  // true, which means finished. Never blocks.
   virtual bool Advance() = 0;
 
  protected:
   Task() = default;
 
-  // Group ranks and the phase of the operation: messages of different phases never meet.
+  // Takes group ranks and the phase of the operation: messages of different phases never match.
   Transfer* Send(int peer, const void* data, int64_t bytes, int phase = 0);
   Transfer* Receive(int peer, void* data, int64_t bytes, int phase = 0);
   int64_t outstanding() const { return outstanding_; }
@@ -73,28 +73,29 @@ class Task {
   Transfer* Post(bool is_send, int peer, void* data, int64_t bytes, int phase);
 
   Endpoint* endpoint_ = nullptr;
-  const std::vector<int>* world_ranks_ = nullptr;  // of the group, by group rank
+  const std::vector<int>* world_ranks_ = nullptr;  // by group rank
   const std::string* group_name_ = nullptr;
   CommCounter* counter_ = nullptr;
   int rank_ = 0;
   CommOp op_ = CommOp::kBarrier;
   uint32_t match_ = 0;
-  uint64_t number_ = 0;  // of this operation in its group
+  uint64_t number_ = 0;  // of this operation within its group
   std::string what_;
   std::optional<absl::Duration> timeout_;
 
   TransferList transfers_;
   int64_t outstanding_ = 0;
-  bool dirty_ = false;  // transfers have ended since the last Advance()
+  bool dirty_ = false;  // messages completed since the last Advance()
   bool finished_ = false;
 };
 
-// A match is: group, number of the operation in the group (or a message's tag), kind and phase.
+// A match value holds: group, number of the operation in the group (or a message's tag), kind,
+// phase.
 inline constexpr int kKindBits = 4, kNumberBits = 12, kGroupBits = 11;
 static_assert(uint32_t{1} << (kKindBits + kNumberBits + kGroupBits) == kMatchLimit);
 
-// One rank of a world: drives its operations, of all groups, waits for them, and knows what it is
-// doing. Any thread may call it.
+// One rank of a world: drives its operations in all groups, waits for them, and records what it is
+// doing. Thread-safe.
 class Endpoint {
  public:
   // The transport must outlive it.
@@ -105,13 +106,13 @@ class Endpoint {
   Transport& transport() { return *transport_; }
   const CommOptions& options() const { return options_; }
 
-  // Ids of groups: agreed by the members of a group that is being split.
+  // Ids of groups, agreed by the members of a group that is being split.
   uint32_t next_group_id() const { return next_group_id_; }
   void set_next_group_id(uint32_t id) { next_group_id_ = id; }
   // A copy that lives as long as this endpoint.
   const std::string* KeepName(std::string_view name);
 
-  // The task must stay until it is finished or dropped.
+  // The task must stay alive until it is finished or dropped.
   void Start(Task* task);
   absl::Status Wait(Task* task, std::optional<absl::Duration> timeout);
   absl::StatusOr<bool> Test(Task* task);
@@ -120,14 +121,14 @@ class Endpoint {
   // The status that every call returns once the world has failed; OK before that.
   absl::Status FailureStatus() const;
 
-  // What this rank is doing, for others.
+  // What this rank is doing, for the diagnostics of other ranks.
   PeerState Activity() const;
 
  private:
   friend class Task;
   using Clock = std::chrono::steady_clock;
 
-  // All with mutex_ held.
+  // The methods below require mutex_.
   uint64_t DriveLocked();
   void AdvanceLocked(Task* task);
   void DropLocked(Task* task);
@@ -157,7 +158,7 @@ class Endpoint {
   };
   mutable std::mutex activity_mutex_;
   LastOperation last_;
-  std::string waiting_in_;  // empty unless a wait has lasted for some time
+  std::string waiting_in_;  // empty unless a wait has lasted a while
   std::vector<int> waiting_for_;
   Clock::time_point waiting_since_;
 };

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Kind and first phase of each operation's messages. What is sent and what is received share one.
+// Kind and first phase of each operation's messages, the same for both sides of a message.
 constexpr std::array<uint32_t, kCommOpCount> kFirstPhase = {
     /*all-reduce*/ 1, /*reduce-scatter*/ 3,  /*all-gather*/ 4,
     /*all-to-all*/ 5,
@@ -20,7 +20,7 @@ constexpr std::array<uint32_t, kCommOpCount> kFirstPhase = {
     /*send*/ 0,
     /*receive*/ 0,    /*barrier*/ 13,        /*split*/ 12};
 
-// A task under way behind a Pending.
+// A running task behind a Pending.
 class TaskOperation final : public Operation {
  public:
   TaskOperation(Endpoint* endpoint, std::unique_ptr<Task> task)
@@ -48,7 +48,7 @@ class TaskOperation final : public Operation {
   }
 
   Endpoint* const endpoint_;
-  std::unique_ptr<Task> task_;  // stays after a failure: a transport may not have let go of it
+  std::unique_ptr<Task> task_;  // kept after a failure: the transport may still use it
   bool ended_ = false;
   absl::Status result_;
 };
@@ -282,7 +282,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCommunicator::Split(int color
              options)
           .Wait(options.timeout);
   if (!status.ok()) return status;
-  // Free at every member; the new groups have no member in common and share it.
+  // An id that is free at every member. The new groups have no member in common and share it.
   uint64_t id = 0;
   std::vector<std::tuple<int, int>> order;  // key, rank here
   for (int i = 0; i < size(); ++i) {

@@ -14,7 +14,8 @@ namespace tessera {
 // A communicator over any transport.
 class GroupCommunicator final : public Communicator {
  public:
-  // All ranks of the endpoint's world. The endpoint must outlive it and the groups split from it.
+  // The group of all ranks of the endpoint's world. The endpoint must outlive it and the groups
+  // split from it.
   explicit GroupCommunicator(Endpoint* endpoint);
   // `world_ranks` by group rank, this rank at `rank`; `id` is the same for all members and for no
   // other group of any of them.

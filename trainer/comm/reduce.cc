@@ -11,10 +11,10 @@
 namespace tessera {
 namespace {
 
-// Partial results of one block stay in the first-level cache.
+// Partial results of one block fit into the first-level cache.
 constexpr int64_t kBlock = 512;
 
-// What sums are kept in.
+// The type of partial sums.
 template <typename T>
 using Accumulator = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
 
@@ -28,7 +28,7 @@ inline T Pair(T a, T b) {
       return a + b;
     }
   } else {
-    // NaN where either is: a comparison with NaN is false.
+    // NaN where either input is NaN: a comparison with NaN is false.
     return ((a > b) | (a != a)) ? a : b;
   }
 }
@@ -40,7 +40,7 @@ class Tree {
 
   explicit Tree(std::span<const void* const> inputs)
       : inputs_(inputs),
-        // Three blocks a level: a result, and what the two halves leave room for (see Node()).
+        // Three blocks per level: one for a result and two that the halves leave free (see Node()).
         scratch_(inputs.size() == 2 ? 0 : kBlock * (3 * std::bit_width(inputs.size()) + 2)) {}
 
   void Run(T* output, int64_t elements) {
@@ -64,7 +64,8 @@ class Tree {
  private:
   const T* Leaf(int i) const { return static_cast<const T*>(inputs_[i]) + at_; }
 
-  // T(a, b) into scratch[0, kBlock), b - a > 1; deeper levels use what follows scratch[2 kBlock).
+  // Computes T(a, b) into scratch[0, kBlock), b - a > 1; deeper levels use scratch from 2 kBlock
+  // on.
   const A* Node(int a, int b, A* scratch) {
     const int m = a + TreeSplit(b - a);
     A* deeper = scratch + 2 * kBlock;
@@ -79,11 +80,11 @@ class Tree {
     return scratch;
   }
 
-  // Rounds to the type of `out`. `out` may be `left` or `right`: no element depends on another,
-  // which the compiler is told because it would otherwise give up vectors where they are the same.
+  // Rounds to the type of `out`. `out` may be `left` or `right`: no element depends on another. The
+  // pragma states this to the compiler, which would otherwise not vectorise the aliased case.
   template <typename L, typename R, typename Out>
   void Combine(const L* left, const R* right, Out* out) const {
-    const int64_t n = n_;  // out of reach of stores to `out`
+    const int64_t n = n_;  // a local copy: stores to `out` cannot alias it
 #pragma clang loop vectorize(assume_safety)
     for (int64_t i = 0; i < n; ++i) {
       out[i] = static_cast<Out>(Pair<kOp, A>(static_cast<A>(left[i]), static_cast<A>(right[i])));

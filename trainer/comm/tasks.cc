@@ -13,7 +13,7 @@ char* At(const void* data, int64_t bytes) {
   return static_cast<char*>(const_cast<void*>(data)) + bytes;
 }
 
-// -------------------------------------------------------------------------------- moving pieces
+// ------------------------------------------------------------------------------- moving pieces
 
 class ExchangeTask final : public Task {
  public:
@@ -72,14 +72,14 @@ class MessageTask final : public Task {
 
 // -------------------------------------------------------------------------------- reductions
 
-// Pieces travel in segments that a core's cache holds, several at a time: one is added while the
-// next are on their way.
+// Pieces are sent in segments that fit into a core's cache, several at a time: one is added while
+// the next ones are in transit.
 constexpr int64_t kSegmentBytes = 256 << 10;
 constexpr int64_t kSegmentsAhead = 3;
 
-// Sends pieces of `input` to their ranks and reduces the own piece into `output`, segment by
-// segment. With `gather`, `output` being a piece of `input`, each reduced segment goes to every
-// rank at once: an all-reduce.
+// Sends pieces of `input` to their ranks and reduces this rank's piece into `output`, segment by
+// segment. With `gather`, where `output` is a piece of `input`, each reduced segment is sent to
+// every rank immediately: an all-reduce.
 class ReduceScatterTask final : public Task {
  public:
   ReduceScatterTask(ConstBuffer input, Buffer output, ReduceOp op, std::vector<int64_t> counts,
@@ -95,8 +95,8 @@ class ReduceScatterTask final : public Task {
       ++reduced_;
     }
     if (gather_) PostGathered();
-    return reduced_ == segments_ && posted_sends_ == most_segments_ && outstanding() == 0 &&
-           (!gather_ || gathered_posted_ == most_segments_);
+    return reduced_ == segments_ && posted_sends_ == max_segments_ && outstanding() == 0 &&
+           (!gather_ || gathered_posted_ == max_segments_);
   }
 
  private:
@@ -117,18 +117,19 @@ class ReduceScatterTask final : public Task {
     at_.resize(size());
     for (int i = 1; i < size(); ++i) at_[i] = at_[i - 1] + counts_[i - 1];
     segments_ = SegmentsOf(rank());
-    most_segments_ = (*std::max_element(counts_.begin(), counts_.end()) + segment_elements_ - 1) /
-                     segment_elements_;
+    max_segments_ = (*std::max_element(counts_.begin(), counts_.end()) + segment_elements_ - 1) /
+                    segment_elements_;
     const int64_t slot_elements = std::min(segment_elements_, counts_[rank()]);
     slots_ = std::min(segments_, kSegmentsAhead);
     slot_bytes_ = slot_elements * element_bytes_;
-    // Uninitialised: it is written before it is read, and the pages of a large one cost time.
+    // Left uninitialised: it is written before it is read, and touching the pages of a large one
+    // takes time.
     received_.reset(new char[slots_ * (size() - 1) * slot_bytes_]);
     arrivals_.resize(segments_ * (size() - 1));
-    sends_.resize(most_segments_ * (size() - 1));
+    sends_.resize(max_segments_ * (size() - 1));
   }
 
-  // Where the segment of rank (me - i) lands.
+  // Receives the segment of rank (me - i).
   char* Slot(int64_t segment, int i) {
     return received_.get() + ((segment % slots_) * (size() - 1) + i - 1) * slot_bytes_;
   }
@@ -143,7 +144,7 @@ class ReduceScatterTask final : public Task {
       }
     }
     while (sends_ended_ < posted_sends_ && SegmentSent(sends_ended_)) ++sends_ended_;
-    for (; posted_sends_ < std::min(most_segments_, sends_ended_ + kSegmentsAhead);
+    for (; posted_sends_ < std::min(max_segments_, sends_ended_ + kSegmentsAhead);
          ++posted_sends_) {
       for (int i = 1; i < size(); ++i) {
         const int to = (rank() + i) % size();
@@ -185,9 +186,9 @@ class ReduceScatterTask final : public Task {
     }
   }
 
-  // A reduced segment may land where this rank's own was, once that has been sent.
+  // A reduced segment may overwrite this rank's input segment once that has been sent.
   void PostGathered() {
-    for (; gathered_posted_ < most_segments_; ++gathered_posted_) {
+    for (; gathered_posted_ < max_segments_; ++gathered_posted_) {
       if (gathered_posted_ >= posted_sends_ || !SegmentSent(gathered_posted_)) return;
       for (int from = 0; from < size(); ++from) {
         if (from == rank() || gathered_posted_ >= SegmentsOf(from)) continue;
@@ -205,9 +206,9 @@ class ReduceScatterTask final : public Task {
 
   bool started_ = false;
   int64_t element_bytes_ = 0, segment_elements_ = 0;
-  std::vector<int64_t> at_;    // of pieces, in elements
-  int64_t segments_ = 0;       // of this rank's piece
-  int64_t most_segments_ = 0;  // of any rank's
+  std::vector<int64_t> at_;   // of pieces, in elements
+  int64_t segments_ = 0;      // of this rank's piece
+  int64_t max_segments_ = 0;  // the maximum over ranks
   int64_t slots_ = 0, slot_bytes_ = 0;
   std::unique_ptr<char[]> received_;
   std::vector<Transfer*> arrivals_, sends_;
@@ -216,11 +217,11 @@ class ReduceScatterTask final : public Task {
   int64_t gathered_posted_ = 0;
 };
 
-// One message between any two ranks, for pieces of one segment: all-reduce, where every piece is
-// everything, and reduce-scatter.
+// One message between any two ranks, for pieces of one segment. Implements all-reduce, where every
+// piece is the whole array, and reduce-scatter.
 class OneStepReduceTask final : public Task {
  public:
-  // Without counts every rank gets everything.
+  // Without counts, every rank receives the whole array.
   OneStepReduceTask(ConstBuffer input, Buffer output, ReduceOp op, std::vector<int64_t> counts)
       : input_(input), output_(output), op_(op), counts_(std::move(counts)) {}
 
@@ -236,7 +237,7 @@ class OneStepReduceTask final : public Task {
   }
 
  private:
-  // Where the data of rank (me - i) lands.
+  // Receives the data of rank (me - i).
   char* Slot(int i) { return received_.get() + (i - 1) * output_.bytes(); }
 
   void Post() {
@@ -314,7 +315,7 @@ class SmallBroadcastTask final : public TreeTask {
   int stage_ = 0;
 };
 
-// The root's pieces to their ranks, then every rank's to all that lack it.
+// Scatters the root's pieces, then gathers every rank's piece at all ranks that lack it.
 class LargeBroadcastTask final : public Task {
  public:
   LargeBroadcastTask(Buffer data, int root) : data_(data), root_(root) {}
@@ -365,7 +366,7 @@ class BarrierTask final : public Task {
   bool Advance() override {
     while (outstanding() == 0) {
       if (distance_ >= size()) return true;
-      // Rounds overlap between ranks, but no two of them join the same two ranks.
+      // Rounds of different ranks overlap, but no two rounds connect the same two ranks.
       Receive((rank() - distance_ + size()) % size(), nullptr, 0);
       Send((rank() + distance_) % size(), nullptr, 0);
       distance_ *= 2;
@@ -377,7 +378,7 @@ class BarrierTask final : public Task {
   int distance_ = 1;
 };
 
-// The subtree's strings in order of v, each behind its length.
+// The subtree's strings in order of v, each preceded by its length.
 class GatherBytesTask final : public TreeTask {
  public:
   GatherBytesTask(std::string_view mine, int root, std::vector<std::string>* gathered)

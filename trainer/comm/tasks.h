@@ -12,12 +12,13 @@
 
 namespace tessera {
 
-// The algorithms, over messages between two ranks. Arguments have been validated; counts have one
-// entry per rank of the group. Every piece goes straight from the rank that has it to the rank that
-// needs it: one step, no dependence of one rank on another's progress, and each sum can be taken in
-// any order that is wanted, for the same bytes as a ring.
+// The algorithms, in terms of messages between two ranks. Arguments have been validated; counts
+// have one entry per rank of the group. Every piece is sent directly from the rank that has it to
+// the rank that needs it: a single step in which no rank depends on another's progress, and each
+// sum can be taken in any order, for as many bytes as a ring would send.
 
-// A piece to every rank, a piece from every rank: all-gather, all-to-all. Displacements in bytes.
+// Sends a piece to every rank and receives one from every rank: all-gather, all-to-all.
+// Displacements are in bytes.
 struct Exchange {
   const char* send = nullptr;
   std::vector<int64_t> send_at, send_bytes;
@@ -37,13 +38,13 @@ std::unique_ptr<Task> MakeBroadcastTask(Buffer data, int root);
 std::unique_ptr<Task> MakeSendTask(ConstBuffer data, int destination);
 std::unique_ptr<Task> MakeReceiveTask(Buffer data, int source);
 
-// Dissemination: in round i each rank tells the one 2^i further on.
+// Dissemination barrier: in round i each rank notifies the rank that is 2^i further on.
 std::unique_ptr<Task> MakeBarrierTask();
 
-// `mine` must stay; `gathered` is filled on the root.
+// `mine` must stay valid; `gathered` is filled on the root.
 std::unique_ptr<Task> MakeGatherBytesTask(std::string_view mine, int root,
                                           std::vector<std::string>* gathered);
-// The root's *bytes go to the others'.
+// Copies the root's *bytes to the other ranks' *bytes.
 std::unique_ptr<Task> MakeBroadcastBytesTask(std::string* bytes, int root);
 
 }  // namespace tessera

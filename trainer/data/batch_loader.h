@@ -12,9 +12,8 @@
 
 namespace tessera {
 
-// Reads batches by position. Holds no state of its own: a rank asks for the run of samples that is
-// its share of a step. Threads: any number may read at once. A
-// subclass may watch what training reads.
+// Reads batches by position. Stateless: a rank requests the run of samples that is its share of a
+// step. Thread-safe. A subclass may observe what training reads.
 class BatchLoader {
  public:
   // `dataset` must outlive the loader.
@@ -23,14 +22,14 @@ class BatchLoader {
 
   const SampleOrder& order() const { return order_; }
 
-  // The training samples number consumed_samples + first ... + first + count - 1 of the global
-  // sequence. ids, targets [count, T]. A step of G samples on dp ranks asks for first = rank * G /
-  // dp and so on; a batch may cross an epoch's end. Errors: those of TokenDataset::ReadSample.
+  // Reads training samples consumed_samples + first ... + first + count - 1 of the global sequence.
+  // ids, targets [count, T]. In a step of G samples on dp ranks, a rank passes first = rank * G /
+  // dp; a batch may cross an epoch's end. Errors: those of TokenDataset::ReadSample.
   virtual absl::Status FillBatch(int64_t consumed_samples, int64_t first, int64_t count,
                                  std::span<int32_t> ids, std::span<int32_t> targets) const;
 
-  // Samples first ... first + count - 1 of the dataset in their own order, for evaluation: the same
-  // ones every time. OutOfRange past the last sample.
+  // Reads samples first ... first + count - 1 of the dataset in their own order, for evaluation:
+  // the same samples every time. OutOfRange past the last sample.
   absl::Status FillEvaluationBatch(int64_t first, int64_t count, std::span<int32_t> ids,
                                    std::span<int32_t> targets) const;
 

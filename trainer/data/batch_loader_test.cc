@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kVocab = 60000;
 
-// Shards of the given sizes; tokens count up through all of them, so that a token tells where it
-// stood.
+// Writes shards of the given sizes. Tokens count up through all of them, so that a token's value
+// tells its position.
 void WriteShards(const TestFolder& folder, const std::vector<int64_t>& sizes,
                  TokenFormat format = TokenFormat::kGpt2) {
   int32_t next = 0;
@@ -37,8 +37,8 @@ std::unique_ptr<TokenDataset> OpenAll(const TestFolder& folder, int64_t length) 
 
 TEST(TokenDatasetTest, CutsSamplesAsDocumented) {
   const TestFolder folder;
-  // T = 4: 9 tokens are two samples, 8 only one; then an empty shard, one without a sample, one of
-  // exactly one sample.
+  // T = 4: 9 tokens hold two samples, 8 only one; then come an empty shard, one without a complete
+  // sample and one of exactly one sample.
   WriteShards(folder, {9, 8, 0, 4, 5});
   const auto dataset = OpenAll(folder, 4);
   EXPECT_EQ(dataset->num_samples(), 4);
@@ -108,8 +108,8 @@ TEST(TokenDatasetTest, FingerprintDependsOnContentsAndTheirOrderAlone) {
   EXPECT_NE(of_a.complete, of_c.complete);
 }
 
-// However steps are cut into ranks and micro-batches, the sequence of token ids is one and the
-// same, and every sample occurs once in every epoch.
+// However steps are divided into ranks and micro-batches, the sequence of token ids is the same,
+// and every sample occurs once in every epoch.
 TEST(BatchLoaderTest, EveryTopologyReadsTheSameSequenceEachSampleOncePerEpoch) {
   constexpr int64_t kLength = 3;
   for (const std::vector<int64_t>& sizes :

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// One id a byte, 256 for end of text: 257 ids. Lossless for any bytes. Saved as an llm.c tokenizer
-// file.
+// One id per byte, and 256 for end of text: 257 ids. Lossless for any bytes. Saved as an llm.c
+// tokenizer file.
 class ByteTokenizer : public Tokenizer {
  public:
   static constexpr int64_t kVocabSize = 257;

@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-// Bytes in little-endian words, hashed in order: stable across machines. For telling contents
-// apart, not against an adversary.
+// Hashes bytes in order, as little-endian words: the same on every machine. Distinguishes contents,
+// but does not resist an adversary.
 class ContentHash {
  public:
   void Add(uint64_t value);
-  // Any way of cutting bytes into successive calls gives the same hash.
+  // The hash does not depend on how the bytes are split over successive calls.
   void Add(std::span<const uint8_t> bytes);
   uint64_t Finish();
 

@@ -57,7 +57,7 @@ absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
   return error ? DirectoryError(directory, error) : absl::OkStatus();
 }
 
-// The same file by two names (links, overlapping patterns) is one document.
+// The same file under two names (links, overlapping patterns) is one document.
 absl::Status RemoveDuplicates(std::vector<std::string>& paths) {
   std::sort(paths.begin(), paths.end(), NaturalLess);
   std::set<std::pair<uint64_t, uint64_t>> seen;
@@ -82,8 +82,8 @@ std::span<uint8_t> Bytes(std::string& text) {
   return {reinterpret_cast<uint8_t*>(text.data()), text.size()};
 }
 
-// Where to cut a document so that about `fraction` of it follows: after the line that is cut
-// through, when it ends soon.
+// Where to split a document so that about `fraction` of it follows: after the end of the line at
+// that point, if that is near.
 absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   const int64_t wanted = static_cast<int64_t>(document.size_bytes * (1 - fraction));
   const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(document.path);
@@ -96,13 +96,14 @@ absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   return line_end == text.npos ? wanted : wanted + static_cast<int64_t>(line_end) + 1;
 }
 
-// Bytes of the chunk that may be handed on when more of the document follows.
+// Number of bytes of the chunk that can be processed now if more of the document follows.
 size_t ChunkEnd(std::string_view chunk) {
   const size_t line_end = chunk.rfind('\n');
   if (line_end != chunk.npos) return line_end + 1;
   size_t end = chunk.size();
   for (int back = 0; back < 3 && end > 1 && (chunk[end - 1] & 0xC0) == 0x80; ++back) --end;
-  // Now at a lead byte, or past a whole character: the lead byte goes with what follows it.
+  // `end` is at a lead byte, or past a whole character: a lead byte stays with the bytes that
+  // follow it.
   return (chunk[end - 1] & 0xC0) == 0xC0 && end > 1 ? end - 1 : chunk.size();
 }
 

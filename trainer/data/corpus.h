@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_DATA_CORPUS_H_
 #define TESSERA_TRAINER_DATA_CORPUS_H_
 
-// Text files as documents: finding them, telling them apart, splitting them, reading them piece by
-// piece.
+// Text files as documents: finding them, comparing them by content, splitting them and reading them
+// in chunks.
 
 #include <cstdint>
 #include <functional>
@@ -18,7 +18,7 @@ namespace tessera {
 struct Document {
   std::string path;
   int64_t size_bytes = 0;
-  uint64_t hash = 0;  // of its contents
+  uint64_t hash = 0;  // hash of its contents
 };
 
 // Bytes [begin_bytes, end_bytes) of a document.
@@ -35,7 +35,7 @@ struct DocumentList {
   int64_t skipped_binary_files = 0;
 };
 
-// Called with the bytes that have been worked on since the last call.
+// Called with the number of bytes processed since the last call.
 using BytesDone = std::function<void(int64_t bytes)>;
 
 // The files that `inputs` (files, directories, shell patterns) name: directories recursively,
@@ -44,7 +44,7 @@ using BytesDone = std::function<void(int64_t bytes)>;
 // those of the file system.
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);
 
-// Reads every file once for its size and hash. Empty ones are left out.
+// Reads every file once for its size and hash. Leaves out empty files.
 absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::string>& paths,
                                                     const BytesDone& done);
 
@@ -52,9 +52,9 @@ struct CorpusSplit {
   std::vector<DocumentPart> train;
   std::vector<DocumentPart> validation;
   // "documents": whole documents, chosen by the hash of their contents, so that neither their names
-  // nor their neighbours matter and copies of one document stay together. "tails": where that would
-  // give validation less than a quarter or more than four times its share (few documents), the end
-  // of every document, cut after a line. "none": fraction 0.
+  // nor their neighbours matter and copies of one document stay together. "tails": used where that
+  // would give validation less than a quarter or more than four times its share (few documents);
+  // takes the end of every document, split after a line. "none": fraction 0.
   std::string kind;
 };
 
@@ -62,8 +62,8 @@ struct CorpusSplit {
 absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
                                         double validation_fraction);
 
-// Reads a part in chunks of about a MiB that end after a line where there is one, else between two
-// characters. Memory: one chunk.
+// Reads a part in chunks of about a MiB that end after a line, or between two characters where no
+// line ends. Memory: one chunk.
 absl::Status ForEachChunk(const DocumentPart& part,
                           const std::function<absl::Status(std::string_view chunk)>& visit);
 

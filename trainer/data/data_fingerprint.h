@@ -5,14 +5,14 @@
 
 namespace tessera {
 
-// Two data sets with other numbers are different. With the same complete fingerprint they are equal;
-// with the same sampled one (TokenFile::SampledFingerprint) they may differ between the samples.
+// Data sets whose fingerprints differ are different. Equal complete fingerprints mean equal data;
+// with equal sampled ones (TokenFile::SampledFingerprint) the data may differ between the samples.
 struct DataFingerprint {
   uint64_t sampled = 0;
   uint64_t complete = 0;  // 0: unknown, because a shard has no checksums
 };
 
-// Whether all that both say is the same: the complete fingerprints where both are known.
+// Compares what is known of both: the complete fingerprints where both have one.
 inline bool MayBeSameData(const DataFingerprint& a, const DataFingerprint& b) {
   if (a.complete != 0 && b.complete != 0) return a.complete == b.complete;
   return a.sampled == b.sampled;

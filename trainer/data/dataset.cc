@@ -69,7 +69,7 @@ DataFingerprint TokenDataset::fingerprint() const {
   return {.sampled = sampled_fingerprint_, .complete = std::max<uint64_t>(hash.Finish(), 1)};
 }
 
-absl::Status TokenDataset::AddChecksums(int64_t most_bytes,
+absl::Status TokenDataset::AddChecksums(int64_t max_bytes,
                                         const std::function<void(const std::string&)>& notes) {
   const auto note = [&notes](const std::string& sentence) {
     if (notes != nullptr) notes(sentence);
@@ -87,13 +87,13 @@ absl::Status TokenDataset::AddChecksums(int64_t most_bytes,
       absl::StrCat(without[0]->path(),
                    without.size() == 1 ? "" : absl::StrCat(" and ", without.size() - 1, " more"),
                    " (", HumanBytes(bytes), ")");
-  if (bytes > most_bytes) {
+  if (bytes > max_bytes) {
     note(absl::StrCat("no checksums of ", which,
-                      ", which is much to read before the first step: damage, or other tokens, may "
+                      ", and too much to read before the first step: damage, or other tokens, may "
                       "go unnoticed; prepare_data --checksum=FILES makes them"));
     return absl::OkStatus();
   }
-  note(absl::StrCat("making checksums of ", which, ", kept beside for later runs"));
+  note(absl::StrCat("computing checksums of ", which, ", which are stored for later runs"));
   absl::Status not_kept;
   for (TokenFile* shard : without) {
     absl::Status kept;
@@ -101,7 +101,7 @@ absl::Status TokenDataset::AddChecksums(int64_t most_bytes,
     not_kept.Update(kept);
   }
   if (!not_kept.ok()) {
-    note(absl::StrCat("these checksums are for this run alone: ", not_kept.message()));
+    note(absl::StrCat("these checksums cannot be stored for later runs: ", not_kept.message()));
   }
   return absl::OkStatus();
 }

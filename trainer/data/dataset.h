@@ -1,13 +1,13 @@
 #ifndef TESSERA_TRAINER_DATA_DATASET_H_
 #define TESSERA_TRAINER_DATA_DATASET_H_
 
-// A set of token files, cut into samples of T tokens and their targets.
+// A set of token files, divided into samples of T tokens and their targets.
 //
-// Shards come in the natural order of their names. Within a shard of `count` tokens, sample i reads
-// tokens [i*T, i*T + T]: T inputs and, one token on, T targets, so that neighbours share one token
-// and every transition inside the shard is trained on once. A shard has max(0, (count - 1) / T)
-// samples; what remains at its end (fewer than T transitions) is not used. No sample crosses
-// shards. Sample numbers run through the shards in order.
+// Shards are ordered by the natural order of their names. Within a shard of `count` tokens, sample
+// i reads tokens [i*T, i*T + T]: T inputs and, shifted by one token, T targets, so that neighbours
+// share one token and every transition inside the shard is trained on once. A shard has max(0,
+// (count - 1) / T) samples; the rest at its end (fewer than T transitions) is unused. No sample
+// crosses shards. Samples are numbered through the shards in order.
 
 #include <cstdint>
 #include <functional>
@@ -25,9 +25,10 @@ namespace tessera {
 
 class TokenDataset {
  public:
-  // `pattern`: a shell pattern or a file name; names of checksum files match none. Errors: NotFound naming the pattern when no file
-  // matches; those of TokenFile::Open; InvalidArgument when shards differ in format, when the
-  // vocabulary does not fit it, when sequence_length is below 1 or when not a single sample fits.
+  // `pattern`: a shell pattern or a file name; it never matches checksum files. Errors: NotFound
+  // naming the pattern when no file matches; those of TokenFile::Open; InvalidArgument when shards
+  // differ in format, when the vocabulary does not fit it, when sequence_length is below 1 or when
+  // there is not a single sample.
   static absl::StatusOr<std::unique_ptr<TokenDataset>> Open(const std::string& pattern,
                                                             int64_t sequence_length,
                                                             int64_t vocab_size);
@@ -38,21 +39,21 @@ class TokenDataset {
   int64_t sequence_length() const { return sequence_length_; }
   int64_t vocab_size() const { return vocab_size_; }
 
-  // Identifies the token data: a hash over the shards in order, names left out. A checkpoint records
-  // it, since consumed_samples means nothing for other data. Does not depend on T, which decides the
-  // number of samples.
+  // Identifies the token data: a hash over the shards in order, without their names. A checkpoint
+  // records it, since consumed_samples is meaningless for other data. Independent of T, which
+  // decides the number of samples.
   DataFingerprint fingerprint() const;
 
-  // Makes checksums for the shards that have none, unless these have more than `most_bytes`
-  // together: a large corpus is not read before the first step. They are kept beside the shards
-  // where that is possible. Without checksums damage goes unnoticed, and other data may; `notes`
-  // (may be null) is told, in sentences, about whatever costs time or is not done. Errors: those of
+  // Computes checksums for the shards that have none, unless these have more than `max_bytes`
+  // together: a large corpus is not read before the first step. They are stored beside the shards
+  // where that is possible. Without checksums damage goes unnoticed, and changed data may; `notes`
+  // (may be null) receives a sentence about whatever takes time or is not done. Errors: those of
   // reading a shard.
-  absl::Status AddChecksums(int64_t most_bytes,
+  absl::Status AddChecksums(int64_t max_bytes,
                             const std::function<void(const std::string&)>& notes);
 
-  // ids, targets [T]. Errors: OutOfRange for a sample that is not there; those of TokenFile::Read.
-  // Threads: any number may read at once.
+  // ids, targets [T]. Errors: OutOfRange for a sample that does not exist; those of
+  // TokenFile::Read. Thread-safe.
   absl::Status ReadSample(int64_t sample, std::span<int32_t> ids, std::span<int32_t> targets) const;
 
  private:

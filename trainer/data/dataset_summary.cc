@@ -19,7 +19,7 @@ Json ToJson(const SplitSummary& split) {
       {"documents", split.documents}, {"text_bytes", split.text_bytes}, {"tokens", split.tokens}};
 }
 
-// Reads fields of the expected type and remembers the first that is not there.
+// Reads fields of the expected type and records the first one that is missing.
 class FieldReader {
  public:
   explicit FieldReader(const Json& object) : object_(object) {}
@@ -62,7 +62,8 @@ class FieldReader {
       DatasetSummary::File& file = out.emplace_back();
       inner.Read("name", file.name);
       inner.Read("size_bytes", file.size_bytes);
-      // Names are joined to the folder and files by them removed: nothing outside it may be meant.
+      // Names are joined to the folder, and the files are later removed: no path may lead outside
+      // it.
       if (file.name.find('/') != file.name.npos) inner.Missing("name", "without a slash");
       if (!inner.missing_.empty()) missing_ = absl::StrCat(name, ".", inner.missing_);
     }
@@ -113,7 +114,7 @@ absl::StatusOr<DatasetSummary> ReadDatasetSummary(const std::string& directory) 
   const Json root = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) {
     return absl::DataLossError(absl::StrCat(path, " at offset 0: expected JSON, found ",
-                                            text->size(), " bytes that are not"));
+                                            text->size(), " bytes that cannot be parsed"));
   }
   DatasetSummary summary;
   int64_t version = 0;

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_
 #define TESSERA_TRAINER_DATA_DATASET_SUMMARY_H_
 
-// dataset.json: what prepare_data says of the files that it wrote.
+// dataset.json: prepare_data's description of the files that it wrote.
 
 #include <cstdint>
 #include <string>
@@ -33,10 +33,10 @@ struct DatasetSummary {
   std::string split;
   SplitSummary train;
   SplitSummary validation;
-  // Nats per token that a unigram model costs on the validation tokens (on the training tokens
-  // where there are none): what a model reaches that knows how frequent each token is and nothing
-  // else. The frequencies are those of the training tokens, each count plus one, since a token
-  // never seen would cost infinitely much.
+  // Nats per token of a unigram model on the validation tokens (on the training tokens where there
+  // are none): what a model reaches that knows only how frequent each token is. The frequencies are
+  // those of the training tokens, each count plus one, since a token never seen would have an
+  // infinite cost.
   double unigram_nats_per_token = 0;
 
   struct File {

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Two shards, as another program leaves them: without checksums.
+// Two shards without checksums, as another program writes them.
 class ForeignShardsTest : public ::testing::Test {
  protected:
   ForeignShardsTest() {
@@ -33,10 +33,10 @@ class ForeignShardsTest : public ::testing::Test {
     EXPECT_TRUE(dataset.ok()) << dataset.status();
     return *std::move(dataset);
   }
-  std::vector<std::string> AddChecksums(TokenDataset& dataset, int64_t most_bytes) const {
+  std::vector<std::string> AddChecksums(TokenDataset& dataset, int64_t max_bytes) const {
     std::vector<std::string> notes;
     const absl::Status status = dataset.AddChecksums(
-        most_bytes, [&notes](const std::string& note) { notes.push_back(note); });
+        max_bytes, [&notes](const std::string& note) { notes.push_back(note); });
     EXPECT_TRUE(status.ok()) << status;
     return notes;
   }
@@ -47,8 +47,8 @@ TEST_F(ForeignShardsTest, GetChecksumsThatLaterRunsFind) {
   const auto dataset = Open();
   EXPECT_EQ(dataset->fingerprint().complete, 0u);
   EXPECT_EQ(AddChecksums(*dataset, 1 << 20),
-            std::vector<std::string>{"making checksums of " + folder_.File("s0.bin") +
-                                     " and 1 more (2.39 KiB), kept beside for later runs"});
+            std::vector<std::string>{"computing checksums of " + folder_.File("s0.bin") +
+                                     " and 1 more (2.39 KiB), which are stored for later runs"});
   EXPECT_NE(dataset->fingerprint().complete, 0u);
   // The pattern s* matches the checksums, too.
   const auto again = Open();
@@ -69,7 +69,7 @@ TEST_F(ForeignShardsTest, AreNotReadWhereTheyAreTooMuch) {
 
 TEST_F(ForeignShardsTest, ThatCannotKeepChecksumsHaveThemForOneRun) {
   const auto file = TokenFile::Open(folder_.File("s0.bin"));
-  // No file can be renamed to the name of a folder, not even by root.
+  // A file cannot be renamed to the name of a folder, not even by root.
   fs::create_directories(ChecksumPath(folder_.File("s0.bin")) + "/in_the_way");
   absl::Status why_not;
   ASSERT_TRUE((*file)->MakeChecksums(why_not).ok());

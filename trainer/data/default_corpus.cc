@@ -6,8 +6,8 @@
 namespace tessera {
 
 absl::StatusOr<std::string> DefaultCorpusPattern(const std::string& root) {
-  // Other packages bring a few .pod files too; the tutorial on regular expressions comes with
-  // perl-doc alone.
+  // Other packages contain a few .pod files too; only perl-doc has the tutorial on regular
+  // expressions.
   const std::string witness = absl::StrCat(root, "/*/pod/perlretut.pod");
   if (!Glob(witness).ok()) {
     return absl::NotFoundError(absl::StrCat("the default corpus is not installed (nothing matches ",

@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-// A shell pattern for the default training text: the manual of Perl, some 9 MB of English in *.pod
-// files, from Debian's package perl-doc. NotFound, naming the package to install, when it is not
-// there. `root`: where the Perl versions lie, for tests.
+// A shell pattern for the default training text: the Perl manual, some 9 MB of English in *.pod
+// files, from Debian's package perl-doc. NotFound, naming the package to install, when it is
+// missing. `root`: the folder of the Perl versions, for tests.
 absl::StatusOr<std::string> DefaultCorpusPattern(const std::string& root = "/usr/share/perl");
 
 }  // namespace tessera

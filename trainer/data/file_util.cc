@@ -54,7 +54,7 @@ FileDescriptor::~FileDescriptor() {
 }
 
 absl::StatusOr<FileDescriptor> FileDescriptor::OpenForReading(const std::string& path) {
-  // Non-blocking so that a pipe by this name is reported below and does not wait for its writer.
+  // Non-blocking, so that a pipe by this name is reported below instead of waiting for its writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return FileError("open", path);
   FileDescriptor file(fd, path);
@@ -130,7 +130,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
   while (!a.empty() && !b.empty()) {
     const std::string_view digits_a = TakeDigits(a), digits_b = TakeDigits(b);
     if (digits_a.empty() != digits_b.empty()) {
-      // One has a number where the other has not: restore what was taken and compare characters.
+      // One has a number where the other has none: restore the digits and compare characters.
       a = std::string_view(a.data() - digits_a.size(), a.size() + digits_a.size());
       b = std::string_view(b.data() - digits_b.size(), b.size() + digits_b.size());
     } else if (!digits_a.empty()) {
@@ -145,7 +145,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
     b.remove_prefix(1);
   }
   if (a.empty() != b.empty()) return a.empty();
-  return whole_a < whole_b;  // equal but for leading zeros
+  return whole_a < whole_b;  // equal except for leading zeros
 }
 
 absl::StatusOr<std::vector<std::string>> Glob(const std::string& pattern) {

@@ -21,20 +21,20 @@ class FileDescriptor {
   // Errors: NotFound, PermissionDenied and so on; InvalidArgument for something that is not a
   // regular file.
   static absl::StatusOr<FileDescriptor> OpenForReading(const std::string& path);
-  // Not through a symbolic link.
+  // Does not follow a symbolic link.
   static absl::StatusOr<FileDescriptor> OpenFolder(const std::string& path);
 
-  // Until this object or the process is gone. An error where another has the lock.
+  // Locks until this object is destroyed or the process ends. An error if it is locked elsewhere.
   absl::Status TryLock() const;
-  // Makes the contents, of a folder its names, durable.
+  // Makes the contents durable; for a folder, the names in it.
   absl::Status Sync() const;
 
   FileDescriptor(FileDescriptor&& other) noexcept;
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
   ~FileDescriptor();
 
-  // Fills as much of `out` as the file holds from `offset` on; returns the bytes read, fewer than
-  // asked at the end only.
+  // Fills as much of `out` as the file has from `offset` on. Returns the number of bytes read,
+  // which is less than requested only at the end of the file.
   absl::StatusOr<int64_t> ReadAt(int64_t offset, std::span<uint8_t> out) const;
   struct Facts {
     int64_t size_bytes = 0;
@@ -50,7 +50,8 @@ class FileDescriptor {
   std::string path_;
 };
 
-// The whole file. Errors: as OpenForReading; InvalidArgument when it is longer than max_bytes.
+// Reads the whole file. Errors: as OpenForReading; InvalidArgument when it is longer than
+// max_bytes.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes);
 
 // Runs of digits compare as numbers: shard_2 before shard_10.

@@ -52,7 +52,7 @@ TEST(ReadFileTest, BoundsAndKinds) {
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(path, 4).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadFile(folder.File("none"), 5).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder.path(), 5).status()));
-  // A pipe without a writer must not block.
+  // Opening a pipe without a writer must not block.
   ASSERT_EQ(mkfifo(folder.File("pipe").c_str(), 0600), 0);
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(folder.File("pipe"), 5).status()));
 }

@@ -42,7 +42,7 @@ absl::StatusOr<std::unique_ptr<LlmcTokenizer>> LlmcTokenizer::Parse(const std::s
   }
   const int32_t version = HeaderWord(contents, 1);
   if (version != 1 && version != 2) return Bad(path, 4, "version 1 or 2", version);
-  // Every token takes a byte at least: a larger count cannot be true, and must not be allocated.
+  // Every token takes at least one byte: a larger count is false and must not be allocated.
   const int64_t count = HeaderWord(contents, 2);
   if (count < 1 || count > size - kHeaderBytes) {
     return Bad(path, 8, absl::StrCat("a token count from 1 to ", size - kHeaderBytes), count);
@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<LlmcTokenizer>> LlmcTokenizer::Parse(const std::s
 
 absl::StatusOr<std::vector<int32_t>> LlmcTokenizer::Encode(std::string_view) const {
   return absl::UnimplementedError(
-      "an llm.c tokenizer file can decode only: give the tokenizer that made it to encode text");
+      "an llm.c tokenizer file can only decode: to encode text, use the tokenizer that made it");
 }
 
 std::string_view LlmcTokenizer::TokenText(int32_t id) const {

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_DATA_LLMC_TOKENIZER_H_
 #define TESSERA_TRAINER_DATA_LLMC_TOKENIZER_H_
 
-// Tokenizer files as llm.c writes and reads them: what each id decodes to. A header of 256
-// little-endian int32, then the tokens.
+// Tokenizer files in llm.c's format: the text of each id. A header of 256 little-endian int32, then
+// the tokens.
 //
 //   [0] magic 20240328   [1] version 1 or 2   [2] count   [3] id of end of text (version 2)
 //   then `count` times: uint8 length, that many bytes
@@ -17,12 +17,11 @@
 
 namespace tessera {
 
-// Decodes only: the file does not say how text is cut into tokens.
+// Can only decode: the file does not specify how text is split into tokens.
 class LlmcTokenizer : public Tokenizer {
  public:
-  // `path` is for messages. In version 1 the last id is the end of text, as it is in GPT-2's
-  // vocabulary, the only one of that version. Errors: DataLoss with file, offset, expected and
-  // found.
+  // `path` is used in messages. In version 1, which exists for GPT-2's vocabulary only, the last id
+  // is the end of text. Errors: DataLoss with file, offset, expected and found.
   static absl::StatusOr<std::unique_ptr<LlmcTokenizer>> Parse(const std::string& path,
                                                               std::string_view contents);
 

@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kDefaultSentencePieceVocabulary = 4096;
-// Enters the request hash: raised whenever the same texts and options come to give other files.
+// Part of the request hash: incremented whenever the same texts and options yield different files.
 constexpr uint64_t kProgramVersion = 2;
 
 absl::Status CheckOptions(const PrepareDataOptions& options) {
@@ -87,7 +87,7 @@ bool AllFilesThere(const DatasetSummary& summary, const std::string& directory) 
   });
 }
 
-// Token files that dataset.json does not list would be read along with ours.
+// Token files that dataset.json does not list would be read along with the ones written here.
 absl::Status CheckForeignFiles(const std::string& directory, const DatasetSummary& old) {
   std::set<std::string> ours;
   for (const DatasetSummary::File& file : old.files) ours.insert(file.name);
@@ -103,7 +103,7 @@ absl::Status CheckForeignFiles(const std::string& directory, const DatasetSummar
   return absl::OkStatus();
 }
 
-// Keeps a folder for this process; the lock goes with the process. An error where it is taken.
+// Locks a folder until the descriptor is closed or the process ends. An error if it is locked.
 absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
   absl::StatusOr<FileDescriptor> folder = FileDescriptor::OpenFolder(path);
   if (!folder.ok()) return folder;
@@ -114,7 +114,7 @@ absl::StatusOr<FileDescriptor> LockFolder(const std::string& path) {
 constexpr std::string_view kStagingPrefix = ".staging-";
 constexpr std::string_view kStagingPattern = "XXXXXX";  // mkdtemp's
 
-// Staging folders of runs that were killed; those of runs at work are locked.
+// Removes staging folders of runs that were killed; those of running processes are locked.
 void RemoveStaleStagingFolders(const std::string& output_dir) {
   std::error_code error;
   std::vector<std::string> found;
@@ -131,7 +131,7 @@ void RemoveStaleStagingFolders(const std::string& output_dir) {
   }
 }
 
-// A folder beside the final files that is gone, with all in it, when this object is.
+// A temporary folder beside the final files, removed with its contents by the destructor.
 class StagingFolder {
  public:
   static absl::StatusOr<std::unique_ptr<StagingFolder>> Create(const std::string& output_dir) {
@@ -194,7 +194,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const PrepareDataOption
   return TrainTokenizer(train, vocab_size, options.tokenizer_sample_bytes, done);
 }
 
-// Writes every file but dataset.json into `directory`, and fills in the summary.
+// Writes every file except dataset.json into `directory`, and fills in the summary.
 absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& split,
                         const Tokenizer& tokenizer, const std::string& directory,
                         const BytesDone& done, DatasetSummary& summary) {
@@ -236,7 +236,7 @@ absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& sp
 }
 
 absl::Status SyncFolder(const std::string& directory) {
-  // The user may have named the folder by a symbolic link: "/." is where it leads.
+  // The user may have named the folder by a symbolic link; "/." resolves it.
   const auto folder = FileDescriptor::OpenFolder(Join(directory, "."));
   return folder.ok() ? folder->Sync() : folder.status();
 }
@@ -254,13 +254,13 @@ absl::Status MoveFiles(const std::vector<std::string>& names, const std::string&
   return SyncFolder(to);
 }
 
-// Exchanges the old files for the new:
-//  1. dataset.json lists both sets and matches no request, so that a run that dies here is
-//     recognised and its files are known;
-//  2. old files that have no successor go, as do all old checksums;
-//  3. new files are renamed into place, then, when they are durable, their checksums: no token file
-//     ever has those of another;
-//  4. dataset.json describes the new set.
+// Replaces the old files with the new ones:
+// 1. dataset.json lists both sets and matches no request, so that a run that dies here is detected
+//    and its files are known;
+// 2. old files without a successor are removed, as are all old checksums;
+// 3. new files are renamed into place and, once they are durable, their checksums: no token file
+//    ever has another one's checksums;
+// 4. dataset.json describes the new set.
 absl::Status ExchangeFiles(const std::string& staging, const std::string& directory,
                            const DatasetSummary& old, const DatasetSummary& summary) {
   std::set<std::string> fresh;
@@ -291,7 +291,7 @@ absl::Status ExchangeFiles(const std::string& staging, const std::string& direct
   return WriteDatasetSummary(summary, directory);
 }
 
-// Turns "so many bytes more" into "so many of so many".
+// Turns increments of bytes into a total of bytes done.
 BytesDone Phase(const PrepareProgress& progress, std::string_view name, int64_t total_bytes) {
   return [&progress, name, total_bytes, done_bytes = int64_t{0}](int64_t bytes) mutable {
     done_bytes += bytes;
@@ -308,7 +308,7 @@ absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PreparePr
   int64_t total_bytes = 0;
   std::vector<FileDescriptor> files;
   for (const std::string& path : *paths) {
-    // Old checksums, which may be why this is called, must not be in the way.
+    // Old checksums, which may be the reason for this call, must not be compared.
     if (absl::Status status = RemoveTokenChecksums(path); !status.ok()) return status;
     if (const auto opened = TokenFile::Open(path); !opened.ok()) return opened.status();
     absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(path);
@@ -359,7 +359,7 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
     result.up_to_date = true;
     return result;
   }
-  // None, or none that can be read: no file is known to be ours.
+  // Without a readable description, no file is known to be written by this program.
   if (!old.ok()) old = DatasetSummary();
   if (absl::Status status = CheckForeignFiles(options.output_dir, *old); !status.ok())
     return status;

@@ -1,16 +1,16 @@
 #ifndef TESSERA_TRAINER_DATA_PREPARE_DATA_H_
 #define TESSERA_TRAINER_DATA_PREPARE_DATA_H_
 
-// Text files -> token files, a tokenizer and a description. What lies in the output folder
-// afterwards:
+// Text files -> token files, a tokenizer and a description. The output folder then contains:
 //
 //   train_000.bin ...  token files (token_file.h); an end-of-text token stands before each document
-//   val_000.bin ...    the same for the documents held back; absent when the fraction is 0
+//   val_000.bin ...    the same for the documents held back for validation; absent when the
+//                      fraction is 0
 //   *.bin.crc32c       checksums of each token file (token_checksums.h)
-//   tokenizer.bin      what each id decodes to, as llm.c reads it; for byte tokens it is the whole
+//   tokenizer.bin      the text of each id, as llm.c reads it; for byte tokens it is the whole
 //                      tokenizer
 //   tokenizer.model    the SentencePiece model, where there is one
-//   dataset.json       what the above are made of; written last, so that a folder with it is
+//   dataset.json       describes the files above; written last, so that a folder with it is
 //                      complete
 
 #include <cstdint>
@@ -33,39 +33,39 @@ struct PrepareDataOptions {
 
   // "byte" or "sentencepiece".
   std::string tokenizer = "sentencepiece";
-  // Ids, special ones included. 0: 257 for bytes, 4096 for SentencePiece.
+  // Number of ids, special ones included. 0: 257 for bytes, 4096 for SentencePiece.
   int64_t vocab_size = 0;
-  // At most this much training text, spread over all of it, trains the SentencePiece vocabulary.
+  // The SentencePiece vocabulary is trained on at most this much text, spread over all of it.
   int64_t tokenizer_sample_bytes = 4 << 20;
 
   TokenFormat format = TokenFormat::kGpt2;
   double validation_fraction = 0.05;
-  // Tokens of every shard but the last.
+  // Tokens per shard, except the last.
   int64_t shard_tokens = 100'000'000;
 };
 
 struct PrepareDataResult {
   DatasetSummary summary;
-  // True when the folder already held exactly this and nothing was written.
+  // True when the folder already held this data set and nothing was written.
   bool up_to_date = false;
   int64_t skipped_binary_files = 0;
 };
 
-// `phase` goes on until done_bytes reaches total_bytes (0: not known).
+// `phase` lasts until done_bytes reaches total_bytes (0: not known).
 using PrepareProgress =
     std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;
 
-// Reads the text twice (once for its hash), in pieces; memory does not grow with the corpus. Files
+// Reads the text twice (once for its hash), in chunks; memory does not grow with the corpus. Files
 // are written aside and renamed when all are complete; a run that dies leaves the old files, or no
-// valid dataset.json. Deterministic: the same texts in the same order and the same options give the
-// same bytes. Errors: InvalidArgument naming the option; NotFound naming the input;
-// FailedPrecondition when the folder holds token files that are not this program's, which the
-// trainer would read along with ours; those of the file system.
+// valid dataset.json. Deterministic: the same texts in the same order with the same options yield
+// the same bytes. Errors: InvalidArgument naming the option; NotFound naming the input;
+// FailedPrecondition when the folder holds token files of another program, which the trainer would
+// read as well; those of the file system.
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress);
 
-// Puts checksums beside the token files that `pattern` matches, in the place of those that are there:
-// for files of other programs, and for files that were changed on purpose. Returns their number.
+// Writes checksums beside the token files that `pattern` matches, replacing existing ones: for
+// files of other programs, and for files that were changed on purpose. Returns the number of files.
 // Errors: NotFound naming the pattern; those of TokenFile::Open and of the file system.
 absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PrepareProgress& progress);
 

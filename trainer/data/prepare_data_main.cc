@@ -23,7 +23,7 @@ ABSL_FLAG(std::vector<std::string>, input, {},
 ABSL_FLAG(std::string, output_dir, "",
           "Folder for the token files, the tokenizer and dataset.json");
 ABSL_FLAG(std::string, tokenizer, "sentencepiece",
-          "byte: one id a byte; sentencepiece: a BPE vocabulary trained on the text");
+          "byte: one id per byte; sentencepiece: a BPE vocabulary trained on the text");
 ABSL_FLAG(int64_t, vocab_size, 0, "Number of token ids; 0: 257 for bytes, 4096 for sentencepiece");
 ABSL_FLAG(int64_t, tokenizer_sample_bytes, tessera::PrepareDataOptions().tokenizer_sample_bytes,
           "Bytes of text to train the vocabulary on, spread over all of it");
@@ -31,13 +31,13 @@ ABSL_FLAG(std::string, format, "gpt2", "Token files: gpt2 (uint16) or llama3 (ui
 ABSL_FLAG(double, validation_fraction, tessera::PrepareDataOptions().validation_fraction,
           "Share of the text to hold back from training");
 ABSL_FLAG(std::string, checksum, "",
-          "Token files (a name or a shell pattern) of other programs, or changed on purpose: only "
-          "puts checksums beside them, so that damage in them is noticed when it is read");
+          "Only write checksums for these token files (a name or a shell pattern), made by other "
+          "programs or changed on purpose, so that damage in them is noticed when it is read");
 ABSL_FLAG(int64_t, shard_tokens, tessera::PrepareDataOptions().shard_tokens, "Tokens of one file");
 
 namespace {
 
-// One line that is rewritten on a terminal; elsewhere a line a phase.
+// One line that is rewritten on a terminal; elsewhere one line per phase.
 class ProgressLine {
  public:
   void Update(std::string_view phase, int64_t done_bytes, int64_t total_bytes) {
@@ -68,7 +68,7 @@ int Fail(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }
 
-// Of this file; the libraries define others.
+// The flags of this file; the libraries define others.
 std::map<std::string, absl::CommandLineFlag*> OurFlags() {
   std::map<std::string, absl::CommandLineFlag*> flags;
   for (const auto& [name, flag] : absl::GetAllFlags()) {
@@ -86,8 +86,8 @@ void PrintHelp() {
   std::printf("\nExit codes: 0 done; 2 wrong settings; 1 anything else.\n");
 }
 
-// --name=value or --name value, with _ or - in the name. Abseil's own parser ends the process with
-// other exit codes.
+// Parses --name=value or --name value, with _ or - in the name. Abseil's own parser ends the
+// process with other exit codes.
 absl::Status ParseFlags(const std::vector<std::string>& arguments) {
   const std::map<std::string, absl::CommandLineFlag*> flags = OurFlags();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -134,7 +134,7 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
   if (result.up_to_date) std::printf("already up to date: nothing written\n");
 }
 
-// --checksum
+// Implements --checksum.
 int AddChecksums(const std::string& pattern) {
   absl::StatusOr<int64_t> files;
   {

@@ -133,7 +133,7 @@ TEST_F(PrepareDataTest, SameInputsAreNotPreparedTwiceAndGiveTheSameBytes) {
   EXPECT_FALSE(Prepare(options_)->up_to_date);
   EXPECT_EQ(Snapshot(options_.output_dir), files);
 
-  // A text with one byte changed is other input.
+  // A text with one byte changed is a different input.
   in_.Write("a/doc1.txt", "document 1 line 0\ndocument 1 line X\n");
   EXPECT_FALSE(Prepare(options_)->up_to_date);
   EXPECT_NE(Snapshot(options_.output_dir), files);
@@ -162,7 +162,7 @@ TEST_F(PrepareDataTest, EveryTokenFileHasItsChecksums) {
     ++files;
   }
   EXPECT_GT(files, 2);
-  // Fewer, larger shards: nothing of the old ones stays.
+  // Fewer, larger shards: none of the old ones remains.
   options_.shard_tokens = 1000000;
   ASSERT_TRUE(Prepare(options_).ok());
   EXPECT_FALSE(std::filesystem::exists(options_.output_dir + "/train_001.bin.crc32c"));
@@ -186,7 +186,7 @@ TEST_F(PrepareDataTest, FilesChangedOnPurposeGetOtherChecksums) {
               absl::StatusCode::kNotFound, "none*");
 }
 
-// A run that died while files were exchanged is found out by the next one.
+// A run that died while files were exchanged is detected by the next one.
 TEST_F(PrepareDataTest, RecoversFromAnInterruptedExchange) {
   ASSERT_TRUE(Prepare(options_).ok());
   const auto files = Snapshot(options_.output_dir);
@@ -402,10 +402,10 @@ TEST(DatasetSummaryTest, RoundTripAndEveryMissingFieldIsNamed) {
 }
 
 // A dataset that counts as complete has the files that it lists; none of the directory's syncs may
-// be left out. (A file's own sync is FileReplacement's, and tested there.)
+// be omitted. (Syncing the file itself is FileReplacement's task, and tested there.)
 TEST_F(PrepareDataTest, ALossOfPowerLeavesNoDatasetWithOtherFiles) {
   using Json = nlohmann::json;
-  std::string request;  // of the new files
+  std::string request;  // request of the new files
   PowerLossScenario scenario;
   scenario.prepare = [&](const std::string& root) {
     PrepareDataOptions old = options_;
@@ -426,7 +426,7 @@ TEST_F(PrepareDataTest, ALossOfPowerLeavesNoDatasetWithOtherFiles) {
     for (const auto& [path, contents] : image) {
       const auto tokens = image.find(path.substr(0, path.rfind('.')));
       if (!IsChecksumPath(path) || path.find("/.staging") != path.npos) continue;
-      if (tokens == image.end()) continue;  // of old files, about to go
+      if (tokens == image.end()) continue;  // of old files, about to be removed
       const auto checksums = DecodeTokenChecksums(path, contents);
       if (!checksums.ok()) return checksums.status().ToString();
       TokenChecksumBuilder builder;

@@ -5,15 +5,15 @@
 
 namespace tessera {
 
-// The order in which training reads its samples: one endless global sequence, epoch after epoch,
-// each epoch a permutation of its own of all samples. A pure function of (seed, number of samples,
-// position), so that a position is a single number (consumed_samples) and any topology or batch
-// size reads the same sequence.
+// The order in which training reads its samples: one endless global sequence of epochs, each of
+// them its own permutation of all samples. A pure function of (seed, number of samples, position),
+// so that a position is a single number (consumed_samples) and any topology or batch size reads the
+// same sequence.
 //
 // The permutation is a Feistel network over the smallest even number of bits that holds the
-// samples, its round functions Philox keyed by (seed, epoch, round); values beyond the samples walk
-// on along their cycle (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
-// Memory O(1); under four walks expected, half a microsecond each.
+// samples. Its round functions are Philox keyed by (seed, epoch, round); values beyond the samples
+// follow their cycle until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite
+// domains", CT-RSA 2002). Memory O(1); fewer than four steps expected, half a microsecond each.
 class SampleOrder {
  public:
   // Precondition: num_samples >= 1.
@@ -21,8 +21,7 @@ class SampleOrder {
 
   int64_t num_samples() const { return num_samples_; }
 
-  // The epoch that global sample number `position` (0 or more) falls in, and the sample of the
-  // dataset that it is.
+  // The epoch of global sample number `position` (0 or more), and its sample in the dataset.
   int64_t EpochAt(int64_t position) const { return position / num_samples_; }
   int64_t SampleAt(int64_t position) const;
 

@@ -39,7 +39,7 @@ TEST(SampleOrderTest, LargeSizesStayInRangeAndDoNotRepeat) {
   }
 }
 
-// Positions recorded in checkpoints mean samples by this order, for ever.
+// Positions in checkpoints refer to samples by this order, which must never change.
 TEST(SampleOrderTest, TheOrderIsFrozen) {
   const auto first = [](uint64_t seed, int64_t n, int64_t epoch) {
     std::vector<int64_t> samples;
@@ -68,8 +68,7 @@ TEST(SampleOrderTest, SeedsAndEpochsDiffer) {
   for (const int count : {same_seed, same_epoch, fixed, successors}) EXPECT_LE(count, 8);
 }
 
-// Over many epochs every sample comes to every place equally often, in small sets as in larger
-// ones.
+// Over many epochs every sample is equally often at every place, in small and larger sets.
 TEST(SampleOrderTest, PlacesAreUniform) {
   for (const int64_t n : {2, 3, 5, 16, 17, 40}) {
     const SampleOrder order(99, n);

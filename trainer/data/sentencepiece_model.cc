@@ -17,8 +17,9 @@ struct Field {
   std::string_view bytes;  // length-delimited: points into the contents
 };
 
-// Reads the fields of one message in order. Only what the format needs of protocol buffers, since
-// no program can link the protobuf library and SentencePiece's (see sentencepiece_tokenizer.h).
+// Reads the fields of one message in order. Implements only the part of protocol buffers that the
+// format needs, since no program can link both the protobuf library and SentencePiece's (see
+// sentencepiece_tokenizer.h).
 class FieldReader {
  public:
   explicit FieldReader(std::string_view message) : rest_(message) {}
@@ -26,7 +27,7 @@ class FieldReader {
   bool done() const { return rest_.empty(); }
   const char* at() const { return rest_.data(); }
 
-  // False when the bytes are no field.
+  // Returns false when the bytes are not a field.
   bool Next(Field& field) {
     uint64_t tag;
     if (!Varint(tag)) return false;
@@ -74,7 +75,7 @@ class FieldReader {
   std::string_view rest_;
 };
 
-// Calls visit(field) for every field; the first byte that is no field, or null.
+// Calls visit(field) for every field. Returns the first byte that is not a field, or null.
 template <typename Visit>
 const char* ForEachField(std::string_view message, Visit visit) {
   FieldReader reader(message);

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Numbers of the .proto file.
+// Numbers from the .proto file.
 enum class SentencePieceType {
   kNormal = 1,
   kUnknown = 2,
@@ -42,7 +42,7 @@ struct SentencePieceModel {
   bool whitespace_as_suffix = false;
 };
 
-// Unknown fields are passed over. Errors: DataLoss with file, offset and what was expected.
+// Skips unknown fields. Errors: DataLoss with file, offset and what was expected.
 absl::StatusOr<SentencePieceModel> ParseSentencePieceModel(const std::string& path,
                                                            std::string_view contents);
 

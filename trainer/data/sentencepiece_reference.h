@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// What the SentencePiece library makes of a text with a model: for tests to compare with. No Abseil
-// here: the library's header clashes with it.
+// The SentencePiece library's own encoding of a text, for tests to compare with. Uses no Abseil,
+// because the library's header clashes with it.
 std::vector<int> ReferenceEncode(const std::string& model, const std::string& text);
 
 }  // namespace tessera

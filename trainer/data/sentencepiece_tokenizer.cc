@@ -17,11 +17,11 @@ namespace {
 // U+2581, which stands for a space inside pieces.
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
-// Words remembered with their ids; the memory stays bounded whatever the text.
+// Words whose ids are cached; bounds the memory for any text.
 constexpr size_t kMaxCachedWords = 1 << 17;
 constexpr size_t kMaxCachedWordBytes = 64;
 
-// What this reader does not do, or empty.
+// Names a feature of the model that this reader does not support, or returns "".
 std::string_view UnsupportedFeature(const SentencePieceModel& model) {
   if (model.model_type != SentencePieceModelType::kBpe) return "a model type other than BPE";
   if (!model.byte_fallback) return "no byte fallback";
@@ -62,13 +62,14 @@ bool HasSpaceAfterOther(std::string_view text) {
   return false;
 }
 
-// Neighbouring symbols that together are a piece. `length` tells whether either has changed since.
+// Neighbouring symbols that together form a piece. `length` detects whether either has changed
+// since.
 struct Merge {
   float score;
   int left;
   size_t length;
 
-  // The best score first, then the leftmost.
+  // Ordered by best score, then from left to right.
   bool operator<(const Merge& other) const {
     return score != other.score ? score < other.score : left > other.left;
   }
@@ -140,8 +141,8 @@ void SentencePieceTokenizer::AppendBytes(std::string_view bytes, std::vector<int
   for (const char c : bytes) ids.push_back(byte_ids_[static_cast<uint8_t>(c)]);
 }
 
-// Byte-pair encoding: of all neighbours that make up a piece, the best one is merged, until none is
-// left.
+// Byte-pair encoding: repeatedly merges the best-scored pair of neighbours that forms a piece,
+// until there is none.
 std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) const {
   std::vector<Symbol> symbols;
   for (size_t i = 0; i < word.size();) {
@@ -181,7 +182,7 @@ std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) c
     if (const Piece* piece = Find(symbols[i].text); piece != nullptr) {
       ids.push_back(piece->id);
     } else {
-      // A space mark made here from a space must come out as one again.
+      // A space mark made from a space by this encoder must decode to a space.
       AppendBytes(symbols[i].text == kSpaceMark ? " " : symbols[i].text, ids);
     }
   }
@@ -206,7 +207,7 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_
   std::vector<int32_t> ids;
   absl::MutexLock lock(&mutex_);
   std::string word;
-  bool after_other = false;  // the word's last character is no space
+  bool after_other = false;  // the word's last character is not a space
   const auto flush = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     AppendWord(word, ids);
     word.clear();

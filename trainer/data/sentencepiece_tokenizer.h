@@ -3,10 +3,10 @@
 
 // Encodes and decodes with a SentencePiece BPE model.
 //
-// The library trains the model (sentencepiece_training.h), but does not run here: it exports the
-// symbols of a protobuf of its own, older than the one that the trainer links, and no program can
-// hold both. The algorithm is small; a test compares it with the library's on a real corpus, id by
-// id.
+// The library trains the model (sentencepiece_training.h), but is not used to encode: it exports
+// the symbols of a protobuf of its own, older than the one that the trainer links, and no program
+// can contain both. The algorithm is small; a test compares it with the library's on a real corpus,
+// id by id.
 
 #include <cstdint>
 #include <memory>
@@ -21,14 +21,14 @@
 
 namespace tessera {
 
-// Lossless for any bytes: text is not normalised, what the vocabulary lacks becomes byte pieces,
-// and so do invalid UTF-8 and U+2581, by which the pieces themselves mean a space. (The library
-// would turn the former into U+FFFD, the latter into a space.)
+// Lossless for any bytes: text is not normalised. Characters that the vocabulary lacks become byte
+// pieces, and so do invalid UTF-8 and U+2581, which stands for a space inside pieces. (The library
+// would turn the former into U+FFFD and the latter into a space.)
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // `path` is for messages. Reads models of type BPE with byte fallback, identity normalisation and
-  // no dummy prefix. Errors: InvalidArgument for other kinds of model; DataLoss for bytes that are
-  // no SentencePiece model.
+  // `path` is used in messages. Reads models of type BPE with byte fallback, identity normalisation
+  // and no dummy prefix. Errors: InvalidArgument for other kinds of model; DataLoss for bytes that
+  // are not a SentencePiece model.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Parse(const std::string& path,
                                                                        std::string contents);
 
@@ -57,8 +57,8 @@ class SentencePieceTokenizer : public Tokenizer {
   absl::flat_hash_map<std::string, Piece> pieces_;
   std::vector<int32_t> byte_ids_;
   int32_t end_of_text_ = -1;
-  // No piece goes on past the end of a word or a line: the text may be cut there before it is
-  // encoded.
+  // True if no piece extends past the end of a word or a line, so that text may be split there
+  // before it is encoded.
   bool cut_before_space_ = true;
   bool cut_at_newline_ = true;
 

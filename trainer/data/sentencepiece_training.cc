@@ -44,7 +44,7 @@ bool TrainSentencePieceModel(const std::vector<std::string>& sentences, int64_t 
       {"input_sentence_size", "0"},
       {"shuffle_input_sentence", "false"},
       {"self_test_sample_size", "0"},
-      {"minloglevel", "2"},  // warnings and progress are the caller's to give
+      {"minloglevel", "2"},  // the caller reports warnings and progress
   };
   VectorIterator iterator(sentences);
   const sentencepiece::util::Status status =

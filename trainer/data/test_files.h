@@ -19,7 +19,7 @@ inline std::span<const uint8_t> AsBytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// A folder of its own for each test.
+// A temporary folder for each test.
 class TestFolder {
  public:
   TestFolder() {

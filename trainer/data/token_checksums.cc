@@ -25,7 +25,7 @@ constexpr uint32_t kVersion = 1;
 constexpr int64_t kHeaderBytes = 32;
 constexpr int64_t kCrcBytes = 4;
 // Of the largest token file: 2^31 tokens of four bytes.
-constexpr int64_t kMostBytes = 1 << 20;
+constexpr int64_t kMaxBytes = 1 << 20;
 constexpr int64_t kReadBytes = 16 * kChecksumChunkBytes;
 
 int64_t NumChunks(int64_t size_bytes) {
@@ -100,7 +100,7 @@ absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
   TokenChecksums checksums{.size_bytes = Get<int64_t>(bytes, 16),
                            .modified_ns = Get<int64_t>(bytes, 24)};
   const int64_t chunks = (body - kHeaderBytes) / kCrcBytes;
-  if (checksums.size_bytes < 0 || checksums.size_bytes > kMostBytes * kChecksumChunkBytes ||
+  if (checksums.size_bytes < 0 || checksums.size_bytes > kMaxBytes * kChecksumChunkBytes ||
       NumChunks(checksums.size_bytes) != chunks || (body - kHeaderBytes) % kCrcBytes != 0) {
     return Damaged(path, 16, "size_bytes", absl::StrCat("that of ", chunks, " chunks"),
                    checksums.size_bytes);
@@ -114,7 +114,7 @@ absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
 absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::string& token_path,
                                                                  const FileDescriptor& file) {
   const std::string path = ChecksumPath(token_path);
-  const absl::StatusOr<std::string> bytes = ReadFile(path, kMostBytes);
+  const absl::StatusOr<std::string> bytes = ReadFile(path, kMaxBytes);
   if (absl::IsNotFound(bytes.status())) return std::nullopt;
   if (absl::IsInvalidArgument(bytes.status())) return absl::DataLossError(bytes.status().message());
   if (!bytes.ok()) return bytes.status();

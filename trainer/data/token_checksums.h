@@ -14,11 +14,11 @@
 //   8          4      version: 1
 //   12         4      chunk_bytes: 65536
 //   16         8      size_bytes of the token file
-//   24         8      modified_ns: 0 where the checksums were made by whoever wrote the tokens, and
-//                     are right wherever both files go. Otherwise they were made of a file found
-//                     without any, whose time of modification (nanoseconds since 1970) this is:
-//                     a file with another size or time is another file, and its checksums are made
-//                     anew.
+//   24         8      modified_ns: 0 where the writer of the tokens computed the checksums,
+//                     which are then valid wherever both files are copied. Otherwise they were
+//                     computed from an existing file whose time of modification (nanoseconds
+//                     since 1970) this is: a file with another size or time is another file, and
+//                     its checksums are computed again.
 //   32         4 * n  CRC-32C of each chunk
 //   32 + 4 * n 4      CRC-32C of the bytes before
 //
@@ -40,7 +40,7 @@
 namespace tessera {
 
 // Small enough that reading one sample of a chunk costs little more than without checksums, large
-// enough that the checksums of the largest token file (8 GiB) are half a MiB.
+// enough that the checksums of the largest token file (8 GiB) take half a MiB.
 inline constexpr int64_t kChecksumChunkBytes = 64 << 10;
 
 struct TokenChecksums {
@@ -60,32 +60,32 @@ std::string EncodeTokenChecksums(const TokenChecksums& checksums);
 absl::StatusOr<TokenChecksums> DecodeTokenChecksums(const std::string& path,
                                                     std::string_view bytes);
 
-// The checksums of the token file at `token_path`, which is open as `file`. Nothing where there are
-// none, or some of another file by that name that nobody vouches for (see modified_ns). DataLoss
-// where the checksums are damaged, or where those of its writer are of a file of another size.
+// The checksums of the token file at `token_path`, which is open as `file`. Nullopt where there are
+// none, or where they belong to an earlier file of that name (see modified_ns). DataLoss where the
+// checksums are damaged, or where the writer's checksums are for a file of another size.
 absl::StatusOr<std::optional<TokenChecksums>> ReadTokenChecksums(const std::string& token_path,
                                                                  const FileDescriptor& file);
 absl::Status WriteTokenChecksums(const std::string& token_path, const TokenChecksums& checksums);
-// Call before a token file is replaced, so that no crash leaves it with the checksums of another.
-// Durable on return.
+// Must be called before a token file is replaced, so that no crash leaves it with another one's
+// checksums. Durable on return.
 absl::Status RemoveTokenChecksums(const std::string& token_path);
 
-// Reads all of `file`. modified_ns is the file's.
+// Reads all of `file`, and records its modification time in modified_ns.
 absl::StatusOr<TokenChecksums> MakeTokenChecksums(const std::string& token_path,
                                                   const FileDescriptor& file);
 
-// Checksums of a token file while it is written from front to back, its header last.
+// Computes the checksums of a token file while it is written from front to back, its header last.
 class TokenChecksumBuilder {
  public:
   void Append(std::span<const std::byte> bytes);
-  // `header` replaces the first bytes, which were room for it. Call once, last. Precondition:
+  // `header` replaces the first bytes, which were a placeholder. Call once, last. Precondition:
   // header.size() <= kChecksumChunkBytes, and as many bytes were appended.
   TokenChecksums Finish(std::span<const std::byte> header);
 
  private:
   TokenChecksums checksums_;
   std::vector<std::byte> first_chunk_;
-  int64_t chunk_bytes_ = 0;  // of the chunk under way
+  int64_t chunk_bytes_ = 0;  // of the current chunk
   uint32_t crc32c_ = 0;      // likewise
 };
 

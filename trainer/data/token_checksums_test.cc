@@ -103,7 +103,7 @@ TEST(TokenChecksumsTest, ChecksumsOfTheWriterHoldWhereverTheFilesGo) {
       path, std::filesystem::file_time_type::clock::now() - std::chrono::hours(5));
   const auto read = ReadFor(path);
   ASSERT_TRUE(read.ok() && read->has_value()) << read.status();
-  // Of another size, somebody has put another file into its place, or cut it.
+  // A different size means that the file was replaced or truncated.
   folder.Write("f", "other contents");
   const absl::Status status = ReadFor(path).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
@@ -117,7 +117,7 @@ TEST(TokenChecksumsTest, ChecksumsOfAFileThatWasFoundEndWithIt) {
   const std::string path = folder.Write("f", "contents");
   ASSERT_TRUE(WriteTokenChecksums(path, MakeFor(path)).ok());
   EXPECT_TRUE(ReadFor(path)->has_value());
-  // The same size, another time.
+  // The same size at another time.
   folder.Write("f", "CONTENTS");
   std::filesystem::last_write_time(
       path, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));

@@ -160,14 +160,14 @@ absl::Status TokenFile::Read(int64_t first, int64_t vocab_size, std::span<int32_
   const int64_t n = out.size();
   if (first < 0 || first > count_ || n > count_ - first) {
     return absl::OutOfRangeError(absl::StrCat(path_, ": ", n, " tokens from token ", first,
-                                              " on asked for, the file has ", count_));
+                                              " on requested, but the file has ", count_));
   }
   const int64_t token_bytes = TokenBytes(format_);
   const int64_t offset = kTokenFileHeaderBytes + first * token_bytes;
   absl::Status checked = CheckChunks(offset, offset + n * token_bytes);
   if (!checked.ok()) return checked;
-  // Raw tokens go to the end of the output, so that widening from front to back never overwrites
-  // what is still to be read.
+  // Raw tokens are read into the end of the output, so that widening from front to back never
+  // overwrites unread ones.
   auto* out_bytes = reinterpret_cast<uint8_t*>(out.data());
   uint8_t* raw = out_bytes + n * (4 - token_bytes);
   const absl::StatusOr<int64_t> read =

@@ -1,15 +1,15 @@
 #ifndef TESSERA_TRAINER_DATA_TOKEN_FILE_H_
 #define TESSERA_TRAINER_DATA_TOKEN_FILE_H_
 
-// Token files as llm.c writes and reads them: a header of 256 little-endian int32, then `count`
-// tokens to the end of the file.
+// Token files in llm.c's format: a header of 256 little-endian int32, then `count` tokens to the
+// end of the file.
 //
 //   format    [0] magic   [1] version   [2] count   then
 //   GPT-2     20240520    1             tokens      uint16 each
 //   Llama-3   20240801    7             tokens      uint32 each
 //
-// The other header words are written as zero and not looked at when read. Checksums may lie beside a
-// token file: token_checksums.h.
+// The other header words are written as zero and ignored when read. Checksums may be stored beside
+// a token file: token_checksums.h.
 
 #include <atomic>
 #include <cstdint>
@@ -43,10 +43,10 @@ int64_t MaxVocabularySize(TokenFormat format);
 
 // A token file open for reading.
 //
-// Reads go through pread, not a memory map: the page cache serves both alike, and a file that
-// shrinks or a disk that fails under a map is a signal that kills the run instead of a Status.
-// Where the file has checksums, the first read that touches one of their chunks reads it whole and
-// compares. Threads: any number may read at once.
+// Reads use pread instead of a memory map: the page cache serves both alike, but under a map a file
+// that shrinks or a failing disk raises a signal that kills the run instead of returning a Status.
+// Where the file has checksums, the first read that touches a chunk reads the whole chunk and
+// verifies it. Thread-safe.
 class TokenFile {
  public:
   // Errors: NotFound, PermissionDenied; DataLoss (file, offset, expected and found) for an unknown
@@ -58,30 +58,30 @@ class TokenFile {
   TokenFormat format() const { return format_; }
   int64_t count() const { return count_; }
 
-  // Tokens [first, first + out.size()) as int32. Errors: OutOfRange when they are not all in the
-  // file; DataLoss naming file, position and offset for an id of vocab_size or more, when the file
-  // has shrunk since it was opened, and for a chunk that is not what its checksum says.
+  // Reads tokens [first, first + out.size()) as int32. Errors: OutOfRange when the file does not
+  // contain them all; DataLoss naming file, position and offset for an id of vocab_size or more,
+  // when the file has shrunk since it was opened, and for a chunk that does not match its checksum.
   absl::Status Read(int64_t first, int64_t vocab_size, std::span<int32_t> out) const;
 
   // A hash of format, count and contents that does not depend on the file's name. A file of at most
-  // 16 MiB is hashed whole; of a longer one 256 pages of 4 KiB, evenly spaced, the first and last
-  // included: two files with different ones differ, two with the same may. Cost: at most 16 MiB
-  // read.
+  // 16 MiB is hashed whole; of a longer one, 256 evenly spaced pages of 4 KiB, the first and last
+  // included. Files with different hashes differ; files with equal ones may differ. Cost: at most
+  // 16 MiB read.
   absl::StatusOr<uint64_t> SampledFingerprint() const;
 
-  // The same of all contents (TokenChecksums::Fingerprint()); 0 for a file without checksums.
+  // A hash of all contents (TokenChecksums::Fingerprint()); 0 for a file without checksums.
   uint64_t CompleteFingerprint() const;
 
-  // Gives a file without checksums those that somebody has put beside it since it was opened.
+  // Loads checksums that were stored beside the file after it was opened.
   absl::Status LoadChecksums();
-  // Reads the whole file for its checksums and puts them beside it. Where only the latter fails
-  // they serve this object alone, and `kept` says why.
+  // Reads the whole file to compute its checksums, and stores them beside it. If only the latter
+  // fails, this object uses them all the same, and `kept` is the reason.
   absl::Status MakeChecksums(absl::Status& kept);
 
  private:
   TokenFile(std::string path, FileDescriptor file, TokenFormat format, int64_t count);
   void SetChecksums(TokenChecksums checksums);
-  // The chunks that the bytes [begin, end) lie in.
+  // Verifies the chunks that contain the bytes [begin, end).
   absl::Status CheckChunks(int64_t begin, int64_t end) const;
   absl::Status CheckChunk(int64_t chunk) const;
 
@@ -93,9 +93,8 @@ class TokenFile {
   mutable std::vector<std::atomic<bool>> checked_;  // by chunk
 };
 
-// Writes a token file under a temporary name; it appears under its own name, complete and synced,
-// with its checksums beside it, when Close() succeeds. A writer destroyed without Close() leaves
-// nothing behind.
+// Writes a token file under a temporary name; Close() renames it to its own name, complete and
+// synced, with its checksums beside it. A writer destroyed without Close() leaves nothing behind.
 class TokenFileWriter {
  public:
   static absl::StatusOr<std::unique_ptr<TokenFileWriter>> Create(const std::string& path,

@@ -170,7 +170,7 @@ TEST(TokenFileTest, NoTokenOfALongFileEscapesItsFingerprint) {
   EXPECT_NE((*a)->CompleteFingerprint(), 0u);
 }
 
-// What a disk returns without an error may be wrong all the same.
+// A disk may return wrong bytes without an error.
 TEST(TokenFileTest, DamageIsNoticedWhereItIsReadAndNowhereElse) {
   const TestFolder folder;
   constexpr int64_t kCount = 3 * kChecksumChunkBytes / 2;  // three chunks and a header

@@ -13,7 +13,7 @@
 namespace tessera {
 
 // Writes one stream of tokens as <directory>/<prefix>_000.bin and so on, each of shard_tokens
-// tokens but the last, and counts how often each id occurs. No tokens, no file.
+// tokens except the last, and counts how often each id occurs. Without tokens, it writes no file.
 class TokenShardWriter {
  public:
   TokenShardWriter(std::string directory, std::string prefix, TokenFormat format,

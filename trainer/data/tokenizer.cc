@@ -20,8 +20,8 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids) cons
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_size()) {
-      return absl::InvalidArgumentError(absl::StrCat("token ", i, " to decode is ", ids[i],
-                                                     ", the tokenizer has ", vocab_size(), " ids"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "token ", i, " to decode is ", ids[i], ", but the tokenizer has ", vocab_size(), " ids"));
     }
     text += TokenText(ids[i]);
   }

@@ -179,7 +179,7 @@ TEST(SentencePieceTokenizerTest, EncodesAsTheLibraryDoes) {
   };
   compare(RealText());
   for (const std::string& text : HardTexts()) compare(text);
-  // Words without meaning, so that merges meet in unusual ways.
+  // Random words, so that merges meet in unusual ways.
   const std::string letters = "etaoinshr    \nABC.,=$";
   for (uint64_t stream = 0; stream < 100; ++stream) {
     std::string text = RandomBytes(stream, 300);
@@ -195,7 +195,7 @@ TEST(SentencePieceTokenizerTest, SaveAndLoad) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ((*loaded)->kind(), "sentencepiece");
   ExpectRoundTrip(**loaded, "the same as before");
-  // The llm.c form of it decodes to the same text.
+  // Its llm.c form decodes to the same text.
   ASSERT_TRUE(SaveLlmcTokenizer(**loaded, folder.File("t")).ok());
   const auto table = LoadTokenizer(folder.File("t"));
   ASSERT_TRUE(table.ok()) << table.status();

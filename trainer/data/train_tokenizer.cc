@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// The library passes over longer sentences, and over those with a tab, which it uses inside.
+// The library skips longer sentences, and those with a tab, which it uses internally.
 constexpr size_t kMaxSentenceBytes = 4000;
 
 size_t CutLength(std::string_view line) {
@@ -61,8 +61,8 @@ absl::StatusOr<std::vector<std::string>> SampleSentences(const std::vector<Docum
   return sentences;
 }
 
-// "src/x.cc(12) [(a) <= (b)] The reason." -> "The reason": where in the library it comes from tells
-// our user nothing.
+// "src/x.cc(12) [(a) <= (b)] The reason." -> "The reason": a location in the library's source is of
+// no use to the user.
 std::string ReasonIn(std::string_view error) {
   const size_t bracket = error.rfind("] ");
   std::string reason;

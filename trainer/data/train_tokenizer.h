@@ -15,9 +15,9 @@ namespace tessera {
 inline constexpr int64_t kMinSentencePieceVocabulary = 300;
 
 // Trains a SentencePiece vocabulary of exactly vocab_size ids on about sample_bytes of the text:
-// every line with the same probability, decided by a hash of its document and number. Lines that
-// are not UTF-8 are passed over. Errors: InvalidArgument when the text is too small or too uniform
-// for that many ids, or has too many different characters for so few.
+// every line has the same probability, decided by a hash of its document and number. Skips lines
+// that are not UTF-8. Errors: InvalidArgument when the text is too small or too uniform for that
+// many ids, or has too many different characters for so few.
 absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<DocumentPart>& parts,
                                                           int64_t vocab_size, int64_t sample_bytes,
                                                           const BytesDone& done);

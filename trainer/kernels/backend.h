@@ -8,16 +8,20 @@
 // heads, K key/value heads, D head size.
 //
 // Rules that every implementation keeps:
-// - Results are a pure function of the operands and their shapes (of a matrix product also of its strides): never of the thread
-//   count, of addresses or of time. Work is cut into blocks by shape alone, each block is computed by one thread, sums over blocks
-//   are taken in a fixed order.
-// - What is computed row by row, sample by sample, head by head or element by element (norms and losses but for the gradients of
-//   weights, activations, dropout, attention, AdamW) does not depend on which others the call is given.
-// - "compute dtype" is fp32 or bf16 (fp64 in the reference); sums are fp32 or better. Statistics, losses and parameter gradients
-//   are fp32 (fp64 where the compute dtype is fp64).
-// - Operands are dense in their last dim unless said otherwise. Outputs may not overlap inputs except where "in place" is allowed.
-// - Calls are queued in order: on a device with streams they return early, and only Synchronize() waits.
-// - Wrong shapes or dtypes are our own bugs: CHECK.
+// - Results are a pure function of the operands and their shapes (and, for a matrix product, its
+//   strides), never of the thread count, of addresses or of time. Work is divided into blocks by
+//   shape alone, each block is computed by one thread, and sums over blocks are taken in a fixed
+//   order.
+// - Operations that compute row by row, sample by sample, head by head or element by element
+//   (activations, dropout, attention, AdamW, and norms and losses except for the gradients of
+//   weights) give the same result for each unit whatever other units are passed in the same call.
+// - "compute dtype" is fp32 or bf16 (fp64 in the reference); sums are fp32 or better. Statistics,
+//   losses and parameter gradients are fp32 (fp64 where the compute dtype is fp64).
+// - Operands are dense in their last dim unless stated otherwise. Outputs may not overlap inputs
+//   except where "in place" is allowed.
+// - Calls are queued in order: on a device with streams they return early, and only Synchronize()
+//   waits.
+// - Wrong shapes or dtypes are bugs of the caller: CHECK.
 
 #include <cstdint>
 #include <span>
@@ -28,18 +32,19 @@
 
 namespace tessera {
 
-// Where the elements of a dropout operand lie in the LOGICAL tensor of one sample, so that the mask does not depend on how samples and
-// channels are distributed. Element (row r, column c) of a [R, C] operand is row g = row_offset + r of the micro-batch, whose row 0
-// is the first of sample first_sample. It belongs to sample first_sample + g / rows_per_sample and has index
-// (g % rows_per_sample) * global_columns + column_offset + c.
-// The sample's stream is `stream` with stream.stream = MixCoordinates(stream.stream, sample). An element is kept where
-// RandomUniform(sample's stream, index) >= probability, and is then multiplied by 1 / (1 - probability).
+// The position of a dropout operand in the LOGICAL tensor of one sample, so that the mask does not
+// depend on how samples and channels are distributed. Element (row r, column c) of a [R, C] operand
+// is row g = row_offset + r of the micro-batch, whose row 0 is the first of sample first_sample. It
+// belongs to sample first_sample + g / rows_per_sample and has index (g % rows_per_sample) *
+// global_columns + column_offset + c. The sample's stream is `stream` with stream.stream =
+// MixCoordinates(stream.stream, sample). An element is kept where RandomUniform(sample's stream,
+// index) >= probability, and is then multiplied by 1 / (1 - probability).
 struct Dropout {
   double probability = 0;  // 0: the operation is the identity
-  RandomStream stream;     // of the step and the site
+  RandomStream stream;     // the stream of the step and site
   int64_t first_sample = 0;
   int64_t rows_per_sample = 1;
-  int64_t row_offset = 0;  // where the operand is a part of the micro-batch's rows; any
+  int64_t row_offset = 0;  // of the operand in the micro-batch; any
   int64_t global_columns = 0;
   int64_t column_offset = 0;
 };
@@ -61,8 +66,8 @@ struct AdamWOptions {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0;
-  int64_t step = 1;       // 1 for the first update: bias correction
-  double grad_scale = 1;  // gradients are multiplied by this first (clipping, averaging)
+  int64_t step = 1;       // for bias correction; 1 for the first update
+  double grad_scale = 1;  // multiplies gradients first (clipping, averaging)
 };
 
 // One term of a sum of matrix products.
@@ -91,9 +96,10 @@ class Backend {
   // Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c compute dtype or fp32; bias compute dtype.
   virtual void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
                       TensorView bias = {}) = 0;
-  // c[M,N] (fp32; fp64 in the fp64 reference) = sum of the products a[M,K] b[K,N], each rounded to c's dtype before it is added, in
-  // the tree T(0, n) of communicator.h's ReduceOp. The bits are those of n calls of MatMul into buffers of their own, which are
-  // then added, without the memory traffic: c is a tensor-parallel sum over the shards of one process. All products have the same
+  // c[M,N] (fp32; fp64 in the fp64 reference) = sum of the products a[M,K] b[K,N], each rounded to
+  // c's dtype before it is added, in the tree T(0, n) of communicator.h's ReduceOp. The result is
+  // bitwise that of n calls of MatMul into separate buffers that are then added, without the memory
+  // traffic: c is a tensor-parallel sum over the shards of one process. All products have the same
   // shapes, strides and dtypes; n >= 1.
   virtual void MatMulTree(std::span<const MatMulOperands> products, TensorView c) = 0;
   // out[R,C] (compute dtype) = x[R,C] (fp32; fp64 in the fp64 reference) + bias[C] (compute dtype; empty: none), rounded once. out
@@ -119,7 +125,8 @@ class Backend {
   // mean, rstd [R] are written for the backward pass.
   virtual void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
                                 TensorView out, TensorView mean, TensorView rstd) = 0;
-  // d_x = gradient (+ d_x when accumulate_dx: the residual branch). d_weight, d_bias (fp32) likewise.
+  // d_x = gradient (+ d_x when accumulate_dx: for the residual add). d_weight, d_bias (fp32)
+  // likewise.
   virtual void LayerNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView mean,
                                  TensorView rstd, TensorView d_x, bool accumulate_dx,
                                  TensorView d_weight, TensorView d_bias, bool accumulate) = 0;
@@ -169,11 +176,12 @@ class Backend {
   // Sum (of squares) of a contiguous tensor in fp64, fixed blocks, then a binary tree over blocks.
   virtual double SumOfSquares(TensorView x) = 0;
   virtual double Sum(TensorView x) = 0;
-  // sums[i] = sum of squares, in fp64, of the elements [i * block, min((i + 1) * block, n)) of contiguous x: a function of these
-  // elements and their number alone. As many sums as blocks.
+  // sums[i] = sum of squares, in fp64, of the elements [i * block, min((i + 1) * block, n)) of
+  // contiguous x: a function of these elements and their number alone. One sum per block.
   virtual void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) = 0;
-  // Decoupled weight decay. All contiguous, same length. master, m, v fp32; grad fp32; `param` (compute dtype) receives the rounded
-  // master; when param IS fp32, master may be empty and param is updated itself.
+  // Decoupled weight decay. All operands are contiguous and of the same length. master, m, v fp32;
+  // grad fp32; `param` (compute dtype) receives the rounded master; when param IS fp32, master may
+  // be empty and param is updated itself.
   virtual void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
                      TensorView v, TensorView param) = 0;
 };

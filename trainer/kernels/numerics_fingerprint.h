@@ -8,7 +8,7 @@
 namespace tessera {
 
 // What the bits of a process's results depend on besides operands and shapes. Two processes with
-// equal ones compute the same bits, as far as a few fixed examples can tell.
+// equal fingerprints compute the same bits, as far as a few fixed examples can show.
 struct NumericsFingerprint {
   std::string instruction_set;  // of our own loops: "avx512"
   std::string library;          // of matrix products: "oneDNN 2.6.3 avx512_core"
@@ -18,7 +18,8 @@ struct NumericsFingerprint {
   bool operator==(const NumericsFingerprint&) const = default;
 };
 
-// What differs, for a message: "instruction set avx512, here avx2". `here` names the place of `b`.
+// The differences, for a message: "instruction set avx512, here avx2". `here` names the place of
+// `b`.
 std::vector<std::string> NumericsDifferences(const NumericsFingerprint& a,
                                              const NumericsFingerprint& b, const std::string& here);
 

@@ -33,8 +33,8 @@ std::optional<Record> ParseRecord(std::string_view line) {
   return Record{.kind = named ? kind->get<std::string>() : "", .step = step->get<int64_t>()};
 }
 
-// Steps up to last_step without a record: all that lie after the first that has one, or, where no
-// line was damaged, those at the end.
+// Steps up to last_step without a record: all that follow the first recorded one or, where no line
+// was damaged, those at the end.
 std::vector<std::string> MissingSteps(const std::set<int64_t>& recorded, int64_t last_step,
                                       bool damaged) {
   std::vector<std::string> missing;
@@ -50,7 +50,7 @@ std::vector<std::string> MissingSteps(const std::set<int64_t>& recorded, int64_t
   return missing;
 }
 
-// Drops the first of two lines of one kind and step. Returns their steps.
+// Drops the earlier of two lines of one kind and step. Returns their steps.
 std::vector<std::string> DropRepeated(std::vector<Line>& lines) {
   std::map<std::pair<std::string, int64_t>, int> count;
   for (const Line& line : lines) ++count[{line.record.kind, line.record.step}];

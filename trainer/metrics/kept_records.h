@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_KEPT_RECORDS_H_
 #define TESSERA_TRAINER_METRICS_KEPT_RECORDS_H_
 
-// What a resumed run takes over from the metrics.jsonl that is there.
+// The records that a resumed run keeps of an existing metrics.jsonl.
 
 #include <cstdint>
 #include <string>
@@ -12,19 +12,19 @@ namespace tessera {
 
 struct KeptRecords {
   std::string text;  // whole lines, unchanged, in their order
-  // Sentences without the file's name; empty for a log that is as a killed process leaves it.
+  // Sentences without the file's name; empty for the log of a killed process without other damage.
   std::vector<std::string> notes;
 };
 
 // The records of `log` up to `last_step`. No content of a log is an error: it is a record of the
-// past, and the run must go on without it.
-// - Records of later steps are dropped, and so is an incomplete last line: both are what a process
-//   leaves that died after its last save.
-// - A line that is no record is dropped. Of a line with zero bytes, which a file system may leave
-//   after a power loss, what follows the last of them is kept where it is a record. A note names
-//   the lines, and the steps up to `last_step` that have no record.
-// - Of two records of one kind and step the first is dropped, with a note: the second run of the
-//   step is the one that the later steps follow from.
+// past, and the run must be able to continue without it.
+// - Records of later steps are dropped, and so is an incomplete last line: a process that dies
+//   after its last save leaves both.
+// - A line that is not a record is dropped. In a line with zero bytes, which a file system may
+//   leave after a power loss, the text after the last of them is kept if it is a record. A note
+//   names the lines, and the steps up to `last_step` that have no record.
+// - Of two records of one kind and step the first is dropped, with a note: later steps follow from
+//   the second run of the step.
 KeptRecords KeepRecords(std::string_view log, int64_t last_step);
 
 }  // namespace tessera

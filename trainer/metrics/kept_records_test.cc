@@ -58,7 +58,7 @@ TEST(KeptRecordsTest, ABlockOfZerosCostsTheRecordsThatItCovers) {
     log.replace(first, size, size, '\0');
     const KeptRecords kept = KeepRecords(log, 40);
     EXPECT_EQ(kept.text.find('\0'), std::string::npos);
-    // Every line that lies outside the block is there.
+    // Every line outside the block is kept.
     const size_t before = first == 0 ? 0 : whole.rfind('\n', first - 1) + 1;
     const size_t after = first + size == whole.size() || whole[first + size - 1] == '\n'
                              ? first + size
@@ -72,9 +72,9 @@ TEST(KeptRecordsTest, ABlockOfZerosCostsTheRecordsThatItCovers) {
 TEST(KeptRecordsTest, RecordsThatATruncatedLogHasLostAreNamed) {
   EXPECT_EQ(KeepRecords(Steps(1, 7), 9).notes,
             Notes{"there is no record of steps 8 to 9; the training is not affected"});
-  // An older gap was named when it was found.
+  // An older gap was reported when it was found.
   EXPECT_EQ(KeepRecords(Steps(1, 3) + Steps(6, 9), 9).notes, Notes());
-  // A run that moved to this folder at step 6.
+  // A run that switched to this folder at step 6.
   EXPECT_EQ(KeepRecords(Steps(6, 9), 9).notes, Notes());
 }
 

@@ -32,7 +32,7 @@ std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
 }
 
-// What only several ranks have, as the end of a record.
+// The last fields of a record, which only runs with several ranks have.
 std::string ParallelFields(const StepMetrics& metrics) {
   std::string text;
   if (metrics.pipeline_wait_share >= 0) {
@@ -53,7 +53,7 @@ std::string ParallelFields(const StepMetrics& metrics) {
   return absl::StrCat(text, "}}");
 }
 
-// The records up to `last_step` of the file, none where there is no file.
+// The file's records up to `last_step`; empty if the file does not exist.
 absl::StatusOr<std::string> ReadRecords(const std::string& path, int64_t last_step,
                                         const std::function<void(const std::string&)>& notes) {
   errno = 0;

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_METRICS_H_
 #define TESSERA_TRAINER_METRICS_METRICS_H_
 
-// What a run reports about each step, and its file of record.
+// The metrics of each step, and the file that records them.
 
 #include <cstdint>
 #include <cstdio>
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// What all ranks together sent in a step, by one operation along one axis of the mesh.
+// Bytes that all ranks together sent in a step, by one operation along one axis of the mesh.
 struct WireBytes {
   std::string axis;       // "dp", "tp", "pp", ...
   std::string operation;  // "reduce-scatter", ...
@@ -25,20 +25,20 @@ struct WireBytes {
 };
 
 struct StepMetrics {
-  int64_t step = 0;  // completed, this one included: the first is 1
+  int64_t step = 0;  // number of completed steps, from 1
   double loss = 0;   // mean per token of the global batch
   double lr = 0;
   double grad_norm = 0;
-  bool skipped = false;  // the update was left out: the gradients were not finite
+  bool skipped = false;  // no update: the gradients were not finite
   int64_t consumed_samples = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
   double peak_share = 0;   // model FLOP/s over the machine's best GEMM rate, at most 1; 0: unknown
-  double eta_seconds = 0;  // until the last step
-  // Several ranks only: ordered by axis; empty for one process.
+  double eta_seconds = 0;  // until the end of the last step
+  // Only for several ranks: ordered by axis; empty for one process.
   std::vector<WireBytes> wire;
-  // Part of the forward and backward passes spent waiting for other pipeline stages, mean over
-  // ranks; negative without a pipeline.
+  // The pipeline bubble: the share of the forward and backward passes spent waiting for other
+  // stages, averaged over ranks; negative without a pipeline.
   double pipeline_wait_share = -1;
 
   int64_t wire_bytes() const;
@@ -52,9 +52,10 @@ struct EvalMetrics {
   bool best = false;
 };
 
-// Turns the duration of each step into rates. ETA uses an exponential mean (the weight of a new
-// step is 0.1). A step that is faster than the peak raises it, so that no share is above 1: it was
-// measured while the machine was busy, or over other products than the step's.
+// Converts the duration of each step into rates. The ETA uses an exponential mean (the weight of a
+// new step is 0.1). A step that is faster than the measured peak raises it, so that no share
+// exceeds 1: the peak was measured while the machine was busy, or with other products than the
+// step's.
 class RateMeter {
  public:
   struct Options {
@@ -64,7 +65,7 @@ class RateMeter {
     double peak_flops = 0;  // FLOP/s; 0: unknown
   };
   explicit RateMeter(const Options& options) : options_(options), peak_flops_(options.peak_flops) {}
-  // Fills step_seconds and the fields after it. metrics->step is set already.
+  // Fills step_seconds and the fields after it. Precondition: metrics->step is set.
   void Measure(double step_seconds, StepMetrics* metrics);
 
  private:
@@ -73,18 +74,18 @@ class RateMeter {
   double mean_seconds_ = 0;
 };
 
-// metrics.jsonl: one JSON object a line, {"kind":"step","step":N,"loss":...} or
+// metrics.jsonl: one JSON object per line, {"kind":"step","step":N,"loss":...} or
 // {"kind":"eval","step":N,"eval_loss":...}. Numbers have 17 significant digits; "loss_bits" (and
-// "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that two runs are compared bit
-// for bit with a text tool. A number that JSON cannot express (NaN, infinity) is null. Steps of several
+// "eval_loss_bits") holds the fp64 loss as 16 hexadecimal digits, so that a text tool can compare
+// two runs bit for bit. A number that JSON cannot express (NaN, infinity) is null. Steps of several
 // ranks add "wire_bytes", their sum by axis and operation in "wire", and, with a pipeline,
-// "pipeline_wait_share". Every line is handed to the operating system before the call returns: a killed process loses none.
-// A power loss may cost the lines since the last Sync().
+// "pipeline_wait_share". Every line is written to the operating system before the call returns: a
+// killed process loses none. A power loss may lose the lines since the last Sync().
 class MetricsWriter {
  public:
-  // `resumed_step` absent: a new run, an existing file is emptied. Present: the file keeps the
-  // records up to that step, each once (KeepRecords()), and `notes` (may be null) is told, in
-  // sentences, what was damaged or is missing; the new contents replace the old by rename.
+  // Without `resumed_step`, starts a new run and empties an existing file. With it, the file keeps
+  // the records up to that step, each once (KeepRecords()), and `notes` (may be null) receives a
+  // sentence about what was damaged or is missing; the new contents replace the old by rename.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_step,
       const std::function<void(const std::string&)>& notes = nullptr);
@@ -94,8 +95,8 @@ class MetricsWriter {
 
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
-  // Makes the lines that were written survive a power loss. May be called by another thread than
-  // the one that writes.
+  // Makes the lines written so far durable against a power loss. May be called from another thread
+  // than the writer's.
   absl::Status Sync();
   absl::Status Close();
 

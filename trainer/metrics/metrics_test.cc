@@ -60,7 +60,7 @@ TEST(MetricsWriterTest, RecordsCarryEveryBit) {
   const std::string path = Path("bits.jsonl");
   const auto writer = Open(path, std::nullopt);
   ASSERT_TRUE(writer->Write(AtStep(1)).ok());
-  // Before Close(): a killed process must have left it behind.
+  // Read before Close(): a killed process leaves the same file behind.
   const nlohmann::json record = nlohmann::json::parse(Read(path));
   EXPECT_EQ(record["kind"], "step");
   EXPECT_EQ(record["step"], 1);
@@ -163,8 +163,8 @@ TEST(MetricsWriterTest, KeptRecordsAreNotRewritten) {
 
 TEST(MetricsWriterTest, AnIncompleteLastLineIsDropped) {
   const std::string path = Path("torn.jsonl");
-  // Complete JSON without its newline counts as incomplete, too: the next record would be glued to
-  // it.
+  // Complete JSON without its newline counts as incomplete, too: the next record would be appended
+  // to it.
   for (const std::string torn : {"{\"step\":2,\"lo", "{\"step\":2}", "{"}) {
     WriteFile(path, "{\"step\":1}\n" + torn);
     Open(path, 2);

@@ -61,7 +61,7 @@ std::string FormatEval(const EvalMetrics& metrics) {
 ProgressLine::ProgressLine(const Options& options) : options_(options) {
   if (!options_.detect_terminal) return;
   const char* type = std::getenv("TERM");
-  // A terminal without a type, or a dumb one, shows control sequences as text.
+  // A terminal without a type, or a dumb one, prints control sequences as text.
   options_.terminal = ::isatty(::fileno(options_.out)) == 1 && type != nullptr && *type != '\0' &&
                       std::string_view(type) != "dumb";
 }
@@ -70,7 +70,7 @@ ProgressLine::~ProgressLine() { Finish(); }
 
 int ProgressLine::Width() const {
   if (!options_.detect_terminal) return options_.width;
-  // Asked each time: people resize their windows.
+  // Queried every time, because windows are resized.
   winsize size = {};
   if (::ioctl(::fileno(options_.out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     return size.ws_col;
@@ -94,7 +94,7 @@ void ProgressLine::Step(const StepMetrics& metrics) {
     }
     return;
   }
-  // One column stays free: a character in the last one makes some terminals go to the next line.
+  // The last column stays empty: a character there makes some terminals wrap to the next line.
   live_ = line.substr(0, static_cast<size_t>(Width() > 1 ? Width() - 1 : 0));
   std::fprintf(options_.out, "%s%s", kEraseLine, live_.c_str());
   std::fflush(options_.out);
@@ -105,7 +105,7 @@ void ProgressLine::Eval(const EvalMetrics& metrics) { Message(FormatEval(metrics
 void ProgressLine::Message(std::string_view text) {
   ClearLive();
   std::fprintf(options_.out, "%.*s\n", static_cast<int>(text.size()), text.data());
-  // The live line goes on below.
+  // Redraws the live line below.
   std::fputs(live_.c_str(), options_.out);
   std::fflush(options_.out);
 }

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_METRICS_PROGRESS_H_
 #define TESSERA_TRAINER_METRICS_PROGRESS_H_
 
-// What a person sees while a run trains.
+// Progress output on the terminal.
 
 #include <cstdint>
 #include <cstdio>
@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// On a terminal: one live line, redrawn in place, cut to the terminal's width. Elsewhere: plain
-// lines.
+// On a terminal: one live line, redrawn in place and truncated to the terminal's width. Elsewhere:
+// plain lines.
 class ProgressLine {
  public:
   struct Options {
@@ -22,7 +22,7 @@ class ProgressLine {
     // line shows every step.
     int64_t log_interval = 1;
     std::FILE* out = stdout;
-    // Whether `out` is a terminal, and how wide, is asked of it; else it is as the next two say.
+    // Detects whether `out` is a terminal, and its width; otherwise the next two fields apply.
     bool detect_terminal = true;
     bool terminal = false;
     int width = 80;
@@ -33,9 +33,9 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   void Step(const StepMetrics& metrics);
-  void Eval(const EvalMetrics& metrics);  // a line that stays
-  void Message(std::string_view text);    // a line that stays, above the live one
-  void Finish();                          // leaves the live line as it is and goes to the next
+  void Eval(const EvalMetrics& metrics);  // prints a permanent line
+  void Message(std::string_view text);    // the same, above the live line
+  void Finish();                          // keeps the live line and starts a new one
 
  private:
   int Width() const;
@@ -46,8 +46,8 @@ class ProgressLine {
   bool printed_any_ = false;
 };
 
-// "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta 1m05s"; several
-// ranks have "| 1.2 GB wire" and, with a pipeline, "| 9% bubble" before the last part.
+// "step 12/100 | loss 3.2101 | lr 3.00e-04 | norm 0.91 | 12.3k tok/s | 78% peak | eta 1m05s"; with
+// several ranks also "| 1.2 GB wire" and, with a pipeline, "| 9% bubble" before the last part.
 std::string FormatStep(const StepMetrics& metrics, int64_t total_steps);
 std::string FormatEval(const EvalMetrics& metrics);
 // "42s", "3m05s", "2h07m", "3d04h"; "?" where unknown (negative or not finite).

@@ -6,8 +6,8 @@
 namespace tessera {
 
 bool OpenMissingStandardStreams() {
-  // The lowest free descriptor is taken each time, so that those below the first one above stderr
-  // are all open at the end.
+  // open() returns the lowest free descriptor, so that all descriptors below the first one above
+  // stderr are open at the end.
   int fd = 0;
   do {
     fd = ::open("/dev/null", O_RDWR);

@@ -3,11 +3,12 @@
 
 namespace tessera {
 
-// Opens /dev/null for each of stdin, stdout and stderr that the parent process left closed. A file
-// opened later would take the free descriptor, and what is printed would end up in it: in metrics,
-// token files or a checkpoint.
+// Opens /dev/null for each of stdin, stdout and stderr that the parent process left closed.
+// Otherwise a file opened later would get the free descriptor and receive what is printed: metrics,
+// token files or a checkpoint would be corrupted.
 //
-// First call of a main that writes files. False where /dev/null cannot be opened.
+// Must be the first call of a main that writes files. Returns false where /dev/null cannot be
+// opened.
 bool OpenMissingStandardStreams();
 
 }  // namespace tessera

@@ -12,8 +12,8 @@
 namespace tessera {
 namespace {
 
-// What the first file opened by a process whose `closed` streams its parent closed gets, and
-// whether its stdout can be written to. -1 on failure.
+// Starts a process with the `closed` streams closed. Returns the descriptor of the first file that
+// it opens, and tests whether its stdout is writable. -1 on failure.
 int FirstFileWithout(const std::string& closed) {
   const pid_t child = fork();
   if (child == 0) {

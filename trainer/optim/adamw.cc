@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// Updated at once where somebody waits for memory before it is overwritten.
+// Elements updated at a time where a caller waits for memory before it is overwritten.
 constexpr int64_t kPieceElements = 1 << 20;
 
 }  // namespace

@@ -31,19 +31,19 @@ struct OwnedRange {
   TensorView grads;   // [end - begin], fp32
 };
 
-// What gradients are multiplied by so that their norm stays within clip_grad: min(1, clip_grad /
-// (norm + 1e-6)), Megatron-LM's formula; 1 where clip_grad is 0. Handed to the update as
-// grad_scale, it costs no pass of its own.
+// The factor for gradients that keeps their norm within clip_grad: min(1, clip_grad / (norm +
+// 1e-6)), Megatron-LM's formula; 1 where clip_grad is 0. Passed to the update as grad_scale, it
+// needs no extra pass over the gradients.
 double ClipCoefficient(double grad_norm, double clip_grad);
 
-// The optimizer state of the parts of the parameters that lie in the owned flat ranges: all of
-// them, or what one ZeRO rank owns. State is fp32: exp_avg, exp_avg_sq, and master weights where
+// The optimizer state of those parts of the parameters that lie in the owned flat ranges: all of
+// them, or the ones of a ZeRO rank. State is fp32: exp_avg, exp_avg_sq, and master weights where
 // the parameters are not fp32 themselves.
 //
 // Lifetimes: the views must outlive the optimizer. Not thread-safe.
 class AdamW {
  public:
-  // Views of the owned parts of one parameter. Empty views where nothing of it is owned.
+  // Views of the owned part of one parameter. Empty views where none of it is owned.
   struct ParameterState {
     int64_t begin = 0;      // first owned element, counted within the parameter
     TensorView value;       // [n]
@@ -52,30 +52,31 @@ class AdamW {
     TensorView exp_avg_sq;  // [n]
   };
 
-  // Parameters and ranges (which may be none) in flat order, disjoint; what is owned of a parameter
-  // lies in one range; `dtype`: of the values. Elements of no parameter (alignment gaps) are never
-  // touched. Master weights start as copies of the values.
+  // Parameters and ranges (possibly none) are disjoint and in flat order; the owned part of a
+  // parameter lies in one range; `dtype` is that of the values. Elements of no parameter (alignment
+  // gaps) are never touched. Master weights start as copies of the values.
   AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatParameter> parameters,
         std::vector<OwnedRange> ranges, DType dtype);
 
   AdamW(const AdamW&) = delete;
   AdamW& operator=(const AdamW&) = delete;
 
-  // One update with `learning_rate` of LearningRate(), gradients times grad_scale. A grad_norm that
-  // is not finite leaves everything as it was, counts a skipped step and returns false: one broken
-  // batch must not destroy the weights. The caller's step and learning rate go on; the bias
-  // correction counts updates alone. `before` is told of values, master weights and moments, a piece
-  // at a time, so that a wait for one piece is no wait for the others.
+  // One update with `learning_rate` of LearningRate(), gradients times grad_scale. If grad_norm is
+  // not finite, it changes nothing, counts a skipped step and returns false: one broken batch must
+  // not destroy the weights. The caller's step and learning rate advance all the same; the bias
+  // correction counts updates only. `before` is called with the values, master weights and moments,
+  // a piece at a time, so that a wait for one piece does not delay the others.
   bool Step(double learning_rate, double grad_norm, double grad_scale,
             const BeforeOverwrite& before = nullptr);
 
-  // Takes the values as the new master weights: after weights were loaded without their masters.
+  // Copies the values to the master weights: for use after weights were loaded without their
+  // masters.
   void ResetMaster();
-  // Takes the owned parts of `flat` as the new master weights: a buffer of any floating dtype, laid
-  // out as all values of the flat space, from 0 on. Values are not changed. Nothing where there are
-  // no masters.
+  // Copies the owned parts of `flat` to the master weights. `flat` is a buffer of any floating
+  // dtype, laid out as all values of the flat space, starting at 0. The values do not change. No
+  // effect where there are no master weights.
   void SetMaster(const TensorView& flat);
-  // Zero moments and counters, master weights from the values: a fresh state.
+  // Resets to a fresh state: zero moments and counters, master weights copied from the values.
   void Reset();
 
   int64_t updates() const { return updates_; }  // checkpointed: the bias correction depends on it
@@ -90,20 +91,21 @@ class AdamW {
   ParameterState State(int parameter) const;
 
  private:
-  // Neighbouring elements with one weight decay, in one range; gaps between parameters end a run.
+  // Neighbouring elements with one weight decay, within one range; a gap between parameters ends a
+  // run.
   struct Run {
     int range;
-    int64_t begin;  // in the range
+    int64_t begin;  // within the range
     int64_t end;
     bool weight_decay;
   };
-  // What is owned of one parameter.
+  // The owned part of one parameter.
   struct Part {
     int range = -1;     // none
-    int64_t begin = 0;  // in the range
+    int64_t begin = 0;  // within the range
     int64_t end = 0;
   };
-  // Elements [begin, end) of a range.
+  // Updates elements [begin, end) of a range.
   void Update(const AdamWOptions& options, int range, int64_t begin, int64_t end,
               const BeforeOverwrite& before);
   std::vector<int64_t> StateOffsets() const;
@@ -116,10 +118,10 @@ class AdamW {
   const std::vector<FlatParameter> parameters_;
   const std::vector<OwnedRange> ranges_;
   const bool has_master_;
-  const std::vector<int64_t> state_offsets_;  // by range; the last: all owned elements
+  const std::vector<int64_t> state_offsets_;  // by range; the last is the total
   const std::vector<Part> parts_;             // by parameter
   const std::vector<Run> runs_;
-  Tensor master_;  // state of all ranges, one after the other
+  Tensor master_;  // state of all ranges, concatenated
   Tensor exp_avg_;
   Tensor exp_avg_sq_;
   int64_t updates_ = 0;

@@ -115,7 +115,7 @@ TEST_P(AdamWTest, FollowsTheFormulasInDouble) {
       EXPECT_NEAR(Get(state.exp_avg, i), expected.m, 1e-6);
       EXPECT_NEAR(Get(state.exp_avg_sq, i), expected.v, 1e-6);
       if (bf16) {
-        // The parameter is its master weight, rounded: no rounding error is carried along.
+        // The parameter is its master weight, rounded: rounding errors do not accumulate.
         EXPECT_EQ(Get(state.value, i), static_cast<float>(BFloat16(Get(state.master, i))));
       }
     }
@@ -123,8 +123,8 @@ TEST_P(AdamWTest, FollowsTheFormulasInDouble) {
   EXPECT_EQ(Get(fixture.values, 6), gap) << "the gap between parameters changed";
 }
 
-// Whoever copies memory when it is told of it has everything as it was before the update.
-TEST_P(AdamWTest, TellsOfAllMemoryBeforeItOverwritesIt) {
+// A copy made in the callback holds the memory as it was before the update.
+TEST_P(AdamWTest, AnnouncesAllMemoryBeforeOverwritingIt) {
   Fixture fixture(GetParam());
   const std::unique_ptr<AdamW> optimizer = fixture.Optimizer(0, 11);
   ASSERT_TRUE(optimizer->Step(0.1, 1.0, 1.0));
@@ -154,7 +154,7 @@ TEST_P(AdamWTest, TellsOfAllMemoryBeforeItOverwritesIt) {
   }
 }
 
-// A ZeRO owner updates its part exactly as the whole would.
+// A ZeRO owner updates its part exactly as an update of the whole would.
 TEST_P(AdamWTest, PartsOfTheFlatRangeEqualTheWhole) {
   for (int cut = 0; cut <= 11; ++cut) {
     Fixture whole(GetParam()), parts(GetParam());
@@ -189,7 +189,7 @@ TEST_P(AdamWTest, StateOfAPartSaysWhereItBegins) {
   EXPECT_TRUE(fixture.Optimizer(0, 8)->State(1).exp_avg.empty());
 }
 
-// What one rank owns of several buckets.
+// The ranges of several buckets that one rank owns.
 TEST_P(AdamWTest, SeveralRangesEqualTheWhole) {
   Fixture whole(GetParam()), parts(GetParam());
   const std::unique_ptr<AdamW> all = whole.Optimizer(0, 11);
@@ -222,7 +222,7 @@ TEST_P(AdamWTest, SeveralRangesEqualTheWhole) {
   }
 }
 
-// Weights of full precision from elsewhere.
+// Full-precision weights from another source.
 TEST_P(AdamWTest, SetMasterTakesTheOwnedParts) {
   Fixture fixture(GetParam());
   const std::unique_ptr<AdamW> optimizer =
@@ -258,7 +258,7 @@ TEST_P(AdamWTest, NonFiniteGradientNormSkipsTheUpdate) {
   EXPECT_EQ(optimizer->skipped_in_a_row(), 0);
 }
 
-// What a resume does: copy the state into a fresh optimizer and go on.
+// A resume copies the state into a fresh optimizer and continues.
 TEST_P(AdamWTest, RestoredStateContinuesWithTheSameBits) {
   Fixture first(GetParam()), second(GetParam());
   const std::unique_ptr<AdamW> original = first.Optimizer(0, 11);
@@ -310,7 +310,8 @@ INSTANTIATE_TEST_SUITE_P(Setups, AdamWTest,
                            return std::string(info.param.name);
                          });
 
-// One scalar by hand: with zero moments the first update is lr * sign(grad), plus the decay.
+// One scalar, computed by hand: with zero moments the first update is lr * sign(grad), plus the
+// decay.
 TEST(AdamWScalarTest, FirstUpdateIsTheLearningRate) {
   const std::unique_ptr<Backend> backend = MakeReferenceBackend();
   Tensor value(DType::kF32, {1}), grad(DType::kF32, {1});

@@ -8,7 +8,7 @@ namespace {
 
 double CosineFall(double ratio) { return 0.5 * (std::cos(std::numbers::pi * ratio) + 1.0); }
 
-// What is left of lr - min_lr when `ratio` of WSD's decay is over.
+// The remaining part of lr - min_lr when `ratio` of WSD's decay is over.
 double WsdFall(LrWsdDecayStyle::Value style, double ratio) {
   switch (style) {
     case LrWsdDecayStyle::EXPONENTIAL:

@@ -8,7 +8,8 @@
 namespace tessera {
 namespace {
 
-// Expected values were computed with Megatron-LM's formulas in Python, apart from this code.
+// The expected values were computed with Megatron-LM's formulas in Python, independently of this
+// code.
 using Expected = std::vector<std::pair<int64_t, double>>;
 
 OptimizerConfig Config(LrDecayStyle::Value style) {

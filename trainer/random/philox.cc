@@ -17,8 +17,8 @@ uint64_t SplitMix(uint64_t x) {
 }
 
 // Two normals from two words. Half a unit is added so that the logarithm is finite; with all 32
-// bits of the radius the tails reach 6.7 sigma. In double: the rounding to float then hides what
-// math libraries differ in, but for rare ties.
+// bits of the radius the tails reach 6.7 sigma. Computed in double: rounding to float then hides
+// the differences between math libraries, except for rare ties.
 struct NormalPair {
   float cosine;
   float sine;

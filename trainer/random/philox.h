@@ -26,11 +26,11 @@ inline PhiloxBlock Philox4x32(PhiloxBlock counter, uint32_t key0, uint32_t key1)
   return counter;
 }
 
-// What a random number is for. Enters the key, so that no two uses share numbers.
+// The purpose of a random number. Part of the key, so that no two uses share numbers.
 enum class RandomUse : uint32_t { kInit = 1, kDropout = 2, kDataOrder = 3, kSampling = 4 };
 
-// A stream of random numbers, addressed by element index: `stream` names the use's own coordinates
-// (a tensor's name hash, or step, site and sample), `seed` the run.
+// A stream of random numbers, addressed by element index: `stream` holds the use's own coordinates
+// (a tensor's name hash, or step, site and sample), `seed` the run's seed.
 struct RandomStream {
   uint64_t seed = 0;
   RandomUse use = RandomUse::kInit;
@@ -39,7 +39,7 @@ struct RandomStream {
 
 // Mixes 64-bit coordinates into one stream number (splitmix64 steps).
 uint64_t MixCoordinates(uint64_t a, uint64_t b);
-// A stable hash of a name (FNV-1a, then mixed): the same on every machine, for ever.
+// A stable hash of a name (FNV-1a, then mixed): the same on every machine, and never to be changed.
 uint64_t HashName(std::string_view name);
 
 // Four random words for elements [4 * block, 4 * block + 4) of the stream.

@@ -22,7 +22,7 @@ TEST(PhiloxTest, KnownAnswers) {
             (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-// Checkpoints and recorded runs rely on these: a change here changes every run.
+// Checkpoints and recorded runs rely on these values: a change here changes every run.
 TEST(PhiloxTest, StreamsAreFrozen) {
   const RandomStream stream{1234, RandomUse::kInit, HashName("transformer.wte.weight")};
   EXPECT_EQ(HashName("transformer.wte.weight"), 0x3D8D70D21EE339AE);
@@ -48,8 +48,8 @@ TEST(PhiloxTest, MixIsOrderedAndSpreads) {
   EXPECT_EQ(seen.size(), 10000);
 }
 
-// Each coordinate of a stream changes about half of the bits: seeds, uses and streams next to each
-// other share nothing.
+// Each coordinate of a stream changes about half of the bits: adjacent seeds, uses and streams are
+// uncorrelated.
 TEST(PhiloxTest, EveryCoordinateSeparatesStreams) {
   const RandomStream base{5, RandomUse::kInit, 10};
   const std::vector<RandomStream> others = {{6, RandomUse::kInit, 10},

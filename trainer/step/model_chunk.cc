@@ -36,7 +36,7 @@ absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_
   const ChunkLayers layers =
       mesh.LayersOf(config.model().num_layers(), HeadInLayers(config.model()), chunk);
   const ModelOptions options{.compute_dtype = config.training().bf16() ? DType::kBF16 : DType::kF32,
-                             .with_gradients = false,  // the reducer's
+                             .with_gradients = false,  // the reducer allocates them
                              .seed = dropout_seed,
                              .stage = {.first_layer = layers.first,
                                        .last_layer = layers.last,

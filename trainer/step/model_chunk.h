@@ -27,14 +27,15 @@ struct BatchSlot {
   std::unique_ptr<Activations> activations;
 };
 
-// The layers of one pipeline chunk on this rank, and all that belongs to training them.
+// The layers of one pipeline chunk on this rank, with all state needed to train them.
 class ModelChunk {
  public:
   static absl::StatusOr<ModelChunk> Create(const TrainConfig& config, uint64_t dropout_seed,
                                            const Mesh& mesh, const TensorParallel& tensor_parallel,
                                            int chunk, Backend& backend);
 
-  // Gradients, optimizer state and `slots` sets of activations, for `micro_batches` a step.
+  // Allocates gradients, optimizer state and `slots` sets of activations, for `micro_batches` per
+  // step.
   void PrepareTraining(int64_t micro_batches, int64_t slots);
 
   Model& model() const { return *model_; }
@@ -44,7 +45,7 @@ class ModelChunk {
   AdamW& optimizer() const { return *optimizer_; }
   BatchSlot& slot(int64_t i) { return slots_[i]; }
 
-  // Token ids are of use to the first layers, targets to the last.
+  // Only the first layers use token ids, and only the last ones use targets.
   bool reads_data() const { return layers_.has_embedding || layers_.has_head; }
   bool has_head() const { return layers_.has_head; }
 

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_STEP_MODEL_STAGE_H_
 #define TESSERA_TRAINER_STEP_MODEL_STAGE_H_
 
-// What a pipeline does with a model's chunks: train, evaluate, sample.
+// Pipeline stages that train, evaluate and sample with a model's chunks.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,8 @@
 
 namespace tessera {
 
-// Forward and backward passes of one optimizer step: gradients go to the chunks' reducers.
+// Forward and backward passes of one optimizer step: gradients are accumulated in the chunks'
+// reducers.
 class TrainingStage final : public PipelineStage {
  public:
   struct Step {
@@ -42,14 +43,14 @@ class TrainingStage final : public PipelineStage {
   const Step step_;
 };
 
-// Losses of some of the micro-batches that a data set begins with.
+// Losses of some of the first micro-batches of a data set.
 class EvaluationStage final : public PipelineStage {
  public:
   struct BatchShape {
     int64_t batch = 1;
     int64_t sequence = 1;
   };
-  // `micro_batches`: by position in the pipeline's run, which one of the data set.
+  // `micro_batches`: maps a position in the pipeline's run to a micro-batch of the data set.
   EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoader& data, const BatchShape& shape,
                   std::span<const int64_t> micro_batches);
 

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// The losses of all micro-batches, one rank's after the other's.
+// The losses of all micro-batches, concatenated by rank.
 absl::StatusOr<std::vector<double>> Gather(std::span<const double> mine,
                                            const MicroBatchesByRank& owners,
                                            Communicator* data_parallel) {

@@ -42,7 +42,7 @@ MicroBatchesByRank TrainingOwners(const MicroBatchSplit& split) {
   return owners;
 }
 
-// Dealt out one by one: their number need not be a multiple of the ranks.
+// Distributes micro-batches round-robin: their number need not be a multiple of the ranks.
 MicroBatchesByRank EvaluationOwners(int64_t micro_batches, int ranks) {
   MicroBatchesByRank owners(ranks);
   for (int64_t i = 0; i < micro_batches; ++i) owners[i % ranks].push_back(i);
@@ -107,7 +107,7 @@ class Trainer::Impl {
   }
 
   absl::StatusOr<bool> Update(double grad_norm, double learning_rate);
-  // Of weights, after a step.
+  // Compares weights after a step.
   absl::Status CompareReplicas(int64_t completed_steps);
   OnDivergence DivergenceAt(int64_t completed_steps);
 
@@ -157,12 +157,12 @@ OnDivergence Trainer::Impl::DivergenceAt(int64_t completed_steps) {
       return absl::DataLossError(absl::StrCat(
           found,
           ". Replicas have diverged: a processor, its memory or the network is at fault, or "
-          "ranks compute differently; resume from an earlier checkpoint, or go on with "
+          "ranks compute differently; resume from an earlier checkpoint, or continue with "
           "--replica-divergence=warn"));
     }
     if (speaks && !warned_of_divergence_) {
-      LOG(ERROR) << found << ". Replicas have diverged, and the training goes on "
-                 << "(--replica-divergence=warn); this is said once";
+      LOG(ERROR) << found << ". Replicas have diverged; training continues "
+                 << "(--replica-divergence=warn), without further warnings";
     }
     warned_of_divergence_ = true;
     return absl::OkStatus();
@@ -187,7 +187,7 @@ absl::Status Trainer::Impl::CompareReplicas(int64_t completed_steps) {
   return CheckReplicas("weight", tied, mesh_.tied(), on_divergence);
 }
 
-// The norm is the same everywhere, and so is what every rank decides by it.
+// The norm is the same on every rank, and so is every decision based on it.
 absl::StatusOr<bool> Trainer::Impl::Update(double grad_norm, double learning_rate) {
   const double scale = ClipCoefficient(grad_norm, config_.optimizer().clip_grad());
   bool updated = true;

@@ -19,13 +19,13 @@
 namespace tessera {
 
 // This rank's part of a model: the layers of one pipeline chunk, its virtual tensor shards of them,
-// and the optimizer state of what it owns.
+// and the optimizer state that it owns.
 struct TrainedChunk {
   ParameterSet* parameters = nullptr;
-  AdamW* optimizer = nullptr;  // null where nothing is trained
+  AdamW* optimizer = nullptr;  // null without training
 };
 
-// Where a step stands in the run.
+// The position of a step in the run.
 struct StepPosition {
   int64_t step = 0;              // completed optimizer steps
   int64_t consumed_samples = 0;  // sequences read before this step
@@ -35,7 +35,7 @@ struct StepResult {
   double loss = 0;  // mean per token of the global batch
   double grad_norm = 0;
   double learning_rate = 0;
-  bool updated = true;  // false: the gradients were not finite, nothing has changed
+  bool updated = true;  // false: gradients not finite, no state changed
   // Share of the forward and backward passes that this rank spent waiting for its pipeline
   // neighbours.
   double pipeline_wait_share = 0;
@@ -46,20 +46,21 @@ struct EvaluationResult {
   int64_t tokens = 0;
 };
 
-// One model on all ranks of a mesh: what an optimizer step, an evaluation and a sampled token are,
-// whatever the topology. Every rank makes the same calls with the same arguments and gets the same
-// results, to the bit; in EXACT numerics they are the same on every topology, too.
+// One model on all ranks of a mesh: implements an optimizer step, an evaluation and a sampled token
+// for any topology. Every rank makes the same calls with the same arguments and gets bitwise the
+// same results; in EXACT numerics they are the same on every topology, too.
 //
-// Errors: those of the data, and those of a Communicator, which end the run on every rank.
-// Threads: one.
+// Errors: those of the data, and those of a Communicator, which end the run on every rank. Not
+// thread-safe.
 class Trainer {
  public:
   struct Options {
     bool trains = true;  // false: no gradients, no optimizer, Step() must not be called
-    uint64_t seed = 0;   // of dropout
+    uint64_t seed = 0;   // seed of dropout
   };
-  // `config` is resolved; mesh and backend must outlive the trainer. Weights are zero until they are
-  // initialised or loaded into chunks(); ResetOptimizer() after that, unless its state is loaded, too.
+  // `config` must be resolved; mesh and backend must outlive the trainer. Weights are zero until
+  // they are initialised or loaded into chunks(). After that, call ResetOptimizer() unless its
+  // state is loaded, too.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(const TrainConfig& config,
                                                          const Options& options, Mesh& mesh,
                                                          Backend& backend);
@@ -70,34 +71,34 @@ class Trainer {
   // In model order.
   const std::vector<TrainedChunk>& chunks() const { return chunks_; }
 
-  // Initial weights, the same on every topology.
+  // Sets initial weights, the same on every topology.
   void InitializeWeights(uint64_t seed);
-  // Master weights become the weights, moments zero.
+  // Copies the weights to the master weights and zeroes the moments.
   void ResetOptimizer();
-  // Updates counted by the bias correction.
+  // Sets the number of updates that the bias correction counts.
   void set_updates(int64_t updates);
   int64_t updates() const;
   int64_t skipped_in_a_row() const;
 
-  // Reads the global batch at `position`, goes forward and backward, clips, updates. DataLoss
-  // where ranks' copies of a gradient differ, or, every so many steps, of a weight, unless the
-  // config only warns of it.
+  // Reads the global batch at `position`, runs the forward and backward passes, clips and updates.
+  // DataLoss where ranks' copies of a gradient differ, or (checked every so many steps) of a
+  // weight, unless the config only warns of it.
   absl::StatusOr<StepResult> Step(const BatchLoader& data, const StepPosition& position);
 
-  // From now on an update tells of memory of chunks() right before it overwrites it: the place to
-  // wait for whoever still reads it. Null: nobody does.
+  // Registers a callback for memory of chunks(), called right before an update overwrites it, so
+  // that the callee can wait for pending reads of it. Null removes it.
   void set_before_overwrite(BeforeOverwrite before);
 
-  // Mean loss over the first `samples` sequences of `data` (fewer where there are not as many;
-  // whole micro-batches), without dropout: the same ones every time.
+  // Mean loss over the first `samples` sequences of `data` (or all, if there are fewer; whole
+  // micro-batches), without dropout: the same sequences every time.
   absl::StatusOr<EvaluationResult> Evaluate(const BatchLoader& data, int64_t samples);
 
   // Logits [vocab_size] of the token after `context`.
   absl::StatusOr<std::vector<float>> NextLogits(std::span<const int32_t> context);
 
-  // Floating-point operations of the whole model for one token of training.
+  // Floating-point operations of the whole model per token of training.
   double FlopsPerToken() const;
-  // What this rank holds, in bytes.
+  // Memory held by this rank, in bytes.
   struct Memory {
     int64_t weights = 0;
     int64_t gradients = 0;

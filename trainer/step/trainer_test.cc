@@ -1,6 +1,6 @@
-// What a trainer says and does at the edges, on topologies that have to agree to the last bit:
-// evaluations of few samples, texts of any length, gradients that are broken on one rank alone,
-// memory that an update overwrites, bytes that ranks send.
+// Edge cases of a trainer, on topologies that must agree to the last bit: evaluations of few
+// samples, texts of any length, gradients that are broken on one rank only, memory that an update
+// overwrites, bytes that ranks send.
 
 #include "trainer/step/trainer.h"
 
@@ -82,7 +82,7 @@ class TrainerTest : public ::testing::Test {
   }
 
   using RankMain = std::function<absl::Status(Trainer&, const BatchLoader&, Mesh&)>;
-  // Initial weights on every rank, then `rank_main`.
+  // Initialises the weights on every rank, then calls `rank_main`.
   static absl::Status RunRanks(const TrainConfig& config, const RankMain& rank_main) {
     ThreadWorld world(ConfigTopology(config).world_size());
     return world.Run([&](Communicator& rank) -> absl::Status {
@@ -128,7 +128,7 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
   }
 }
 
-// Rows of a text's beginning cannot always be split over the ranks of sequence parallelism.
+// The rows of a short text cannot always be divided among the ranks of sequence parallelism.
 TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
   const std::string tokens = WriteSamples(16);
   std::vector<int32_t> text(kLength);
@@ -146,7 +146,7 @@ TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
                                               trainer.NextLogits(std::span(text).first(length)));
                      logits.push_back(std::move(next));
                    }
-                   // Training goes on with the shapes that it had.
+                   // Training continues with its former shapes.
                    TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
                    const std::lock_guard lock(mutex);
                    if (expected.empty()) expected = logits;
@@ -189,7 +189,8 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
         [broken_rank](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
           TESSERA_ASSIGN_OR_RETURN(const StepResult good, trainer.Step(data, {}));
           EXPECT_TRUE(good.updated);
-          // Nothing of the first parameter is replicated over the ranks of the last stage's tensor
+          // The first parameter is not replicated over the tensor axis of the last stage's ranks,
+          // so the others' weights stay intact.
           // axis, so the others' weights stay whole.
           float& weight =
               trainer.chunks().back().parameters->parameters().front()->value.as<float>()[0];
@@ -212,8 +213,8 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
   }
 }
 
-// After a good step one rank's copy of a parameter changes in one bit; then two more steps. Returns
-// what became of them, for a run that compares weights after every `interval` steps.
+// After a correct step, flips one bit in one rank's copy of a parameter, then runs two more steps.
+// Returns their results, for a run that compares weights after every `interval` steps.
 struct BitFlip {
   std::string topology;
   int rank;
@@ -246,7 +247,7 @@ std::function<bool(const Parameter&)> Named(const std::string& part) {
 
 class DivergenceTest : public TrainerTest {
  protected:
-  // Every rank's own result.
+  // Returns every rank's own result.
   std::vector<absl::Status> Run(const BitFlip& flip) const {
     TrainConfig config = Config(flip.topology, WriteSamples(16), /*micro_batch_size=*/1);
     config.mutable_parallel()->set_replica_divergence(flip.answer);
@@ -267,9 +268,9 @@ TEST_F(DivergenceTest, EndsTheRunOnEveryRankNamingTensorAndRanks) {
     std::string expected;
   };
   const std::vector<Case> cases = {
-      // What one rank computes with another weight goes into its own gradients.
+      // A rank that computes with a different weight has different gradients.
       {{"tp2", 1, Named("2.ln_2.weight"), 0}, "step 2: gradient of '"},
-      // The sum over ranks is the same everywhere, whatever went into it.
+      // The sum over ranks is the same on every rank, whatever was added.
       {{"dp4", 2, Named("mlp.c_fc.weight"), 3}, "step 3: weight of '"},
       {{"pp2", 1, [](const Parameter& p) { return !p.tied_name.empty(); }, 1},
        "step 2: weight of '"},
@@ -306,7 +307,8 @@ TEST_F(DivergenceTest, GoesOnWhereItOnlyWarnsAndSaysSoOnce) {
   EXPECT_EQ(said.find("Replicas have diverged", first + 1), said.npos) << said;
 }
 
-// Memory of a trainer that a checkpoint is made of, as it was, and what an update told of it.
+// A copy of the trainer's memory that a checkpoint is made of, and the memory that an update
+// announced.
 class Watched {
  public:
   explicit Watched(const Trainer& trainer) {
@@ -391,7 +393,8 @@ TEST_F(TrainerTest, AnUpdateTellsOfEveryByteBeforeItChanges) {
 TEST_F(TrainerTest, TensorParallelTrafficIsTheTheory) {
   constexpr int64_t kMicroBatches = 4, kLayers = 4, kShards = 4, kFloat = 4;
   constexpr int64_t kHidden = 16, kRows = 2 * kLength, kActivations = kRows * kHidden * kFloat;
-  // Attention and MLP of each layer, forward and backward; the embedding forward, the head backward.
+  // Attention and MLP of each layer, forward and backward; the embedding in the forward pass and
+  // the head in the backward pass.
   constexpr int64_t kSums = 4 * kLayers + 2;
   constexpr int64_t kStatistics = kShards / 2 * kRows * 3 * kFloat;
   for (const bool sequence_parallel : {false, true}) {
@@ -407,11 +410,12 @@ TEST_F(TrainerTest, TensorParallelTrafficIsTheTheory) {
             sent[traffic.op] = traffic.bytes_sent;
           }
           const int64_t norms = static_cast<int64_t>(
-              8 * trainer.chunks().front().parameters->parameters().size());  // of gradients
+              8 *
+              trainer.chunks().front().parameters->parameters().size());  // comparison of gradients
           std::map<CommOp, int64_t> expected;
           if (sequence_parallel) {
             expected[CommOp::kReduceScatter] = kMicroBatches * kSums * kActivations / 2;
-            // Outputs of norms, again in the backward pass; the gradients of what is summed.
+            // Outputs of norms, again in the backward pass, and the gradients of what is summed.
             expected[CommOp::kAllGather] =
                 kMicroBatches * ((6 * kLayers + 2) * kActivations / 2 + kStatistics) + norms;
             // Weight and bias of every norm.

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Told of memory right before an update overwrites it: the place to wait for whoever still reads it.
-// Null where nobody does.
+// Called with memory right before an update overwrites it, so that the callee can wait for pending
+// reads of it. Null if there are none.
 using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
 }  // namespace tessera

@@ -9,7 +9,7 @@ namespace tessera {
 
 enum class DType { kF32, kBF16, kF64, kI32 };
 
-// In bytes.
+// Bytes per element.
 constexpr int64_t ElementSize(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -46,7 +46,7 @@ struct BFloat16 {
   constexpr explicit BFloat16(float value) {
     const uint32_t word = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = word & 0x7fffffff;
-    // A NaN keeps its sign and upper payload; the quiet bit makes sure that some payload is left.
+    // A NaN keeps its sign and upper payload; setting the quiet bit keeps the payload nonzero.
     bits = magnitude > 0x7f800000
                ? static_cast<uint16_t>((word >> 16) | 0x40)
                : static_cast<uint16_t>((word + 0x7fff + ((word >> 16) & 1)) >> 16);

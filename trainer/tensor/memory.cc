@@ -54,7 +54,7 @@ struct Counters {
   }
 };
 
-// Lives as long as the process: a static Tensor may be freed after every other static.
+// Never destroyed: a static Tensor may be freed after every other static.
 Counters& GlobalCounters() {
   static Counters* const counters = new Counters;
   return *counters;
@@ -64,15 +64,15 @@ size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Reserves nothing: who allocates what the machine cannot hold is told by AvailableHostMemory(), with
-// all sizes, and not by whichever allocation happens to fail.
+// Reserves no swap. Callers check AvailableHostMemory() against all their sizes beforehand, which
+// gives a better message than whichever allocation happens to fail.
 void* MapZeroed(size_t size_bytes) {
   void* mapped = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return mapped == MAP_FAILED ? nullptr : mapped;
 }
 
-// A huge page needs an address that is a multiple of its size: map one more and give the ends back.
+// A huge page must be aligned to its size: map one more and unmap the ends.
 void* MapOnHugePages(size_t size_bytes) {
   void* mapped = MapZeroed(size_bytes + kHugePageBytes);
   if (mapped == nullptr) return nullptr;
@@ -123,8 +123,8 @@ void ResetPeakMemory() {
 }
 
 int64_t AvailableHostMemory() {
-  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
-  return static_cast<int64_t>(std::min(kMost, AvailableMemoryBytes()));
+  constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::min(kMaxBytes, AvailableMemoryBytes()));
 }
 
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {

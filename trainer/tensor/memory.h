@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_TENSOR_MEMORY_H_
 #define TESSERA_TRAINER_TENSOR_MEMORY_H_
 
-// Where the memory of all Tensors comes from, and how much of it there is.
+// Allocation of the memory of all Tensors, and accounting for it.
 
 #include <cstdint>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// What a buffer is for. Buffers belong to the category that was current where they were made.
+// The purpose of a buffer. A buffer belongs to the category that was current when it was allocated.
 enum class MemoryCategory {
   kOther,
   kWeights,
@@ -22,7 +22,7 @@ inline constexpr int kMemoryCategoryCount = 6;
 
 std::string_view MemoryCategoryName(MemoryCategory category);
 
-// Sets this thread's category until the end of the scope; scopes nest.
+// Sets this thread's category until the end of the scope. Scopes nest.
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryCategory category);
@@ -39,20 +39,20 @@ struct MemoryUse {
   int64_t peak_bytes = 0;  // since the start, or since the last ResetPeakMemory()
 };
 
-// Of all buffers, and of one category. Counts what was asked for, not rounding to pages.
-// Thread-safe.
+// Usage over all buffers, and of one category. Counts the requested sizes, without rounding to
+// pages. Thread-safe.
 MemoryUse TensorMemory();
 MemoryUse TensorMemory(MemoryCategory category);
-// The peak becomes what is live now.
+// Sets the peak to the live bytes.
 void ResetPeakMemory();
 
-// What this process may still take of the machine's memory without driving it to swap or to its
-// death: the kernel's estimate (MemAvailable), or what control groups leave where that is less.
+// The memory that this process may still allocate without causing swapping or its own death: the
+// kernel's estimate (MemAvailable), or the limit of control groups where that is less.
 int64_t AvailableHostMemory();
 
-// Host memory, zero-initialised, 4096-byte aligned; on huge pages, and touched lazily, where it is
-// large. Counted until the last reference is gone. Zero bytes give a valid pointer. Out of memory
-// ends the process with the sizes.
+// Host memory, zero-initialised, 4096-byte aligned; large buffers use huge pages and are touched
+// lazily. Counted until the last reference is released. A size of zero gives a valid pointer. If
+// memory runs out, the process ends with a message that gives the sizes.
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes);
 
 }  // namespace tessera

@@ -26,12 +26,12 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// A strided window on memory that somebody else owns. Cheap to copy; const-ness is the callee's
-// promise: every operation documents which operands it writes.
+// A strided view of memory that another object owns. Cheap to copy. It does not express const-ness:
+// every operation documents which operands it writes.
 class TensorView {
  public:
   TensorView() = default;
-  // Contiguous, row-major.
+  // A contiguous, row-major view.
   TensorView(void* data, DType dtype, Shape shape);
   TensorView(void* data, DType dtype, Shape shape, std::vector<int64_t> strides);
 
@@ -49,9 +49,7 @@ class TensorView {
   int64_t elements() const;
   int64_t bytes() const;  // elements * element size, whatever the strides
   bool contiguous() const;
-  bool empty() const {
-    return data_ == nullptr;
-  }  // no tensor at all (an optional operand left out)
+  bool empty() const { return data_ == nullptr; }  // no tensor (an omitted optional operand)
 
   // Elements [begin, end) of one dim.
   TensorView Slice(int dim, int64_t begin, int64_t end) const;

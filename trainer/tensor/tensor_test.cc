@@ -34,7 +34,7 @@ TEST(BFloat16Test, KeepsSpecialValues) {
   EXPECT_EQ(RoundTrip(-infinity), -infinity);
   EXPECT_EQ(RoundTrip(std::numeric_limits<float>::max()), infinity);
   EXPECT_TRUE(std::isnan(RoundTrip(std::numeric_limits<float>::quiet_NaN())));
-  // A payload in the lower half alone must not turn the NaN into an infinity, nor carry into the
+  // A payload only in the lower half must neither turn the NaN into an infinity nor carry into the
   // sign.
   EXPECT_TRUE(std::isnan(RoundTrip(std::bit_cast<float>(0x7f800001u))));
   EXPECT_TRUE(std::isnan(RoundTrip(std::bit_cast<float>(0x7fffffffu))));
@@ -65,7 +65,7 @@ TEST(TensorViewTest, SliceTransposeReshape) {
   EXPECT_EQ(swapped.shape(), (Shape{4, 3, 2}));
   EXPECT_EQ(swapped.strides(), (std::vector<int64_t>{1, 4, 12}));
   EXPECT_EQ(x.Reshape({6, 4}).Slice(0, 5, 6).as<float>()[0], 20);
-  // One row of a wider buffer is dense whatever its stride says.
+  // One row of a wider buffer is contiguous whatever its stride is.
   EXPECT_TRUE(x.Slice(0, 1, 2).contiguous());
   EXPECT_TRUE(x.Slice(1, 0, 0).contiguous());
 }

@@ -1,6 +1,6 @@
 #include "trainer/comm/mpi/datagram_socket.h"
 
-// After <netinet/in.h>: it lacks what it uses.
+// Must follow <netinet/in.h>, whose definitions it uses without including it.
 #include <errno.h>
 #include <linux/errqueue.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr int kIpv4PrefixBytes = 12;  // of an IPv4 address as an IPv6 one
-// An error that an earlier datagram brought about is reported by the next call, and gone after it.
+// An error caused by an earlier datagram is reported by the next call, and then cleared.
 constexpr int kTries = 3;
 
 bool SetFlag(int fd, int level, int option, int value) {
@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<DatagramSocket>> DatagramSocket::Open(bool hear_r
     std::unique_ptr<DatagramSocket> opened(new DatagramSocket(fd, ipv6));
     if (ipv6 && !SetFlag(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0)) continue;
     if (hear_refusals) {
-      // IPv4 destinations of an IPv6 socket report by IPv4's option.
+      // For an IPv4 destination, an IPv6 socket reports errors under the IPv4 option.
       SetFlag(fd, IPPROTO_IP, IP_RECVERR, 1);
       if (ipv6) SetFlag(fd, IPPROTO_IPV6, IPV6_RECVERR, 1);
     }
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<DatagramSocket>> DatagramSocket::Open(bool hear_r
     return opened;
   }
   return absl::UnavailableError(
-      absl::StrCat("no socket to watch other ranks with: ", std::strerror(errno)));
+      absl::StrCat("cannot open a socket to monitor other ranks: ", std::strerror(errno)));
 }
 
 DatagramSocket::~DatagramSocket() { close(fd_); }

@@ -14,10 +14,10 @@
 
 namespace tessera {
 
-// A UDP socket on a free port of every address of this machine: of both families where the kernel
-// has IPv6. It never blocks.
+// A non-blocking UDP socket on a free port of every address of this machine, of both families where
+// the kernel supports IPv6.
 //
-// Threads: sending and receiving may overlap.
+// Threads: sending and receiving may run concurrently.
 class DatagramSocket {
  public:
   struct Endpoint {
@@ -26,7 +26,7 @@ class DatagramSocket {
     friend bool operator==(const Endpoint&, const Endpoint&) = default;
   };
 
-  // `hear_refusals`: NextRefusal() tells of datagrams to closed ports.
+  // With `hear_refusals`, NextRefusal() reports datagrams that were sent to closed ports.
   static absl::StatusOr<std::unique_ptr<DatagramSocket>> Open(bool hear_refusals);
   ~DatagramSocket();
   DatagramSocket(const DatagramSocket&) = delete;
@@ -35,12 +35,12 @@ class DatagramSocket {
   int fd() const { return fd_; }  // for poll()
   uint16_t port() const { return port_; }
 
-  // A datagram that cannot be sent is lost, as one on its way may be.
+  // Best effort: a datagram that cannot be sent is dropped, as it could be in transit.
   void Send(const void* data, size_t bytes, const Endpoint& to) const;
-  // Bytes received; negative when there is nothing.
+  // Returns the number of bytes received; negative when there is none.
   ssize_t Receive(void* data, size_t bytes, Endpoint* from) const;
-  // A place to which a datagram was sent and whose machine answered that the port is closed; none
-  // when there is no other.
+  // A destination of an earlier datagram whose machine answered that the port is closed; nullopt
+  // when there are no more.
   std::optional<Endpoint> NextRefusal() const;
 
  private:

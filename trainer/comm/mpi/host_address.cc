@@ -58,7 +58,7 @@ std::vector<HostAddress> LoopbackAddresses() {
   return {FromIpv4(htonl(INADDR_LOOPBACK)), FromIpv6(in6addr_loopback)};
 }
 
-std::vector<HostAddress> OwnAddresses(int most_of_family) {
+std::vector<HostAddress> OwnAddresses(int max_per_family) {
   std::vector<HostAddress> ipv4, ipv6;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
@@ -73,7 +73,7 @@ std::vector<HostAddress> OwnAddresses(int most_of_family) {
       continue;
     }
     std::vector<HostAddress>& family = IsIpv4(address) ? ipv4 : ipv6;
-    if (!OnlyLocal(address) && static_cast<int>(family.size()) < most_of_family) {
+    if (!OnlyLocal(address) && static_cast<int>(family.size()) < max_per_family) {
       family.push_back(address);
     }
   }
@@ -88,7 +88,7 @@ std::vector<HostAddress> AddressesToTry(std::span<const HostAddress> theirs,
   for (const HostAddress& address : theirs) {
     if (std::find(ours.begin(), ours.end(), address) == ours.end()) addresses.push_back(address);
   }
-  // In bits of the address itself: those of IPv4 begin after the prefix that says so.
+  // In bits of the address itself: those of IPv4 begin after the ::ffff: prefix.
   const auto shared_bits = [&](const HostAddress& address) {
     int best = 0;
     for (const HostAddress& own : ours) {

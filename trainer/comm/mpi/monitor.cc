@@ -16,12 +16,12 @@
 
 namespace tessera {
 
-// The same program on the same kind of machine at both ends.
+// Both ends run the same program on the same kind of machine.
 struct Monitor::Packet {
   enum Type : uint32_t { kHeartbeat, kQuestion, kAnswer, kReportQuestion, kReportAnswer, kFailure };
   static constexpr uint32_t kMagic = 0x54534d31;
-  static constexpr int kMostWaiting = 16, kMostText = 1200;
-  static constexpr size_t kHeaderBytes = 56 + 4 * kMostWaiting;
+  static constexpr int kMaxWaiting = 16, kMaxText = 1200;
+  static constexpr size_t kHeaderBytes = 56 + 4 * kMaxWaiting;
 
   uint32_t magic = kMagic;
   Type type = kHeartbeat;
@@ -33,19 +33,19 @@ struct Monitor::Packet {
   int64_t age_ms = -1;  // of a report; negative where there is none
   int32_t waiting = 0;
   int32_t text_bytes = 0;
-  int32_t path = 0;  // of a question, to its receiver; its answer says the same
+  int32_t path = 0;  // path of a query to its receiver; the answer repeats it
   int32_t unused = 0;
-  std::array<int32_t, kMostWaiting> waiting_for = {};
-  std::array<char, kMostText> text = {};
+  std::array<int32_t, kMaxWaiting> waiting_for = {};
+  std::array<char, kMaxText> text = {};
 
   void SetText(std::string_view from) {
-    text_bytes = static_cast<int32_t>(std::min<size_t>(from.size(), kMostText));
+    text_bytes = static_cast<int32_t>(std::min<size_t>(from.size(), kMaxText));
     std::copy_n(from.begin(), text_bytes, text.begin());
   }
   std::string Text() const { return std::string(text.data(), text_bytes); }
   void SetState(const PeerState& state) {
     SetText(state.text);
-    waiting = std::min<int>(state.waiting_for.size(), kMostWaiting);
+    waiting = std::min<int>(state.waiting_for.size(), kMaxWaiting);
     std::copy_n(state.waiting_for.begin(), waiting, waiting_for.begin());
   }
   PeerState State(int ranks) const {
@@ -57,12 +57,12 @@ struct Monitor::Packet {
     return state;
   }
   size_t bytes() const { return kHeaderBytes + text_bytes; }
-  // False for anything that is not a whole packet of this run.
+  // Returns false for anything but a complete packet of this run.
   bool Valid(ssize_t received, uint64_t our_secret, int ranks) const {
     return received >= static_cast<ssize_t>(kHeaderBytes) && magic == kMagic &&
            secret == our_secret && sender >= 0 && sender < ranks && subject >= 0 &&
-           subject < ranks && waiting >= 0 && waiting <= kMostWaiting && text_bytes >= 0 &&
-           text_bytes <= kMostText && path >= 0 && received == static_cast<ssize_t>(bytes());
+           subject < ranks && waiting >= 0 && waiting <= kMaxWaiting && text_bytes >= 0 &&
+           text_bytes <= kMaxText && path >= 0 && received == static_cast<ssize_t>(bytes());
   }
 };
 
@@ -70,15 +70,15 @@ namespace {
 
 constexpr auto kHeartbeat = std::chrono::seconds(1);
 constexpr auto kTick = std::chrono::milliseconds(100);
-// For a datagram there and back to a process that has nothing else to do with its monitor thread.
+// Time for a datagram's round trip to a process whose monitor thread is otherwise idle.
 constexpr auto kAnswerTime = std::chrono::milliseconds(300);
-// Datagrams can be lost.
+// Failures are sent several times because datagrams can be lost.
 constexpr int kSpreads = 3;
-// Rounds of questions to ranks that have not answered yet, and ranks that are asked in one tick:
-// hundreds of ranks that all ask at once would lose most answers.
+// Rounds of queries to ranks that have not answered yet, and ranks queried per tick: hundreds of
+// ranks that all ask at once would lose most answers.
 constexpr int kIntroductions = 5;
 constexpr int kIntroductionsPerTick = 64;
-// For a last message to a pipe that nobody reads.
+// Time to write a last message to a pipe that may have no reader.
 constexpr std::chrono::seconds kLastMessageTime(1);
 
 uint64_t Hash(std::string_view text, uint64_t seed) {
@@ -105,7 +105,7 @@ MonitorAddress OwnAddress() {
   gethostname(address.host.data(), address.host.size() - 1);
   address.machine = MachineId();
   address.pid = getpid();
-  const std::vector<HostAddress> own = OwnAddresses(MonitorAddress::kMostAddresses / 2);
+  const std::vector<HostAddress> own = OwnAddresses(MonitorAddress::kMaxAddresses / 2);
   address.address_count = static_cast<uint16_t>(own.size());
   std::copy(own.begin(), own.end(), address.addresses.begin());
   return address;
@@ -113,10 +113,10 @@ MonitorAddress OwnAddress() {
 
 std::span<const HostAddress> AddressesOf(const MonitorAddress& address) {
   return std::span(address.addresses)
-      .first(std::min<size_t>(address.address_count, MonitorAddress::kMostAddresses));
+      .first(std::min<size_t>(address.address_count, MonitorAddress::kMaxAddresses));
 }
 
-// 'T' where the process is stopped; 0 where that cannot be read.
+// 'T' where the process is stopped; 0 where its state cannot be read.
 char ProcessState(int pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   const std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -171,7 +171,7 @@ std::vector<int> Monitor::Guardians(int rank) const {
 std::vector<Monitor::Path> Monitor::MakePaths(const MonitorAddress& peer) const {
   std::vector<HostAddress> addresses = AddressesToTry(AddressesOf(peer), AddressesOf(address_));
   if (peer.machine == address_.machine) {
-    // First, but not alone: clones of a virtual machine have each other's ids.
+    // Loopback comes first, but is not the only path: clones of a virtual machine share their ids.
     const std::vector<HostAddress> loopback = LoopbackAddresses();
     addresses.insert(addresses.begin(), loopback.begin(), loopback.end());
   }
@@ -223,7 +223,7 @@ void Monitor::Loop() {
     const int some = poll(&ready, 1, static_cast<int>(kTick / std::chrono::milliseconds(1)));
     CheckWatch();
     if (!started_.load(std::memory_order_acquire)) {
-      // Packets of ranks that were faster wait in the socket.
+      // Packets of faster ranks wait in the socket.
       if (some > 0) std::this_thread::sleep_for(kTick / 10);
       continue;
     }
@@ -242,7 +242,7 @@ void Monitor::Loop() {
   }
 }
 
-// Asks every rank once for its state, to learn by which paths it answers.
+// Queries every rank once, to learn by which paths it answers.
 void Monitor::Introduce() {
   if (introductions_ == kIntroductions || Clock::now() < next_introduction_) return;
   const int size = static_cast<int>(peers_.size());
@@ -251,7 +251,7 @@ void Monitor::Introduce() {
   packet.secret = secret_;
   packet.sender = rank_;
   for (int asked = 0; asked < kIntroductionsPerTick && introduced_ < size - 1; ++introduced_) {
-    // Every rank begins with its neighbour, lest all ask the same one.
+    // Each rank starts with its neighbour, so that not all query the same rank.
     packet.subject = (rank_ + 1 + introduced_) % size;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -338,7 +338,7 @@ void Monitor::SpreadFailure() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (spreads_left_ == 0) return;
     --spreads_left_;
-    // A better one is spread by its own finder.
+    // The rank that found a failure is the one that spreads it.
     if (failure_.rank != rank_) return;
     packet.code = static_cast<int32_t>(failure_.code);
     packet.is_cause = failure_.is_cause ? 1 : 0;
@@ -376,7 +376,7 @@ void Monitor::CheckWatch() {
 }
 
 struct Monitor::Question {
-  int rank = 0;      // asked
+  int rank = 0;      // the rank that is queried
   size_t about = 0;  // index into the ranks of Ask()
   bool report = false;
   bool answered = false, refused = false;
@@ -403,7 +403,7 @@ PeerState Monitor::Missing(int rank, bool gone, const std::optional<std::string>
   return {gone ? PeerState::kGone : PeerState::kSilent, std::move(text), {}};
 }
 
-// What has come for the questions so far.
+// Collects the answers that have arrived so far.
 void Monitor::CollectAnswers(const DatagramSocket& socket, std::span<const int> ranks,
                              std::vector<Question>* questions) {
   Packet packet;
@@ -438,7 +438,7 @@ std::vector<PeerState> Monitor::Ask(std::span<const int> ranks) {
       questions.push_back({.rank = guardian, .about = i, .report = true});
     }
   }
-  // A socket of its own hears of closed ports. Without one, nobody answers.
+  // A separate socket receives the errors of closed ports. Without it, no rank would answer.
   const absl::StatusOr<std::unique_ptr<DatagramSocket>> socket =
       DatagramSocket::Open(/*hear_refusals=*/true);
   for (const Question& question : questions) {
@@ -450,7 +450,7 @@ std::vector<PeerState> Monitor::Ask(std::span<const int> ranks) {
     packet.subject = ranks[question.about];
     SendTo(question.rank, packet, **socket);
   }
-  // Reports matter only where a rank itself is silent.
+  // Reports count only where the rank itself does not answer.
   const auto silent = [&](size_t about) {
     return std::any_of(questions.begin(), questions.end(), [&](const Question& q) {
       return q.about == about && !q.report && !q.answered;

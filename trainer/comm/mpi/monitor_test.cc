@@ -28,10 +28,10 @@ namespace tessera {
 namespace {
 
 constexpr uint64_t kSecret = 1234;
-// Far beyond what a loaded machine needs.
+// Far longer than a loaded machine needs.
 constexpr std::chrono::seconds kPatience(60);
 
-// True once `condition` holds; false when it has not for a long time.
+// Returns true once `condition` holds, or false if it does not within kPatience.
 bool Eventually(const std::function<bool()>& condition) {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   while (!condition()) {
@@ -41,7 +41,7 @@ bool Eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-// Monitors of one process. As ranks of one machine they ask each other over loopback.
+// Runs all monitors in one process. As ranks of one machine they query each other over loopback.
 class MonitorTest : public testing::Test {
  protected:
   void Create(int ranks) {
@@ -96,7 +96,7 @@ TEST_F(MonitorTest, ARefusalFromAnAddressThatHasNeverAnsweredMeansNothing) {
 
 TEST_F(MonitorTest, FindsTheAddressThatLeadsToARank) {
   Create(2);
-  // As of another machine that has the addresses of this one, and one of its own.
+  // Looks like another machine that has the same addresses as this one and one of its own.
   addresses_[1].machine ^= 1;
   HostAddress loopback = LoopbackAddresses()[0];
   loopback[15] = 77;
@@ -129,7 +129,7 @@ TEST_F(MonitorTest, FailuresReachEveryRank) {
   }
 }
 
-// The exit status of a process that has nothing but a watch, and hangs; -1 if it does not end.
+// Exit status of a process that starts only a watchdog and then hangs; -1 if it does not end.
 int EndOfWatchedProcess(int stderr_fd, const std::string& message) {
   const pid_t child = fork();
   if (child == 0) {
@@ -172,7 +172,7 @@ TEST(MonitorWatchTest, EndsAProcessWhoseStderrNobodyReads) {
   close(ends[1]);
 }
 
-// Nobody would watch this rank, nor it the others.
+// Such a rank could neither be monitored nor monitor others.
 TEST(MonitorStartTest, WithoutAThreadIsAnError) {
   LimitThreads(0);
   const absl::Status status = Monitor::Create().status();

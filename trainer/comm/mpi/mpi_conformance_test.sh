@@ -1,5 +1,5 @@
 #!/bin/bash
-# The conformance suite over processes.
+# Runs the conformance suite over processes.
 set -euo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 main=$1
@@ -7,5 +7,5 @@ for ranks in 1 2 3 5 8; do
   mpirun --oversubscribe --bind-to none -n "$ranks" "$main" conformance
 done
 mpirun --oversubscribe --bind-to none -n 3 "$main" parts
-# Without a launcher: a world of one.
+# Without a launcher, the world has one rank.
 "$main" conformance

@@ -4,7 +4,7 @@
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 main=$1
-readonly most_seconds=50
+readonly max_seconds=50
 failures=0
 
 fail() {
@@ -26,10 +26,10 @@ run() {
   local start=$SECONDS
   output=$(timeout 60 mpirun --oversubscribe --bind-to none "${options[@]}" -n 4 "$main" "$@" 2>&1)
   code=$?
-  ((SECONDS - start <= most_seconds)) || fail "$name: took $((SECONDS - start)) s"
+  ((SECONDS - start <= max_seconds)) || fail "$name: took $((SECONDS - start)) s"
 }
 
-# Exactly one rank speaks, and says this.
+# Checks that exactly one rank prints a message, and that it matches.
 says() {
   local spoken
   spoken=$(grep -c '^rank [0-9]*: ' <<<"$output")
@@ -55,29 +55,29 @@ run "late rank" -- late 3
 says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
 exits_with_error
 
-# Before the world exists each rank can only speak for itself.
+# Before the world exists, each rank can report only its own state.
 run "absent rank" -- absent 1
-grep -Eq '^rank [023]: MPI does not start: some rank has not arrived after 3s$' <<<"$output" ||
+grep -Eq '^rank [023]: MPI_Init did not complete: some rank has not arrived after 3s$' <<<"$output" ||
   fail "$name: no message"
 exits_with_error
 
-# mpirun itself sees the death of a process that it started, and names it.
+# mpirun itself notices the death of a process that it started, and names it.
 run "killed rank" -- die 1
 grep -q 'process rank 1 .*exited on signal 9' <<<"$output" || fail "$name: mpirun does not name it"
 exits_with_error
 
-# A launcher that does not end the others. (Open MPI's, told so, returns 0.)
+# Emulates a launcher that does not end the other ranks. (Open MPI's returns 0 with this option.)
 run "killed rank, unnoticed by the launcher" --enable-recovery -- die 1
 says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 1; rank 1 .*has gone: its process has ended"
 
-# Ranks whose stderr nobody reads, and which has no room left, end all the same. mpirun waits for
-# them, and says nothing.
+# Ranks must end even if the reader of their stderr has gone away and the pipe is full. mpirun waits
+# for them and prints nothing.
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkfifo "$folder/full"
 exec 9<>"$folder/full"
 dd if=/dev/zero of="$folder/full" oflag=nonblock bs=4096 2>/dev/null
-# shellcheck disable=SC2016  # for the ranks to expand
+# shellcheck disable=SC2016  # expanded by the ranks
 for how in "error all" "die 1"; do
   name="nobody reads: $how"
   start=$SECONDS

@@ -1,9 +1,8 @@
 #!/bin/bash
-# Several machines, as far as processes can tell: network namespaces with a host name, a loopback
-# and addresses of their own, joined by a bridge, and with the bridge that Docker gives the same
-# address on every machine. mpirun reaches them through a host file and an agent in place of ssh.
-# Needs no privileges but user namespaces, and `ip`; where they are missing, says so and tests
-# nothing.
+# Emulates several machines: network namespaces with a host name, a loopback and addresses of their
+# own, joined by a bridge, and with the bridge that Docker gives the same address on every machine.
+# mpirun reaches them through a host file and an agent in place of ssh. Needs user namespaces and
+# `ip`, but no privileges; where these are missing, the test reports that it was skipped.
 set -uo pipefail
 main=$1
 readonly nodes=3 network=10.213.7 network6=fd00:10:213:7:
@@ -18,7 +17,7 @@ fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 folder=$(mktemp -d /tmp/mpi_hosts.XXXXXX)
-# Open MPI's own files carry the user's number, which is 0 in here, for whoever it is outside.
+# Open MPI names its files after the user id, which is 0 in here for every user outside.
 export TMPDIR=$folder
 holders=()
 trap 'kill "${holders[@]}"; rm -rf "$folder"' EXIT
@@ -30,7 +29,7 @@ fail() {
   failures=$((failures + 1))
 }
 
-# The machine that mpirun runs on has no ranks.
+# The machine that runs mpirun has no ranks.
 set -e
 ip link set lo up
 ip link add switch type bridge
@@ -41,7 +40,7 @@ ip link set switch up
 for ((i = 1; i <= nodes; ++i)); do
   unshare --net --uts sleep 600 &
   holders+=($!)
-  # Until the process is in its namespaces.
+  # Waits until the process is in its namespaces.
   while [[ $(readlink "/proc/$!/ns/net") == "$(readlink /proc/self/ns/net)" ||
            $(cat "/proc/$!/comm") != sleep ]]; do sleep 0.01; done
   ip link add "port$i" type veth peer name wire netns "$!"
@@ -64,7 +63,7 @@ AGENT
 chmod +x "$folder/agent"
 set +e
 
-# As whoever has such a bridge tells Open MPI.
+# The options that a user with such a bridge gives to Open MPI.
 networks=(--mca oob_tcp_if_include "$network.0/24" --mca btl_tcp_if_include "$network.0/24")
 
 # launch RANKS COMMAND...
@@ -76,8 +75,8 @@ launch() {
   code=$?
 }
 
-# launch_unattended RANKS PATTERN COMMAND...: with a launcher that does not end the others when a rank
-# dies (nor itself: it is ended when the ranks have said PATTERN).
+# launch_unattended RANKS PATTERN COMMAND...: uses a launcher that does not end the other ranks when
+# one dies. The launcher is ended when the ranks have printed PATTERN.
 launch_unattended() {
   local ranks=$1 pattern=$2
   shift 2
@@ -91,7 +90,7 @@ launch_unattended() {
   grep -Eq "$pattern" <<<"$output"
 }
 
-# shellcheck disable=SC2016  # for the ranks to expand
+# shellcheck disable=SC2016  # expanded by the ranks
 launch 6 sh -c 'echo "$(hostname) $OMPI_COMM_WORLD_RANK $(ip -4 -o address show wire |
     grep -o "inet [0-9.]*")"'
 for ((i = 0; i < 6; ++i)); do
@@ -104,7 +103,8 @@ for ranks in 3 6; do
     fail "conformance, $ranks ranks"
 done
 
-# says RANK REST: exactly one rank speaks, and says this; the job ends with an error.
+# prints RANK REST: checks that exactly one rank prints a message, that it matches, and that the job
+# fails.
 says() {
   [[ $(grep -c '^rank [0-9]*: ' <<<"$output") == 1 ]] || fail "not one message"
   grep -Eq "^rank $1: $2" <<<"$output" || fail "no message like '$1: $2'"
@@ -112,12 +112,12 @@ says() {
 }
 launch 6 "$main" error 4
 says 4 "shard 'x' is damaged$"
-# Neither its state nor its end can be looked up from another machine; it is asked.
+# The state of a process cannot be looked up from another machine; the process is queried.
 launch 6 "$main" stop 4
 says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
 launch 6 "$main" late 5
 says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
-# A rank that is asked whether it is still there, and is.
+# A rank that is queried and answers is waited for.
 launch 6 "$main" slow 4
 [[ $code == 0 ]] || fail "a slow rank is no failure"
 readonly gone="^rank [0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for .*; rank 4 .*on node3.* has gone: its process has ended"

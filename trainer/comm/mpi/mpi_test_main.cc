@@ -1,10 +1,10 @@
 // One rank of the tests in mpi_test.sh: `mpi_test_main CASE [RANK]`.
 //   conformance      runs the suite
-//   parts            the same, with messages cut into small parts, as those beyond INT_MAX are
-//   die RANK, stop RANK      that rank does it to itself between two operations
+//   parts            the same, with messages sent in small parts, as those beyond INT_MAX are
+//   die RANK, stop RANK      that rank ends, or stops, itself between two operations
 //   error RANK       that rank returns an error; "error all": every rank does
 //   late RANK        that rank computes for too long
-//   slow RANK        that rank computes for long enough to be asked, and goes on
+//   slow RANK        that rank computes for long enough to be queried, and then continues
 //   absent RANK      that rank does not even start
 
 #include <signal.h>
@@ -46,7 +46,7 @@ absl::Status Misbehave(const std::string& how) {
   return absl::OkStatus();
 }
 
-// Steps of training, as far as ranks can tell; after some of them one rank misbehaves.
+// Looks like training steps to the ranks; after some steps, one rank misbehaves.
 absl::Status Steps(Communicator& comm, const std::string& how, int culprit) {
   auto dp = comm.Split(0, comm.rank(), "dp");
   if (!dp.ok()) return dp.status();

@@ -12,11 +12,11 @@
 namespace tessera {
 namespace {
 
-// Calls of Idle() that only spin (the next message is likely to be a microsecond away), and those
-// after which a wait is long enough to sleep in.
-constexpr int64_t kSpins = 200;
+// Calls of Idle() that only spin, because the next message is likely to be a microsecond away, and
+// calls after which a wait is long enough to sleep.
+constexpr int64_t kSpinPolls = 200;
 constexpr int64_t kSpinsAndYields = 20000;
-constexpr std::chrono::microseconds kNap(100);
+constexpr std::chrono::microseconds kBackoffSleep(100);
 
 std::string ErrorText(int error) {
   char text[MPI_MAX_ERROR_STRING];
@@ -111,7 +111,7 @@ uint64_t MpiTransport::Poll(std::vector<Transfer*>* ended) {
 
 bool MpiTransport::TakeBack(MPI_Request* request, bool is_send) {
   if (abandoned_requests_ > 0) return false;
-  // Succeeds for a receive that has met no message.
+  // Cancelling succeeds for a receive that has not matched a message.
   if (!is_send) MPI_Cancel(request);
   int done = 0;
   return MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0;
@@ -133,13 +133,13 @@ void MpiTransport::Withdraw(Transfer* transfer) {
 }
 
 bool MpiTransport::Idle(uint64_t, int64_t idle_calls, absl::Duration longest) {
-  if (idle_calls < kSpins) return false;
+  if (idle_calls < kSpinPolls) return false;
   if (idle_calls < kSpinsAndYields) {
     sched_yield();
     return false;
   }
   std::this_thread::sleep_for(
-      std::min<std::chrono::nanoseconds>(kNap, absl::ToChronoNanoseconds(longest)));
+      std::min<std::chrono::nanoseconds>(kBackoffSleep, absl::ToChronoNanoseconds(longest)));
   return true;
 }
 

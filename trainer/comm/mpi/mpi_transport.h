@@ -13,14 +13,14 @@
 namespace tessera {
 
 // Messages are nonblocking MPI sends and receives on one MPI communicator: groups are told apart by
-// tags, so that splitting, too, can give up waiting. MPI needs MPI_THREAD_SERIALIZED: the endpoint
-// calls one at a time.
+// tags, so that splitting a group can time out like any other operation. MPI must provide
+// MPI_THREAD_SERIALIZED: the endpoint serializes its calls.
 //
-// MPI cannot be told to let go of memory: a send that it has begun, and a receive that has met its
-// message, go on whenever any call moves MPI on. So once such a transfer has been withdrawn, which
-// happens only in a world that has failed, this makes no more calls to MPI: nothing is delivered
-// into memory that its owner has given up. (An adapter that writes into memory by itself may still
-// do so, in the seconds before the process ends.)
+// MPI cannot be made to release memory: a send that has begun, and a receive that has matched a
+// message, continue whenever any call makes MPI progress. Therefore this transport makes no more
+// MPI calls once such a message has been withdrawn, which happens only in a world that has failed:
+// nothing is delivered into memory that its owner has released. (An adapter that writes to memory
+// by itself may still do so in the seconds before the process ends.)
 class MpiTransport final : public Transport {
  public:
   // Both must outlive it.
@@ -37,7 +37,7 @@ class MpiTransport final : public Transport {
   void Fail(Failure failure) override { monitor_->Fail(std::move(failure)); }
   std::vector<PeerState> Ask(std::span<const int> ranks) override { return monitor_->Ask(ranks); }
 
-  // Requests that were withdrawn and that MPI would still carry out.
+  // Number of requests that were withdrawn but that MPI may still carry out.
   int64_t abandoned_requests() const { return abandoned_requests_; }
 
  private:
@@ -45,7 +45,7 @@ class MpiTransport final : public Transport {
     Transfer* transfer = nullptr;
     int bytes = 0;
   };
-  // False where MPI still holds the request's memory.
+  // Cancels a request; returns false where MPI still uses its memory.
   bool TakeBack(MPI_Request* request, bool is_send);
   void Finish(const Part& part, const MPI_Status& status, int error);
 
@@ -54,7 +54,7 @@ class MpiTransport final : public Transport {
   const int64_t part_bytes_;
   int rank_ = 0, size_ = 1;
 
-  // Parallel arrays: MPI wants its own in one piece.
+  // Parallel arrays, because MPI takes a contiguous array of requests.
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;
   std::vector<int> indices_;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Over TCP, where a long message comes in pieces.
+# Runs over TCP, where MPI splits a long message.
 set -euo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun --oversubscribe --bind-to none --mca pml ob1 --mca btl self,tcp -n 2 "$1"

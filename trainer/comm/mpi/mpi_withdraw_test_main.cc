@@ -1,5 +1,6 @@
 // Two ranks: rank 1 sends a message that MPI delivers in many pieces, and rank 0 withdraws its
-// receive after the first of them. Exit code 1 when anything is written to its memory after that.
+// receive after the first of them. The exit code is 1 if anything is written to its memory
+// afterwards.
 
 #include <mpi/mpi.h>
 
@@ -30,7 +31,7 @@ Transfer Message(bool is_send, uint32_t match, std::vector<char>& memory) {
           .bytes = static_cast<int64_t>(memory.size())};
 }
 
-// What is wrong; empty if nothing is.
+// Returns a description of the failure, or an empty string.
 const char* Receive(MpiTransport& transport) {
   std::vector<char> memory(kBytes), never(8), unmatched(8);
   Transfer message = Message(false, 7, memory);
@@ -39,16 +40,17 @@ const char* Receive(MpiTransport& transport) {
   std::vector<Transfer*> ended;
   transport.Post(&early);
   transport.Withdraw(&early);
-  if (transport.abandoned_requests() != 0) return "a receive without a message is not taken back";
+  if (transport.abandoned_requests() != 0)
+    return "a receive that matched no message was not cancelled";
   transport.Post(&message);
-  // With this one there is always something to poll for.
+  // With this one posted there is always something to poll for.
   transport.Post(&other);
   while (memory[0] != kSent && ended.empty()) transport.Poll(&ended);
   if (!ended.empty()) return "the message is too small for this test";
   transport.Withdraw(&message);
-  if (transport.abandoned_requests() != 1) return "MPI lets go of a message that has begun";
+  if (transport.abandoned_requests() != 1) return "MPI cancelled a message that had begun";
   std::fill(memory.begin(), memory.end(), kOurs);
-  // In this time all of it would arrive.
+  // Within this time the whole message would arrive.
   for (int i = 0; i < 2000; ++i) {
     transport.Poll(&ended);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -58,7 +60,7 @@ const char* Receive(MpiTransport& transport) {
     return "memory is written to after its receive was withdrawn";
   }
   transport.Withdraw(&other);
-  // MPI goes on when it is finalized.
+  // MPI continues the transfer when it is finalized.
   static std::vector<char> kept;
   kept.swap(memory);
   return "";

@@ -20,13 +20,14 @@
 namespace tessera {
 namespace {
 
-// For the ranks that fail at the same time to hear of each other.
+// Gives ranks that fail at the same time the chance to learn of each other.
 constexpr std::chrono::milliseconds kElection(300);
-// For MPI_Abort to end the other ranks, and for MPI_Finalize.
+// Time limit for MPI_Abort to end the other ranks, and for MPI_Finalize.
 constexpr absl::Duration kAbortTime = absl::Seconds(5);
 constexpr absl::Duration kFinalizeTime = absl::Seconds(30);
 
-// "rank 3: " as the launcher says, for messages from before MPI knows; empty where it does not say.
+// "rank 3: " according to the launcher's environment, for messages printed before MPI is
+// initialised; empty where the launcher does not provide the rank.
 std::string LaunchedAs() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
     const char* rank = std::getenv(name);
@@ -35,7 +36,8 @@ std::string LaunchedAs() {
   return "";
 }
 
-// "rank 3: " before what does not say by itself whose error it is, as "ranks 0, 2: no such file".
+// Adds "rank 3: " to messages that do not begin with their rank, such as "ranks 0, 2: no such
+// file".
 std::string WithRank(int rank, const std::string& message) {
   const std::string speaker = message.substr(0, message.find(':'));
   const bool names_ranks = speaker.rfind("rank", 0) == 0 && speaker.size() < message.size() &&
@@ -54,7 +56,7 @@ class MpiWorld::Impl {
         endpoint_(&transport_, std::move(options)),
         world_(&endpoint_) {}
 
-  // Collective, without a deadline of its own: the monitor watches.
+  // Collective, without a deadline of its own: the monitor's watchdog limits it.
   absl::Status Connect() {
     uint64_t secret = 0;
     if (transport_.rank() == 0) {
@@ -74,10 +76,11 @@ class MpiWorld::Impl {
 
   int Finish(const absl::Status& status) {
     if (!status.ok()) world_.Abort(status);
-    // A rank that has nothing left to do still waits for the others: they may fail.
+    // A rank that is done still waits for the others, because they may fail.
     if (transport_.failed() || !world_.Barrier({.what = "end of the run"}).ok()) Die();
-    monitor_->Watch(kFinalizeTime, absl::StrCat("rank ", transport_.rank(),
-                                                ": MPI does not end; the run itself was complete"));
+    monitor_->Watch(kFinalizeTime,
+                    absl::StrCat("rank ", transport_.rank(),
+                                 ": MPI_Finalize does not return; the run itself is complete"));
     MPI_Comm_free(&comm_);
     MPI_Finalize();
     monitor_->Watch(std::nullopt, "");
@@ -91,15 +94,16 @@ class MpiWorld::Impl {
     std::this_thread::sleep_for(kElection);
     const Failure failure = transport_.failure();
     const std::string message = absl::StrCat(WithRank(failure.rank, failure.message), "\n");
-    // Over a pipe that nobody reads, too.
+    // The watchdog also covers a stderr that blocks.
     monitor_->Watch(kAbortTime, "");
     if (failure.rank == rank) {
       std::fwrite(message.data(), 1, message.size(), stderr);
       std::fflush(nullptr);
-      // The user's mistakes have a code of their own.
+      // User errors have an exit code of their own.
       MPI_Abort(MPI_COMM_WORLD, failure.code == absl::StatusCode::kInvalidArgument ? 2 : 1);
     } else {
-      // The elected rank ends the job, and this process with it; in case that it cannot:
+      // The elected rank ends the job, and this process with it. Otherwise this process ends
+      // itself:
       std::fflush(nullptr);
       std::this_thread::sleep_for(absl::ToChronoMilliseconds(kAbortTime));
     }
@@ -121,7 +125,7 @@ absl::StatusOr<std::unique_ptr<MpiWorld>> MpiWorld::Create(CommOptions options) 
   if (!monitor.ok()) return monitor.status();
   (*monitor)->Watch(
       options.start_timeout,
-      absl::StrCat(LaunchedAs(), "MPI does not start: some rank has not arrived after ",
+      absl::StrCat(LaunchedAs(), "MPI_Init did not complete: some rank has not arrived after ",
                    absl::FormatDuration(options.start_timeout)));
   int provided = 0;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
@@ -164,8 +168,8 @@ int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicato
 
 }  // namespace tessera
 
-// LeakSanitizer asks for this, where a program is built with it. What Open MPI's plugins leak cannot
-// be told by name: they are gone when leaks are looked for.
+// LeakSanitizer calls this where a program is built with it. Suppressions by name do not work for
+// leaks of Open MPI's plugins, which are unloaded before leaks are searched.
 extern "C" int __lsan_is_turned_off();
 extern "C" int __lsan_is_turned_off() {
   int started = 0;

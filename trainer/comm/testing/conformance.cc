@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-// Empty, one element, fewer elements than ranks, small enough for one step and not.
+// No element, one, fewer than ranks, few enough for one step, and too many for it.
 constexpr int64_t kSizes[] = {0, 1, 3, 200, 5001};
 
 // Pieces of different sizes, some of them empty.
@@ -49,8 +49,8 @@ absl::Status AllReduces(Communicator& comm) {
       }
     }
   }
-  // Several segments a piece (of 256 KB), the last one short; with many ranks the oracle would take
-  // long.
+  // Several segments per piece (of 256 KB), the last one short. Limited by the number of ranks
+  // because the oracle is slow.
   const int64_t elements = comm.size() <= 5 ? 70000 * comm.size() + 1 : 0;
   TestArray data = Contribution(CommType::kF32, elements, comm.rank());
   COMM_CHECK_OK(comm.AllReduce(data.buffer(), ReduceOp::kSum));
@@ -95,7 +95,7 @@ absl::Status ReduceScatters(Communicator& comm) {
       }
     }
   }
-  // More than the segments that travel at once, and a rank without any.
+  // More than the number of segments in flight, and one rank without any.
   return ReduceScatterOnce(comm, CommType::kF32, ReduceOp::kSum, UnevenCounts(comm.size(), 80000),
                            true, false);
 }
@@ -195,8 +195,8 @@ absl::Status ByteStrings(Communicator& comm) {
 absl::Status Messages(Communicator& comm) {
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-  // Two of one tag keep their order; tags need not be received in the order of sending; sizes from
-  // none to large; the peer is this rank itself where there is no other.
+  // Two messages with one tag keep their order; tags need not be received in the order of sending;
+  // sizes range from empty to large; the peer is this rank itself where there is no other.
   const int64_t sizes[] = {0, 1, 10, 60000};
   std::vector<TestArray> sent, received, expected;
   std::vector<Pending> pending;
@@ -213,7 +213,7 @@ absl::Status Messages(Communicator& comm) {
   for (int i = 0; i < 4; ++i) {
     COMM_CHECK_OK(ExpectSame(absl::StrCat("message ", i), expected[i], received[i]));
   }
-  // Blocking, down the line.
+  // Blocking calls along the line of ranks.
   std::vector<int64_t> token = {41};
   if (comm.rank() > 0) COMM_CHECK_OK(comm.Receive(token, comm.rank() - 1, 9));
   COMM_CHECK_OK(ExpectEqual("token", 41 + (comm.rank() > 0 ? comm.rank() : 0), token[0]));
@@ -247,7 +247,7 @@ absl::Status CountMembers(Communicator& group, int expected) {
 
 absl::Status Splits(Communicator& comm) {
   const int parity = comm.rank() % 2;
-  // Ranks in reverse.
+  // Ranks in reverse order.
   auto split = comm.Split(parity, -comm.rank(), "parity");
   if (!split.ok()) return split.status();
   Communicator& group = **split;
@@ -259,7 +259,7 @@ absl::Status Splits(Communicator& comm) {
   }
   if (group.name() != "parity") return absl::InternalError("name");
 
-  // Operations of both groups and of the world at once.
+  // Runs operations of both groups and of the world at once.
   TestArray in_group = Contribution(CommType::kF32, 30001, group.rank(), parity);
   TestArray in_world = Contribution(CommType::kBF16, 70000, comm.rank());
   Pending first = group.StartAllReduce(in_group.buffer(), ReduceOp::kSum);
@@ -272,7 +272,7 @@ absl::Status Splits(Communicator& comm) {
   COMM_CHECK_OK(ExpectSame("world's", Reduced(CommType::kBF16, 70000, comm.size(), ReduceOp::kSum),
                            in_world));
 
-  // A rank that takes no part; a group of a group.
+  // One rank takes no part; then a group is split from a group.
   auto others = comm.Split(comm.rank() == 0 ? -1 : 7, 0, "others");
   if (!others.ok()) return others.status();
   if ((*others == nullptr) != (comm.rank() == 0)) return absl::InternalError("color -1");
@@ -299,7 +299,7 @@ absl::Status Overlapping(Communicator& comm) {
     pending.push_back(comm.StartAllGather(pieces[i].buffer(), gathered[i].buffer()));
     pending.push_back(comm.StartBroadcast(broadcast[i].buffer(), i % comm.size()));
   }
-  // Every rank waits in another order; the first is tested, not waited for.
+  // Every rank waits in a different order; the first operation is tested instead of waited for.
   for (absl::StatusOr<bool> done = false; !*done;) {
     done = pending[comm.rank() % pending.size()].Test();
     if (!done.ok()) return done.status();
@@ -360,7 +360,7 @@ absl::Status BadArguments(Communicator& comm) {
   COMM_CHECK_OK(ExpectInvalid("destination", comm.Send(data, -1, 0)));
   COMM_CHECK_OK(ExpectInvalid("tag", comm.Send(data, 0, Communicator::kTagLimit)));
   COMM_CHECK_OK(ExpectInvalid("gather's root", comm.GatherBytes("", -1).status()));
-  // Nothing was sent: all goes on.
+  // Nothing was sent: the communicator stays usable.
   return CountMembers(comm, comm.size());
 }
 

@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// What every implementation of Communicator must do, for any number of ranks: each case is called
-// by all ranks of a world and returns what is wrong. Results are compared bit for bit with naive
-// oracles.
+// The contract of every implementation of Communicator, for any number of ranks: each case is
+// called by all ranks of a world and returns an error where the contract is broken. Results are
+// compared bit for bit with naive oracles.
 struct ConformanceCase {
   std::string name;  // CamelCase
   std::function<absl::Status(Communicator&)> run;

@@ -15,7 +15,7 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 33);
 }
 
-// Calls visit(T()) with the type's element.
+// Calls visit(T()) with the element type.
 template <typename Visit>
 auto WithElement(CommType type, const Visit& visit) {
   switch (type) {

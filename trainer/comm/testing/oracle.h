@@ -29,7 +29,8 @@ struct TestArray {
   std::vector<char> bytes;
 };
 
-// What rank `rank` contributes: a pure function of its arguments; sums of it round.
+// The contribution of rank `rank`: a pure function of its arguments. Sums of contributions need
+// rounding.
 TestArray Contribution(CommType type, int64_t elements, int rank, int salt = 0);
 
 // The reduction of all ranks' contributions, element by element in the order that ReduceOp

@@ -67,7 +67,7 @@ uint64_t ThreadTransport::Poll(std::vector<Transfer*>* ended) {
 
 void ThreadTransport::Withdraw(Transfer* transfer) {
   std::unique_lock<std::mutex> lock(hub_->mutex_);
-  // A copy under way is over soon.
+  // A copy in progress completes soon.
   hub_->copied_.wait(lock, [&] {
     return std::find(hub_->copying_.begin(), hub_->copying_.end(), transfer) ==
            hub_->copying_.end();

@@ -15,8 +15,9 @@
 
 namespace tessera {
 
-// What the threads of one world share. Only std primitives, which ThreadSanitizer understands; no
-// absl::Status, whose reference counts it cannot see, passes from thread to thread.
+// State shared by the threads of one world. Uses only std primitives, which ThreadSanitizer
+// understands; no absl::Status crosses threads, because ThreadSanitizer does not see its reference
+// counts.
 class ThreadHub {
  public:
   explicit ThreadHub(int size) : ranks_(size) {}
@@ -42,7 +43,7 @@ class ThreadHub {
   mutable std::mutex mutex_;
   std::vector<Rank> ranks_;
   std::map<Route, Waiting> waiting_;
-  std::vector<Transfer*> copying_;  // both sides of copies under way, outside the mutex
+  std::vector<Transfer*> copying_;  // both sides of copies in progress, outside the mutex
   std::condition_variable copied_;
   std::atomic<bool> failed_ = false;
   Failure failure_;
@@ -53,7 +54,7 @@ class ThreadTransport final : public Transport {
  public:
   ThreadTransport(ThreadHub* hub, int rank) : hub_(hub), rank_(rank) {}
 
-  // Between these, others may ask what this rank does.
+  // Between these two calls, other ranks may query the activity of this one.
   void Enter(Endpoint* endpoint);
   void Leave();
 

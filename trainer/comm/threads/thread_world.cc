@@ -26,7 +26,7 @@ absl::Status ThreadWorld::Run(const std::function<absl::Status(Communicator&)>& 
   ThreadHub hub(size_);
   std::vector<absl::StatusCode> codes(size_);
   std::vector<std::string> messages(size_);
-  // Nobody begins until all ranks are there: one that is missing would be waited for.
+  // No rank starts before all threads exist: others would wait for a missing one.
   std::promise<bool> complete;
   const std::shared_future<bool> may_begin = complete.get_future().share();
   std::vector<std::thread> threads = StartThreads(size_, [&, may_begin](int rank) {

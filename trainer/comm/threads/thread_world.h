@@ -14,8 +14,8 @@ namespace tessera {
 //   ThreadWorld world(4);
 //   absl::Status status = world.Run([](Communicator& comm) { return comm.Barrier(); });
 //
-// Threads: Run() is called from one thread at a time. Cost: a message is one memcpy, by whichever
-// side comes second; a rank that waits sleeps.
+// Threads: Run() is called from one thread at a time. Cost: a message is one memcpy, made by
+// whichever side arrives second; waiting ranks sleep.
 class ThreadWorld {
  public:
   // Precondition: size > 0.
@@ -29,7 +29,7 @@ class ThreadWorld {
   // before its message; OK when every rank returned OK. Each call is a new world.
   absl::Status Run(const std::function<absl::Status(Communicator&)>& rank_main);
 
-  // What each rank returned from the last Run().
+  // The status that each rank returned from the last Run().
   const std::vector<absl::Status>& statuses() const { return statuses_; }
 
  private:

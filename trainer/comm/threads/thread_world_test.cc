@@ -49,7 +49,7 @@ TEST(ThreadWorld, AnErrorOnOneRankEndsAllWithItsMessageOnce) {
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
     if (comm.rank() == 3) return absl::DataLossError("bad file 'x'");
     absl::Status first = comm.Barrier();
-    EXPECT_EQ(first, comm.Barrier());  // the same from then on
+    EXPECT_EQ(first, comm.Barrier());  // every later call returns it, too
     return first;
   });
   EXPECT_EQ(status, absl::DataLossError("rank 3: bad file 'x'"));
@@ -66,8 +66,7 @@ TEST(ThreadWorld, AbortEndsWaitsOfEveryGroup) {
     auto group = comm.Split(comm.rank() / 2, 0, "pair");
     if (!group.ok()) return group.status();
     if (comm.rank() == 0) comm.Abort(absl::ResourceExhaustedError("out of memory"));
-    // Ranks 2 and 3 have nothing to do with rank 0 here; each waits for something that nobody
-    // sends.
+    // Ranks 2 and 3 do not communicate with rank 0; each waits for a message that is never sent.
     std::vector<float> data(10);
     return (*group)->Receive(data, 0, 5);
   });
@@ -175,7 +174,7 @@ TEST(ThreadWorld, GroupsOfOneRankServeSeveralThreads) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Ranks wait for each other: without one of them none begins.
+// Ranks wait for each other: if one cannot start, none runs.
 TEST(ThreadWorldTest, RanksThatCannotBeStartedAreAnError) {
   for (const int threads : {0, 1, 2}) {
     LimitThreads(threads);

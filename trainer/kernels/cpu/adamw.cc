@@ -1,5 +1,5 @@
 // Loshchilov and Hutter, "Decoupled weight decay regularization" (ICLR 2019). One pass over memory,
-// which is what bounds it.
+// whose bandwidth is the limit.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "trainer/kernels/cpu/adamw.cc"

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// What is constant over the elements of an update, computed in fp64.
+// The constants of an update, computed in fp64.
 struct AdamWCoefficients {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float grad_scale;
@@ -20,7 +20,8 @@ struct AdamWCoefficients {
   float keep;  // 1 - learning rate * weight decay
 };
 
-// base^exponent by squaring. std::pow has variants for several processors, whose last bits differ.
+// base^exponent by squaring. std::pow has variants for several processors that differ in the last
+// bit.
 inline double IntegerPower(double base, int64_t exponent) {
   double power = 1;
   for (; exponent > 0; exponent /= 2, base *= base) {

@@ -1,4 +1,4 @@
-// out = x + bias, by row: the end of a sum of products over shards. One pass over memory.
+// out = x + bias, by row: the last step of a sum of products over shards. One pass over memory.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "trainer/kernels/cpu/add_bias.cc"

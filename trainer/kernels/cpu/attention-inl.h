@@ -1,4 +1,4 @@
-// Loops that the two passes of attention share.
+// Loops shared by the two passes of attention.
 
 #if defined(TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_TRAINER_KERNELS_CPU_ATTENTION_INL_H_
@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 
-// Rows of D, dense, each times `factor` and, where there are any, a factor of its own.
+// Dense rows of D elements, each multiplied by `factor` and, if given, by a factor per row.
 template <typename T>
 void StoreHeadRows(const float* from, const float* row_factors, float factor, int64_t rows,
                    int64_t head_size, T* to, int64_t to_stride) {

@@ -1,14 +1,14 @@
 #ifndef TESSERA_TRAINER_KERNELS_CPU_ATTENTION_H_
 #define TESSERA_TRAINER_KERNELS_CPU_ATTENTION_H_
 
-// What the two passes of attention share. Legend: B batch, T sequence, H query heads, K key/value
+// Shared by the two passes of attention. Legend: B batch, T sequence, H query heads, K key/value
 // heads, D head size, Q rows of one query block.
 //
 // A block of Q query rows of one head sees the keys [0, end), where `end` is the end of the block:
-// only the lower triangle is computed, and at most Q / 2 scores of a row in vain.
+// only the lower triangle is computed, and at most Q / 2 scores of a row are wasted.
 //
-// Every operand of a product is first brought together without gaps between its rows: oneDNN then
-// runs bf16 products at twice the rate, and fp32 ones a tenth faster.
+// Every operand of a product is first copied so that its rows are contiguous: oneDNN then runs bf16
+// products at twice the rate, and fp32 ones a tenth faster.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,7 @@ struct AttentionShape {
 
   int64_t group() const { return heads / kv_heads; }
   int64_t block_rows() const {
-    // The scores of a block stay in the second-level cache.
+    // The scores of a block fit into the second-level cache.
     const int64_t most = sequence <= 2048 ? 128 : 64;
     return std::min(sequence, most);
   }

@@ -24,7 +24,7 @@ struct Case {
 
 class AttentionTest : public KernelTest {
  protected:
-  // q, k and v lie in one fused buffer, as the models keep them.
+  // q, k and v are views into one fused buffer, as in the models.
   struct Operands {
     explicit Operands(const Case& c, Tensor buffer) : fused(std::move(buffer)) {
       const TensorView all =
@@ -97,7 +97,7 @@ TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
   backend->AttentionForward(OptionsOf(c), in.q, in.k, in.v, out, lse);
   EXPECT_TRUE(std::isfinite(backend->SumOfSquares(out)));
   EXPECT_TRUE(std::isfinite(backend->SumOfSquares(lse)));
-  EXPECT_GT(backend->SumOfSquares(lse), 1e6);  // far beyond what exp() itself can take
+  EXPECT_GT(backend->SumOfSquares(lse), 1e6);  // far beyond the range of exp()
 }
 
 TEST_P(AttentionTest, LaterTokensChangeNothingBefore) {

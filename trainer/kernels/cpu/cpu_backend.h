@@ -8,13 +8,12 @@
 namespace tessera {
 
 // The operations on this machine's processors, for fp32 and bf16: oneDNN or OpenBLAS's kernels for
-// matrix products (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`; the
-// caller's thread is one of them. Where the processor has no instructions for bf16, products are
-// fp32's, rounded once.
+// matrix products (gemm_cache.h), vector loops for the rest. Results do not depend on `threads`,
+// which includes the caller's thread. Where the processor has no bf16 instructions, products are
+// computed in fp32 and rounded once.
 //
-// Threads: one backend belongs to one calling thread; several backends may work side by side.
-// Memory: some scratch memory, of the size of what the largest operation needs, is kept
-// (MemoryCategory::kWorkspace).
+// Threads: one backend belongs to one calling thread; several backends may run concurrently.
+// Memory: scratch memory for the largest operation so far is kept (MemoryCategory::kWorkspace).
 std::unique_ptr<Backend> MakeCpuBackend(int threads);
 
 }  // namespace tessera

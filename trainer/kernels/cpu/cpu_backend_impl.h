@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_KERNELS_CPU_CPU_BACKEND_IMPL_H_
 #define TESSERA_TRAINER_KERNELS_CPU_CPU_BACKEND_IMPL_H_
 
-// The class behind MakeCpuBackend. Each operation's methods are defined in the file of its name.
+// The class behind MakeCpuBackend. Each operation's methods are defined in the file named after it.
 
 #include <cstdint>
 #include <span>

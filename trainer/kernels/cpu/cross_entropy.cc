@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// Of fp32 sums, after which they go to fp64: a vocabulary is long.
+// Number of fp32 terms after which a sum is added to an fp64 one, because a vocabulary is long.
 constexpr int64_t kRunColumns = 4096;
 
 template <typename T>
@@ -53,8 +53,8 @@ float SumExp(const T* logits, int64_t count, float max) {
   return static_cast<float>(total);
 }
 
-// Of one row: its maximum, the sum of exp(logit - maximum), and the logit of the target, if it is
-// one of these.
+// For one row: its maximum, the sum of exp(logit - maximum), and the target's logit if the target
+// is one of these columns.
 template <typename T>
 void StatsRow(const T* logits, int64_t valid, int64_t target, float* stats) {
   const float max = MaxOf(logits, valid);
@@ -63,7 +63,7 @@ void StatsRow(const T* logits, int64_t valid, int64_t target, float* stats) {
   stats[2] = target >= 0 && target < valid ? static_cast<float>(logits[target]) : 0;
 }
 
-// One row of stats as they lie in memory.
+// One row of stats, as laid out in memory.
 struct Stats {
   float max;
   float sum;  // of exp(logit - max)

@@ -32,8 +32,8 @@ memory::desc MatrixDesc(int64_t rows, int64_t columns, DType dtype, int64_t lead
   return memory::desc({rows, columns}, ToDnnl(dtype), strides);
 }
 
-// A product is run by many threads at once, so its scratch memory is handed in and its arguments
-// are made per thread.
+// Many threads run one product concurrently, so its scratch memory is passed in and its arguments
+// are created per thread.
 class DnnlGemm final : public Gemm {
  public:
   DnnlGemm(const GemmShape& shape, const dnnl::engine& engine,
@@ -132,7 +132,7 @@ std::unique_ptr<Gemm> DnnlGemms::Make(const GemmShape& shape) const {
   }
 }
 
-// oneDNN takes its fast way with b packed, or one that is a thousand times slower than any.
+// oneDNN takes its fast path with b packed, or one that is a thousand times slower than any other.
 bool DnnlGemms::HasPackedKernels() const {
   try {
     const auto desc = [](memory::format_tag tag) {

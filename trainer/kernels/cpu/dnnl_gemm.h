@@ -12,12 +12,12 @@ namespace tessera {
 // Matrix products of oneDNN, for a pool of threads.
 class DnnlGemms {
  public:
-  // `scratch`: of the products, on the thread that runs one; it outlives them.
+  // `scratch`: scratch memory per thread for the products; must outlive them.
   DnnlGemms(int threads, Workspace& scratch);
   ~DnnlGemms();
 
-  // A shape that oneDNN has no product for on this processor ends the process: bf16 is asked for
-  // where DnnlHasBf16() (dnnl_isa.h) alone.
+  // If oneDNN has no product for the shape on this processor, the process ends: request bf16 only
+  // where DnnlHasBf16() (dnnl_isa.h).
   std::unique_ptr<Gemm> Make(const GemmShape& shape) const;
   // Whether bf16 products are fast with b packed, and slow without.
   bool HasPackedKernels() const;

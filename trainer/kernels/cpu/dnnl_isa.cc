@@ -13,20 +13,21 @@
 namespace tessera {
 namespace {
 
-// The level that has all of the instruction set with that name in ONEDNN_MAX_CPU_ISA, where that is
-// less than AVX-512's common part; nothing for names of newer sets and for words that oneDNN
-// ignores.
+// The level that includes all of the instruction set with that name in ONEDNN_MAX_CPU_ISA, where
+// that is less than AVX-512's common part; nullopt for names of newer sets and for words that
+// oneDNN ignores.
 std::optional<CpuLevel> LevelOfUsersLimit(std::string_view name) {
   if (name == "sse41") return CpuLevel::kSse4;
-  // AVX-512 of the first Xeon Phis, which knows half of the common part, and AVX2 with its late
-  // additions count as AVX2: oneDNN's kernels for them need no more than a limit to AVX2 removes.
+  // AVX-512 of the first Xeon Phis, which implements half of the common part, and AVX2 with its
+  // late additions count as AVX2: oneDNN's kernels for them need no more than a limit to AVX2
+  // removes.
   if (name == "avx" || name == "avx2" || name == "avx2_vnni" || name.starts_with("avx512_mic")) {
     return CpuLevel::kAvx2;
   }
   return std::nullopt;
 }
 
-// What the user has limited oneDNN to. oneDNN looks for the new name of the variable first.
+// The user's limit for oneDNN, which looks for the new name of the variable first.
 std::optional<CpuLevel> UsersLimit() {
   for (const char* variable : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}) {
     if (const char* value = std::getenv(variable); value != nullptr) {

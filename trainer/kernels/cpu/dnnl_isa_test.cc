@@ -30,7 +30,7 @@ void Set(const char* name, const char* value) {
   }
 }
 
-// What text() returns in a process of its own: limits are fixed once in each.
+// Returns text()'s result in a new process: limits can be set only once per process.
 std::string InProcessWith(const Environment& environment,
                           const std::function<std::string()>& text) {
   int ends[2];
@@ -63,7 +63,7 @@ CpuLevel Processor() {
   return ParseCpuLevel(name).value();
 }
 
-// What a limit to that level must lead to: less, where the processor has less.
+// The instruction set that a limit to that level must give: less, where the processor has less.
 std::string IsaOfLimit(CpuLevel limit) {
   switch (std::min(limit, Processor())) {
     case CpuLevel::kSse4:

@@ -20,7 +20,7 @@ namespace {
 template <typename T>
 void MultiplyRange(const float* factors, int64_t count, T* x) {
   ForLanes(count, [&](int64_t i, auto load, auto store) HWY_ATTR {
-    // Dropped elements become zero whatever they were, NaN included.
+    // Dropped elements become zero whatever their value, NaN included.
     const F32x16 factor = load(factors + i);
     store(ZeroWhere(factor == 0.0f, load(x + i) * factor), x + i);
   });

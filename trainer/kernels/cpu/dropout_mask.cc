@@ -38,7 +38,7 @@ struct Words {
   WordRegister w[4];  // word j of as many blocks as there are lanes
 };
 
-// Philox4x32 of trainer/random/philox.h, one block a lane.
+// Philox4x32 of trainer/random/philox.h, one block per lane.
 TESSERA_INLINE Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   const WordTag words;
 #pragma clang loop unroll(full)
@@ -55,7 +55,7 @@ TESSERA_INLINE Words Philox(Words counter, uint32_t key0, uint32_t key1) {
   return counter;
 }
 
-// Of the elements of one register of blocks, four each.
+// Factors of the elements of one register of blocks, four elements per block.
 TESSERA_INLINE void BlockFactors(const DropoutMask::Constants& c, uint64_t block, float* to) {
   const WordTag words;
   const uint32_t low = static_cast<uint32_t>(block);
@@ -73,7 +73,7 @@ TESSERA_INLINE void BlockFactors(const DropoutMask::Constants& c, uint64_t block
     kept[j] =
         hn::IfThenZeroElse(hn::RebindMask(FloatTag(), dropped), hn::Set(FloatTag(), c.factor));
   }
-  // From word by word to block by block.
+  // Transposes from word order to block order.
   hn::StoreInterleaved4(kept[0], kept[1], kept[2], kept[3], FloatTag(), to);
 }
 
@@ -101,7 +101,7 @@ namespace tessera {
 
 DropoutMask::DropoutMask(const RandomStream& stream, int64_t sample, double probability) {
   CHECK(probability >= 0 && probability < 1) << probability;
-  // As RandomBlock() makes its key and counter.
+  // Builds key and counter as RandomBlock() does.
   const uint64_t key = MixCoordinates(stream.seed, static_cast<uint32_t>(stream.use));
   const uint64_t mixed = MixCoordinates(stream.stream, static_cast<uint64_t>(sample));
   constants_ = {.key0 = static_cast<uint32_t>(key),

@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-// Which elements of one sample a dropout keeps, and the factor of those that it does:
-// RandomUniform(stream, index) >= probability, sixteen Philox blocks at a time.
+// The elements of one sample that a dropout keeps, and their factor: RandomUniform(stream, index)
+// >= probability, sixteen Philox blocks at a time.
 class DropoutMask {
  public:
-  // `stream` before the sample is mixed in.
+  // `stream`: before the sample is mixed in.
   DropoutMask(const RandomStream& stream, int64_t sample, double probability);
 
   // out[i] = 0 or 1 / (1 - probability), for the elements [first, first + count) of the sample.

@@ -1,4 +1,4 @@
-// Loops over two or three arrays that several operations are made of.
+// Loops over two or three arrays, shared by several operations.
 
 #if defined(TESSERA_TRAINER_KERNELS_CPU_ELEMENTWISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_TRAINER_KERNELS_CPU_ELEMENTWISE_INL_H_

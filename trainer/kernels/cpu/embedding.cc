@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// For each row of d_out, in order: adds its columns to those of the row that its id names, if there
-// is one.
+// For each row of d_out, in order: adds its columns to those of the row that its id names, if this
+// shard has that row.
 template <typename T>
 void AddByIds(const T* d_out, int64_t d_out_stride, int64_t rows, const int32_t* ids,
               int64_t first_id, int64_t id_count, int64_t columns, float* d_table,
@@ -85,7 +85,7 @@ void CpuBackend::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t fir
     CHECK_EQ(from.columns, to.columns);
     CHECK_EQ(ids.elements(), from.rows);
     const auto add_by_ids = TESSERA_CHOOSE(AddByIds<T>);
-    // Strips of columns: each thread meets the rows of one id in their order.
+    // Strips of columns: each thread processes the rows of one id in their order.
     ForRanges(pool_, to.columns, kStripColumns, [&](int64_t begin, int64_t end, int) {
       add_by_ids(from.data + begin, from.stride, from.rows, ids.as<int32_t>(), first_id, to.rows,
                  end - begin, to.data + begin, to.stride);
@@ -120,7 +120,7 @@ void CpuBackend::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorVi
                 accumulate, to.row(t) + begin);
     });
     if (accumulate) return;
-    // Positions beyond the sequence got no gradient.
+    // Positions beyond the sequence have no gradient.
     for (int64_t t = sequence; t < to.rows; ++t) std::memset(to.row(t), 0, to.columns * 4);
   });
 }

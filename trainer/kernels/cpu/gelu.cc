@@ -39,7 +39,7 @@ void BackwardRange(const T* d_out, const T* x, int64_t count, T* d_x) {
     const F32x16 u2 = kTwoSqrt2OverPi * MulAdd(kCubic * square, value, value);
     const F32x16 slope = kTwoSqrt2OverPi * MulAdd(3.0f * kCubic, square, 1.0f);
     const F32x16 s = Sigmoid(u2);
-    // Far out s is 0 or 1, and x * slope may be infinite: no 0 * infinity.
+    // For large |x|, s is 0 or 1 and x * slope may be infinite: avoid 0 * infinity.
     const F32x16 bell = s * (1.0f - s);
     const F32x16 curve = ZeroWhere(bell == 0.0f, value * slope * bell);
     store(load(d_out + i) * (s + curve), d_x + i);

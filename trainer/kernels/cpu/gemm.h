@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Everything that one canonical product depends on but its operands: c[m,n] = a[m,k] b[k,n] (+
+// Everything but the operands that determines one canonical product: c[m,n] = a[m,k] b[k,n] (+
 // bias[n]) (+ c). a, b row-major with a leading dimension, or, transposed, column-major with one. c
 // row-major.
 struct GemmShape {
@@ -20,11 +20,11 @@ struct GemmShape {
   int64_t ldc = 0;
   bool a_transposed = false;
   bool b_transposed = false;
-  bool b_packed = false;  // bf16, as matmul_pack.h says
+  bool b_packed = false;  // bf16, in the layout of matmul_pack.h
   DType input = DType::kF32;
   DType output = DType::kF32;
   bool accumulate = false;
-  bool bias = false;  // of the input's dtype
+  bool bias = false;  // in the input's dtype
 
   auto operator<=>(const GemmShape&) const = default;
 };
@@ -38,15 +38,15 @@ struct GemmShape {
 // heap's own records. ONEDNN_VERBOSE=1 names the products of that kind: with AVX-512 the tiles of
 // nearly all linear layers, which are transposed or part of a wider c ("brg" products, such as
 // those of attention, keep their stack). OpenBLAS's kernels never do this. The trainer therefore
-// blocks asynchronous signals on all threads that compute (trainer/app/signal_thread.h). A program
-// that runs products without that must do the same, or install its handlers with SA_ONSTACK and
-// give every computing thread a sigaltstack(); a profiler inside the process that unblocks or
-// directs its signals at computing threads still corrupts memory. One outside it (perf, gdb) does
+// blocks asynchronous signals on all compute threads (trainer/app/signal_thread.h). A program that
+// runs products without that must do the same, or install its handlers with SA_ONSTACK and give
+// every compute thread a sigaltstack(). A profiler inside the process that unblocks its signals or
+// directs them at compute threads still corrupts memory; one outside the process (perf, gdb) does
 // not.
 class Gemm {
  public:
   virtual ~Gemm() = default;
-  // On the calling thread alone. `thread`: its index in the pool.
+  // Runs on the calling thread alone. `thread`: its index in the pool.
   virtual void Run(int thread, const void* a, const void* b, void* c,
                    const void* bias = nullptr) const = 0;
 };

@@ -23,8 +23,8 @@ bool UsesOpenBlas() { return EffectiveCpuLevel() < CpuLevel::kAvx512; }
 struct GemmCache::Threads {
   explicit Threads(int count) : scratch(count), widened(count), dnnl(count, scratch) {}
 
-  Workspace scratch;  // of a library's product
-  Workspace widened;  // of one that calls another
+  Workspace scratch;  // for a library's product
+  Workspace widened;  // for a product that calls another one
   DnnlGemms dnnl;
 };
 
@@ -60,9 +60,10 @@ std::string GemmLibrary() {
 
 }  // namespace tessera
 
-// ThreadSanitizer asks for this, where a program is built with it. oneDNN, which is not, keeps made
-// products in a cache of the whole process, whose locks it cannot see: backends on several threads
-// would seem to race when they make equal ones, and when they first come to that cache.
+// ThreadSanitizer calls this where a program is built with it. oneDNN is not built with it and
+// keeps created products in a process-wide cache whose locks ThreadSanitizer cannot see: backends
+// on several threads would be reported to race when they create equal products and when they first
+// use that cache.
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
   return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";

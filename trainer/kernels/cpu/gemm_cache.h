@@ -9,14 +9,14 @@
 
 namespace tessera {
 
-// Makes each product once, in the library that is best at it on this processor:
+// Creates each product once, in the library that is fastest at it on this processor:
 //
 // - fp32: oneDNN with AVX-512, OpenBLAS's kernels without (openblas_gemm.h).
-// - bf16: oneDNN where the processor has instructions for it; else its operands are widened, and
-//   the product is fp32's, rounded once (widened_gemm.h).
+// - bf16: oneDNN where the processor has bf16 instructions; otherwise the operands are widened,
+//   multiplied in fp32 and rounded once (widened_gemm.h).
 //
-// Threads: Get() belongs to the calling thread, outside of loops; what it returns lives as long as
-// the cache.
+// Threads: Get() must be called by the calling thread, outside of loops. Its result lives as long
+// as the cache.
 class GemmCache {
  public:
   explicit GemmCache(int threads);
@@ -24,11 +24,11 @@ class GemmCache {
 
   const Gemm& Get(const GemmShape& shape);
 
-  // Whether products of bf16 are the processor's own, and no wider ones.
+  // Whether bf16 products use the processor's bf16 instructions instead of being widened.
   bool has_bf16() const { return has_bf16_; }
-  // Whether fp32's products come from OpenBLAS's kernels.
+  // Whether fp32 products use OpenBLAS's kernels.
   bool has_openblas() const { return has_openblas_; }
-  // Whether oneDNN has bf16 kernels for this processor that want b packed.
+  // Whether oneDNN has bf16 kernels for this processor that need b packed.
   bool has_packed() const { return has_packed_; }
 
  private:
@@ -43,8 +43,8 @@ class GemmCache {
   std::map<GemmShape, std::unique_ptr<Gemm>> gemms_;
 };
 
-// The library that fp32 products come from, its version and the instruction set that it uses here:
-// "oneDNN 2.6.3 avx512_core_amx". Runs in which these differ may have different bits.
+// The library of fp32 products, its version and the instruction set that it uses here: "oneDNN
+// 2.6.3 avx512_core_amx". Runs in which these differ may have different bits.
 std::string GemmLibrary();
 
 }  // namespace tessera

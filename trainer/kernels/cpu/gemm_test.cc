@@ -1,5 +1,5 @@
-// Every library's products, on any machine that can run them: compared with fp64, over layouts,
-// extents that leave rests, parts of k and of columns, bias and accumulation.
+// The products of every library, on any machine that can run them, compared with fp64: over
+// layouts, extents that leave remainders, parts of k and of columns, bias and accumulation.
 
 #include "trainer/kernels/cpu/gemm.h"
 
@@ -27,8 +27,7 @@
 namespace tessera {
 namespace {
 
-// Normal numbers out of a store, since making them anew for every product would take most of the
-// time.
+// A store of normal numbers, since drawing new ones for every product would take most of the time.
 class Numbers {
  public:
   Numbers() : store_(testing::RandomTensors(20260512).Normal(DType::kF32, {kStored})) {}
@@ -49,7 +48,7 @@ class Numbers {
 
 struct Library {
   std::string name;
-  CpuLevel level;  // that the processor needs
+  CpuLevel level;  // required of the processor
   bool is_openblas;
 };
 
@@ -76,14 +75,14 @@ class GemmTest : public ::testing::TestWithParam<Library> {
         widened_);
   }
 
-  const ThreadPool pool_{1};  // products that start no threads of their own
+  const ThreadPool pool_{1};  // no additional threads
   Workspace scratch_{1}, widened_{1};
   DnnlGemms dnnl_{1, scratch_};
   std::vector<std::unique_ptr<Gemm>> wide_;
   Numbers numbers_;
 };
 
-// Operands of one product, with room in their rows, and what the result must be.
+// Operands of one product, with padding between their rows, and its expected result.
 template <typename In, typename Out>
 class Case {
  public:
@@ -94,8 +93,8 @@ class Case {
         bias_(numbers.Next<In>(shape.n)),
         c_(numbers.Next<Out>(shape.m * shape.ldc)) {}
 
-  // The whole buffer of c, what lies between its rows included. `shift`: elements by which every
-  // operand is moved away from where it was allocated.
+  // The whole buffer of c, including the padding between its rows. `shift`: elements by which every
+  // operand is offset from its allocation.
   std::vector<Out> Run(const Gemm& gemm, int64_t shift = 0) const {
     const std::vector<In> a = Shifted(a_, shift), b = Shifted(b_, shift);
     const std::vector<In> bias = Shifted(bias_, shift);
@@ -106,7 +105,7 @@ class Case {
   }
 
   // Each element is within sum_error times the magnitude of its terms, plus `rounding` times its
-  // own, and what lies between the rows is untouched.
+  // own, and the padding between rows is unmodified.
   void ExpectResult(const std::vector<Out>& c, double sum_error, double rounding) const {
     int64_t wrong = 0;
     for (int64_t i = 0; i < static_cast<int64_t>(c.size()); ++i) {
@@ -148,7 +147,7 @@ struct Extents {
 constexpr Extents kExtents[] = {{1, 1, 1},    {1, 9, 3},     {5, 1, 17},   {13, 31, 7},
                                 {29, 70, 40}, {5, 27, 1600}, {3, 523, 400}};
 
-// Calls body(shape) for every layout, with and without bias, accumulation and room in the rows.
+// Calls body(shape) for every layout, with and without bias, accumulation and padded rows.
 void ForEachShape(const Extents& e, DType input, DType output,
                   const std::function<void(const GemmShape&)>& body) {
   for (int variant = 0; variant < 32; ++variant) {
@@ -175,8 +174,8 @@ TEST_P(GemmTest, Fp32) {
   }
 }
 
-// Half a unit of bf16's last place is at most 2^-8 of a number. A sum that were rounded to bf16
-// between parts of k as well would be farther off.
+// Half a unit of bf16's last place is at most 2^-8 of a number. A sum that was also rounded to bf16
+// between parts of k would have a larger error.
 TEST_P(GemmTest, WidenedBf16IsRoundedOnce) {
   for (const Extents& e : kExtents) {
     ForEachShape(e, DType::kBF16, DType::kBF16, [&](const GemmShape& shape) {

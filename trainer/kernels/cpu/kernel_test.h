@@ -24,8 +24,8 @@ namespace tessera {
 // Runs an operation on the CPU backend and on the reference, in both compute dtypes (the
 // parameter).
 //
-// An operation is a function (backend, dtype of its outputs, dtype of its statistics) -> outputs
-// that makes its outputs itself and takes its inputs, in the compute dtype, from the test: the
+// An operation is a function (backend, dtype of its outputs, dtype of its statistics) -> outputs.
+// It allocates its outputs itself and takes its inputs, in the compute dtype, from the test: the
 // reference computes from the same rounded values.
 class KernelTest : public ::testing::TestWithParam<DType> {
  protected:
@@ -45,7 +45,8 @@ class KernelTest : public ::testing::TestWithParam<DType> {
     return {.relative = 2e-5 * slack, .of_maximum = 4e-6 * slack};
   }
 
-  // The same bits from 1, 2, 3 and 5 threads, and close to the reference on every target.
+  // Expects the same bits from 1, 2, 3 and 5 threads, and results close to the reference on every
+  // target.
   void ExpectMatchesReference(const Operation& operation) {
     hwy::SetSupportedTargetsForTest(0);
     const std::vector<Output> expected = operation(*reference_, DType::kF64, DType::kF64);

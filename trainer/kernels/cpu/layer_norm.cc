@@ -42,7 +42,7 @@ void ForwardRow(const T* x, const T* weight, const T* bias, int64_t columns, flo
     squares = MulAdd(centered, centered, squares);
   }
   if (whole < columns) {
-    // Lanes that do not exist count as the mean.
+    // Lanes past the end count as the mean.
     const F32x16 centered =
         (LoadPart(x + whole, columns - whole) - mean) * LanesBelow(columns - whole);
     squares = MulAdd(centered, centered, squares);
@@ -63,7 +63,7 @@ void BackwardRow(const T* d_out, const T* x, const T* weight, int64_t columns, f
   ForLanes(columns, [&](int64_t i, auto load, auto store) HWY_ATTR {
     const F32x16 dy = load(d_out + i);
     const F32x16 n = (load(x + i) - mean) * rstd;
-    const F32x16 g = dy * load(weight + i);  // zero in lanes that do not exist
+    const F32x16 g = dy * load(weight + i);  // zero in lanes past the end
     sum_g += g;
     sum_gn = MulAdd(g, n, sum_gn);
     store(MulAdd(dy, n, load(d_weight + i)), d_weight + i);

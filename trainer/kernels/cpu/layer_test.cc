@@ -254,7 +254,7 @@ TEST_P(LayerTest, AdamW) {
   }
 }
 
-// ZeRO cuts flat tensors anywhere: an element's update must not depend on where a range begins.
+// ZeRO splits flat tensors anywhere: an element's update must not depend on where a range begins.
 TEST_P(LayerTest, AdamWDoesNotDependOnCuts) {
   const int64_t count = 1000, cut = 333;
   const AdamWOptions options = {.learning_rate = 1e-2, .weight_decay = 0.1, .step = 3};

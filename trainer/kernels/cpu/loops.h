@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_KERNELS_CPU_LOOPS_H_
 #define TESSERA_TRAINER_KERNELS_CPU_LOOPS_H_
 
-// How the operations of this folder look at their operands, and how they cut their work.
+// Views of operands, and the division of work into blocks, for the operations of this folder.
 
 #include <glog/logging.h>
 
@@ -39,7 +39,7 @@ struct Rows {
   T* row(int64_t r) const { return data + r * stride; }
 };
 
-// All dims but the last are rows: a strided matrix, or a contiguous tensor of any rank.
+// Treats all dims but the last as rows: a strided matrix, or a contiguous tensor of any rank.
 template <typename T>
 Rows<T> AsRows(const TensorView& x) {
   CHECK_GE(x.rank(), 1);
@@ -52,19 +52,18 @@ Rows<T> AsRows(const TensorView& x) {
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 
-// The matrix as one long row where it is contiguous.
+// The matrix as a single row if it is contiguous.
 template <typename T>
 Rows<T> Flattened(Rows<T> x) {
   if (x.stride != x.columns && x.rows > 1) return x;
   return {x.data, 1, x.rows * x.columns, x.rows * x.columns};
 }
 
-// As many elements as a block of an elementwise loop works on: some microseconds of work, some tens
-// of KiB.
+// Elements per block of an elementwise loop: some microseconds of work, some tens of KiB.
 inline constexpr int64_t kBlockElements = 16384;
 
-// Calls body(row, begin, end, thread): every element of a [rows, columns] matrix once, in pieces of
-// rows.
+// Calls body(row, begin, end, thread): covers every element of a [rows, columns] matrix once, in
+// parts of rows.
 template <typename Body>
 void ForSegments(ThreadPool& pool, int64_t rows, int64_t columns, Body body) {
   if (rows <= 0 || columns <= 0) return;
@@ -91,7 +90,7 @@ void ForRanges(ThreadPool& pool, int64_t count, int64_t size, Body body) {
   });
 }
 
-// Columns that a thread sums over all rows: some cache lines of each row.
+// Columns that one thread sums over all rows: a few cache lines per row.
 inline constexpr int64_t kStripColumns = 64;
 
 }  // namespace tessera

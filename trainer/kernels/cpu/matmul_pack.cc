@@ -16,13 +16,13 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// Everything moves in words: two neighbours of k, which stay side by side. A square of as many rows
-// as a register has words is transposed at a time.
+// All data is moved in words: two neighbours along k, which stay adjacent. Transposes a square at a
+// time, with as many rows as a register has words.
 constexpr int kSquare = kRegisterLanes;
 constexpr int64_t kPairs = kPackRows / 2;
 
-// b comes from memory, in pieces too short for the processor to foresee: it is fetched so many blocks
-// ahead.
+// b is read from memory, in pieces too short for hardware prefetching: it is prefetched this many
+// blocks ahead.
 constexpr int64_t kAhead = 2;
 
 TESSERA_INLINE WordRegister LoadWords(const BFloat16* from) {

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-// The layouts that oneDNN's bf16 kernels for AMX read without a copy of their own.
+// The layouts that oneDNN's bf16 kernels for AMX read without copying.
 
-// A packed b[k,n] is cut into blocks of 32 x 64: all of the first 64 columns from top to bottom,
-// then the next 64. In a block, pairs of rows are interleaved (oneDNN's BA16a64b2a).
+// A packed b[k,n] is divided into blocks of 32 x 64: all of the first 64 columns from top to
+// bottom, then the next 64. In a block, pairs of rows are interleaved (oneDNN's BA16a64b2a).
 inline constexpr int64_t kPackRows = 32;
 inline constexpr int64_t kPackColumns = 64;
 
 // Packs b[k,n]'s first `depth` rows (a multiple of kPackRows) of 64 columns. b: their first
-// element; `leading`: the distance of rows, or of columns where b is `transposed`.
+// element; `leading`: the distance between rows, or between columns where b is `transposed`.
 void PackColumns(const BFloat16* b, int64_t leading, bool transposed, int64_t depth,
                  BFloat16* packed);
 

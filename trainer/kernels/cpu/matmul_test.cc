@@ -42,7 +42,7 @@ TEST_P(MatMulTest, EveryLayoutOfOddShapes) {
   }
 }
 
-// Multiples of what processors with matrix units like, in more than one tile: tails of rows, more
+// Multiples of the sizes that matrix units prefer, in more than one tile: tails of rows, more
 // columns and longer sums than one panel has.
 TEST_P(MatMulTest, EveryLayoutOfEvenShapes) {
   const std::vector<Extents> all = {
@@ -88,7 +88,7 @@ TEST_P(MatMulTest, AddsBiasAndAccumulates) {
   });
 }
 
-// As weight gradients are: dW[N,K] += dY[R,N]^T X[R,K], in fp32 whatever the operands.
+// The shape of weight gradients: dW[N,K] += dY[R,N]^T X[R,K], in fp32 whatever the operands.
 TEST_P(MatMulTest, AccumulatesInFp32) {
   const int64_t rows = 96, n = 200, k = 130;
   const Tensor d_y = random_.Normal(dtype(), {rows, n}), x = random_.Normal(dtype(), {rows, k});
@@ -135,7 +135,7 @@ TEST_P(MatMulTest, DoesNotDependOnAddresses) {
   const int64_t size = ElementSize(dtype());
   Tensor expected;
   for (int64_t shift : {0, 1, 5, 32}) {
-    // Room before each operand, of a few elements: other alignments, the same numbers.
+    // Padding of a few elements before each operand: different alignments, the same numbers.
     const Tensor room_a(dtype(), {m * k + shift}), room_b(dtype(), {n * k + shift});
     const Tensor room_c(dtype(), {m * n + shift});
     const TensorView a_view(room_a.view().as<char>() + shift * size, dtype(), {m, k});

@@ -1,4 +1,4 @@
-// MatMulTree: the sum of products is exactly that of separate products.
+// MatMulTree: the sum of products equals that of separate products, bit for bit.
 
 #include <gtest/gtest.h>
 
@@ -101,7 +101,7 @@ TEST_P(MatMulTreeTest, HasTheBitsOfSeparateProducts) {
   }
 }
 
-// Multiples of what processors with matrix units like, with tails, in more than one tile, group of
+// Multiples of the sizes that matrix units prefer, with tails, in more than one tile, group of
 // rows, panel of columns and part of a long sum.
 TEST_P(MatMulTreeTest, HasTheBitsOfSeparateProductsInEvenShapes) {
   for (const Extents& e : {Extents{32, 64, 32}, Extents{144, 128, 96}, Extents{528, 192, 128},
@@ -120,7 +120,7 @@ TEST_P(MatMulTreeTest, EveryNumberOfTerms) {
   }
 }
 
-// What two processes add to each other: the sum of four is that of two sums of two.
+// Two processes that add their results: the sum of four terms is that of two sums of two.
 TEST_P(MatMulTreeTest, DoesNotDependOnHowTermsAreDealtOut) {
   const Extents e = {256, 192, 96};
   const Terms terms = MakeTerms(e, /*layout=*/2, 4);

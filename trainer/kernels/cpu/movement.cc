@@ -53,7 +53,7 @@ void WithAnyType(DType dtype, Body&& body) {
   }
 }
 
-// Two views of one shape with the dims that lie dense in both merged: fewer, longer inner runs.
+// Two views of one shape, with dims that are dense in both merged: fewer, longer inner runs.
 struct MergedDims {
   std::vector<int64_t> extents, from_strides, to_strides;
 };
@@ -81,12 +81,12 @@ MergedDims Merge(const TensorView& from, const TensorView& to) {
   return merged;
 }
 
-// Rounds once: a value beside a tie of bf16, by less than fp32 can tell, must not become the tie.
+// Rounds once: a value closer to a tie of bf16 than fp32 can resolve must not become the tie.
 BFloat16 RoundToBFloat16(double value) {
   const float nearest = static_cast<float>(value);
   const uint32_t word = std::bit_cast<uint32_t>(nearest);
   if ((word & 0xffff) != 0x8000 || nearest == value) return BFloat16(nearest);
-  // One step of fp32 towards the value; of a finite non-zero number, larger bits are farther from
+  // One step of fp32 towards the value. For a finite non-zero number, larger bits are farther from
   // zero.
   const bool outward = std::abs(value) > std::abs(static_cast<double>(nearest));
   return BFloat16(std::bit_cast<float>(outward ? word + 1 : word - 1));
@@ -154,7 +154,7 @@ void CpuBackend::Fill(TensorView x, double value) {
       });
       return;
     }
-    // A view of one element with strides of zero spreads it.
+    // A view of one element with strides of zero broadcasts it.
     T source = element;
     const TensorView from(&source, x.dtype(), x.shape(), std::vector<int64_t>(x.rank(), 0));
     CopyMerged(pool_, &source, x.as<T>(), Merge(from, x));

@@ -51,7 +51,7 @@ TEST_P(MovementTest, CopiesAnyStridesBetweenAnyDTypes) {
 TEST_P(MovementTest, RoundsToNearestEvenAndKeepsNaN) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
   const Tensor x(DType::kF32, {1 << 16}), narrow(DType::kBF16, {1 << 16});
-  // Every upper half with lower halves around the tie.
+  // Every upper half, with lower halves around the tie.
   for (uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
     for (uint32_t i = 0; i < (1 << 16); ++i) {
       x.view().as<float>()[i] = std::bit_cast<float>((i << 16) | low);
@@ -136,7 +136,7 @@ TEST_P(MovementTest, Positions) {
     outputs.push_back({"x", Converted(x, output)});
     outputs.push_back({"d_table", Converted(start, statistic)});
     outputs.push_back({"accumulated", Converted(start, statistic)});
-    // The table must have the dtype of x on the CPU.
+    // On the CPU, the table must have the dtype of x.
     backend.AddPositions(Converted(table, output), sequence, outputs[0].tensor);
     backend.AddPositionsBackward(x, sequence, outputs[1].tensor, false);
     backend.AddPositionsBackward(x, sequence, outputs[2].tensor, true);
@@ -230,7 +230,7 @@ TEST_P(MovementTest, SumsOfSquaresByBlock) {
   }
 }
 
-// What an owner of some blocks computes is what the owner of all would.
+// The owner of some blocks computes the same sums as an owner of all.
 TEST_P(MovementTest, SumsOfSquaresOfABlockDependOnItAlone) {
   const int64_t count = 100003, block = 256, blocks = (count + block - 1) / block;
   const std::unique_ptr<Backend> backend = MakeCpuBackend(3);

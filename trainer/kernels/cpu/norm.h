@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_KERNELS_CPU_NORM_H_
 #define TESSERA_TRAINER_KERNELS_CPU_NORM_H_
 
-// What LayerNorm and RMSNorm share.
+// Shared by LayerNorm and RMSNorm.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace tessera {
 
 inline constexpr int64_t kNormForwardRows = 16;
 
-// Sums over rows of some quantities of `columns` values each: one partial sum per block of rows,
-// then the blocks in order.
+// Sums over rows of several quantities of `columns` values each: one partial sum per block of rows,
+// then a sum over the blocks in order.
 class NormPartials {
  public:
   NormPartials(int64_t rows, int64_t columns, int64_t quantities)
       : rows_(rows), columns_(columns), quantities_(quantities) {}
 
-  // 16 rows or more: the partial sums stay few against the rows.
+  // At least 16 rows, so that there are few partial sums compared with rows.
   int64_t rows_per_block() const { return std::max<int64_t>(16, (rows_ + 63) / 64); }
   int64_t blocks() const { return (rows_ + rows_per_block() - 1) / rows_per_block(); }
   int64_t count() const { return std::max<int64_t>(1, blocks() * quantities_ * columns_); }

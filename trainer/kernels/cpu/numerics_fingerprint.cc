@@ -46,9 +46,9 @@ inline uint32_t Scramble(uint32_t element) {
   return bits >> 16;
 }
 
-// Operands in (-1, 1) + offset of many magnitudes, so that sums of products are rounded, but
-// computed exactly, so that they are the same everywhere: seven bits, which bf16 holds, scaled by
-// 2^-15 to 1; fp32 has all sixteen in its significand instead.
+// Operands in (-1, 1) + offset of many magnitudes, so that sums of products are rounded. They are
+// exact, so that they are the same everywhere: seven bits, which bf16 can hold, scaled by 2^-15 to
+// 1; fp32 has all sixteen in its significand instead.
 Tensor Operand(DType dtype, Shape shape, uint32_t seed, float offset = 0) {
   Tensor x(dtype, std::move(shape));
   const int64_t n = x.view().elements();
@@ -80,8 +80,8 @@ Tensor Ids(Shape shape, int32_t below) {
 
 // --- matrix products ------------------------------------------------------------------------------
 
-// c = a b in each way that models multiply: activations by weights as they are and transposed,
-// gradients of weights, sums over shards.
+// c = a b in each way that models multiply: activations by weights, plain and transposed, gradients
+// of weights, sums over shards.
 void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& hash) {
   const auto product = [&](int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed,
                            DType output, bool accumulate, bool bias) {
@@ -109,7 +109,7 @@ void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& has
   hash.Add(c);
 }
 
-// Two products and a softmax for each head.
+// Two products and a softmax per head.
 void HashAttention(Backend& backend, DType dtype, Hash& hash) {
   const Shape shape = {1, 80, 2, 64};
   const AttentionOptions options = {.scale = 0.125};
@@ -124,7 +124,7 @@ void HashAttention(Backend& backend, DType dtype, Hash& hash) {
 
 // --- our own loops --------------------------------------------------------------------------------
 
-// Rows and columns that fill no vector.
+// Rows and columns that do not fill a vector.
 constexpr int64_t kRows = 9, kColumns = 100;
 
 void HashNorms(Backend& backend, DType dtype, Hash& hash) {

@@ -6,10 +6,10 @@
 namespace tessera {
 
 // The numerics of MakeCpuBackend()'s backends in this process: instruction sets in effect, the
-// library of matrix products, and what both compute for fixed operands. The products are of shapes
-// for which packed and blocked ways are taken, long sums among them: where they are cut depends on
-// instruction set, caches and version. Computed on the first call, on the calling thread; any
-// thread may call.
+// library of matrix products, and the results of both for fixed operands. The products have shapes
+// that use the packed and blocked code paths, long sums among them: how these are split depends on
+// instruction set, caches and version. Computed on the first call, on the calling thread.
+// Thread-safe.
 const NumericsFingerprint& CpuNumericsFingerprint();
 
 }  // namespace tessera

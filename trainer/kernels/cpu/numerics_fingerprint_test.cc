@@ -16,8 +16,8 @@
 namespace tessera {
 namespace {
 
-// The fingerprint of a process with that environment, which must be set before oneDNN is first used:
-// this program runs again, as PrintForParent.
+// The fingerprint of a process with that environment, which must be set before oneDNN is first
+// used: runs this program again, as PrintForParent.
 NumericsFingerprint Of(const std::string& environment) {
   std::array<char, 4096> self = {};
   EXPECT_GT(readlink("/proc/self/exe", self.data(), self.size() - 1), 0);
@@ -63,7 +63,7 @@ TEST(CpuNumericsFingerprintTest, SeesTheBitsOfProductsUnderAnotherInstructionSet
   EXPECT_NE(limited.products_hash, CpuNumericsFingerprint().products_hash);
 }
 
-// A user may hold oneDNN alone below what the processor has.
+// A user may limit oneDNN alone to less than the processor has.
 TEST(CpuNumericsFingerprintTest, SeesTheBitsOfALimitedLibrary) {
   if (EffectiveCpuLevel() < CpuLevel::kAvx512) {
     GTEST_SKIP() << "products are not oneDNN's (needs: avx512)";

@@ -1,10 +1,9 @@
 // c[M,N] = a[M,K] b[K,N] around the innermost loops of OpenBLAS, whose matrices are column-major:
-// to them c is c^T[N,M], and b's columns come before a's rows.
+// they see c^T[N,M], and take b's columns before a's rows.
 //
-// For every part of K, all rows of a are packed; then, for one block of columns of b after the
-// other, the block is packed and multiplied by all rows. Rows lie packed in panels of a few, of
-// which one stays in the first-level cache, and the block of columns stays in the second-level
-// cache.
+// For every part of K, all rows of a are packed; then each block of columns of b in turn is packed
+// and multiplied by all rows. Rows are packed in panels of a few, of which one fits into the
+// first-level cache, and the block of columns fits into the second-level cache.
 
 #include "trainer/kernels/cpu/openblas_gemm.h"
 
@@ -25,8 +24,8 @@
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/dtype.h"
 
-// What OpenBLAS's own products are made of. Extents are of the packed matrices: k elements of each
-// of so many rows or columns.
+// The primitives of OpenBLAS's own products. Extents are of the packed matrices: k elements of each
+// of that many rows or columns.
 extern "C" {
 // c += alpha * the product of `columns` packed columns and `rows` packed rows.
 using OpenBlasKernel = int(int64_t columns, int64_t rows, int64_t k, float alpha,
@@ -44,16 +43,16 @@ namespace {
 
 static_assert(sizeof(BLASLONG) == sizeof(int64_t));
 
-// Parts of K, so that what one step of a kernel multiplies (12 rows, 8 columns) stays in 32 KiB of
-// first-level cache, and columns, for 512 KiB of second-level cache.
-constexpr int64_t kMostDepth = 320;
-constexpr int64_t kMostColumns = 256;
+// Lengths of the parts of K, so that the operands of one kernel step (12 rows, 8 columns) stay in
+// 32 KiB of first-level cache, and of columns, for 512 KiB of second-level cache.
+constexpr int64_t kMaxDepth = 320;
+constexpr int64_t kMaxColumns = 256;
 
 struct Kernels {
   const char* name;
   OpenBlasKernel* multiply;
-  // Of columns of b and of rows of a, where the elements of one follow each other in memory
-  // ("dense"), and where those of its neighbours do.
+  // Pack functions for columns of b and rows of a: for matrices in which the elements of one column
+  // or row are contiguous ("dense"), and for those in which neighbours are.
   OpenBlasPack* pack_dense_columns;
   OpenBlasPack* pack_columns;
   OpenBlasPack* pack_dense_rows;
@@ -87,8 +86,8 @@ class OpenBlasGemm final : public Gemm {
   OpenBlasGemm(const GemmShape& shape, const Kernels& kernels, Workspace& scratch)
       : shape_(shape),
         kernels_(kernels),
-        depth_(std::min(shape.k, PartOf(shape.k, kMostDepth, 8))),
-        columns_(std::min(shape.n, PartOf(shape.n, kMostColumns, 8))),
+        depth_(std::min(shape.k, PartOf(shape.k, kMaxDepth, 8))),
+        columns_(std::min(shape.n, PartOf(shape.n, kMaxColumns, 8))),
         scratch_(scratch) {
     CHECK(shape.input == DType::kF32 && shape.output == DType::kF32);
     scratch.ReservePerThread(scratch_elements() * static_cast<int64_t>(sizeof(float)));
@@ -112,7 +111,7 @@ class OpenBlasGemm final : public Gemm {
   }
 
  private:
-  // What the kernels add to.
+  // Initialises c, to which the kernels add.
   void Start(const float* bias, int64_t column, int64_t columns, float* sums) const {
     for (int64_t row = 0; row < shape_.m; ++row, sums += shape_.ldc) {
       if (bias == nullptr) {
@@ -142,7 +141,7 @@ class OpenBlasGemm final : public Gemm {
     }
   }
 
-  // Kernels read packed panels at aligned addresses, and may load some elements past their end.
+  // Kernels read packed panels at aligned addresses, and may load a few elements past their end.
   static constexpr int64_t kLine = 16, kSlack = 64;
   int64_t PackedColumnsElements() const {
     return (columns_ * depth_ + kSlack + kLine - 1) / kLine * kLine;
@@ -151,7 +150,7 @@ class OpenBlasGemm final : public Gemm {
 
   const GemmShape shape_;
   const Kernels& kernels_;
-  const int64_t depth_, columns_;  // packed at a time
+  const int64_t depth_, columns_;  // packed at once
   Workspace& scratch_;
 };
 

@@ -1,5 +1,6 @@
-// What topology-independent results stand on: a row, a sample, a head or an element has the same
-// bits whoever computes it, together with which others, on how many threads and wherever it lies.
+// The basis of topology-independent results: a row, a sample, a head or an element has the same
+// bits whichever thread or rank computes it, together with any others, on any number of threads and
+// at any address.
 
 #include <gtest/gtest.h>
 
@@ -30,13 +31,13 @@ constexpr DType kF32 = DType::kF32;
 
 class PurityTest : public KernelTest {
  protected:
-  // An operation that computes every row from that row alone: dim 0 of each operand, be it read or
-  // written.
+  // An operation that computes every row from that row alone: dim 0 of each operand, input or
+  // output.
   struct RowOperation {
     std::vector<Tensor> operands;
-    // first_row: which of the whole's rows the operands begin with.
+    // first_row: the row of the whole operand at which these operands begin.
     std::function<void(Backend&, std::span<const TensorView> operands, int64_t first_row)> run;
-    // Those that may be parts of wider rows.
+    // Indices of operands that may be parts of wider rows.
     std::vector<size_t> strided = {};
   };
 
@@ -170,7 +171,7 @@ TEST_P(PurityTest, RmsNorm) {
   }
 }
 
-// The gradient of a norm's weight over a block of rows is a sum that a rank makes alone.
+// The gradient of a norm's weight over a block of rows is a sum that one rank computes alone.
 TEST_P(PurityTest, NormWeightGradientsOfABlockOfRows) {
   const int64_t rows = 96, columns = 131;
   const Tensor weight = random_.Normal(dtype(), {columns}),
@@ -186,7 +187,7 @@ TEST_P(PurityTest, NormWeightGradientsOfABlockOfRows) {
     return sums;
   };
   const Tensor before = block(*backends_[0], d_out, x);
-  // Nothing of other rows goes in.
+  // Other rows do not contribute.
   const Tensor other_d_out = Cloned(d_out), other_x = Cloned(x);
   for (const Tensor* tensor : {&other_d_out, &other_x}) {
     backends_[0]->Fill(tensor->view().Slice(0, 0, 32), 7);
@@ -287,7 +288,7 @@ TEST_P(PurityTest, Movement) {
   ExpectPure(sums);
 }
 
-// A part of the rows is whole sequences: positions count from the first row.
+// Parts of the rows are whole sequences: positions count from the first row.
 TEST_P(PurityTest, PositionsAndRotations) {
   const int64_t batch = 9, sequence = 5, heads = 3, half = 10;
   const Tensor cos = random_.Uniform(kF32, {sequence, half}, -1, 1);
@@ -303,7 +304,7 @@ TEST_P(PurityTest, PositionsAndRotations) {
     backend.AddPositions(table, sequence, x[2].Reshape({x[2].dim(0) * sequence, 60}));
   };
   ExpectPure(operation);
-  // Heads, in views as of a fused buffer.
+  // Heads, as views into a fused buffer.
   const Tensor whole = Cloned(operation.operands[0]), part = Cloned(operation.operands[0]);
   backends_[0]->Rope(cos, sin, false, whole);
   backends_[1]->Rope(cos, sin, false, part.view().Slice(2, 1, 2));
@@ -327,7 +328,7 @@ TEST_P(PurityTest, CrossEntropy) {
   ExpectPure(operation);
 }
 
-// Every split of a range: what ZeRO does with the optimizer's work. Squares of these gradients are
+// Every split of a range, as ZeRO splits the optimizer's work. Squares of these gradients are
 // subnormal at times.
 TEST_P(PurityTest, AdamW) {
   for (double size : {1.0, 1e-19}) {
@@ -383,7 +384,7 @@ TEST_P(AttentionPurityTest, OfSamples) {
   ExpectPure(operation);
 }
 
-// Heads 2 to 5 of 6, with their two of three key/value heads, as views and as buffers of their own.
+// Heads 2 to 5 of 6, with their two of three key/value heads, as views and as separate buffers.
 TEST_P(AttentionPurityTest, OfHeads) {
   const std::vector<Tensor> whole = MakeOperands(/*batch=*/2, /*heads=*/6, /*kv_heads=*/3);
   const bool is_kv[] = {false, true, true, false, false, false, false, true, true};

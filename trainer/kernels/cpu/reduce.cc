@@ -21,9 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-constexpr int kStreams = 4;  // independent sums, to hide the latency of an addition
-// How far ahead memory is asked for. Reading is all that these loops do, and what the processor asks
-// for by itself ends with a page: 26 GB/s without this, 45 with it, on two cores that can read 50.
+constexpr int kStreams = 4;  // independent sums, which hide the latency of an addition
+// Distance of prefetching. These loops only read, and hardware prefetching ends at a page boundary:
+// 26 GB/s without this, 45 with it, on two cores that can read 50.
 constexpr int64_t kPrefetchBytes = 16384;
 constexpr int64_t kCacheLine = 64;
 
@@ -49,7 +49,7 @@ TESSERA_INLINE F64x8 operator+(F64x8 a, const F64x8& b) {
   return a;
 }
 
-// Of fp32 numbers the product is exact: fused or not, a multiply-add gives the same.
+// The product of fp32 numbers is exact in fp64: a multiply-add gives the same fused or not.
 TESSERA_INLINE F64x8 AddSquares(const F64x8& x, F64x8 sums) {
   for (int i = 0; i < kWideRegisters; ++i) {
     sums.parts[i] = hn::MulAdd(x.parts[i], x.parts[i], sums.parts[i]);

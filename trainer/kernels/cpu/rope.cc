@@ -1,4 +1,4 @@
-// Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) turns by the angle of (t, i).
+// Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) is rotated by the angle of (t, i).
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "trainer/kernels/cpu/rope.cc"

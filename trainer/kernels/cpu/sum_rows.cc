@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// Rows are summed in runs, and the runs then added: the rounding error grows with the run, not with
-// all rows.
+// Rows are summed in runs, and then the runs are added: the rounding error grows with the run, not
+// with the number of rows.
 constexpr int64_t kRunRows = 64;
 
 template <typename T>

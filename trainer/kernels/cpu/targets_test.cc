@@ -1,7 +1,7 @@
 // Every operation has the same bits on every instruction set with fused multiply-adds. (The others
 // are compared with the reference, as all are, by kernel_test.h.) Matrix products are oneDNN's,
-// which chooses its instruction set by itself: here it is the same one throughout, and what is
-// compared of them is the loops around it.
+// which chooses its instruction set by itself: it is the same one throughout this test, which
+// therefore covers only the loops around the products.
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
@@ -33,8 +33,9 @@ using testing::ExpectBitwiseEqual;
 
 constexpr DType kF32 = DType::kF32;
 
-// The CPU backend, noting which operations it is asked for. An operation that is added to Backend
-// does not compile until it is added here, and is then missing from a test until one calls it.
+// The CPU backend, recording the operations that it is asked for. An operation that is added to
+// Backend does not compile until it is added here; from then on the test fails until a case calls
+// it.
 class NotingBackend final : public Backend {
  public:
   enum Operation {
@@ -189,7 +190,7 @@ class NotingBackend final : public Backend {
   Noted noted_;
 };
 
-// What operations are given, by name: copies of it are what they write to.
+// Operands of operations, by name. Operations write to copies of them.
 using Operands = std::map<std::string, Tensor>;
 
 // One or two operations that read and write operands.
@@ -228,7 +229,7 @@ class TargetsTest : public ::testing::TestWithParam<DType> {
   std::vector<Case> cases_;
 };
 
-// The moved list of pairs that an initializer list cannot give.
+// A vector of pairs of move-only elements, which an initializer list cannot hold.
 template <typename... Rest>
 void Collect(std::vector<std::pair<std::string, Tensor>>& into, std::string name, Tensor tensor,
              Rest... rest) {
@@ -279,7 +280,7 @@ void TargetsTest::AddMovement() {
 }
 
 void TargetsTest::AddProducts() {
-  // Sizes that bf16's packed products take, where the processor has them.
+  // Sizes for which packed bf16 products are used, where the processor has them.
   Add("MatMul",
       Of("a", Normal({64, 96}), "b", Normal({96, 128}), "bias", Normal({128}), "c",
          Normal({64, 128}), "sum", Normal32({64, 128})),
@@ -336,7 +337,7 @@ void TargetsTest::AddNorms() {
 
 void TargetsTest::AddActivations() {
   const Shape narrow = {7, 1001}, wide = {7, 2002};
-  // The second from the smallest to the largest numbers that there are.
+  // The second from the smallest to the largest numbers.
   for (double size : {3.0, 1e-38}) {
     Add("Gelu",
         Of("x", Normal(narrow, 0, size), "out", Normal(narrow), "d_out", Normal(narrow), "d_x",

@@ -9,8 +9,8 @@
 
 #include "base/threads.h"
 
-// From libgomp, with which the system's oneDNN is built. Declared here because clang's omp.h
-// belongs to another runtime.
+// From libgomp, with which the system's oneDNN is built. Declared here because clang's omp.h is of
+// another runtime.
 extern "C" void omp_set_num_threads(int threads);
 
 namespace tessera {
@@ -31,8 +31,8 @@ void Pause() {
 #endif
 }
 
-// Inside a block oneDNN must stay on the thread that calls it: its results for long sums depend on
-// the thread count.
+// Inside a block oneDNN must stay on the calling thread: its results for long sums depend on the
+// thread count.
 void KeepLibrariesOnThisThread() {
   static thread_local bool done = false;
   if (done) return;
@@ -74,7 +74,7 @@ void ThreadPool::Run(int64_t blocks, Function function, void* context) {
   TakeBlocks(0);
   state_.fetch_and(~kOpen, std::memory_order_acq_rel);
   for (int spins = 0; (state_.load(std::memory_order_acquire) & kInsideMask) != 0; ++spins) {
-    // With more threads than processors the worker may need this one to finish.
+    // With more threads than processors, the worker may need this thread's processor to finish.
     if (spins < 2000) {
       Pause();
     } else {

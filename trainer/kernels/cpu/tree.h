@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_KERNELS_CPU_TREE_H_
 #define TESSERA_TRAINER_KERNELS_CPU_TREE_H_
 
-// Sums in the tree T(0, n) of communicator.h's ReduceOp, of terms that are made one after the
-// other. What is summed so far stands on levels: those of the terms' number in binary, the largest
+// Sums in the tree T(0, n) of communicator.h's ReduceOp, of terms that are computed one after the
+// other. Partial sums are kept on levels, one per set bit of the number of terms, with the largest
 // part of the tree on level 0.
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// What to do with one term: add the last `merges` of the `occupied` levels to it, the last first,
-// and put the result on level().
+// How to add one term: the last `merges` of the `occupied` levels are added to it, the last first,
+// and the result is stored on level().
 struct TreeStep {
   int occupied = 0;
   int merges = 0;
@@ -26,7 +26,7 @@ inline TreeStep StepOfTerm(int64_t term, int64_t terms) {
   return {occupied, term == terms - 1 ? occupied : std::countr_one(bits)};
 }
 
-// How many levels a tree of so many terms needs.
+// The number of levels of a tree with that many terms.
 inline int TreeLevels(int64_t terms) {
   int levels = 1;
   for (int64_t term = 0; term < terms; ++term) {
@@ -35,7 +35,7 @@ inline int TreeLevels(int64_t terms) {
   return levels;
 }
 
-// Where the tiles of the levels lie: level 0 in the result, the others in scratch memory.
+// Addresses of the tiles of the levels: level 0 in the result, the others in scratch memory.
 struct TreeTiles {
   float* result = nullptr;
   int64_t result_stride = 0;
@@ -49,7 +49,7 @@ struct TreeTiles {
   int64_t stride(int level) const { return level == 0 ? result_stride : scratch_stride; }
 };
 
-// Takes the step with a term of [rows, columns].
+// Adds a term of [rows, columns] as `step` describes.
 void AddTerm(const TreeStep& step, const float* term, int64_t term_stride, int64_t rows,
              int64_t columns, const TreeTiles& tiles);
 

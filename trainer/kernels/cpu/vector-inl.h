@@ -1,14 +1,14 @@
 // Sixteen lanes of fp32 for the loops of this folder, on Google Highway: one register with AVX-512,
-// two with AVX2, four with SSE. The end of an array goes through the same vector code as its middle
-// (LoadPart, StorePart), so that an element's result does not depend on where in a buffer it lies.
+// two with AVX2, four with SSE. The end of an array uses the same vector code as its middle
+// (LoadPart, StorePart), so that an element's result does not depend on its position in a buffer.
 //
-// The same bits on every target from AVX2 on: there are sixteen lanes on all of them, reductions
-// have one tree, multiply-adds are written as such, and the compiler contracts none by itself
-// (KERNEL_COPTS). Nothing here may use an estimate of the processor (rcp14) or a rounding of its
-// own (cvtneps flushes subnormals). Targets without fused multiply-adds round twice instead.
+// The same bits on every target from AVX2 on: all have sixteen lanes, reductions have one tree,
+// multiply-adds are written out, and the compiler contracts none by itself (KERNEL_COPTS). This
+// file must not use the processor's approximations (rcp14) or roundings with semantics of their own
+// (cvtneps flushes subnormals). Targets without fused multiply-adds round twice instead.
 //
 // This file is compiled once for each target, after hwy/foreach_target.h. Lambdas that use it need
-// HWY_ATTR: the target's attribute reaches functions only.
+// HWY_ATTR: the target's attribute applies to functions only.
 
 #if defined(TESSERA_TRAINER_KERNELS_CPU_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_TRAINER_KERNELS_CPU_VECTOR_INL_H_
@@ -42,7 +42,7 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // The registers that hold sixteen values of four bytes.
 using FloatTag = hn::CappedTag<float, kLanes>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;
-using HalfTag = hn::Rebind<uint16_t, FloatTag>;  // as many lanes as a register of the others has
+using HalfTag = hn::Rebind<uint16_t, FloatTag>;  // as many lanes as a register of FloatTag
 using FloatRegister = hn::Vec<FloatTag>;
 using WordRegister = hn::Vec<WordTag>;
 inline constexpr int kRegisterLanes = HWY_LANES(float) < kLanes ? HWY_LANES(float) : kLanes;
@@ -57,12 +57,12 @@ struct F32x16 {
   FloatRegister parts[kRegisters];
 };
 
-// A truth value for each lane.
+// One truth value per lane.
 struct Mask16 {
   hn::Mask<FloatTag> parts[kRegisters];
 };
 
-// The lane-wise function of registers, on all of them.
+// Applies a lane-wise function of registers to all registers.
 template <typename Function, typename... Operand>
 TESSERA_INLINE F32x16 Map(Function function, const Operand&... operands) {
   F32x16 result;
@@ -117,7 +117,7 @@ TESSERA_INLINE F32x16 Select(const Mask16& mask, F32x16 yes, F32x16 no) {
   return Map([](auto m, auto x, auto y) HWY_ATTR { return hn::IfThenElse(m, x, y); }, mask, yes,
              no);
 }
-// 0 where the mask holds.
+// Zero where the mask is set.
 TESSERA_INLINE F32x16 ZeroWhere(const Mask16& mask, F32x16 otherwise) {
   return Map([](auto m, auto x) HWY_ATTR { return hn::IfThenZeroElse(m, x); }, mask, otherwise);
 }
@@ -140,7 +140,7 @@ TESSERA_INLINE F32x16 Min(F32x16 a, F32x16 b) {
   return Map([](auto x, auto y) HWY_ATTR { return hn::Min(x, y); }, a, b);
 #endif
 }
-// NaN stays.
+// NaN is preserved.
 TESSERA_INLINE F32x16 Clamp(F32x16 x, float least, float most) { return Min(most, Max(least, x)); }
 
 TESSERA_INLINE F32x16 Load(const float* from) {
@@ -166,8 +166,8 @@ TESSERA_INLINE void Store(F32x16 x, float* to) {
   }
 }
 
-// The bits of the nearest bf16, in the upper halves. As BFloat16(float): nearest even, NaN stays
-// NaN; the lower halves are left as they come.
+// The bits of the nearest bf16, in the upper halves. As BFloat16(float): nearest even, NaN
+// preserved; the lower halves are unspecified.
 TESSERA_INLINE WordRegister RoundedWords(FloatRegister x) {
   const WordTag words;
   const WordRegister word = hn::BitCast(words, x);
@@ -222,7 +222,7 @@ TESSERA_INLINE void StorePart(F32x16 x, T* to, int64_t count) {
 }
 
 // Calls body(i, load, store) for i = begin, begin + 16, begin + 32, ... < end, where load(p) and
-// store(x, p) touch only the lanes that exist.
+// store(x, p) touch only elements before `end`.
 template <typename Body>
 TESSERA_INLINE void ForLanes(int64_t begin, int64_t end, Body body) {
   int64_t i = begin;
@@ -244,7 +244,8 @@ TESSERA_INLINE void ForLanes(int64_t count, Body body) {
   ForLanes(0, count, body);
 }
 
-// Lanes in a fixed tree: i with i + 8, i + 4, i + 2, i + 1. Operation: of two registers.
+// Reduces the lanes in a fixed tree: i with i + 8, i + 4, i + 2, i + 1. Operation: a function of
+// two registers.
 template <typename Operation, typename Register>
 TESSERA_INLINE auto ReduceRegister(Register x, Operation operation) {
   using Tag = hn::DFromV<Register>;
@@ -310,12 +311,12 @@ TESSERA_INLINE F32x16 ExpInRange(F32x16 x) {
 #endif
 }
 
-// e^x, within 1.5 ulp; below -87.3 the result is 0, from 88.4 on infinity; NaN stays.
+// e^x, within 1.5 ulp; below -87.3 the result is 0, from 88.4 on infinity; NaN is preserved.
 TESSERA_INLINE F32x16 Exp(F32x16 x) {
   return ZeroWhere(x < -87.33654f, ExpInRange(Clamp(x, -88.0f, 88.7f)));
 }
 
-// 2^x, within 1.5 ulp; below -126 the result is 0, from 127.5 on infinity; NaN stays.
+// 2^x, within 1.5 ulp; below -126 the result is 0, from 127.5 on infinity; NaN is preserved.
 TESSERA_INLINE F32x16 Exp2(F32x16 x) {
   const F32x16 clamped = Clamp(x, -127.0f, 128.0f);
   const F32x16 shifted = clamped + kRoundingShift;
@@ -323,13 +324,13 @@ TESSERA_INLINE F32x16 Exp2(F32x16 x) {
   return ZeroWhere(x < -126.0f, PowerOf2(shifted, clamped - n));
 }
 
-// 1 / (1 + e^-x), within 3 ulp; 0 below -87. A NaN is lost: callers multiply by x.
+// 1 / (1 + e^-x), within 3 ulp; 0 below -87. Does not preserve NaN: callers multiply by x.
 TESSERA_INLINE F32x16 Sigmoid(F32x16 x) {
   const F32x16 result = 1.0f / (1.0f + ExpInRange(0.0f - Clamp(x, -87.0f, 87.0f)));
   return ZeroWhere(x < -87.0f, result);
 }
 
-// ln(x) for normal x, within 1.5 ulp; of 0 -infinity; infinity and NaN stay.
+// ln(x) for normal x, within 1.5 ulp; -infinity for 0; infinity and NaN are preserved.
 TESSERA_INLINE F32x16 Log(F32x16 x) {
   // x = m 2^exponent with m in [sqrt(1/2), sqrt(2)).
   F32x16 m, exponent;

@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
-// Sixteen numbers from x, and the results to y.
+// Computes sixteen numbers from x, and stores the results in y.
 void ExpLanes(const float* x, float* y) { Store(Exp(Load(x)), y); }
 void Exp2Lanes(const float* x, float* y) { Store(Exp2(Load(x)), y); }
 void LogLanes(const float* x, float* y) { Store(Log(Load(x)), y); }
@@ -39,7 +39,7 @@ void MulAddLanes(const float* a, const float* b, const float* c, float* y) {
   Store(NegMulAdd(Load(a), Load(b), Load(c)), y + 2 * kLanes);
 }
 
-// The first `count` of x doubled, in all sixteen of `loaded` as LoadPart saw them.
+// Doubles the first `count` of x, and stores all sixteen that LoadPart returned in `loaded`.
 void DoublePart(float* x, int64_t count, float* loaded) {
   const F32x16 part = LoadPart(x, count);
   Store(part, loaded);
@@ -60,7 +60,7 @@ constexpr int kLanes = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Every test runs on each target that the processor has.
+// Runs every test on each target that the processor has.
 class VectorTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
@@ -179,7 +179,7 @@ TEST_P(VectorTest, ClampKeepsNan) {
   EXPECT_TRUE(std::isnan(At(clamp, kNan)));
 }
 
-// Rounded once where the target has the instruction, which all from AVX2 on do.
+// Rounded once where the target has the instruction, which all targets from AVX2 on do.
 TEST_P(VectorTest, MultiplyAdds) {
   std::mt19937 generator(7);
   std::normal_distribution<float> normal;

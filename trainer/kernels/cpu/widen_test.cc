@@ -44,7 +44,7 @@ TEST(WidenTest, RoundsAsBFloat16Does) {
                                 1e-40f,
                                 std::bit_cast<float>(0x7f800001u),
                                 std::bit_cast<float>(0xffffffffu)};
-  // Halfway between two neighbours, and next to that.
+  // Halfway between two neighbours, and adjacent to that.
   for (uint32_t high : {0x3f80u, 0x3f81u, 0xc2ffu, 0x7f7fu, 0x0001u}) {
     for (uint32_t low : {0x7fffu, 0x8000u, 0x8001u}) {
       numbers.push_back(std::bit_cast<float>(high << 16 | low));

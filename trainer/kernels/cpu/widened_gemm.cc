@@ -16,16 +16,16 @@
 namespace tessera {
 namespace {
 
-// Of k that is widened at a time: two of the parts that OpenBLAS's kernels cut k into.
-constexpr int64_t kMostDepth = 640;
+// The part of k that is widened at once: two of the parts into which OpenBLAS's kernels split k.
+constexpr int64_t kMaxDepth = 640;
 
-// A matrix of which a part of k is widened at a time.
+// A matrix of which a part of k is widened at once.
 struct Operand {
   int64_t extent;   // m or n
-  int64_t leading;  // as it is stored
-  bool k_is_dense;  // elements of one row or column of the result follow each other
+  int64_t leading;  // as stored
+  bool k_is_dense;  // elements along k are contiguous
 
-  // Widens k in [first, first + depth). Dense, and stored in the order that `from` has.
+  // Widens k in [first, first + depth). The result is dense, in the storage order of `from`.
   void Widen(const BFloat16* from, int64_t first, int64_t depth, float* to) const {
     if (k_is_dense) {
       WidenRows(from + first, leading, extent, depth, to);
@@ -43,13 +43,13 @@ class WidenedGemm final : public Gemm {
       : shape_(shape),
         a_{shape.m, shape.lda, !shape.a_transposed},
         b_{shape.n, shape.ldb, shape.b_transposed},
-        parts_((shape.k + kMostDepth - 1) / kMostDepth),
+        parts_((shape.k + kMaxDepth - 1) / kMaxDepth),
         depth_((shape.k + parts_ - 1) / parts_),
         rounds_(shape.output == DType::kBF16),
         scratch_(scratch) {
     CHECK(!shape.b_packed);
     for (int64_t part = 0; part < parts_; ++part) {
-      if (part > 1 && part + 1 < parts_) continue;  // as part 1
+      if (part > 1 && part + 1 < parts_) continue;  // same shape as part 1
       GemmShape product = shape;
       product.k = PartDepth(part);
       product.lda = a_.widened_leading(product.k);
@@ -93,7 +93,7 @@ class WidenedGemm final : public Gemm {
   const GemmShape shape_;
   const Operand a_, b_;
   const int64_t parts_, depth_;  // of k
-  const bool rounds_;            // c is bf16: the sum is made in scratch
+  const bool rounds_;            // c is bf16: the sum is kept in scratch memory
   Workspace& scratch_;
   const Gemm* first_ = nullptr;
   const Gemm* middle_ = nullptr;

@@ -9,12 +9,12 @@
 
 namespace tessera {
 
-// A product of bf16 operands for processors without instructions for it: the operands are widened
-// to fp32 in scratch memory, in parts of k that caches hold, multiplied in fp32, and the sum over
+// A product of bf16 operands for processors without bf16 instructions: the operands are widened to
+// fp32 in scratch memory, in parts of k that fit into caches, multiplied in fp32, and the sum over
 // all of k is rounded once.
 //
-// wide: makes fp32's products, which outlive this one. scratch: on the thread that runs the
-// product, apart from what fp32's products use themselves; it outlives the product.
+// wide: creates the fp32 products, which must outlive this one. scratch: memory per thread,
+// distinct from that of the fp32 products; must outlive the product.
 std::unique_ptr<Gemm> MakeWidenedGemm(const GemmShape& shape,
                                       const std::function<const Gemm&(const GemmShape&)>& wide,
                                       Workspace& scratch);

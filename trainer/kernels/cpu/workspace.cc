@@ -9,7 +9,7 @@ namespace tessera {
 void* Workspace::Buffer::Get(int64_t size_bytes) {
   if (size_bytes > capacity_bytes_ || memory_ == nullptr) {
     MemoryScope scope(MemoryCategory::kWorkspace);
-    memory_.reset();  // before the larger one is made: the two are never live together
+    memory_.reset();  // first, so that the two are never live together
     memory_ = AllocateHostMemory(size_bytes);
     capacity_bytes_ = size_bytes;
   }

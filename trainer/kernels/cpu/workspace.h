@@ -7,23 +7,25 @@
 
 namespace tessera {
 
-// Scratch memory that grows to what is asked for and is used again. Contents are undefined at the
+// Scratch memory that grows to the requested size and is reused. Contents are undefined at the
 // start of an operation.
 class Workspace {
  public:
   explicit Workspace(int threads) : per_thread_(threads) {}
 
-  // Shared by the threads of one operation. To be called by the calling thread, outside of a loop.
+  // Shared by the threads of one operation. Must be called by the calling thread, outside of a
+  // loop.
   template <typename T>
   T* Shared(int64_t count) {
     return static_cast<T*>(shared_.Get(count * static_cast<int64_t>(sizeof(T))));
   }
-  // Makes every thread's own memory at least so large, so that how much there is does not depend on
-  // which threads find a task. To be called by the calling thread, outside of a loop.
+  // Grows every thread's own memory to at least this size, so that the total does not depend on
+  // which threads run a task. Must be called by the calling thread, outside of a loop.
   void ReservePerThread(int64_t size_bytes) {
     for (Buffer& buffer : per_thread_) buffer.Get(size_bytes);
   }
-  // The thread's own. One buffer per thread: an operation asks once a block for all that it needs.
+  // The thread's own memory. One buffer per thread: an operation requests everything for a block at
+  // once.
   template <typename T>
   T* OfThread(int thread, int64_t count) {
     return static_cast<T*>(per_thread_[thread].Get(count * static_cast<int64_t>(sizeof(T))));

@@ -9,14 +9,14 @@ namespace tessera {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kElements = 1000;  // no multiple of the block
+constexpr int kElements = 1000;  // not a multiple of the block size
 
 __global__ void SumIndices(int count, unsigned long long* sum) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) atomicAdd(sum, static_cast<unsigned long long>(i));
 }
 
-// The error of the first step that fails, or a wrong sum; empty when all is well.
+// Returns the error of the first step that fails, or of a wrong sum; empty on success.
 std::string RunKernel() {
   unsigned long long* device_sum = nullptr;
   unsigned long long sum = 0;

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// What this machine offers to the CUDA backend.
+// What this machine offers the CUDA backend.
 struct CudaProbe {
   int nccl_version = 0;     // as NCCL_VERSION_CODE: 22907 for 2.29.7
   int runtime_version = 0;  // as CUDART_VERSION: 13000 for 13.0

@@ -1,4 +1,5 @@
-// Says in one line whether CUDA and NCCL work here; exit status 1 when a device is there and fails.
+// Prints one line on whether CUDA and NCCL work here. Exit status 1 when there is a device and it
+// fails.
 
 #include <cstdio>
 

@@ -17,8 +17,7 @@ BFloat16 RoundToBFloat16(double value) {
   float nearby = static_cast<float>(value);
   if (std::isnan(value) || static_cast<double>(nearby) == value) return BFloat16(nearby);
   // Round to odd: truncate to fp32 and record the lost bits in the last one. fp32 has far more than
-  // two bits beyond bfloat16, so the second rounding then sees on which side of a tie the value
-  // lies.
+  // two bits beyond bfloat16, so the second rounding knows on which side of a tie the value is.
   if (std::abs(static_cast<double>(nearby)) > std::abs(value)) {
     nearby = std::nextafter(nearby, 0.0f);
   }

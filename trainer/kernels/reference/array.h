@@ -1,9 +1,9 @@
 #ifndef TESSERA_TRAINER_KERNELS_REFERENCE_ARRAY_H_
 #define TESSERA_TRAINER_KERNELS_REFERENCE_ARRAY_H_
 
-// How the reference kernels see operands: read a view of any dtype and strides into a dense array
-// of doubles, compute, write the result back with one rounding. A kernel that reads before it
-// writes is then right in place, too.
+// How the reference kernels access operands: read a view of any dtype and strides into a dense
+// array of doubles, compute, write the result back with one rounding. A kernel that reads before it
+// writes therefore also works in place.
 
 #include <cstdint>
 #include <utility>
@@ -21,7 +21,7 @@ void StoreElement(const TensorView& x, int64_t offset, double value);
 // Round to nearest even in one step: going through fp32 would round twice.
 BFloat16 RoundToBFloat16(double value);
 
-// `value` as it looks after a trip through memory of this dtype.
+// `value` after a round trip through memory of this dtype.
 double RoundTo(DType dtype, double value);
 
 // Offsets of all elements of x from x.data(), in row-major order of the indices.
@@ -30,12 +30,12 @@ std::vector<int64_t> ElementOffsets(const TensorView& x);
 // A dense row-major array of doubles of rank 1 to 4.
 class Array {
  public:
-  // Zeros.
+  // An array of zeros.
   explicit Array(Shape shape);
-  // A copy of x. An empty view (an operand left out) gives an array without elements.
+  // A copy of x. An empty view (an omitted operand) gives an array without elements.
   explicit Array(const TensorView& x);
 
-  // Precondition: `to` has this array's shape. `to` may be empty: an output that nobody wants.
+  // Precondition: `to` has this array's shape, or is empty (an output that is not requested).
   void StoreTo(const TensorView& to) const;
   // to += this, the sum rounded once.
   void AddTo(const TensorView& to) const;

@@ -16,7 +16,7 @@
 namespace tessera::reference {
 namespace {
 
-// The operands of attention and what both passes take from them.
+// The operands of attention, with the quantities that both passes derive from them.
 struct Heads {
   Heads(const AttentionOptions& attention_options, const TensorView& query, const TensorView& key,
         const TensorView& value)
@@ -41,7 +41,7 @@ struct Heads {
     return options.scale * sum;
   }
 
-  // What dropout multiplies the probability of (query t, key s) by: 0 or 1 / (1 - p).
+  // The factor that dropout applies to the probability of (query t, key s): 0 or 1 / (1 - p).
   double DropoutFactor(int64_t b, int64_t h, int64_t t, int64_t s) const {
     if (options.dropout_probability == 0) return 1;
     RandomStream stream = options.dropout_stream;

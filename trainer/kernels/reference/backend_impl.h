@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_KERNELS_REFERENCE_BACKEND_IMPL_H_
 #define TESSERA_TRAINER_KERNELS_REFERENCE_BACKEND_IMPL_H_
 
-// Inside this package only. The formula of each operation stands above its definition.
+// Internal to this package. The formula of each operation is above its definition.
 
 #include <cstdint>
 #include <span>

@@ -2,7 +2,7 @@
 #define TESSERA_TRAINER_KERNELS_REFERENCE_REFERENCE_BACKEND_H_
 
 // The oracle of every kernel test and the engine of gradient checks: each operation of Backend as
-// its formula, in naive loops. Slow on purpose; nothing outside tests uses it.
+// its formula, in naive loops. Slow on purpose; only tests use it.
 
 #include <memory>
 
@@ -11,9 +11,9 @@
 namespace tessera {
 
 // Arithmetic: fp64 throughout, whatever the operands' dtypes; every element of an output is rounded
-// once, when it is stored. Operands: F32, BF16 and F64 in any mix (ids I32), any strides, also
-// where the interface asks for dense ones; outputs may overlap inputs. Threads: the calling one;
-// stateless, so that one instance may serve several threads.
+// once, when it is stored. Operands: F32, BF16 and F64 in any mix (ids I32), any strides, even
+// where the interface requires dense ones; outputs may overlap inputs. Threads: runs on the calling
+// thread; stateless, so that one instance may serve several threads.
 std::unique_ptr<Backend> MakeReferenceBackend();
 
 }  // namespace tessera

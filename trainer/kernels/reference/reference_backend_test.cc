@@ -1,5 +1,5 @@
-// Forward formulas against independent statements of the same mathematics, and the promises of the
-// interface: dtypes, strides, keys of the dropout masks, shards of the vocabulary.
+// Forward formulas against independent formulations of the same mathematics, and the contract of
+// the interface: dtypes, strides, keys of the dropout masks, shards of the vocabulary.
 
 #include "trainer/kernels/reference/reference_backend.h"
 
@@ -45,7 +45,7 @@ TEST(RoundToBFloat16Test, RoundsOnceToNearestEven) {
   const double kUlp = 1.0 / 128;  // of bfloat16 in [1, 2)
   EXPECT_EQ(RoundTrip(1 + kUlp / 2), 1);
   EXPECT_EQ(RoundTrip(1 + kUlp * 3 / 2), 1 + 2 * kUlp);
-  // Just beside a tie, by less than fp32 can tell: rounding through fp32 would go wrong.
+  // Closer to a tie than fp32 can resolve: rounding through fp32 would give the wrong result.
   EXPECT_EQ(RoundTrip(1 + kUlp / 2 + 1e-12), 1 + kUlp);
   EXPECT_EQ(RoundTrip(1 + kUlp * 3 / 2 - 1e-12), 1 + kUlp);
   EXPECT_EQ(RoundTrip(-1 - kUlp / 2 - 1e-12), -1 - kUlp);
@@ -199,7 +199,7 @@ TEST_F(ReferenceBackendTest, DropoutMaskBelongsToTheLogicalElement) {
       EXPECT_EQ(At(x, {r, c}), kept ? 2 : 0) << r << "," << c;
     }
   }
-  // The same elements as another rank holds them: rows 2 to 8, of all three samples, columns 2 to 4.
+  // The same elements on another rank: rows 2 to 8, of all three samples, columns 2 to 4.
   Dropout part = whole;
   part.row_offset = 2;
   part.column_offset = 2;
@@ -287,7 +287,7 @@ TEST_F(ReferenceBackendTest, AttentionDropoutIsKeyedByGlobalHeadAndSample) {
   const auto part = [](const TensorView& x) { return x.Slice(0, 1, 2).Slice(2, 2, 4); };
   const AttentionResult shard = RunAttention(*backend_, options, part(q), part(k), part(v));
   ExpectBitwiseEqual(shard.out, part(whole.out));
-  // Row 0 has one key, whose probability is 1: the output says what became of it.
+  // Row 0 has one key, whose probability is 1: the output is the dropout factor times v.
   RandomStream stream = options.dropout_stream;
   stream.stream = MixCoordinates(stream.stream, 101);
   for (int64_t h = 0; h < kHeads; ++h) {
@@ -299,7 +299,7 @@ TEST_F(ReferenceBackendTest, AttentionDropoutIsKeyedByGlobalHeadAndSample) {
 TEST_F(ReferenceBackendTest, CrossEntropyIsTheSameOverAnyShardsOfTheVocabulary) {
   const int64_t kRows = 5, kVocabulary = 11;
   const Tensor logits = random_.Normal(kF64, {kRows, kVocabulary}, 0, 4);
-  // Both sides of the border between the shards below, the last token, and a row to ignore.
+  // Both sides of the boundary between the shards below, the last token, and an ignored row.
   const Tensor targets(DType::kI32, {kRows});
   const int32_t ids[] = {0, 5, 6, -100, 10};
   std::copy(std::begin(ids), std::end(ids), targets.view().as<int32_t>());
@@ -317,7 +317,7 @@ TEST_F(ReferenceBackendTest, CrossEntropyIsTheSameOverAnyShardsOfTheVocabulary) 
     EXPECT_NEAR(d_sum, 0, 1e-14);
   }
 
-  // Shards of 6, 5 and 0 real columns, each padded to 6 with values that must not count.
+  // Shards of 6, 5 and 0 real columns, each padded to 6 with values that must be ignored.
   const int64_t kShards = 3, kWidth = 6;
   const Tensor padded(kF64, {kShards, kRows, kWidth}), split(kF64, {kShards, kRows, 3});
   backend_->Fill(padded, 1e6);

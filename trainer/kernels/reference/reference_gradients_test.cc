@@ -39,8 +39,8 @@ class ReferenceGradientsTest : public ::testing::Test {
  protected:
   Tensor Random(Shape shape) { return random_.Normal(kF64, std::move(shape)); }
 
-  // Runs backward(first), which must overwrite, and backward again with accumulation, which must
-  // double what is there.
+  // Runs backward(first), which must overwrite, and again with accumulation, which must double the
+  // result.
   void ExpectAccumulates(const std::function<void(TensorView, bool)>& backward, Shape shape) {
     const Tensor once(kF64, shape), twice(kF64, shape);
     backend_->Fill(once, 17);
@@ -224,7 +224,7 @@ class AttentionGradientsTest : public ReferenceGradientsTest,
 TEST_P(AttentionGradientsTest, OverViewsOfAFusedBuffer) {
   const int64_t heads = GetParam().heads, key_heads = GetParam().key_heads;
   const int64_t kBatch = 2, kSequence = 5, kSize = 4, all = heads + 2 * key_heads;
-  // [B, T, H + 2K, D]: queries, keys and values of one token side by side.
+  // [B, T, H + 2K, D]: queries, keys and values of one token are adjacent.
   const Tensor fused = Random({kBatch, kSequence, all, kSize});
   const Tensor d_fused(kF64, {kBatch, kSequence, all, kSize});
   const auto part = [&](const Tensor& tensor, int index) {

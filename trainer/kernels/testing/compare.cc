@@ -27,14 +27,14 @@ std::string IndexText(int64_t element, const Shape& shape) {
   return ToString(indices);
 }
 
-// How far outside the tolerance, in absolute terms; at most 0 when inside.
+// By how much the difference exceeds the tolerance, in absolute terms; at most 0 when within it.
 double Excess(double actual, double expected, double allowed) {
   if (actual == expected || (std::isnan(actual) && std::isnan(expected))) return 0;
   const double error = std::abs(actual - expected);
   return std::isfinite(error) ? error - allowed : std::numeric_limits<double>::infinity();
 }
 
-// Whether shapes agree; reports when they do not.
+// Returns whether the shapes agree, and reports a failure when they do not.
 bool ExpectSameShape(const TensorView& actual, const TensorView& expected, const std::string& what,
                      const char* file, int line) {
   if (actual.shape() == expected.shape()) return true;

@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_KERNELS_TESTING_COMPARE_H_
 #define TESSERA_TRAINER_KERNELS_TESTING_COMPARE_H_
 
-// Comparison of tensors in tests. A failure is reported at the line of the caller, once per tensor,
-// with the worst element, the number of wrong ones and the errors of the whole.
+// Comparison of tensors in tests. A failure is reported at the caller's line, once per tensor, with
+// the worst element, the number of wrong elements and the overall errors.
 
 #include <cstdint>
 #include <string>
@@ -17,7 +17,7 @@ namespace tessera::testing {
 struct Tolerance {
   double relative = 0;
   double absolute = 0;
-  double of_maximum = 0;  // for sums that cancel: the error is judged by the size of the terms
+  double of_maximum = 0;  // for sums that cancel: relative to the largest element
 };
 
 struct Difference {

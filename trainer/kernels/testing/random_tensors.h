@@ -9,9 +9,9 @@
 
 namespace tessera::testing {
 
-// Random operands for one test. The seed is written to the log of the test; the environment
-// variable TESSERA_TEST_SEED replaces it, so that a failure can be repeated and a suite be run with
-// new numbers. Values are drawn in fp64 and rounded to the dtype.
+// Random operands for one test. The seed is written to the test's log; the environment variable
+// TESSERA_TEST_SEED overrides it, so that a failure can be repeated and a suite run with new
+// numbers. Values are drawn in fp64 and rounded to the dtype.
 class RandomTensors {
  public:
   explicit RandomTensors(uint64_t seed);
