@@ -126,14 +126,14 @@ TEST(ManifestCorruption, OversizedLengths) {
 }
 
 TEST(ManifestCorruption, PayloadThatIsNoMessage) {
-  ExpectDataLoss(Frame("\xFF\xFF\xFF\xFF"), "no Manifest");
+  ExpectDataLoss(Frame("\xFF\xFF\xFF\xFF"), "not a Manifest");
   // A field whose length exceeds the payload, by a little and by 2^63.
   ExpectDataLoss(Frame("\x1A\x05"
                        "ab"),
-                 "no Manifest");
+                 "not a Manifest");
   ExpectDataLoss(Frame("\x1A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F"
                        "ab"),
-                 "no Manifest");
+                 "not a Manifest");
   ExpectDataLoss(Frame(""), "format version");
 }
 
