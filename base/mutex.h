@@ -1,17 +1,85 @@
 #ifndef TESSERA_BASE_MUTEX_H_
 #define TESSERA_BASE_MUTEX_H_
 
+#include <chrono>
 #include <condition_variable>
+#include <mutex>
 #include <shared_mutex>
 
 #include "absl/base/thread_annotations.h"
 
 namespace tessera {
 
-// A reader-writer lock that the compiler's thread-safety analysis understands, as absl::Mutex is,
-// and ThreadSanitizer too, which cannot see into the uninstrumented absl::Mutex of a Debian system
-// and would report every access that one guards as a race.
+// Locks that the compiler's thread-safety analysis understands, as absl::Mutex is, and
+// ThreadSanitizer too, which cannot see into the uninstrumented absl::Mutex of a Debian system and
+// would report every access that one guards as a race. The standard library's own locks are
+// invisible to the analysis.
+//
+// A lambda is a function of its own to the analysis: where it runs under a lock that its caller
+// holds, it says ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) before its body.
 class ABSL_LOCKABLE Mutex {
+ public:
+  void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
+  void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
+
+ private:
+  friend class CondVar;
+  std::mutex mutex_;
+};
+
+// Held until the end of the scope, except between Unlock() and Lock().
+class ABSL_SCOPED_LOCKABLE MutexLock {
+ public:
+  explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
+    mutex_->lock();
+  }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+  ~MutexLock() ABSL_UNLOCK_FUNCTION() {
+    if (held_) mutex_->unlock();
+  }
+
+  void Unlock() ABSL_UNLOCK_FUNCTION() {
+    held_ = false;
+    mutex_->unlock();
+  }
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+    mutex_->lock();
+    held_ = true;
+  }
+
+ private:
+  Mutex* const mutex_;
+  bool held_ = true;
+};
+
+// Waits for another thread's change; to be called in a loop that tests for it. The mutex is released
+// meanwhile.
+class CondVar {
+ public:
+  void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    changed_.wait(lock);
+    lock.release();
+  }
+  // Returns false once it is `deadline`.
+  template <typename Clock, typename Duration>
+  bool WaitUntil(Mutex* mutex, std::chrono::time_point<Clock, Duration> deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    const std::cv_status status = changed_.wait_until(lock, deadline);
+    lock.release();
+    return status == std::cv_status::no_timeout;
+  }
+  void NotifyOne() { changed_.notify_one(); }
+  void NotifyAll() { changed_.notify_all(); }
+
+ private:
+  std::condition_variable changed_;
+};
+
+// Several readers, or one writer.
+class ABSL_LOCKABLE SharedMutex {
  public:
   void lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
@@ -22,22 +90,9 @@ class ABSL_LOCKABLE Mutex {
   std::shared_mutex mutex_;
 };
 
-class ABSL_SCOPED_LOCKABLE MutexLock {
- public:
-  explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
-    mutex_->lock();
-  }
-  MutexLock(const MutexLock&) = delete;
-  MutexLock& operator=(const MutexLock&) = delete;
-  ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_->unlock(); }
-
- private:
-  Mutex* const mutex_;
-};
-
 class ABSL_SCOPED_LOCKABLE ReaderMutexLock {
  public:
-  explicit ReaderMutexLock(Mutex* mutex) ABSL_SHARED_LOCK_FUNCTION(mutex) : mutex_(mutex) {
+  explicit ReaderMutexLock(SharedMutex* mutex) ABSL_SHARED_LOCK_FUNCTION(mutex) : mutex_(mutex) {
     mutex_->lock_shared();
   }
   ReaderMutexLock(const ReaderMutexLock&) = delete;
@@ -45,17 +100,20 @@ class ABSL_SCOPED_LOCKABLE ReaderMutexLock {
   ~ReaderMutexLock() ABSL_UNLOCK_FUNCTION() { mutex_->unlock_shared(); }
 
  private:
-  Mutex* const mutex_;
+  SharedMutex* const mutex_;
 };
 
-// Waits for another thread's change; to be called in a loop that tests for it.
-class CondVar {
+class ABSL_SCOPED_LOCKABLE WriterMutexLock {
  public:
-  void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { changed_.wait(*mutex); }
-  void NotifyOne() { changed_.notify_one(); }
+  explicit WriterMutexLock(SharedMutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
+    mutex_->lock();
+  }
+  WriterMutexLock(const WriterMutexLock&) = delete;
+  WriterMutexLock& operator=(const WriterMutexLock&) = delete;
+  ~WriterMutexLock() ABSL_UNLOCK_FUNCTION() { mutex_->unlock(); }
 
  private:
-  std::condition_variable_any changed_;
+  SharedMutex* const mutex_;
 };
 
 }  // namespace tessera

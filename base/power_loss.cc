@@ -7,16 +7,17 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <regex>
 #include <set>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file_calls.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -46,9 +47,10 @@ std::string ReadWhole(int fd) {
   return contents;
 }
 
-class Recorder final : public FileCallInterceptor {
+// What was done to the files, and what a loss of power could have made of them.
+class Recording {
  public:
-  Recorder(const PowerLossScenario& scenario, const std::string& root, const std::string* dropped)
+  Recording(const PowerLossScenario& scenario, const std::string& root, const std::string* dropped)
       : scenario_(scenario), root_(fs::canonical(root).string()), dropped_(dropped) {
     root_id_ = *Hold(root_);
     WalkLive([&](const NodeId& id, const std::string&, bool is_directory) {
@@ -58,16 +60,15 @@ class Recorder final : public FileCallInterceptor {
         durable_contents_[id] = ReadWhole(held_[id]);
       }
     });
-    SetFileCallInterceptor(this);
   }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
 
-  ~Recorder() override {
-    SetFileCallInterceptor(nullptr);
+  ~Recording() {
     for (const auto& [id, fd] : held_) close(fd);
   }
 
-  int Sync(int fd, absl::FunctionRef<int()> call) override {
-    const std::lock_guard lock(mutex_);
+  int Sync(int fd, absl::FunctionRef<int()> call) {
     const std::optional<std::string> name = NameOf(fd);
     if (!name.has_value()) return call();  // elsewhere
     LookAtPossibleImages(false);
@@ -81,14 +82,12 @@ class Recorder final : public FileCallInterceptor {
     return error;
   }
 
-  int Rename(absl::FunctionRef<int()> call) override {
-    const std::lock_guard lock(mutex_);
+  int Rename(absl::FunctionRef<int()> call) {
     LookAtPossibleImages(false);
     return call();
   }
 
   void NoteChange(const std::string& path) {
-    const std::lock_guard lock(mutex_);
     const size_t slash = path.rfind('/');
     const std::string parent = slash == path.npos ? "" : path.substr(0, slash);
     if (const auto id = Hold(absl::StrCat(root_, "/", parent))) {
@@ -97,7 +96,6 @@ class Recorder final : public FileCallInterceptor {
   }
 
   void Finish(const absl::Status& status) {
-    const std::lock_guard lock(mutex_);
     if (!status.ok()) {
       Problem(absl::StrCat("the code under test failed: ", status.ToString()));
       return;
@@ -106,7 +104,7 @@ class Recorder final : public FileCallInterceptor {
   }
 
   const std::string& problem() const { return problem_; }
-  std::vector<std::string> syncs() const { return syncs_; }
+  const std::vector<std::string>& syncs() const { return syncs_; }
 
  private:
   // One thing that is either as it is durable or as it is now.
@@ -311,7 +309,6 @@ class Recorder final : public FileCallInterceptor {
   const std::string root_;
   const std::string* const dropped_;
   NodeId root_id_;
-  std::mutex mutex_;  // of all that follows, once calls are intercepted
   std::map<NodeId, int> held_;
   std::set<NodeId> directories_;
   std::map<NodeId, std::string> durable_contents_;
@@ -321,6 +318,45 @@ class Recorder final : public FileCallInterceptor {
   std::vector<std::string> syncs_;
   std::mt19937_64 random_{12345};
   std::string problem_;
+};
+
+// Records what this process does to its files, one call at a time.
+class Recorder final : public FileCallInterceptor {
+ public:
+  Recorder(const PowerLossScenario& scenario, const std::string& root, const std::string* dropped)
+      : recording_(scenario, root, dropped) {
+    SetFileCallInterceptor(this);
+  }
+  ~Recorder() override { SetFileCallInterceptor(nullptr); }
+
+  int Sync(int fd, absl::FunctionRef<int()> call) override {
+    const MutexLock lock(&mutex_);
+    return recording_.Sync(fd, call);
+  }
+  int Rename(absl::FunctionRef<int()> call) override {
+    const MutexLock lock(&mutex_);
+    return recording_.Rename(call);
+  }
+  void NoteChange(const std::string& path) {
+    const MutexLock lock(&mutex_);
+    recording_.NoteChange(path);
+  }
+  void Finish(const absl::Status& status) {
+    const MutexLock lock(&mutex_);
+    recording_.Finish(status);
+  }
+  std::string problem() const {
+    const MutexLock lock(&mutex_);
+    return recording_.problem();
+  }
+  std::vector<std::string> syncs() const {
+    const MutexLock lock(&mutex_);
+    return recording_.syncs();
+  }
+
+ private:
+  mutable Mutex mutex_;
+  Recording recording_ ABSL_GUARDED_BY(mutex_);
 };
 
 Recorder* recorder = nullptr;  // of the scenario that runs

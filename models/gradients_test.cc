@@ -5,7 +5,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "models/model.h"
+#include "models/layers/model.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
 #include "trainer/kernels/reference/reference_backend.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 #include "models/layers/parameter.h"
 #include "models/llmc_files/info.h"
 #include "models/llmc_files/tensors.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "models/model.h"
+#include "models/layers/model.h"
 #include "models/model_config.h"
 #include "models/testing/test_model.h"
 #include "trainer/comm/threads/thread_world.h"

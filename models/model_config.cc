@@ -1,7 +1,7 @@
 #include "models/model_config.h"
 
 #include <algorithm>
-#include <numeric>
+#include <cmath>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -64,11 +64,6 @@ absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config) {
   return resolved;
 }
 
-int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards) {
-  const int64_t multiple = std::lcm(config.make_vocab_size_divisible_by(), shards);
-  return (config.vocab_size() + multiple - 1) / multiple * multiple;
-}
-
 int64_t ParameterCount(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const int64_t vocabulary = config.vocab_size() * c;
@@ -80,6 +75,16 @@ int64_t ParameterCount(const ModelConfig& config) {
   const int64_t block = c * (c + 2 * kv) + c * c + 3 * c * f + 2 * c;
   return (config.untie_embeddings_and_output_weights() ? 2 : 1) * vocabulary +
          config.num_layers() * block + c;
+}
+
+int64_t HeadInLayers(const ModelConfig& model) {
+  const double c = static_cast<double>(model.hidden_size());
+  const double f = static_cast<double>(model.ffn_hidden_size());
+  const double kv = c / static_cast<double>(model.num_attention_heads()) *
+                    static_cast<double>(model.num_query_groups());
+  const double mlp_matrices = model.architecture() == ModelConfig::LLAMA3 ? 3 : 2;
+  const double layer = 2 * c * c + 2 * c * kv + mlp_matrices * c * f;
+  return std::llround(static_cast<double>(model.vocab_size()) * c / layer);
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 
 namespace tessera {
 
@@ -19,12 +19,12 @@ std::vector<std::string_view> ModelSizeNames();
 // its value.
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 
-// Rows of the token embedding in memory, over all ranks: a multiple of make_vocab_size_divisible_by
-// and of the number of virtual tensor shards. Precondition (here and below): resolved.
-int64_t PaddedVocabSize(const ModelConfig& config, int64_t shards = 1);
-
-// Weights of the unsharded model, padding excluded, tied parameters once.
+// Weights of the unsharded model, padding excluded, tied parameters once. Precondition (here and
+// below): resolved.
 int64_t ParameterCount(const ModelConfig& config);
+
+// What a model's head costs in time, counted in layers: by the weights in matrix products, rounded.
+int64_t HeadInLayers(const ModelConfig& model);
 
 }  // namespace tessera
 

@@ -7,7 +7,8 @@
 
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
-#include "models/model.h"
+#include "models/config/padded_vocab_size.h"
+#include "models/layers/model.h"
 #include "models/testing/profiling_backend.h"
 #include "models/testing/test_model.h"
 #include "trainer/kernels/reference/reference_backend.h"
@@ -24,6 +25,18 @@ ModelConfig Named(const std::string& size) {
 }
 
 // The counts that Hugging Face's models report.
+// GPT-2 124M's head costs as much as five layers.
+TEST(ModelConfigTest, TheHeadCountsAsLayers) {
+  ModelConfig gpt2;
+  gpt2.set_architecture(ModelConfig::GPT2);
+  gpt2.set_hidden_size(768);
+  gpt2.set_ffn_hidden_size(4 * 768);
+  gpt2.set_num_attention_heads(12);
+  gpt2.set_num_query_groups(12);
+  gpt2.set_vocab_size(50257);
+  EXPECT_EQ(HeadInLayers(gpt2), 5);
+}
+
 TEST(ModelConfigTest, NamedSizesHaveTheirPublishedParameterCounts) {
   const struct {
     std::string size;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "models/model.h"
+#include "models/layers/model.h"
 #include "models/testing/test_model.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/reference/reference_backend.h"

@@ -3,30 +3,30 @@
 
 // Ranks as threads of one process, for tests.
 
+#include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "checkpoint/collective/process_group.h"
 
 namespace tessera::ckpt {
 
-// What the ranks of one group share. The standard library's locks, which ThreadSanitizer
-// understands; the system's Abseil is not built for it.
+// What the ranks of one group share.
 class ThreadGroupHub {
  public:
   explicit ThreadGroupHub(int size) : size_(size) {}
@@ -37,21 +37,22 @@ class ThreadGroupHub {
   absl::StatusOr<std::vector<std::string>> Exchange(int64_t operation, int rank,
                                                     std::string_view message, bool wait_for_all,
                                                     bool wait_for_rank_0, absl::Duration deadline) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     Operation& state = operations_[operation];
     state.messages.resize(size_);
     state.arrived.resize(size_);
     state.messages[rank] = std::string(message);
     state.arrived[rank] = true;
-    arrival_.notify_all();
+    arrival_.NotifyAll();
     const auto complete = [&] {
       if (wait_for_rank_0 && !state.arrived[0]) return false;
-      for (int r = 0; wait_for_all && r < size_; ++r) {
-        if (!state.arrived[r]) return false;
-      }
-      return true;
+      return !wait_for_all ||
+             std::find(state.arrived.begin(), state.arrived.end(), false) == state.arrived.end();
     };
-    if (!arrival_.wait_until(lock, Until(deadline), complete)) {
+    const auto until = Until(deadline);
+    bool in_time = true;
+    while (in_time && !complete()) in_time = arrival_.WaitUntil(&mutex_, until);
+    if (!complete()) {
       std::string missing;
       for (int r = 0; r < size_; ++r) {
         if (!state.arrived[r]) absl::StrAppend(&missing, missing.empty() ? "" : ", ", r);
@@ -77,7 +78,7 @@ class ThreadGroupHub {
   using Pair = std::pair<int, int>;  // source and destination
 
   void Start(Pair pair, const std::shared_ptr<Side>& side) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     Queue& queue = queues_[pair];
     (side->to == nullptr ? queue.sends : queue.receives).push_back(side);
     while (!queue.sends.empty() && !queue.receives.empty()) {
@@ -93,17 +94,20 @@ class ThreadGroupHub {
       queue.sends.pop_front();
       queue.receives.pop_front();
     }
-    arrival_.notify_all();
+    arrival_.NotifyAll();
   }
 
   absl::Status Wait(const Side& side, int peer, absl::Duration deadline) {
-    std::unique_lock lock(mutex_);
-    if (arrival_.wait_until(lock, Until(deadline), [&] { return side.done; })) return side.status;
+    MutexLock lock(&mutex_);
+    const auto until = Until(deadline);
+    bool in_time = true;
+    while (in_time && !side.done) in_time = arrival_.WaitUntil(&mutex_, until);
+    if (side.done) return side.status;
     return absl::DeadlineExceededError(absl::StrCat("missing ranks: ", peer));
   }
 
   void Withdraw(Pair pair, const std::shared_ptr<Side>& side) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     std::erase(queues_[pair].sends, side);
     std::erase(queues_[pair].receives, side);
   }
@@ -123,10 +127,10 @@ class ThreadGroupHub {
   }
 
   const int size_;
-  std::mutex mutex_;
-  std::condition_variable arrival_;
-  std::map<int64_t, Operation> operations_;  // under mutex_
-  std::map<Pair, Queue> queues_;             // under mutex_
+  Mutex mutex_;
+  CondVar arrival_;
+  std::map<int64_t, Operation> operations_ ABSL_GUARDED_BY(mutex_);
+  std::map<Pair, Queue> queues_ ABSL_GUARDED_BY(mutex_);
 };
 
 class ThreadProcessGroup final : public ProcessGroup {

@@ -1,15 +1,15 @@
 #include "checkpoint/load/shared_reader.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <tuple>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "base/checked_math.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 
@@ -180,15 +180,16 @@ class SharedReader::Session {
     alone_ = threads.empty();
     const absl::Status exchanged = Exchange();
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (!exchanged.ok()) stop_ = true;
       released_ = r_.own_.size();
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (alone_) Work(0);
     for (std::thread& thread : threads) thread.join();
     sends_.clear();
     posted_.clear();
+    const MutexLock lock(&mutex_);
     TESSERA_RETURN_IF_ERROR(error_);
     return exchanged;
   }
@@ -202,7 +203,7 @@ class SharedReader::Session {
 
   // Pieces that others wait for come first; those of our own while there is no buffer for one.
   std::optional<Task> NextTask() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     while (true) {
       if (stop_) return std::nullopt;
       const bool own_left = next_own_ < r_.own_.size();
@@ -210,7 +211,7 @@ class SharedReader::Session {
         return Task{true, next_own_++};
       if (error_.ok() && next_private_ < r_.private_.size()) return Task{false, next_private_++};
       if (!own_left) return std::nullopt;
-      changed_.wait(lock);
+      changed_.Wait(&mutex_);
     }
   }
 
@@ -223,15 +224,15 @@ class SharedReader::Session {
     std::byte* const buffer = task.own ? OwnBuffer(task.index) : r_.private_buffers_[worker].data();
     absl::Status status = HasFailed() ? absl::CancelledError("after another error")
                                       : r_.reader_.ReadAndPlace(piece, buffer);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (status.ok()) r_.counters_.bytes_read += piece.size();
     if (task.own) done_[task.index] = status.ok() ? Done::kGood : Done::kFailed;
     if (error_.ok()) error_ = std::move(status);
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   bool HasFailed() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     return !error_.ok();
   }
 
@@ -301,17 +302,17 @@ class SharedReader::Session {
 
   // Returns whether the piece was read. Its buffer and those of pieces after it are free before.
   bool WaitForOwn(size_t index) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     released_ = index;
-    changed_.notify_all();
+    changed_.NotifyAll();
     while (done_[index] == Done::kNot) {
       if (!alone_) {
-        changed_.wait(lock);
+        changed_.Wait(&mutex_);
         continue;
       }
-      lock.unlock();
+      lock.Unlock();
       if (const std::optional<Task> task = NextTask()) DoTask(0, *task);
-      lock.lock();
+      lock.Lock();
     }
     return done_[index] == Done::kGood;
   }
@@ -354,15 +355,14 @@ class SharedReader::Session {
   ProcessGroup& group_;
   const absl::Duration deadline_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // All under mutex_.
-  std::vector<Done> done_;  // of own pieces
-  size_t next_own_ = 0;
-  size_t next_private_ = 0;
-  size_t released_ = 0;  // own pieces whose buffers are free again
-  bool stop_ = false;
-  absl::Status error_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);  // of own pieces
+  size_t next_own_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t next_private_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t released_ ABSL_GUARDED_BY(mutex_) = 0;  // own pieces whose buffers are free again
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
 
   // The exchanging thread's.
   bool alone_ = false;  // there is no other: it reads, too

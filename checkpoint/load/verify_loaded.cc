@@ -4,16 +4,17 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/collective/agree.h"
@@ -81,25 +82,41 @@ LogicalDigest DigestPart(const Shape& shape, const Destination& destination, con
                    destination.element_bytes);
 }
 
+// Sums of digests to which several threads add.
+class DigestSums {
+ public:
+  explicit DigestSums(size_t count) : sums_(count) {}
+  void Add(size_t i, const LogicalDigest& digest) {
+    const MutexLock lock(&mutex_);
+    sums_[i] += digest;
+  }
+  LogicalDigest Get(size_t i) const {
+    const MutexLock lock(&mutex_);
+    return sums_[i];
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<LogicalDigest> sums_ ABSL_GUARDED_BY(mutex_);
+};
+
 // Digests of all that is held, as rank 0 is told.
 std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
   std::vector<Task> tasks;
-  std::vector<LogicalDigest> sums(all.size());
+  DigestSums sums(all.size());
   for (size_t h = 0; h < all.size(); ++h) {
     if (all[h].digest != nullptr) {
-      sums[h] = all[h].digest->sum();
+      sums.Add(h, all[h].digest->sum());
       continue;
     }
     CutIntoTasks(h, all[h].box, static_cast<int64_t>(all[h].destination->element_bytes), tasks);
   }
-  std::mutex mutex;
   RunTasks(threads, tasks.size(), [&](int, size_t i) {
     const Held& held = all[tasks[i].held];
     const LogicalDigest digest =
         DigestPart(GlobalShape(manifest.tensors(static_cast<int>(held.saved_tensor))),
                    *held.destination, tasks[i].box);
-    const std::lock_guard lock(mutex);
-    sums[tasks[i].held] += digest;
+    sums.Add(tasks[i].held, digest);
     return absl::OkStatus();
   }).IgnoreError();  // no task fails
   LoadedBoxes report;
@@ -108,8 +125,8 @@ std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, in
     box.set_saved_tensor(all[h].saved_tensor);
     box.mutable_offset()->Add(all[h].box.global_offset.begin(), all[h].box.global_offset.end());
     box.mutable_shape()->Add(all[h].box.shape.begin(), all[h].box.shape.end());
-    box.mutable_digest()->set_lo(sums[h].lo);
-    box.mutable_digest()->set_hi(sums[h].hi);
+    box.mutable_digest()->set_lo(sums.Get(h).lo);
+    box.mutable_digest()->set_hi(sums.Get(h).hi);
   }
   return report.SerializeAsString();
 }

@@ -5,16 +5,17 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/checked_math.h"
 #include "base/crc32c.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 #include "base/units.h"
@@ -182,7 +183,12 @@ class Rewriter {
     return std::move(write_report_);
   }
 
-  const RewriteReport& report() const { return report_; }
+  RewriteReport report() const {
+    RewriteReport report = report_;
+    const MutexLock lock(&mutex_);
+    report.bytes_written = bytes_written_;
+    return report;
+  }
 
  private:
   using Digests = std::vector<LogicalDigest>;
@@ -379,9 +385,9 @@ class Rewriter {
       Check(piece, digests_[worker]);
       TESSERA_RETURN_IF_ERROR(InPhase(
           kWriting, piece.file->file->WriteAt(piece.begin, {piece.data, piece.end - piece.begin})));
-      const std::lock_guard lock(mutex_);
-      report_.bytes_written += piece.end - piece.begin;
-      if (options_.progress) options_.progress(report_.bytes_written, total_bytes_);
+      const MutexLock lock(&mutex_);
+      bytes_written_ += piece.end - piece.begin;
+      if (options_.progress) options_.progress(bytes_written_, total_bytes_);
       return absl::OkStatus();
     });
   }
@@ -453,8 +459,9 @@ class Rewriter {
   std::vector<Digests> digests_;        // of each writing worker, by planned tensor
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;
-  std::mutex mutex_;  // of the report's bytes_written, and the progress
-  RewriteReport report_;
+  RewriteReport report_;  // but for bytes_written
+  mutable Mutex mutex_;   // held for each call of options_.progress, too
+  uint64_t bytes_written_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace

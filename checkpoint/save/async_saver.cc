@@ -2,15 +2,15 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/thread_priority.h"
 #include "base/threads.h"
 #include "checkpoint/collective/watched_group.h"
@@ -47,10 +47,10 @@ class AsyncSaver::Background {
 
   ~Background() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       stopping_ = true;
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (thread_.joinable()) thread_.join();
   }
 
@@ -58,11 +58,11 @@ class AsyncSaver::Background {
 
   void Start(const Metadata& metadata, const StateDict& state) {
     const Clock::time_point start = Clock::now();
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     const bool skip =
         saves_in_flight_ > 0 && options_.when_busy == AsyncSaveOptions::WhenBusy::kSkip;
-    if (!skip) changed_.wait(lock, [&] { return saves_in_flight_ == 0; });
-    lock.unlock();
+    while (!skip && saves_in_flight_ > 0) changed_.Wait(&mutex_);
+    lock.Unlock();
     Request request = {Kind::kSkip, Metadata(), StateDict(), start};
     request.metadata.mutable_trainer()->set_step(metadata.trainer().step());
     if (!skip) request = {Kind::kSave, metadata, state, start};
@@ -73,16 +73,16 @@ class AsyncSaver::Background {
   void Wait(const std::function<void(DataWriter&)>& wait) {
     if (!reads_state_.load(std::memory_order_acquire)) return;
     const Clock::time_point start = Clock::now();
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !reads_state_ || writer_ != nullptr; });
+    MutexLock lock(&mutex_);
+    while (reads_state_ && writer_ == nullptr) changed_.Wait(&mutex_);
     const std::shared_ptr<DataWriter> writer = writer_;
-    lock.unlock();
+    lock.Unlock();
     if (writer != nullptr) wait(*writer);
     AddBlocked(start);
   }
 
   std::optional<SaveOutcome> Poll() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (outcomes_.empty()) return std::nullopt;
     SaveOutcome outcome = std::move(outcomes_.front());
     outcomes_.pop_front();
@@ -90,10 +90,10 @@ class AsyncSaver::Background {
   }
 
   void WaitUntilIdle() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     ++idle_waiters_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    changed_.NotifyAll();
+    while (!queue_.empty() || busy_) changed_.Wait(&mutex_);
     --idle_waiters_;
   }
 
@@ -120,7 +120,7 @@ class AsyncSaver::Background {
 
   void Enqueue(Request request) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (request.kind != Kind::kPrepare) ++saves_in_flight_;
       if (request.kind == Kind::kSave) {
         reads_state_ = true;
@@ -128,7 +128,7 @@ class AsyncSaver::Background {
       }
       queue_.push_back(std::move(request));
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (!TryToStartThread()) HandleNext();
   }
 
@@ -139,28 +139,28 @@ class AsyncSaver::Background {
   void Work() {
     background_id_ = std::this_thread::get_id();
     LowerThreadPriority(options_.nice, options_.idle_io_priority);
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      while (!stopping_ && queue_.empty()) changed_.Wait(&mutex_);
       if (queue_.empty()) return;
-      lock.unlock();
+      lock.Unlock();
       HandleNext();
-      lock.lock();
+      lock.Lock();
     }
   }
 
   // Precondition: there is one. By thread_ or, where there is none, by whoever asks.
   void HandleNext() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(&mutex_);
     const Request request = std::move(queue_.front());
     queue_.pop_front();
     busy_ = true;
-    lock.unlock();
+    lock.Unlock();
     std::optional<SaveOutcome> outcome = Handle(request);
-    lock.lock();
+    lock.Lock();
     busy_ = false;
     if (outcome) Conclude(request, *std::move(outcome));
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   std::optional<SaveOutcome> Handle(const Request& request) {
@@ -184,9 +184,9 @@ class AsyncSaver::Background {
     if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
     absl::StatusOr<SaveReport> report =
         RunSave(context_, request.metadata, request.state, [&](std::shared_ptr<DataWriter> writer) {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(&mutex_);
           writer_ = std::move(writer);
-          changed_.notify_all();
+          changed_.NotifyAll();
         });
     if (report.ok()) {
       AddTimes(request, *report);
@@ -213,12 +213,21 @@ class AsyncSaver::Background {
       left = staging_.Prefault();
       const std::chrono::duration<double> used(ThreadProcessorSeconds() - processor_start);
       const bool wanted = Clock::now() - start > 1.5 * used;
-      std::unique_lock lock(mutex_);
-      if (changed_.wait_for(lock, wanted ? kPoliteness * used : 0 * used,
-                            [&] { return stopping_ || idle_waiters_ > 0 || !queue_.empty(); })) {
+      if (IsNeeded(Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      wanted ? kPoliteness * used : 0 * used))) {
         return;
       }
     }
+  }
+
+  // Waits until `deadline` for something else to do; returns whether there is.
+  bool IsNeeded(Clock::time_point deadline) {
+    const MutexLock lock(&mutex_);
+    bool in_time = true;
+    while (in_time && !stopping_ && idle_waiters_ == 0 && queue_.empty()) {
+      in_time = changed_.WaitUntil(&mutex_, deadline);
+    }
+    return stopping_ || idle_waiters_ > 0 || !queue_.empty();
   }
 
   // RunSave() counts from when it was called.
@@ -229,8 +238,7 @@ class AsyncSaver::Background {
     report.blocked_seconds = blocked_ns_ * 1e-9;
   }
 
-  // Under the lock.
-  void Conclude(const Request& request, SaveOutcome outcome) {
+  void Conclude(const Request& request, SaveOutcome outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (request.kind == Kind::kSave) {
       reads_state_ = false;
       writer_ = nullptr;
@@ -246,15 +254,17 @@ class AsyncSaver::Background {
   StagingPool staging_;
   const SaveContext context_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;  // of anything below
-  std::deque<Request> queue_;
-  bool busy_ = false;
-  bool stopping_ = false;
-  int idle_waiters_ = 0;
-  int saves_in_flight_ = 0;             // skipped ones included, until their outcomes are known
-  std::shared_ptr<DataWriter> writer_;  // once it is known what the save in flight copies
-  std::deque<SaveOutcome> outcomes_;
+  Mutex mutex_;
+  CondVar changed_;  // any guarded member, or reads_state_
+  std::deque<Request> queue_ ABSL_GUARDED_BY(mutex_);
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  int idle_waiters_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Skipped ones included, until their outcomes are known.
+  int saves_in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Once it is known what the save in flight copies.
+  std::shared_ptr<DataWriter> writer_ ABSL_GUARDED_BY(mutex_);
+  std::deque<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> reads_state_ = false;  // a save is in flight whose copy may not be complete
   std::atomic<int64_t> blocked_ns_ = 0;    // of the save in flight
 

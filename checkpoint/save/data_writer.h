@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,48 +14,39 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/plan/state_dict.h"
+#include "checkpoint/save/copy_order.h"
+#include "checkpoint/save/copy_policy.h"
+#include "checkpoint/save/memory_index.h"
 #include "checkpoint/save/output_file.h"
 #include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/save/staging_buffers.h"
+#include "checkpoint/save/staging_layout.h"
 #include "checkpoint/save/staging_pool.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 
-struct DataWriterOptions {
-  uint32_t chunk_bytes;  // of checksums
-  int io_threads;
-  // 0: a buffer for each thread, which copies a piece and writes it. Otherwise buffers for
-  // everything, of which new ones are touched where somebody waits for the copy only, and so many
-  // of the threads copy, at once, while nobody does.
-  int copy_ahead_threads;
-  uint64_t staging_bytes;  // at most, or one chunk
-};
-
 // Writes the data files that a plan gives to one rank and makes their contents and names durable.
 //
 // The files are cut into pieces. Each is copied from the state into staging memory, checksummed and
-// digested, and written. While nobody waits, copying goes ahead of writing as far as staging memory
-// was touched before, else at the pace of the disk: to touch new memory can cost several times what
-// the copy does. Where somebody waits, all staging memory is used, and the copy ends as fast as
-// memory allows. Where nobody waits for it a piece is checked while it is being copied and in the
-// cache, else before it is written.
+// digested, and written. When a thread copies and when it writes is CopyPolicy's decision; which
+// piece comes next, CopyOrder's.
 //
-// Run() works with threads of its own, with fewer where the system gives no more; who wants to change the state meanwhile waits with
-// WaitUntilCopied(). Both may outlive the arguments of Make(), except the state's memory, the
-// storage and the pool.
+// Run() works with threads of its own, with fewer where the system gives no more; a thread that is
+// about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of Make(),
+// except the state's memory, the storage and the pool.
 class DataWriter {
  public:
   // Reserves staging memory: ResourceExhausted where there is none.
   static absl::StatusOr<std::shared_ptr<DataWriter>> Make(
       Storage& storage, std::string_view directory, const StateDict& state, const LocalPlan& local,
       const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool);
-
-  // What Make() asks the pool for.
-  static StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options);
 
   // Once. Returns checksums of all chunks and the digests of what was written. An error names phase
   // and file. Nothing reads the state or uses the pool once this returned.
@@ -71,7 +61,10 @@ class DataWriter {
   std::optional<std::chrono::steady_clock::time_point> copied_at() const;
 
   // Of Run()'s threads. After Run().
-  double processor_seconds() const { return processor_seconds_; }
+  double processor_seconds() const {
+    const MutexLock lock(&mutex_);
+    return processor_seconds_;
+  }
 
  private:
   enum class PieceState : uint8_t { kPending, kCopying, kCopied };
@@ -80,7 +73,7 @@ class DataWriter {
   struct File {
     OutputFile contents;
     std::vector<uint32_t> crcs;
-    size_t pieces_left = 0;  // under mutex_
+    size_t pieces_left = 0;  // not yet written; under mutex_ once Run() works
     std::once_flag created;
     absl::Status create_status;
     std::unique_ptr<WritableFile> file;
@@ -95,34 +88,35 @@ class DataWriter {
     std::byte* buffer = nullptr;
   };
 
-  // Memory that a piece is copied from.
-  struct MemoryRange {
-    const std::byte* first;
-    const std::byte* last;
-    size_t piece;
-  };
-
-  using Lock = std::unique_lock<std::mutex>;
   using Digests = std::vector<LogicalDigest>;
 
   DataWriter(Storage& storage, std::string_view directory, const DataWriterOptions& options,
              StagingPool& pool)
-      : storage_(storage), directory_(directory), options_(options), pool_(pool) {}
+      : storage_(storage),
+        directory_(directory),
+        options_(options),
+        policy_(options),
+        pool_(pool) {}
 
-  absl::Status CutIntoPieces(const StateDict& state, const LocalPlan& local, const RankPlan& plan);
-  void CutBuffers(uint64_t stride_bytes);
-  void IndexMemory();
-  std::vector<size_t> PiecesIn(const std::byte* data, uint64_t size_bytes) const;
+  absl::Status CutIntoPieces(const StateDict& state, const LocalPlan& local, const RankPlan& plan)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutBuffers(uint64_t stride_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForPieces(const std::vector<size_t>& pieces);
 
   void Work(Digests& digests);
-  bool MayCopy() const;
-  bool MayTouch() const;
-  std::byte* TakeBuffer();
-  bool Over() const { return !error_.ok() || pieces_left_ == 0; }
-  std::optional<size_t> NextToCopy();
-  void CopyPiece(Lock& lock, Piece& piece, Digests* digests);
-  absl::Status WritePiece(Lock& lock, Piece& piece, Digests& digests);
+  CopyLoad Load() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !error_.ok() || pieces_left_ == 0;
+  }
+  bool IsPending(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return pieces_[piece].state == PieceState::kPending;
+  }
+  bool IsReleased(size_t piece) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<size_t> NextToCopy() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Both release the mutex meanwhile.
+  void CopyPiece(size_t index, Digests* digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WritePiece(Piece& piece, Digests& digests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CopyBytes(const Piece& piece, Digests* digests) const;
   absl::Status WriteToFile(const Piece& piece);
   void ExtendChecksums(File& file, uint64_t offset, std::span<const std::byte> bytes) const;
   WriteReport Report() const;
@@ -130,30 +124,28 @@ class DataWriter {
   Storage& storage_;
   const std::string directory_;
   const DataWriterOptions options_;
+  const CopyPolicy policy_;
   StagingPool& pool_;  // of the thread that calls Make() and Run()
   DigestSlots slots_;
-  uint64_t stride_bytes_ = 0;  // from buffer to buffer
   std::deque<File> files_;
-  std::vector<MemoryRange> memory_;            // ascending by first
-  std::vector<const std::byte*> memory_ends_;  // the largest `last` of memory_[0..i]
-  std::vector<Digests> digests_;               // one for each thread of Run()
+  MemoryIndex memory_;
+  std::vector<Digests> digests_;  // one for each thread of Run()
+  size_t piece_count_ = 0;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;  // of anything below
-  std::vector<Piece> pieces_;
-  std::deque<size_t> wanted_;  // waited for; copied first
-  size_t next_ = 0;            // no piece before it is pending
-  std::deque<size_t> copied_;  // to be written
-  std::vector<std::byte*> free_;
-  std::span<std::byte> untouched_;  // from here on buffers lie that were never used
-  int waiters_ = 0;
-  int copying_ = 0;  // pieces, by whomever
-  int writing_ = 0;
-  size_t pieces_to_copy_ = 0;
-  size_t pieces_left_ = 0;  // not yet written
-  double processor_seconds_ = 0;
-  absl::Status error_;
-  std::optional<std::chrono::steady_clock::time_point> copied_at_;
+  mutable Mutex mutex_;
+  CondVar changed_;  // any guarded member
+  std::vector<Piece> pieces_ ABSL_GUARDED_BY(mutex_);
+  CopyOrder order_ ABSL_GUARDED_BY(mutex_);
+  std::deque<size_t> copied_ ABSL_GUARDED_BY(mutex_);  // to be written
+  StagingBuffers buffers_ ABSL_GUARDED_BY(mutex_);
+  int waiters_ ABSL_GUARDED_BY(mutex_) = 0;
+  int copying_ ABSL_GUARDED_BY(mutex_) = 0;  // pieces, by Run()'s threads and by waiters
+  int writing_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t pieces_to_copy_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t pieces_left_ ABSL_GUARDED_BY(mutex_) = 0;  // not yet written
+  double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  std::optional<std::chrono::steady_clock::time_point> copied_at_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> released_ = false;  // everything is copied, or Run() is over
 };
 

@@ -13,6 +13,7 @@
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/phase.h"
 #include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/save/staging_layout.h"
 #include "checkpoint/storage/pieces.h"
 
 // The commit protocol
@@ -171,7 +172,7 @@ absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
              if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
              return std::string();
            }));
-  return context.staging.Reserve(DataWriter::NeededStaging(task.plan, WriterOptions(context)));
+  return context.staging.Reserve(NeededStaging(task.plan, WriterOptions(context)));
 }
 
 }  // namespace tessera::ckpt

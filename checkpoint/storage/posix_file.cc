@@ -55,20 +55,20 @@ absl::Status PosixWritableFile::CutReservation() {
 
 absl::Status PosixWritableFile::Sync() {
   {
-    MutexLock lock(&mutex_);
+    WriterMutexLock lock(&mutex_);
     if (closed_) return ClosedStatus("Sync", name_);
     if (!sync_status_.ok()) return sync_status_;
     if (absl::Status status = CutReservation(); !status.ok()) return status;
   }
   // Not locked, so that writes can continue meanwhile.
   const int error = SyncContents(file_.fd());
-  MutexLock lock(&mutex_);
+  WriterMutexLock lock(&mutex_);
   if (error != 0) sync_status_ = ErrnoStatus(error, "Sync", name_);
   return sync_status_;
 }
 
 absl::Status PosixWritableFile::Close() {
-  MutexLock lock(&mutex_);
+  WriterMutexLock lock(&mutex_);
   if (closed_) return ClosedStatus("Close", name_);
   closed_ = true;
   const absl::Status status = CutReservation();

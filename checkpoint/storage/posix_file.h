@@ -33,7 +33,7 @@ class PosixWritableFile final : public WritableFile {
 
   const std::string name_;
   // Held shared by writes, exclusively by operations that change the length.
-  Mutex mutex_;
+  SharedMutex mutex_;
   DualFile file_;
   uint64_t reserved_bytes_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

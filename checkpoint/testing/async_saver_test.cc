@@ -5,16 +5,15 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/test_seed.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
@@ -56,20 +55,20 @@ class Gate {
   // For FaultInjectingStorage::FailWhere(): matches nothing, but may take its time.
   bool Pass(const Operation& operation) {
     if (operation.kind != OperationKind::kWriteAt) return false;
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [&] { return open_; });
+    MutexLock lock(&mutex_);
+    while (!open_) opened_.Wait(&mutex_);
     return false;
   }
   void Open() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     open_ = true;
-    opened_.notify_all();
+    opened_.NotifyAll();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = false;
+  Mutex mutex_;
+  CondVar opened_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 class AsyncSaverTest : public testing::Test {

@@ -4,14 +4,15 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/crc32c.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/directory/damage.h"
@@ -70,6 +71,7 @@ class Verifier {
   }
 
   VerifyReport Finish() && {
+    const MutexLock lock(&mutex_);
     std::ranges::stable_sort(report_.damage, {}, [](const Damage& d) {
       return std::pair(std::string_view(d.file), d.offset_bytes);
     });
@@ -77,20 +79,22 @@ class Verifier {
   }
 
  private:
-  void Report(Damage damage) { report_.damage.push_back(std::move(damage)); }
+  void Report(Damage damage) {
+    const MutexLock lock(&mutex_);
+    report_.damage.push_back(std::move(damage));
+  }
 
   // What is in a data file, where there can be much of it. Nothing is made of what is not reported.
   template <typename MakeDamage>
   void ReportInFile(uint32_t file_index, const MakeDamage& make_damage) {
     size_t count;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       count = ++damage_per_file_[file_index];
     }
     if (count > kMaxDamagePerFile) return;
     Damage damage = make_damage();
     if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
-    const std::lock_guard lock(mutex_);
     Report(std::move(damage));
   }
 
@@ -181,7 +185,10 @@ class Verifier {
   }
 
   void PrepareDigests() {
-    sums_.resize(manifest_.tensors_size());
+    {
+      const MutexLock lock(&mutex_);
+      sums_.resize(manifest_.tensors_size());
+    }
     sources_.resize(manifest_.files_size());
     for (int f = 0; f < manifest_.files_size(); ++f) {
       for (const FileMap::Extent& extent : map_.extents(f)) {
@@ -262,7 +269,7 @@ class Verifier {
       if (whole) CheckChunk(piece.file_index, at / chunk_bytes, {data, end - at});
       if (digests_) AddToDigests(piece.file_index, at, end, data);
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     report_.bytes_read += piece.end - piece.begin;
     if (progress_) progress_(report_.bytes_read, total);
     return absl::OkStatus();
@@ -285,12 +292,13 @@ class Verifier {
       const int64_t last = (std::min(end, source->end) - source->begin) / size;
       const std::byte* const from = data + (first_byte - begin);
       const LogicalDigest digest = DigestRuns(source->global, first, last, from, size);
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(&mutex_);
       sums_[source->tensor] += digest;
     }
   }
 
   void CompareDigests() {
+    const MutexLock lock(&mutex_);
     for (int t = 0; t < manifest_.tensors_size(); ++t) {
       const LogicalTensor& tensor = manifest_.tensors(t);
       if (!tensor.alias_of().empty()) continue;
@@ -303,9 +311,10 @@ class Verifier {
         ++report_.digests_verified;
         continue;
       }
-      Report({std::string(kManifestFileName), 0, tensor.name(),
-              absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
-                              expected.lo, sums_[t].hi, sums_[t].lo)});
+      report_.damage.push_back(
+          {std::string(kManifestFileName), 0, tensor.name(),
+           absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
+                           expected.lo, sums_[t].hi, sums_[t].lo)});
     }
   }
 
@@ -317,10 +326,10 @@ class Verifier {
   const std::function<void(uint64_t, uint64_t)>& progress_;
   std::vector<std::unique_ptr<ReadableFile>> files_;  // null where one is missing
   std::vector<std::vector<DigestSource>> sources_;    // by file, ascending
-  std::mutex mutex_;                                  // of what follows, while threads read
-  std::vector<LogicalDigest> sums_;
-  std::vector<size_t> damage_per_file_;
-  VerifyReport report_;
+  Mutex mutex_;
+  std::vector<LogicalDigest> sums_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> damage_per_file_ ABSL_GUARDED_BY(mutex_);
+  VerifyReport report_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 
 namespace tessera::gpt2 {
 

@@ -1,8 +1,9 @@
 #include "models/gpt2/llmc.h"
 
 #include "absl/strings/str_cat.h"
+#include "models/config/padded_vocab_size.h"
+#include "models/gpt2/config.h"
 #include "models/gpt2/names.h"
-#include "models/model_config.h"
 
 namespace tessera::gpt2 {
 namespace {
@@ -44,9 +45,11 @@ absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcReader& reader, int64_t ele
   config.set_hidden_size(header[kChannels]);
   config.set_make_vocab_size_divisible_by(
       VocabularyMultiple(header[kVocabulary], header[kPaddedVocabulary]));
-  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
-  if (!resolved.ok()) return reader.Corrupt(std::string(resolved.status().message()));
-  return resolved;
+  FillDefaults(config);
+  if (auto valid = Validate(config); !valid.ok()) {
+    return reader.Corrupt(std::string(valid.message()));
+  }
+  return config;
 }
 
 absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t version) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 #include "models/llmc_files/file.h"
 #include "models/llmc_files/tensors.h"
 

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "models/config.pb.h"
-#include "models/model.h"
-#include "models/model_options.h"
+#include "models/config/config.pb.h"
+#include "models/layers/model.h"
+#include "models/layers/model_options.h"
 #include "trainer/kernels/backend.h"
 
 namespace tessera::gpt2 {

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <utility>
 
+#include "models/config/padded_vocab_size.h"
 #include "models/gpt2/names.h"
 #include "models/layers/declare.h"
-#include "models/model_config.h"
 
 namespace tessera::gpt2 {
 namespace {

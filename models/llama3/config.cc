@@ -3,7 +3,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
-#include "models/config_checks.h"
+#include "models/config/config_checks.h"
 
 namespace tessera::llama3 {
 namespace {

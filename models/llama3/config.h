@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 
 namespace tessera::llama3 {
 

@@ -6,9 +6,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "models/config/padded_vocab_size.h"
 #include "models/llama3/config.h"
 #include "models/llama3/names.h"
-#include "models/model_config.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -118,11 +118,13 @@ absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const LlmcReader& reader, DType dtype)
   const int64_t element_bytes = ElementSize(dtype);
   auto status = ReadReals(reader, element_bytes, info.options.real_encoding, config);
   if (!status.ok()) return status;
-  absl::StatusOr<ModelConfig> resolved = ResolveModelConfig(config);
-  if (!resolved.ok()) return reader.Corrupt(std::string(resolved.status().message()));
-  status = reader.CheckLength(ElementCount(header, resolved->ffn_hidden_size()), element_bytes);
+  FillDefaults(config);
+  if (auto valid = Validate(config); !valid.ok()) {
+    return reader.Corrupt(std::string(valid.message()));
+  }
+  status = reader.CheckLength(ElementCount(header, config.ffn_hidden_size()), element_bytes);
   if (!status.ok()) return status;
-  info.config = *std::move(resolved);
+  info.config = std::move(config);
   return info;
 }
 

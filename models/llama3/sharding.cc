@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "models/config/padded_vocab_size.h"
 #include "models/layers/declare.h"
 #include "models/llama3/names.h"
-#include "models/model_config.h"
 
 namespace tessera::llama3 {
 namespace {

@@ -7,11 +7,11 @@
 
 #include <vector>
 
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 #include "models/layers/decoder_layout.h"
+#include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
 #include "models/layers/vocabulary.h"
-#include "models/model_options.h"
 
 namespace tessera::llama3 {
 

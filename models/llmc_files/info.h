@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 #include "trainer/tensor/dtype.h"
 
 namespace tessera {

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
+#include "models/layers/model.h"
+#include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
 #include "models/layers/stage.h"
-#include "models/model.h"
-#include "models/model_options.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {

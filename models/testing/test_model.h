@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 #include "models/factory.h"
-#include "models/model.h"
+#include "models/layers/model.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {

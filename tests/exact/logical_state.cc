@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 
 namespace tessera::testing {
@@ -119,7 +120,6 @@ int64_t Bytes(const LogicalState& state) {
 }
 
 absl::Status StateCollector::Add(std::span<const TrainedChunk> chunks) {
-  const std::lock_guard lock(mutex_);
   for (const TrainedChunk& chunk : chunks) {
     TESSERA_RETURN_IF_ERROR(ForEachBuffer(
         chunk,
@@ -135,6 +135,7 @@ absl::Status StateCollector::AddBuffer(const Parameter& parameter, int64_t begin
   const std::byte* const data = values.as<const std::byte>();
   std::vector<bool> meant(elements);
   absl::Status status;
+  const MutexLock lock(&mutex_);
   for (const ParameterPiece& piece : parameter.pieces) {
     const std::string name = piece.name + suffix;
     Collected& all = tensors_[name];
@@ -179,6 +180,7 @@ absl::Status StateCollector::AddRow(int64_t first, int64_t count, const std::byt
 }
 
 absl::Status StateCollector::CheckComplete() const {
+  const MutexLock lock(&mutex_);
   for (const auto& [name, all] : tensors_) {
     const auto unknown = std::find(all.known.begin(), all.known.end(), false);
     if (unknown == all.known.end()) continue;
@@ -190,6 +192,7 @@ absl::Status StateCollector::CheckComplete() const {
 
 LogicalState StateCollector::Take() {
   LogicalState state;
+  const MutexLock lock(&mutex_);
   for (auto& [name, all] : tensors_) state.emplace(name, std::move(all.tensor));
   tensors_.clear();
   return state;

@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/step/trainer.h"
@@ -54,8 +54,8 @@ class StateCollector {
                          const std::string& suffix);
   absl::Status AddRow(int64_t first, int64_t count, const std::byte* from, Collected& to);
 
-  std::mutex mutex_;
-  std::map<std::string, Collected> tensors_;
+  mutable Mutex mutex_;
+  std::map<std::string, Collected> tensors_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Gives every element of a rank's state a distinct value: a function of the seed, the tensor's name

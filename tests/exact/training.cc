@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
@@ -140,12 +141,12 @@ absl::StatusOr<TrainConfig> MakeConfig(const RunSettings& settings) {
 }
 
 void SampleLog::Add(Read read) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   reads_.push_back(std::move(read));
 }
 
 std::vector<SampleLog::Read> SampleLog::Take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(&mutex_);
   return std::exchange(reads_, {});
 }
 

@@ -5,12 +5,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/save/save.h"
 #include "tests/exact/logical_state.h"
@@ -63,8 +63,8 @@ class SampleLog {
   std::vector<Read> Take();
 
  private:
-  std::mutex mutex_;
-  std::vector<Read> reads_;
+  Mutex mutex_;
+  std::vector<Read> reads_ ABSL_GUARDED_BY(mutex_);
 };
 
 // One rank of a run. Every rank makes the same calls.

@@ -1,6 +1,6 @@
 #!/bin/bash
-# format.sh check | fix: the form of every source file that git knows. `check` names each fault and ends with status 1;
-# `fix` mends what a program can mend, files not yet added to git included.
+# format.sh check | fix: the form of every source file that git knows. `check` names each fault and
+# ends with status 1; `fix` mends what a program can mend, files not yet added to git included.
 set -uo pipefail
 
 readonly MAX_FILE_BYTES=1000000
@@ -11,7 +11,8 @@ is_fixture() { [[ "$1" =~ (^|/)(fixtures|golden|testdata)/ ]]; }
 is_cpp() { [[ "$1" =~ \.(cc|h|cu|cuh|proto)$ ]]; }
 is_text() { ! is_fixture "$1" && { [[ ! -s "$1" ]] || grep -qI . "$1"; }; }
 
-# Source files, one a line; git's own arguments choose which. Without a repository, as in an unpacked archive: all files.
+# Source files, one a line; git's own arguments choose which. Without a repository, as in an
+# unpacked archive: all files.
 list_files() {
   if git -c safe.directory='*' rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     git -c safe.directory='*' -c core.quotePath=false ls-files "$@" | sort -u
@@ -49,8 +50,8 @@ check_text() {
   [[ ! -s "$file" || -z "$(tail -c 1 "$file")" ]] || fault "$file: no newline at the end"
 }
 
-# Packages are private; what they offer is widened target by target. The public ones: the system libraries, what is
-# in base, and the interface of the checkpoint library.
+# Packages are private; what they offer is widened target by target. The public ones: the system
+# libraries, what is in base, and the interface of the checkpoint library.
 check_visibility() {
   local file="$1" line
   case "$file" in
@@ -116,7 +117,8 @@ fix() {
 }
 
 main() {
-  # The test runs outside the sandbox, where its own path leads back to the source tree; `bazel run` names the tree.
+  # The test runs outside the sandbox, where its own path leads back to the source tree; `bazel run`
+  # names the tree.
   local root="${BUILD_WORKSPACE_DIRECTORY:-}"
   [[ -n "$root" ]] || root="$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
   cd "$root" || exit 1

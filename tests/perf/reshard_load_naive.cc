@@ -11,7 +11,6 @@
 #include <fstream>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
@@ -167,7 +167,7 @@ class Wanted {
 absl::Status ReadFile(const ckpt::ReadableFile& file, const std::vector<Target>& targets,
                       int threads) {
   std::atomic<uint64_t> next = 0;
-  std::mutex mutex;
+  Mutex mutex;
   absl::Status error;
   const auto work = [&] {
     absl::StatusOr<ckpt::AlignedBuffer> buffer = ckpt::AlignedBuffer::Allocate(kBlockBytes);
@@ -187,7 +187,7 @@ absl::Status ReadFile(const ckpt::ReadableFile& file, const std::vector<Target>&
         Place(*target, begin, end, buffer->data());
       }
     }
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(&mutex);
     error = status;
   };
   std::vector<std::thread> workers;

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/process_group.h"
 #include "tests/exact/training.h"
@@ -26,7 +26,7 @@ constexpr uint64_t kSomethingElse = 0x5eed;
 class LandingCollector {
  public:
   absl::Status Add(int rank, const LoadNotes& notes, const TrainingRank& training) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (ranks_++ == 0) landing_.progress = training.progress();
     if (const std::string differs = FirstProgressDifference(landing_.progress, training.progress());
         !differs.empty()) {
@@ -41,18 +41,23 @@ class LandingCollector {
   }
 
   StateCollector& state() { return state_; }
-  Landing& landing() { return landing_; }  // not while ranks add
+  void SetSizes(int64_t tensor_bytes, uint64_t stored_bytes) {
+    const MutexLock lock(&mutex_);
+    landing_.tensor_bytes = tensor_bytes;
+    landing_.stored_bytes = stored_bytes;
+  }
 
   absl::StatusOr<Landing> Take() {
     TESSERA_RETURN_IF_ERROR(state_.CheckComplete());
+    const MutexLock lock(&mutex_);
     landing_.state = state_.Take();
     return std::move(landing_);
   }
 
  private:
-  std::mutex mutex_;
-  int ranks_ = 0;
-  Landing landing_;
+  Mutex mutex_;
+  int ranks_ ABSL_GUARDED_BY(mutex_) = 0;
+  Landing landing_ ABSL_GUARDED_BY(mutex_);
   StateCollector state_;
 };
 
@@ -77,8 +82,7 @@ absl::Status Land(const CheckpointConfig& from, Communicator& world, TrainingRan
   TESSERA_ASSIGN_OR_RETURN(const LoadNotes notes, training.Load(*saved));
   TESSERA_RETURN_IF_ERROR(world.Barrier());
   if (world.rank() == 0) {
-    collector.landing().tensor_bytes = TensorMemory().peak_bytes - before;
-    collector.landing().stored_bytes = StoredBytes(saved->manifest);
+    collector.SetSizes(TensorMemory().peak_bytes - before, StoredBytes(saved->manifest));
   }
   TESSERA_RETURN_IF_ERROR(world.Barrier());
   TESSERA_RETURN_IF_ERROR(collector.Add(world.rank(), notes, training));

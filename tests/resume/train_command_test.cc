@@ -100,7 +100,6 @@ TEST_F(TrainCommandTest, WrongSettingsAreAnsweredByOneLineThatNamesThem) {
   ExpectRefused({"--vocab-size=50"}, 1, "tokens.bin");
   ExpectRefused({"--llmc-filepath=/nowhere/model.bin"}, 1, "/nowhere/model.bin");
   ExpectRefused({"--load=/nowhere", "--exit-on-missing-checkpoint"}, 1, "/nowhere");
-  ExpectRefused({"--save=" + (root_ / "run").string()}, 2, "save_interval");
   const std::string no_folder = (root_ / "tokens.bin" / "x").string();
   ExpectRefused({"--save-interval=1", "--save=" + no_folder}, 1, no_folder);
   ExpectRefused({"--run-dir=" + no_folder}, 2, no_folder);
@@ -140,6 +139,34 @@ TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
     ASSERT_EQ(mkfifo(replaced.c_str(), 0600), 0);
     ExpectRefused(resume, 1, replaced.string() + ": not a regular file; --ckpt-step=1 resumes");
   }
+}
+
+TEST_F(TrainCommandTest, SavesTheLastStepAndLoadsASingleCheckpointUnderAnyName) {
+  const auto folders = [&](const std::string& run) {
+    return std::vector<std::string>{"--lr-decay-iters=5", "--run-dir=" + (root_ / run).string(),
+                                    "--save=" + Checkpoints(run).string()};
+  };
+  ASSERT_EQ(Run(5, folders("whole")).exit_code, 0);
+  ASSERT_EQ(Run(3, folders("run")).exit_code, 0);
+  std::vector<std::string> saved;
+  for (const auto& entry : fs::directory_iterator(Checkpoints("run"))) {
+    if (entry.is_directory()) saved.push_back(entry.path().filename());
+  }
+  EXPECT_EQ(saved, std::vector<std::string>{"step-00000003"});
+  const fs::path copy = root_ / "best so far";
+  fs::copy(Checkpoints("run") / "step-00000003", copy, fs::copy_options::recursive);
+  for (const fs::path& checkpoint : {Checkpoints("run") / "step-00000003", copy}) {
+    const std::string run = checkpoint == copy ? "from_copy" : "from_step";
+    std::vector<std::string> resume = folders(run);
+    resume.push_back("--load=" + checkpoint.string());
+    const Result result = Run(5, resume);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    std::map<int64_t, std::string> losses = Losses("whole");
+    for (int64_t step = 1; step <= 3; ++step) losses.erase(step);
+    EXPECT_EQ(Losses(run), losses);
+  }
+  ExpectRefused({"--load=" + copy.string(), "--ckpt-step=2"}, 1,
+                "ckpt_step 2: " + copy.string() + " is a single checkpoint, of step 3");
 }
 
 TEST_F(TrainCommandTest, FolderInThePlaceOfAFileIsDamage) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -70,12 +71,12 @@ Endpoint::Endpoint(Transport* transport, CommOptions options)
     : transport_(transport), options_(std::move(options)) {}
 
 const std::string* Endpoint::KeepName(std::string_view name) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   return &names_.emplace_back(name);
 }
 
 void Endpoint::Start(Task* task) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   task->endpoint_ = this;
   active_.push_back(task);
   if (!transport_->failed()) AdvanceLocked(task);
@@ -111,7 +112,7 @@ void Endpoint::AdvanceLocked(Task* task) {
   if (!task->Advance()) return;
   task->finished_ = true;
   active_.erase(std::find(active_.begin(), active_.end(), task));
-  std::lock_guard<std::mutex> lock(activity_mutex_);
+  const MutexLock lock(&activity_mutex_);
   last_ = {task->op_, task->number_, task->group_name_, CoarseNow()};
 }
 
@@ -125,7 +126,7 @@ void Endpoint::DropLocked(Task* task) {
 }
 
 absl::Status Endpoint::Drop(Task* task) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   // Another thread may have finished the task between the two checks.
   if (task->finished_) return absl::OkStatus();
   DropLocked(task);
@@ -142,7 +143,7 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
   for (int64_t polls = 0;; ++polls) {
     uint64_t seen;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       if (task->finished_) break;
       seen = DriveLocked();
       if (task->finished_) break;
@@ -171,7 +172,7 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
     slept = transport_->Idle(seen, idle_calls, std::min(kLongestIdle, limit));
   }
   if (noted) {
-    std::lock_guard<std::mutex> lock(activity_mutex_);
+    const MutexLock lock(&activity_mutex_);
     waiting_in_.clear();
     waiting_for_.clear();
   }
@@ -180,7 +181,7 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
 
 absl::StatusOr<bool> Endpoint::Test(Task* task) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (!task->finished_) DriveLocked();
     if (task->finished_) return true;
   }
@@ -191,7 +192,7 @@ absl::StatusOr<bool> Endpoint::Test(Task* task) {
 }
 
 void Endpoint::Progress() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   if (!active_.empty()) DriveLocked();
 }
 
@@ -217,10 +218,10 @@ std::vector<int> Endpoint::AwaitedLocked(Task& task) const {
 void Endpoint::NoteWaiting(Task* task, Clock::time_point since) {
   std::vector<int> awaited;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     awaited = AwaitedLocked(*task);
   }
-  std::lock_guard<std::mutex> lock(activity_mutex_);
+  const MutexLock lock(&activity_mutex_);
   waiting_in_ = DescribeOperation(task->op_, task->number_, *task->group_name_, task->what_);
   waiting_for_ = std::move(awaited);
   waiting_since_ = since;
@@ -230,7 +231,7 @@ bool Endpoint::AnyGone(Task* task, Clock::time_point since) {
   NoteWaiting(task, since);
   std::vector<int> awaited;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     awaited = AwaitedLocked(*task);
   }
   // Asks about enough ranks to notice a failure; the others are asked about at the deadline.
@@ -241,7 +242,7 @@ bool Endpoint::AnyGone(Task* task, Clock::time_point since) {
     return false;
   }
   // Messages that a rank sent before it ended still arrive.
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   DriveLocked();
   return !task->finished_;
 }
@@ -270,7 +271,7 @@ std::string Endpoint::Diagnose(const std::vector<int>& awaited) {
 absl::Status Endpoint::GiveUp(Task* task, absl::StatusCode code, absl::Duration waited) {
   std::vector<int> awaited;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (task->finished_) return absl::OkStatus();
     awaited = AwaitedLocked(*task);
   }
@@ -287,7 +288,7 @@ absl::Status Endpoint::GiveUp(Task* task, absl::StatusCode code, absl::Duration 
 }
 
 PeerState Endpoint::Activity() const {
-  std::lock_guard<std::mutex> lock(activity_mutex_);
+  const MutexLock lock(&activity_mutex_);
   const Clock::time_point now = Clock::now();
   if (!waiting_in_.empty()) {
     const size_t named = std::min<size_t>(waiting_for_.size(), 32);

@@ -6,14 +6,15 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/transport.h"
 
@@ -128,11 +129,10 @@ class Endpoint {
   friend class Task;
   using Clock = std::chrono::steady_clock;
 
-  // The methods below require mutex_.
-  uint64_t DriveLocked();
-  void AdvanceLocked(Task* task);
-  void DropLocked(Task* task);
-  std::vector<int> AwaitedLocked(Task& task) const;
+  uint64_t DriveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdvanceLocked(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropLocked(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int> AwaitedLocked(Task& task) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status Drop(Task* task);
   absl::Status GiveUp(Task* task, absl::StatusCode code, absl::Duration waited);
@@ -144,11 +144,11 @@ class Endpoint {
   const CommOptions options_;
   uint32_t next_group_id_ = 1;
 
-  std::mutex mutex_;
-  std::vector<Task*> active_;
-  std::vector<Transfer*> ended_;
-  std::vector<Task*> dirty_;
-  std::deque<std::string> names_;
+  Mutex mutex_;
+  std::vector<Task*> active_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Transfer*> ended_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Task*> dirty_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> names_ ABSL_GUARDED_BY(mutex_);
 
   struct LastOperation {
     CommOp op = CommOp::kBarrier;
@@ -156,11 +156,12 @@ class Endpoint {
     const std::string* group = nullptr;
     Clock::time_point ended;
   };
-  mutable std::mutex activity_mutex_;
-  LastOperation last_;
-  std::string waiting_in_;  // empty unless a wait has lasted a while
-  std::vector<int> waiting_for_;
-  Clock::time_point waiting_since_;
+  mutable Mutex activity_mutex_;
+  LastOperation last_ ABSL_GUARDED_BY(activity_mutex_);
+  // Empty unless a wait has lasted a while.
+  std::string waiting_in_ ABSL_GUARDED_BY(activity_mutex_);
+  std::vector<int> waiting_for_ ABSL_GUARDED_BY(activity_mutex_);
+  Clock::time_point waiting_since_ ABSL_GUARDED_BY(activity_mutex_);
 };
 
 // "all-reduce #17 of 'dp' (gradients of bucket 3)".

@@ -37,7 +37,7 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
 
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
 // result changes nothing. `topology` becomes the sizes that it means; "auto" those that are best
-// for `processes` (trainer/parallel/choose_topology.h).
+// for `processes` (trainer/config/choose_topology.h).
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int processes = 1);
 
 // Whether the number of processes decides the topology.

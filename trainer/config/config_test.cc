@@ -301,7 +301,6 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--no-save-optim"}, "no_save_optim is set but save is not"},
         {{"--no-save-rng"}, "no_save_rng is set but save is not"},
         {{"--max-checkpoint-keep=2"}, "max_checkpoint_keep is set but save is not"},
-        {{"--save=d"}, "save=d but save_interval=0 (never)"},
         {{"--save=d", "--save-interval=-5"}, "save_interval=-5: must not be negative"},
         {{"--save=d", "--save-interval=5", "--max-checkpoint-keep=4294967297"},
          "max_checkpoint_keep=4294967297: must be at most 2147483647 (0: all)"},

@@ -15,8 +15,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/flag_options.pb.h"
 #include "google/protobuf/descriptor.h"
-#include "trainer/config/options.pb.h"
 
 namespace tessera {
 namespace {

@@ -8,12 +8,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/flag_options.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "models/model_config.h"
+#include "trainer/config/choose_topology.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
-#include "trainer/config/options.pb.h"
-#include "trainer/parallel/choose_topology.h"
+#include "trainer/config/validate_topology.h"
 
 namespace tessera {
 namespace {
@@ -270,8 +271,6 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
                            {"no_save_rng", checkpoint.no_save_rng()},
                            {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});
     if (!status.ok()) return status;
-  } else if (checkpoint.save_interval() == 0) {
-    return Wrong("save=", checkpoint.save(), " but save_interval=0 (never)");
   }
   if (checkpoint.load().empty()) {
     return CheckIdle("load",

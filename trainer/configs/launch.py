@@ -37,12 +37,14 @@ for stream in ("stdin", "stdout", "stderr"):
 # What tells a process that a launcher has started it in a world of several.
 WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
-# Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at once.
+# Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at
+# once.
 FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
              signal.SIGHUP: signal.SIGUSR2}
 # Whoever sends these to us, as Slurm's --signal does before the time is up, means the same.
 MEANT = {signal.SIGUSR1: signal.SIGINT, signal.SIGUSR2: signal.SIGTERM}
-# mpirun hands a signal to the ranks that it has started so far: it is repeated for those that come later.
+# mpirun hands a signal to the ranks that it has started so far: it is repeated for those that come
+# later.
 SECONDS_TO_REPEAT = 1
 
 
@@ -133,7 +135,8 @@ def physical_cores():
 def mpirun_command(processes, hostfile):
     if shutil.which("mpirun") is None:
         fail(f"{processes} processes need mpirun, which is not installed (Debian: openmpi-bin)")
-    # By its bare name: from an absolute path mpirun would conclude where it is installed on other hosts.
+    # By its bare name: from an absolute path mpirun would conclude where it is installed on other
+    # hosts.
     command = ["mpirun", "--bind-to", "none"]
     elsewhere = hostfile is not None or "SLURM_JOB_ID" in os.environ
     reasons = []
@@ -152,7 +155,8 @@ def mpirun_command(processes, hostfile):
     command += shlex.split(os.environ.get("TESSERA_MPIRUN_FLAGS", ""))
     count = f"{processes} processes" if processes > 0 else "a process for each slot"
     say(f"{count}{': ' + ', '.join(reasons) if reasons else ''}: {shlex.join(command)}")
-    # Ranks write to a pseudo-terminal of mpirun's: whether ours is one, and how wide, they must be told.
+    # Ranks write to a pseudo-terminal of mpirun's: whether ours is one, and how wide, they must be
+    # told.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     if os.environ.get("TERM", "") in ("", "dumb"):
         columns = 0

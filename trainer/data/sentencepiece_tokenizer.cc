@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/replace_file.h"
 #include "base/utf8.h"
 #include "trainer/data/file_util.h"
@@ -205,7 +206,7 @@ void SentencePieceTokenizer::AppendWord(const std::string& word, std::vector<int
 
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_view text) const {
   std::vector<int32_t> ids;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   std::string word;
   bool after_other = false;  // the word's last character is not a space
   const auto flush = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

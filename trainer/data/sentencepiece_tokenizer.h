@@ -16,7 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "trainer/data/tokenizer.h"
 
 namespace tessera {
@@ -62,7 +62,7 @@ class SentencePieceTokenizer : public Tokenizer {
   bool cut_before_space_ = true;
   bool cut_at_newline_ = true;
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   mutable absl::flat_hash_map<std::string, std::vector<int32_t>> words_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/tensor/dtype.h"
@@ -37,7 +37,7 @@ struct Heard {
 Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& answer) {
   ThreadWorld world(3);
   Heard heard;
-  std::mutex mutex;
+  Mutex mutex;
   const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
     const Tensor memory(DType::kF32, {30});
     for (int i = 0; i < 30; ++i) memory.view().as<float>()[i] = static_cast<float>(i);
@@ -50,7 +50,7 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
     }
     const absl::Status status =
         CheckReplicas("weight", tensors, &group, [&](const std::string& message, bool speaks) {
-          const std::lock_guard lock(mutex);
+          const MutexLock lock(&mutex);
           ++heard.calls;
           heard.speakers += speaks ? 1 : 0;
           heard.messages.push_back(message);

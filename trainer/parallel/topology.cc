@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <set>
 #include <utility>
@@ -11,81 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "glog/logging.h"
-#include "trainer/parallel/micro_batches.h"
 
 namespace tessera {
 namespace {
-
-// "num_attention_heads = 8 is no multiple of tensor_model_parallel_size = 3".
-absl::Status Refuse(absl::string_view what, int64_t value, absl::string_view by, int64_t divisor) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " = ", value, " is no multiple of ", by, " = ", divisor));
-}
-
-absl::Status ValidateShards(const Topology& topology, int exact_tp_shards) {
-  if (exact_tp_shards == 0) return absl::OkStatus();
-  if (!IsPowerOfTwo(exact_tp_shards)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("exact_tp_shards = ", exact_tp_shards, " is no power of two"));
-  }
-  if (exact_tp_shards % topology.tensor != 0) {  // also where there are fewer shards than ranks
-    return Refuse("exact_tp_shards", exact_tp_shards, "tensor_model_parallel_size",
-                  topology.tensor);
-  }
-  return absl::OkStatus();
-}
-
-// What the number of virtual shards comes from.
-absl::string_view ShardsName(int exact_tp_shards) {
-  return exact_tp_shards > 0 ? "exact_tp_shards" : "tensor_model_parallel_size";
-}
-
-absl::Status ValidateModel(const Topology& topology, const ModelConfig& model,
-                           int exact_tp_shards) {
-  const int shards = VirtualShards(topology, exact_tp_shards);
-  for (const auto& [name, size] : std::array<std::pair<const char*, int64_t>, 3>{
-           {{"num_attention_heads", model.num_attention_heads()},
-            {"num_query_groups", model.num_query_groups()},
-            {"ffn_hidden_size", model.ffn_hidden_size()}}}) {
-    if (size % shards != 0) return Refuse(name, size, ShardsName(exact_tp_shards), shards);
-  }
-  const int64_t chunks = int64_t{topology.pipeline} * topology.virtual_pipeline;
-  if (model.num_layers() < chunks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_layers = ", model.num_layers(), " is fewer than the ", chunks,
-                     " pipeline chunks (pipeline_model_parallel_size = ", topology.pipeline,
-                     ", num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline, ")"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ValidateBatch(const Topology& topology, const BatchSizes& batch, int exact_tp_shards) {
-  for (const auto& [name, size] :
-       std::array<std::pair<const char*, int64_t>, 3>{{{"micro_batch_size", batch.micro_batch},
-                                                       {"global_batch_size", batch.global_batch},
-                                                       {"seq_length", batch.sequence_length}}}) {
-    if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
-  }
-  absl::Status status =
-      CheckMicroBatches(batch.global_batch, batch.micro_batch, topology.data, topology.zero_stage,
-                        /*exact=*/exact_tp_shards > 0);
-  if (!status.ok()) return status;
-  const int64_t micro_batches = batch.global_batch / (batch.micro_batch * topology.data);
-  if (topology.virtual_pipeline > 1 && micro_batches % topology.pipeline != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
-        " needs global_batch_size / (micro_batch_size * data_parallel_size) = ", micro_batches,
-        " micro-batches to be a multiple of pipeline_model_parallel_size = ", topology.pipeline));
-  }
-  // Gradients of norms are added over this many blocks of rows; sequence parallelism gives each
-  // rank its blocks.
-  const int64_t rows = batch.micro_batch * batch.sequence_length;
-  const int shards = VirtualShards(topology, exact_tp_shards);
-  if (rows % shards != 0) {
-    return Refuse("micro_batch_size * seq_length", rows, ShardsName(exact_tp_shards), shards);
-  }
-  return absl::OkStatus();
-}
 
 // Sets the field that a part such as "dp4" or "sp" names.
 bool ApplyPart(absl::string_view part, Topology& topology) {
@@ -184,16 +111,6 @@ absl::StatusOr<Topology> ParseTopology(std::string_view text) {
   return topology;
 }
 
-int64_t HeadInLayers(const ModelConfig& model) {
-  const double c = static_cast<double>(model.hidden_size());
-  const double f = static_cast<double>(model.ffn_hidden_size());
-  const double kv = c / static_cast<double>(model.num_attention_heads()) *
-                    static_cast<double>(model.num_query_groups());
-  const double mlp_matrices = model.architecture() == ModelConfig::LLAMA3 ? 3 : 2;
-  const double layer = 2 * c * c + 2 * c * kv + mlp_matrices * c * f;
-  return std::llround(static_cast<double>(model.vocab_size()) * c / layer);
-}
-
 ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
                           int pipeline, int chunk) {
   const int64_t stages = int64_t{topology.pipeline} * topology.virtual_pipeline;
@@ -248,16 +165,6 @@ absl::Status ValidateSizes(const Topology& topology) {
     return absl::InvalidArgumentError("sequence_parallel needs tensor_model_parallel_size above 1");
   }
   return absl::OkStatus();
-}
-
-absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
-                              const BatchSizes& batch, int exact_tp_shards) {
-  // In this order: later checks divide by what earlier ones have found to be positive.
-  absl::Status status = ValidateSizes(topology);
-  if (status.ok()) status = ValidateShards(topology, exact_tp_shards);
-  if (status.ok()) status = ValidateModel(topology, model, exact_tp_shards);
-  if (status.ok()) status = ValidateBatch(topology, batch, exact_tp_shards);
-  return status;
 }
 
 }  // namespace tessera

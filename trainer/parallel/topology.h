@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "models/config.pb.h"
 
 namespace tessera {
 
@@ -61,9 +60,6 @@ struct ChunkLayers {
   bool operator==(const ChunkLayers&) const = default;
 };
 
-// What a model's head costs in time, counted in layers: by the weights in matrix products, rounded.
-int64_t HeadInLayers(const ModelConfig& model);
-
 // Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. The head
 // counts as `head_layers`, so the last stage, which has it, gets as many layers fewer, but at least
 // one; the others get as many as each other, and what is left over goes to those right before the
@@ -72,25 +68,12 @@ int64_t HeadInLayers(const ModelConfig& model);
 ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
                           int pipeline, int chunk);
 
-// How a step's samples are split.
-struct BatchSizes {
-  int64_t micro_batch = 1;
-  int64_t global_batch = 1;
-  int64_t sequence_length = 1;
-};
-
 // Parts that a tensor-parallel layer is computed in: exact_tp_shards, or in FAST numerics, where
 // that is 0, the tensor-parallel size.
 int VirtualShards(const Topology& topology, int exact_tp_shards);
 
 // Whether the axes' sizes make sense by themselves. InvalidArgument: one sentence.
 absl::Status ValidateSizes(const Topology& topology);
-
-// Whether a model (resolved) and its batches can be split like this, in EXACT numerics with
-// `exact_tp_shards` virtual shards, or, where that is 0, in FAST ones. InvalidArgument: one sentence
-// that names the settings that do not go together, and both sizes.
-absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
-                              const BatchSizes& batch, int exact_tp_shards = 0);
 
 }  // namespace tessera
 

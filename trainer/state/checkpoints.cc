@@ -35,12 +35,23 @@ absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& co
 }
 
 // A checkpoint in the place of the folder that holds it would look like a folder without any.
-absl::Status CheckFolder(std::string_view setting, const std::string& folder,
-                         ckpt::Storage& storage) {
+absl::Status CheckSaveFolder(const std::string& folder, ckpt::Storage& storage) {
   if (absl::IsNotFound(ckpt::ReadManifest(storage, "").status())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      std::string(setting), "=", folder, " is a single checkpoint: expected the folder above it",
-      setting == "load" ? "; --ckpt-step chooses a checkpoint by its step" : ""));
+  return absl::InvalidArgumentError(
+      absl::StrCat("save=", folder, " is a single checkpoint: expected the folder above it"));
+}
+
+// `load` is itself a checkpoint, under whatever name.
+absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> storage,
+                                              absl::StatusOr<ckpt::Manifest> manifest,
+                                              const CheckpointConfig& config) {
+  TESSERA_RETURN_IF_ERROR(manifest.status());
+  if (config.has_ckpt_step() && config.ckpt_step() != manifest->trainer().step()) {
+    return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ", config.load(),
+                                            " is a single checkpoint, of step ",
+                                            manifest->trainer().step()));
+  }
+  return SavedRun{.storage = std::move(storage), .manifest = *std::move(manifest)};
 }
 
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
@@ -50,7 +61,10 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& c
       config.exit_on_missing_checkpoint() || config.has_ckpt_step() || config.finetune();
   if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
-  TESSERA_RETURN_IF_ERROR(CheckFolder("load", config.load(), **storage));
+  absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
+  if (!absl::IsNotFound(single.status())) {
+    return TakeSingleCheckpoint(*std::move(storage), std::move(single), config);
+  }
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::List(**storage, "", &unreadable));
@@ -113,7 +127,7 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointCo
                                                               int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
-  TESSERA_RETURN_IF_ERROR(CheckFolder("save", config.save(), *storage));
+  TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.save(), *storage));
   TESSERA_RETURN_IF_ERROR(CheckWritable(config.save()));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, FolderLock::Acquire(config.save()));
   std::vector<ckpt::UnreadableCheckpoint> unreadable;

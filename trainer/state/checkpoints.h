@@ -34,7 +34,7 @@ struct RankGroup {
 // A committed checkpoint, chosen and its manifest read; no tensor has been touched.
 struct SavedRun {
   std::unique_ptr<ckpt::Storage> storage;
-  std::string directory;  // inside the storage
+  std::string directory;  // inside the storage; empty: its root
   ckpt::Manifest manifest;
   std::optional<int64_t> older_step;  // of the checkpoint before it in the same folder
 
@@ -44,12 +44,12 @@ struct SavedRun {
 // Names the way round a checkpoint that cannot be read: the one before it.
 absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 
-// The checkpoint that `load` and `ckpt_step` name: the newest without ckpt_step. nullopt where
-// `load` is empty, or holds no checkpoint and nothing asks for one: neither
-// exit_on_missing_checkpoint nor ckpt_step nor finetune. NotFound otherwise, listing what is there;
-// DataLoss for a damaged manifest; InvalidArgument where `load` is itself a checkpoint. Directories
+// The checkpoint that `load` and `ckpt_step` name: `load` itself where it is a checkpoint, under
+// whatever name, else the newest in it without ckpt_step. nullopt where `load` is empty, or holds no
+// checkpoint and nothing asks for one: neither exit_on_missing_checkpoint nor ckpt_step nor
+// finetune. NotFound otherwise, listing what is there; DataLoss for a damaged manifest. Directories
 // that cannot be read are passed over, unless nothing is left or ckpt_step names one: then their
-// error is returned. Rank 0 looks and reads; the others are told.
+// error is returned. Rank 0 looks and reads, and sends the others what it found.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
                                                      const RankGroup& group);
 

@@ -1,7 +1,5 @@
 #include "trainer/state/load_tensors.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/glob.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
@@ -82,9 +81,8 @@ std::string ParameterOf(std::string_view tensor, ckpt::Role role) {
 bool Matches(const LoadPolicy& policy, std::string_view tensor, ckpt::Role role) {
   const std::string parameter = ParameterOf(tensor, role);
   return policy.patterns.empty() ||
-         std::any_of(policy.patterns.begin(), policy.patterns.end(), [&](const std::string& p) {
-           return fnmatch(p.c_str(), parameter.c_str(), 0) == 0;
-         });
+         std::any_of(policy.patterns.begin(), policy.patterns.end(),
+                     [&](const std::string& p) { return MatchesGlob(p, parameter); });
 }
 
 // A second name goes by the first one's.

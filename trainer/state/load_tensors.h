@@ -22,7 +22,7 @@ struct LoadPolicy {
   bool allow_missing = false;
   // Saved tensors that the model has no place for are passed over.
   bool allow_unexpected = false;
-  // Only parameters whose names match one of these (fnmatch(3)), with their optimizer state; empty:
+  // Only parameters whose names match one of these (base/glob.h), with their optimizer state; empty:
   // all.
   std::vector<std::string> patterns;
   // Compare the digests of what has been loaded with the saved ones.

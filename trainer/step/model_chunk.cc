@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "models/factory.h"
+#include "models/model_config.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/tensor/memory.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/model.h"
+#include "models/layers/model.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"

@@ -11,7 +11,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <span>
 #include <string>
@@ -20,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "gtest/gtest.h"
 #include "models/layers/parameter.h"
@@ -108,14 +108,14 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
     double expected = 0;
     for (const std::string& topology : Topologies()) {
       SCOPED_TRACE(absl::StrCat(samples, " samples, ", topology));
-      std::mutex mutex;
+      Mutex mutex;
       std::vector<double> losses;
       const absl::Status status =
           RunRanks(Config(topology, tokens, /*micro_batch_size=*/2),
                    [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
                      TESSERA_ASSIGN_OR_RETURN(const EvaluationResult result,
                                               trainer.Evaluate(data, /*samples=*/1000));
-                     const std::lock_guard lock(mutex);
+                     const MutexLock lock(&mutex);
                      EXPECT_EQ(result.tokens, (samples == 1 ? 1 : samples / 2 * 2) * kLength);
                      losses.push_back(result.loss);
                      return absl::OkStatus();
@@ -136,7 +136,7 @@ TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
   std::vector<std::vector<float>> expected;
   for (const std::string& topology : Topologies()) {
     SCOPED_TRACE(topology);
-    std::mutex mutex;
+    Mutex mutex;
     const absl::Status status =
         RunRanks(Config(topology, tokens, /*micro_batch_size=*/1),
                  [&](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
@@ -148,7 +148,7 @@ TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
                    }
                    // Training continues with its former shapes.
                    TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
-                   const std::lock_guard lock(mutex);
+                   const MutexLock lock(&mutex);
                    if (expected.empty()) expected = logits;
                    EXPECT_EQ(logits, expected);
                    return absl::OkStatus();

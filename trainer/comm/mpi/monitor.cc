@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bounded_write.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 
@@ -151,8 +152,11 @@ void Monitor::Start(int rank, std::vector<MonitorAddress> peers, uint64_t secret
   peers_ = std::move(peers);
   secret_ = secret;
   activity_ = std::move(activity);
-  reports_.resize(peers_.size());
-  for (const MonitorAddress& peer : peers_) paths_.push_back(MakePaths(peer));
+  {
+    const MutexLock lock(&mutex_);
+    reports_.resize(peers_.size());
+    for (const MonitorAddress& peer : peers_) paths_.push_back(MakePaths(peer));
+  }
   started_.store(true, std::memory_order_release);
 }
 
@@ -183,7 +187,7 @@ std::vector<Monitor::Path> Monitor::MakePaths(const MonitorAddress& peer) const 
 bool Monitor::SameMachine(int rank) const {
   if (peers_[rank].machine != address_.machine) return false;
   const std::vector<HostAddress> loopback = LoopbackAddresses();
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   return std::any_of(paths_[rank].begin(), paths_[rank].end(), [&](const Path& path) {
     return path.answered && std::count(loopback.begin(), loopback.end(), path.to.address) > 0;
   });
@@ -192,7 +196,7 @@ bool Monitor::SameMachine(int rank) const {
 void Monitor::SendTo(int rank, Packet& packet, const DatagramSocket& socket) const {
   std::vector<Path> paths;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     paths = paths_[rank];
   }
   const bool known =
@@ -205,13 +209,13 @@ void Monitor::SendTo(int rank, Packet& packet, const DatagramSocket& socket) con
 }
 
 void Monitor::NoteAnswer(const Packet& packet) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   std::vector<Path>& paths = paths_[packet.sender];
   if (packet.path < static_cast<int>(paths.size())) paths[packet.path].answered = true;
 }
 
 bool Monitor::IsGone(int rank, const DatagramSocket::Endpoint& refused) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   return std::any_of(paths_[rank].begin(), paths_[rank].end(),
                      [&](const Path& path) { return path.answered && path.to == refused; });
 }
@@ -254,7 +258,7 @@ void Monitor::Introduce() {
     // Each rank starts with its neighbour, so that not all query the same rank.
     packet.subject = (rank_ + 1 + introduced_) % size;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       const std::vector<Path>& paths = paths_[packet.subject];
       if (std::any_of(paths.begin(), paths.end(), [](const Path& p) { return p.answered; }))
         continue;
@@ -278,7 +282,7 @@ void Monitor::Answer(const Packet& packet, const DatagramSocket::Endpoint& from)
   answer.subject = packet.subject;
   switch (packet.type) {
     case Packet::kHeartbeat: {
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       reports_[packet.sender] = {true, Clock::now(), packet.Text()};
       return;
     }
@@ -293,7 +297,7 @@ void Monitor::Answer(const Packet& packet, const DatagramSocket::Endpoint& from)
       break;
     case Packet::kReportQuestion: {
       answer.type = Packet::kReportAnswer;
-      std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(&mutex_);
       const LastReport& report = reports_[packet.subject];
       if (!report.known) break;
       answer.age_ms = (Clock::now() - report.at) / std::chrono::milliseconds(1);
@@ -318,7 +322,7 @@ void Monitor::SendHeartbeats() {
 }
 
 void Monitor::Learn(Failure failure, bool own) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   const bool first = !failed_.load();
   if (own && !first) return;
   if (own) spreads_left_ = kSpreads;
@@ -335,7 +339,7 @@ void Monitor::Fail(Failure failure) {
 void Monitor::SpreadFailure() {
   Packet packet;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (spreads_left_ == 0) return;
     --spreads_left_;
     // The rank that found a failure is the one that spreads it.
@@ -353,12 +357,12 @@ void Monitor::SpreadFailure() {
 }
 
 Failure Monitor::failure() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   return failure_;
 }
 
 void Monitor::Watch(std::optional<absl::Duration> limit, std::string message) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(&mutex_);
   watch_until_.reset();
   if (limit) watch_until_ = Clock::now() + absl::ToChronoMilliseconds(*limit);
   watch_message_ = std::move(message);
@@ -367,7 +371,7 @@ void Monitor::Watch(std::optional<absl::Duration> limit, std::string message) {
 void Monitor::CheckWatch() {
   std::string message;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(&mutex_);
     if (!watch_until_ || Clock::now() < *watch_until_) return;
     message = watch_message_;
   }

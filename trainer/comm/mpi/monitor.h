@@ -7,15 +7,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "trainer/comm/mpi/datagram_socket.h"
 #include "trainer/comm/mpi/host_address.h"
 #include "trainer/comm/transport.h"
@@ -120,13 +121,14 @@ class Monitor {
   int introduced_ = 0, introductions_ = 0;
   Clock::time_point next_introduction_;
 
-  mutable std::mutex mutex_;
-  std::vector<std::vector<Path>> paths_;  // by rank
-  Failure failure_;
-  int spreads_left_ = 0;
-  std::vector<LastReport> reports_;  // by rank, for the ranks that report here
-  std::optional<Clock::time_point> watch_until_;
-  std::string watch_message_;
+  mutable Mutex mutex_;
+  std::vector<std::vector<Path>> paths_ ABSL_GUARDED_BY(mutex_);  // by rank
+  Failure failure_ ABSL_GUARDED_BY(mutex_);
+  int spreads_left_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By rank, for the ranks that report here.
+  std::vector<LastReport> reports_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Clock::time_point> watch_until_ ABSL_GUARDED_BY(mutex_);
+  std::string watch_message_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -6,22 +6,23 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 
 namespace tessera {
 
 void ThreadHub::EndLocked(int rank, Transfer* transfer) {
   ranks_[rank].ended.push_back(transfer);
   ++ranks_[rank].events;
-  ranks_[rank].changed.notify_all();
+  ranks_[rank].changed.NotifyAll();
 }
 
 void ThreadTransport::Enter(Endpoint* endpoint) {
-  std::lock_guard<std::mutex> lock(hub_->mutex_);
+  const MutexLock lock(&hub_->mutex_);
   hub_->ranks_[rank_].endpoint = endpoint;
 }
 
 void ThreadTransport::Leave() {
-  std::lock_guard<std::mutex> lock(hub_->mutex_);
+  const MutexLock lock(&hub_->mutex_);
   hub_->ranks_[rank_].endpoint = nullptr;
   hub_->ranks_[rank_].returned = true;
 }
@@ -29,7 +30,7 @@ void ThreadTransport::Leave() {
 void ThreadTransport::Post(Transfer* transfer) {
   const int source = transfer->is_send ? rank_ : transfer->peer;
   const int destination = transfer->is_send ? transfer->peer : rank_;
-  std::unique_lock<std::mutex> lock(hub_->mutex_);
+  MutexLock lock(&hub_->mutex_);
   const auto at = hub_->waiting_.try_emplace({source, destination, transfer->match}).first;
   std::deque<Transfer*>& others = transfer->is_send ? at->second.receives : at->second.sends;
   if (others.empty()) {
@@ -47,18 +48,18 @@ void ThreadTransport::Post(Transfer* transfer) {
     send->error = receive->error;
   } else if (send->bytes > 0) {
     hub_->copying_.insert(hub_->copying_.end(), {send, receive});
-    lock.unlock();
+    lock.Unlock();
     std::memcpy(receive->data, send->data, send->bytes);
-    lock.lock();
+    lock.Lock();
     std::erase_if(hub_->copying_, [&](Transfer* t) { return t == send || t == receive; });
-    hub_->copied_.notify_all();
+    hub_->copied_.NotifyAll();
   }
   hub_->EndLocked(source, send);
   hub_->EndLocked(destination, receive);
 }
 
 uint64_t ThreadTransport::Poll(std::vector<Transfer*>* ended) {
-  std::lock_guard<std::mutex> lock(hub_->mutex_);
+  const MutexLock lock(&hub_->mutex_);
   ThreadHub::Rank& me = hub_->ranks_[rank_];
   ended->insert(ended->end(), me.ended.begin(), me.ended.end());
   me.ended.clear();
@@ -66,12 +67,12 @@ uint64_t ThreadTransport::Poll(std::vector<Transfer*>* ended) {
 }
 
 void ThreadTransport::Withdraw(Transfer* transfer) {
-  std::unique_lock<std::mutex> lock(hub_->mutex_);
+  MutexLock lock(&hub_->mutex_);
   // A copy in progress completes soon.
-  hub_->copied_.wait(lock, [&] {
-    return std::find(hub_->copying_.begin(), hub_->copying_.end(), transfer) ==
-           hub_->copying_.end();
-  });
+  while (std::find(hub_->copying_.begin(), hub_->copying_.end(), transfer) !=
+         hub_->copying_.end()) {
+    hub_->copied_.Wait(&hub_->mutex_);
+  }
   std::erase(hub_->ranks_[rank_].ended, transfer);
   const int source = transfer->is_send ? rank_ : transfer->peer;
   const int destination = transfer->is_send ? transfer->peer : rank_;
@@ -82,29 +83,31 @@ void ThreadTransport::Withdraw(Transfer* transfer) {
 }
 
 bool ThreadTransport::Idle(uint64_t seen, int64_t, absl::Duration longest) {
-  std::unique_lock<std::mutex> lock(hub_->mutex_);
+  MutexLock lock(&hub_->mutex_);
   ThreadHub::Rank& me = hub_->ranks_[rank_];
-  me.changed.wait_for(lock, absl::ToChronoMicroseconds(longest),
-                      [&] { return me.events != seen || hub_->failed_.load(); });
+  const auto until = std::chrono::steady_clock::now() + absl::ToChronoMicroseconds(longest);
+  while (me.events == seen && !hub_->failed_.load()) {
+    if (!me.changed.WaitUntil(&hub_->mutex_, until)) break;
+  }
   return true;
 }
 
 Failure ThreadTransport::failure() const {
-  std::lock_guard<std::mutex> lock(hub_->mutex_);
+  const MutexLock lock(&hub_->mutex_);
   return hub_->failure_;
 }
 
 void ThreadTransport::Fail(Failure failure) {
-  std::lock_guard<std::mutex> lock(hub_->mutex_);
+  const MutexLock lock(&hub_->mutex_);
   if (hub_->failed_.load()) return;
   hub_->failure_ = std::move(failure);
   hub_->failed_.store(true, std::memory_order_release);
-  for (ThreadHub::Rank& rank : hub_->ranks_) rank.changed.notify_all();
+  for (ThreadHub::Rank& rank : hub_->ranks_) rank.changed.NotifyAll();
 }
 
 std::vector<PeerState> ThreadTransport::Ask(std::span<const int> ranks) {
   std::vector<PeerState> states;
-  std::lock_guard<std::mutex> lock(hub_->mutex_);
+  const MutexLock lock(&hub_->mutex_);
   for (int rank : ranks) {
     const ThreadHub::Rank& peer = hub_->ranks_[rank];
     if (peer.endpoint != nullptr) {

@@ -2,31 +2,30 @@
 #define TESSERA_TRAINER_COMM_THREADS_THREAD_TRANSPORT_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 #include "trainer/comm/endpoint.h"
 #include "trainer/comm/transport.h"
 
 namespace tessera {
 
-// State shared by the threads of one world. Uses only std primitives, which ThreadSanitizer
-// understands; no absl::Status crosses threads, because ThreadSanitizer does not see its reference
-// counts.
+// State shared by the threads of one world. No absl::Status crosses threads, because
+// ThreadSanitizer does not see its reference counts.
 class ThreadHub {
  public:
-  explicit ThreadHub(int size) : ranks_(size) {}
+  explicit ThreadHub(int size) : size_(size), ranks_(size) {}
 
  private:
   friend class ThreadTransport;
 
   struct Rank {
-    std::condition_variable changed;
+    CondVar changed;
     uint64_t events = 0;
     std::vector<Transfer*> ended;
     Endpoint* endpoint = nullptr;  // null before the rank starts and after it has returned
@@ -38,15 +37,17 @@ class ThreadHub {
     std::deque<Transfer*> sends, receives;  // one of them is empty
   };
 
-  void EndLocked(int rank, Transfer* transfer);
+  void EndLocked(int rank, Transfer* transfer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  mutable std::mutex mutex_;
-  std::vector<Rank> ranks_;
-  std::map<Route, Waiting> waiting_;
-  std::vector<Transfer*> copying_;  // both sides of copies in progress, outside the mutex
-  std::condition_variable copied_;
+  const int size_;
+  mutable Mutex mutex_;
+  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
+  std::map<Route, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
+  // Both sides of copies in progress, outside the mutex.
+  std::vector<Transfer*> copying_ ABSL_GUARDED_BY(mutex_);
+  CondVar copied_;
   std::atomic<bool> failed_ = false;
-  Failure failure_;
+  Failure failure_ ABSL_GUARDED_BY(mutex_);
 };
 
 // One rank's side.
@@ -59,7 +60,7 @@ class ThreadTransport final : public Transport {
   void Leave();
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(hub_->ranks_.size()); }
+  int size() const override { return hub_->size_; }
   void Post(Transfer* transfer) override;
   uint64_t Poll(std::vector<Transfer*>* ended) override;
   void Withdraw(Transfer* transfer) override;

@@ -8,7 +8,7 @@
 
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/gemm_cache.h"
-#include "trainer/kernels/cpu/matmul.h"
+#include "trainer/kernels/cpu/matmul_product.h"
 #include "trainer/kernels/cpu/thread_pool.h"
 #include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/tensor.h"

@@ -12,6 +12,8 @@
 //   where a is transposed and each row of c, which is fp32 and has short sums, is best written at
 //   once; and very long sums, which are cut too.
 
+#include "trainer/kernels/cpu/matmul_packed.h"
+
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -19,8 +21,9 @@
 #include <cstring>
 
 #include "trainer/kernels/cpu/gemm.h"
-#include "trainer/kernels/cpu/matmul.h"
+#include "trainer/kernels/cpu/gemm_cache.h"
 #include "trainer/kernels/cpu/matmul_pack.h"
+#include "trainer/kernels/cpu/matmul_product.h"
 #include "trainer/kernels/cpu/thread_pool.h"
 #include "trainer/kernels/cpu/tree.h"
 #include "trainer/kernels/cpu/workspace.h"

@@ -1,5 +1,5 @@
-#ifndef TESSERA_MODELS_MODEL_H_
-#define TESSERA_MODELS_MODEL_H_
+#ifndef TESSERA_MODELS_LAYERS_MODEL_H_
+#define TESSERA_MODELS_LAYERS_MODEL_H_
 
 #include <cstdint>
 #include <memory>
@@ -83,4 +83,4 @@ class Model {
 
 }  // namespace tessera
 
-#endif  // TESSERA_MODELS_MODEL_H_
+#endif  // TESSERA_MODELS_LAYERS_MODEL_H_

@@ -1,4 +1,4 @@
-#include "models/config_checks.h"
+#include "models/config/config_checks.h"
 
 namespace tessera {
 namespace {

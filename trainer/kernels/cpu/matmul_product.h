@@ -1,13 +1,10 @@
-#ifndef TESSERA_TRAINER_KERNELS_CPU_MATMUL_H_
-#define TESSERA_TRAINER_KERNELS_CPU_MATMUL_H_
+#ifndef TESSERA_TRAINER_KERNELS_CPU_MATMUL_PRODUCT_H_
+#define TESSERA_TRAINER_KERNELS_CPU_MATMUL_PRODUCT_H_
 
 #include <cstdint>
 #include <span>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/gemm_cache.h"
-#include "trainer/kernels/cpu/thread_pool.h"
-#include "trainer/kernels/cpu/workspace.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -54,13 +51,6 @@ inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
 // machines that this runs on.
 double TileBalance(int64_t m, int64_t n, TileShape tile);
 
-// Any shape and dtype.
-void TiledMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
-
-// bf16 on processors whose oneDNN kernels want packed operands: does the product, or returns false
-// where its shape does not suit them (matmul_packed.cc).
-bool PackedMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
-
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_KERNELS_CPU_MATMUL_H_
+#endif  // TESSERA_TRAINER_KERNELS_CPU_MATMUL_PRODUCT_H_

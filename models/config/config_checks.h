@@ -1,5 +1,5 @@
-#ifndef TESSERA_MODELS_CONFIG_CHECKS_H_
-#define TESSERA_MODELS_CONFIG_CHECKS_H_
+#ifndef TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
+#define TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 
 // What the two architectures' config.cc share: defaults and checks of single fields.
 
@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
 
 namespace tessera {
 
@@ -49,4 +49,4 @@ absl::Status CheckCommonFields(const ModelConfig& config);
 
 }  // namespace tessera
 
-#endif  // TESSERA_MODELS_CONFIG_CHECKS_H_
+#endif  // TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_

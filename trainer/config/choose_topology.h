@@ -1,8 +1,9 @@
-#ifndef TESSERA_TRAINER_PARALLEL_CHOOSE_TOPOLOGY_H_
-#define TESSERA_TRAINER_PARALLEL_CHOOSE_TOPOLOGY_H_
+#ifndef TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_
+#define TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_
 
 #include "absl/status/statusor.h"
-#include "models/config.pb.h"
+#include "models/config/config.pb.h"
+#include "trainer/config/validate_topology.h"
 #include "trainer/parallel/topology.h"
 
 namespace tessera {
@@ -25,4 +26,4 @@ absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_PARALLEL_CHOOSE_TOPOLOGY_H_
+#endif  // TESSERA_TRAINER_CONFIG_CHOOSE_TOPOLOGY_H_

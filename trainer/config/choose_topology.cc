@@ -1,4 +1,4 @@
-#include "trainer/parallel/choose_topology.h"
+#include "trainer/config/choose_topology.h"
 
 #include <algorithm>
 #include <cmath>

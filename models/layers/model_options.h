@@ -1,5 +1,5 @@
-#ifndef TESSERA_MODELS_MODEL_OPTIONS_H_
-#define TESSERA_MODELS_MODEL_OPTIONS_H_
+#ifndef TESSERA_MODELS_LAYERS_MODEL_OPTIONS_H_
+#define TESSERA_MODELS_LAYERS_MODEL_OPTIONS_H_
 
 #include <cstdint>
 
@@ -26,4 +26,4 @@ struct ModelOptions {
 
 }  // namespace tessera
 
-#endif  // TESSERA_MODELS_MODEL_OPTIONS_H_
+#endif  // TESSERA_MODELS_LAYERS_MODEL_OPTIONS_H_

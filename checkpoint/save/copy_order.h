@@ -1,0 +1,39 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_COPY_ORDER_H_
+#define TESSERA_CHECKPOINT_SAVE_COPY_ORDER_H_
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+
+namespace tessera::ckpt {
+
+// Which of `count` pieces is copied next: those that are waited for, then in the order of the
+// files. Not thread-safe.
+class CopyOrder {
+ public:
+  void set_count(size_t count) { count_ = count; }
+  // The piece is waited for.
+  void Want(size_t piece) { wanted_.push_back(piece); }
+
+  // nullopt where none is pending. A piece that was not pending once never is again.
+  template <typename IsPending>
+  std::optional<size_t> Next(const IsPending& is_pending) {
+    while (!wanted_.empty()) {
+      const size_t wanted = wanted_.front();
+      wanted_.pop_front();
+      if (is_pending(wanted)) return wanted;
+    }
+    while (next_ < count_ && !is_pending(next_)) ++next_;
+    if (next_ == count_) return std::nullopt;
+    return next_;
+  }
+
+ private:
+  size_t count_ = 0;
+  std::deque<size_t> wanted_;
+  size_t next_ = 0;  // no piece before it is pending
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_COPY_ORDER_H_

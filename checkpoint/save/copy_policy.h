@@ -1,0 +1,50 @@
+#ifndef TESSERA_CHECKPOINT_SAVE_COPY_POLICY_H_
+#define TESSERA_CHECKPOINT_SAVE_COPY_POLICY_H_
+
+#include "checkpoint/save/staging_layout.h"
+
+namespace tessera::ckpt {
+
+// What the threads of a save are at.
+struct CopyLoad {
+  int waiters = 0;          // threads that wait for the copy
+  int copying = 0;          // pieces that are being copied
+  int writing = 0;          // pieces that are being written
+  bool has_copied = false;  // pieces wait to be written
+  bool has_present = false;
+  bool has_untouched = false;  // buffers, see StagingBuffers
+};
+
+// When a thread of a save copies one more piece instead of writing one.
+//
+// While nothing waits for the copy, it goes ahead of writing as far as memory is present, by few
+// threads. While something does, all of them copy, and new memory is touched unless the disk would
+// stand still: memory that is written becomes free, too, and soon.
+class CopyPolicy {
+ public:
+  explicit CopyPolicy(const DataWriterOptions& options)
+      : io_threads_(options.io_threads), copy_ahead_threads_(options.copy_ahead_threads) {}
+
+  bool MayCopy(const CopyLoad& load) const {
+    const bool all = copy_ahead_threads_ == 0 || load.waiters > 0;
+    return (load.has_present || MayTouch(load)) &&
+           load.copying < (all ? io_threads_ : copy_ahead_threads_);
+  }
+
+  // Whether a piece is checksummed and digested while it is copied and in the cache, instead of
+  // before it is written.
+  static bool ChecksWhileCopying(const CopyLoad& load) { return load.waiters == 0; }
+
+ private:
+  bool MayTouch(const CopyLoad& load) const {
+    const bool disk_is_busy = !load.has_copied || load.writing >= (io_threads_ + 1) / 2;
+    return load.waiters > 0 && load.has_untouched && disk_is_busy;
+  }
+
+  const int io_threads_;
+  const int copy_ahead_threads_;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SAVE_COPY_POLICY_H_

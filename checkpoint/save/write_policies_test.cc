@@ -1,0 +1,105 @@
+// What DataWriter's threads do next, apart from the threads.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "checkpoint/save/copy_order.h"
+#include "checkpoint/save/copy_policy.h"
+#include "checkpoint/save/memory_index.h"
+#include "checkpoint/save/staging_buffers.h"
+#include "checkpoint/save/staging_layout.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(CopyOrderTest, WantedPiecesComeFirst) {
+  std::set<size_t> pending = {0, 1, 2, 3, 4};
+  const auto is_pending = [&](size_t piece) { return pending.contains(piece); };
+  CopyOrder order;
+  order.set_count(5);
+  order.Want(3);
+  order.Want(1);
+  order.Want(3);
+  std::vector<size_t> copied;
+  while (const std::optional<size_t> next = order.Next(is_pending)) {
+    copied.push_back(*next);
+    pending.erase(*next);
+  }
+  EXPECT_THAT(copied, ElementsAre(3, 1, 0, 2, 4));
+}
+
+TEST(CopyPolicyTest, CopiesAheadOfTheDiskAsFarAsMemoryIsPresent) {
+  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
+  EXPECT_TRUE(policy.MayCopy({.copying = 1, .has_present = true}));
+  EXPECT_FALSE(policy.MayCopy({.copying = 2, .has_present = true}));
+  EXPECT_FALSE(policy.MayCopy({.has_untouched = true}));
+  EXPECT_TRUE(CopyPolicy::ChecksWhileCopying({}));
+}
+
+TEST(CopyPolicyTest, AllThreadsCopyWhatIsWaitedFor) {
+  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 2});
+  EXPECT_TRUE(policy.MayCopy({.waiters = 1, .copying = 3, .has_present = true}));
+  EXPECT_FALSE(policy.MayCopy({.waiters = 1, .copying = 4, .has_present = true}));
+  EXPECT_TRUE(policy.MayCopy({.waiters = 1, .has_untouched = true}));
+  // The disk does not stand still for it.
+  EXPECT_FALSE(
+      policy.MayCopy({.waiters = 1, .writing = 1, .has_copied = true, .has_untouched = true}));
+  EXPECT_TRUE(
+      policy.MayCopy({.waiters = 1, .writing = 2, .has_copied = true, .has_untouched = true}));
+  EXPECT_FALSE(CopyPolicy::ChecksWhileCopying({.waiters = 1}));
+}
+
+TEST(CopyPolicyTest, WithoutCopyingAheadEveryThreadCopiesAndWrites) {
+  const CopyPolicy policy({.chunk_bytes = 1, .io_threads = 4, .copy_ahead_threads = 0});
+  EXPECT_TRUE(policy.MayCopy({.copying = 3, .has_present = true}));
+  EXPECT_FALSE(policy.MayCopy({.copying = 4, .has_present = true}));
+}
+
+TEST(StagingBuffersTest, PresentOnesComeFirstThenNewOnesInOrder) {
+  std::array<std::byte, 35> memory;
+  StagingBuffers buffers(memory, /*stride_bytes=*/10, /*present=*/1);
+  EXPECT_EQ(buffers.touched_bytes(), 10);
+  EXPECT_EQ(buffers.Take(), memory.data());
+  EXPECT_FALSE(buffers.has_present());
+  EXPECT_EQ(buffers.Take(), memory.data() + 10);
+  buffers.Return(memory.data());
+  EXPECT_EQ(buffers.Take(), memory.data());
+  EXPECT_EQ(buffers.Take(), memory.data() + 20);
+  EXPECT_FALSE(buffers.has_any());
+  EXPECT_EQ(buffers.touched_bytes(), 30);
+}
+
+TEST(MemoryIndexTest, FindsWhatALookAtEveryRangeFinds) {
+  std::mt19937 random(7);
+  std::array<std::byte, 200> memory;
+  std::vector<MemoryIndex::Range> ranges;
+  for (int i = 0; i < 40; ++i) {
+    const size_t first = random() % 190, bytes = 1 + random() % (i % 10 == 0 ? 150 : 10);
+    ranges.push_back({memory.data() + first,
+                      memory.data() + std::min<size_t>(first + bytes, memory.size()),
+                      random() % 15});
+  }
+  const MemoryIndex index(ranges);
+  for (size_t first = 0; first < memory.size(); ++first) {
+    for (const size_t bytes : {1, 7, 60}) {
+      const std::byte* const begin = memory.data() + first;
+      std::set<size_t> expected;
+      for (const MemoryIndex::Range& range : ranges) {
+        if (range.first < begin + bytes && begin < range.last) expected.insert(range.piece);
+      }
+      const std::vector<size_t> found = index.PiecesIn(begin, bytes);
+      EXPECT_EQ(found, std::vector<size_t>(expected.begin(), expected.end()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,158 @@
+"""Which way dependencies point, proved from Bazel's own graph.
+
+architecture_test.py GRAPH: GRAPH is the output of `genquery --output=xml` over every target of the
+repository that is neither a test nor for tests alone. Run in the source tree.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+import unittest
+import xml.etree.ElementTree
+
+OURS = ("base", "checkpoint", "models", "trainer", "tests")
+
+# (from, to): no path, of any length, leads from one folder to the other. A folder stands for what is
+# below it, too.
+NO_PATH = (
+    ("base", ("checkpoint", "models", "trainer", "tests")),
+    ("checkpoint", ("models", "trainer", "tests")),
+    ("checkpoint/format", ("checkpoint/storage",)),
+    ("checkpoint/layout", ("checkpoint/storage",)),
+    ("checkpoint/plan", ("checkpoint/storage",)),
+    ("models", ("checkpoint", "trainer/app", "trainer/config", "trainer/step", "tests")),
+    ("trainer", ("tests",)),
+    ("trainer/kernels", ("trainer/comm", "trainer/parallel", "models")),
+    ("trainer/comm", ("trainer/kernels", "trainer/parallel", "models")),
+    ("trainer/parallel", ("models",)),
+    ("trainer/tensor", ("trainer/comm", "trainer/kernels", "models")),
+)
+# Folders that only their own targets may use.
+ENDS = ("trainer/app", "tests")
+
+# What the repository builds for use, apart from tests.
+RULES = ("cc_binary", "cc_library", "cc_proto_library", "cuda_library", "proto_library")
+
+GRAPH = pathlib.Path()
+
+
+def package_of(label):
+    return label[2:].split(":")[0]
+
+
+def is_in(package, folder):
+    return package == folder or package.startswith(folder + "/")
+
+
+class Graph:
+    """Rules and what they depend on, as labels."""
+
+    def __init__(self, path):
+        self.rules = set()
+        self.uses = collections.defaultdict(set)
+        for rule in xml.etree.ElementTree.parse(path).getroot().iter("rule"):
+            name = rule.get("name")
+            if not name.startswith("//") or package_of(name).split("/")[0] not in OURS:
+                continue
+            self.rules.add(name)
+            inputs = {i.get("name") for i in rule.iter("rule-input")}
+            self.uses[name] = {i for i in inputs if i.startswith("//")}
+
+    def edges(self):
+        """Between rules of ours in different packages."""
+        for user in sorted(self.rules):
+            for used in sorted(self.uses[user] & self.rules):
+                if package_of(user) != package_of(used):
+                    yield user, used
+
+    def path(self, source, target):
+        """The labels from a rule below `source` to one below `target`; empty where there are none."""
+        start = [r for r in sorted(self.rules) if is_in(package_of(r), source)]
+        before = {r: None for r in start}
+        waiting = collections.deque(start)
+        while waiting:
+            label = waiting.popleft()
+            if is_in(package_of(label), target):
+                labels = []
+                while label is not None:
+                    labels.insert(0, label)
+                    label = before[label]
+                return labels
+            for used in sorted(self.uses[label] & self.rules):
+                if used not in before:
+                    before[used] = label
+                    waiting.append(used)
+        return []
+
+
+def declared_rules():
+    """Labels of the rules in the BUILD files that are neither tests nor for tests alone."""
+    for folder in OURS:
+        for build in sorted(pathlib.Path(folder).glob("**/BUILD.bazel")):
+            text = build.read_text()
+            for kind, body in re.findall(r"^(\w+)\(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL):
+                name = re.search(r'^    name = "([^"]+)",', body, re.MULTILINE)
+                if kind in RULES and name and "testonly = True" not in body:
+                    yield f"//{build.parent.as_posix()}:{name.group(1)}"
+
+
+class ArchitectureTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.graph = Graph(GRAPH)
+
+    def test_the_graph_is_whole(self):
+        declared = set(declared_rules())
+        self.assertGreater(len(declared), 200)
+        missing = sorted(declared - self.graph.rules)
+        self.assertEqual(
+            missing, [], "not in the graph: add them to `scope` in tests/architecture/BUILD.bazel"
+        )
+
+    def test_forbidden_paths(self):
+        for source, targets in NO_PATH:
+            for target in targets:
+                with self.subTest(source=source, target=target):
+                    self.assertEqual(self.graph.path(source, target), [])
+
+    def test_ends_are_used_by_themselves_alone(self):
+        wrong = [
+            (user, used)
+            for user, used in self.graph.edges()
+            for end in ENDS
+            if is_in(package_of(used), end) and not is_in(package_of(user), end)
+        ]
+        self.assertEqual(wrong, [])
+
+    def test_no_two_folders_use_each_other(self):
+        edges = collections.defaultdict(list)
+        for user, used in self.graph.edges():
+            edges[package_of(user), package_of(used)].append(f"{user} -> {used}")
+        both_ways = [
+            text
+            for (user, used), labels in sorted(edges.items())
+            if user < used and (used, user) in edges
+            for text in labels + edges[used, user]
+        ]
+        self.assertEqual(both_ways, [])
+
+
+class GraphTest(unittest.TestCase):
+    """That the test would find what it looks for."""
+
+    def test_paths(self):
+        graph = Graph.__new__(Graph)
+        graph.rules = {"//a/b:x", "//c:y", "//d:z"}
+        graph.uses = collections.defaultdict(set)
+        graph.uses["//a/b:x"] = {"//c:y"}
+        graph.uses["//c:y"] = {"//d:z", "//third_party:t"}
+        self.assertEqual(graph.path("a", "d"), ["//a/b:x", "//c:y", "//d:z"])
+        self.assertEqual(graph.path("d", "a"), [])
+        self.assertEqual(graph.path("a/bb", "d"), [])
+        self.assertEqual(list(graph.edges()), [("//a/b:x", "//c:y"), ("//c:y", "//d:z")])
+
+
+if __name__ == "__main__":
+    GRAPH = pathlib.Path(sys.argv.pop(1))
+    unittest.main()
