@@ -1,4 +1,5 @@
-// The small leaves of this folder: status macros, byte order, checked arithmetic, units, lists in messages.
+// The small leaves of this folder: status macros, byte order, checked arithmetic, units, lists in
+// messages.
 
 #include <gtest/gtest.h>
 
@@ -99,14 +100,6 @@ TEST(Units, Seconds) {
   EXPECT_EQ(HumanSeconds(std::nan("")), "-");
   EXPECT_EQ(HumanSeconds(std::numeric_limits<double>::infinity()), "-");
   EXPECT_EQ(HumanSeconds(1e300), "-");
-}
-
-TEST(Units, Counts) {
-  EXPECT_EQ(HumanCount(0), "0");
-  EXPECT_EQ(HumanCount(999), "999");
-  EXPECT_EQ(HumanCount(1000), "1,000");
-  EXPECT_EQ(HumanCount(1234567), "1,234,567");
-  EXPECT_EQ(HumanCount(std::numeric_limits<uint64_t>::max()), "18,446,744,073,709,551,615");
 }
 
 TEST(JoinFirst, SaysHowManyMoreThereAre) {

@@ -173,9 +173,5 @@ uint32_t Crc32c(std::string_view data) {
   return ExtendCrc32c(0, std::as_bytes(std::span(data.data(), data.size())));
 }
 
-uint32_t ConcatCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t length_b_bytes) {
-  return MultiplyModP(ZerosOperator(length_b_bytes), crc_a) ^ crc_b;
-}
-
 }  // namespace tessera
 #endif  // HWY_ONCE

@@ -17,9 +17,6 @@ uint32_t Crc32c(std::string_view data);
 // Checksum of A followed by `data`, given `crc`, the checksum of A. The checksum of nothing is 0.
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data);
 
-// Checksum of A followed by B, from those of A and B and B's length. Cost: O(log length).
-uint32_t ConcatCrc32c(uint32_t crc_a, uint32_t crc_b, uint64_t length_b_bytes);
-
 }  // namespace tessera
 
 #endif  // TESSERA_BASE_CRC32C_H_

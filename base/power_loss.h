@@ -2,8 +2,8 @@
 #define TESSERA_BASE_POWER_LOSS_H_
 
 // For tests: what a loss of power would leave of real files, worked out from the syncs that the
-// code under test has really made. With it a test shows that nothing promised is lost, and, dropping
-// one sync after the other, that none of them could be left out.
+// code under test has really made. With it a test shows that nothing promised is lost, and,
+// dropping one sync after the other, that none of them could be left out.
 //
 // The rules are those of a file system that promises nothing but what POSIX says: a file's contents
 // are durable as of the last sync of the file, a directory's names as of the last sync of the

@@ -26,10 +26,12 @@
 
 #define TESSERA_STATUS_CONCAT_INNER_(a, b) a##b
 #define TESSERA_STATUS_CONCAT_(a, b) TESSERA_STATUS_CONCAT_INNER_(a, b)
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration in parentheses declares something else.
 #define TESSERA_ASSIGN_OR_RETURN_IMPL_(temporary, lhs, expression) \
   auto temporary = (expression);                                   \
   if (!temporary.ok()) [[unlikely]]                                \
     return temporary.status();                                     \
   lhs = *std::move(temporary)
+// NOLINTEND(bugprone-macro-parentheses)
 
 #endif  // TESSERA_BASE_STATUS_MACROS_H_

@@ -10,8 +10,8 @@
 namespace tessera {
 
 // std::thread's constructor throws where the system has no thread left (the limit of a control
-// group or a user, or memory), and a vector of running threads that is destroyed on the way out ends
-// the process. So every thread of ours is started here.
+// group or a user, or memory), and a vector of running threads that is destroyed on the way out
+// ends the process. So every thread of ours is started here.
 
 // ResourceExhausted, with the system's reason, where there is no thread to be had.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);

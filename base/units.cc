@@ -67,10 +67,4 @@ std::string HumanSeconds(double seconds) {
   return Format("%" PRId64 "d %02" PRId64 "h", whole / 86400, whole / 3600 % 24);
 }
 
-std::string HumanCount(uint64_t count) {
-  std::string digits = Format("%" PRIu64, count);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
-  return digits;
-}
-
 }  // namespace tessera

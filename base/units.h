@@ -16,9 +16,6 @@ std::string HumanRate(uint64_t bytes, double seconds);
 // "850 us", "12.3 ms", "4.56 s", "2m 05s", "3h 07m", "2d 04h". Negative or NaN: "-".
 std::string HumanSeconds(double seconds);
 
-// "1,234,567".
-std::string HumanCount(uint64_t count);
-
 }  // namespace tessera
 
 #endif  // TESSERA_BASE_UNITS_H_

@@ -97,49 +97,5 @@ TEST(CopyBox, MovesExactlyTheElementsOfTheRegion) {
   }
 }
 
-TEST(ContiguousRuns, AreTheElementsInOrderAndMaximal) {
-  std::mt19937_64 random(TestSeed());
-  for (int round = 0; round < 3000; ++round) {
-    Box inner;
-    for (size_t d = random() % 5; d > 0; --d) {
-      inner.global_offset.push_back(10 + static_cast<int64_t>(random() % 5));
-      inner.shape.push_back(static_cast<int64_t>(random() % 4) + (random() % 16 != 0));
-    }
-    Box outer = inner;
-    if (random() % 4 != 0) outer = RandomBoxAround(inner, random);
-    std::vector<int64_t> expected;
-    for (const auto& index : Indices(inner)) {
-      expected.push_back(Offset(outer, ContiguousStrides(outer.shape), index));
-    }
-    std::vector<int64_t> found;
-    int64_t previous_end = -1;
-    ForEachContiguousRun(outer, inner, [&](int64_t first, int64_t count) {
-      ASSERT_GT(count, 0);
-      ASSERT_GT(first, previous_end) << "two runs that touch should be one";
-      previous_end = first + count;
-      for (int64_t i = 0; i < count; ++i) found.push_back(first + i);
-    });
-    // A run may touch the next only where the inner box ends at the end of the outer rows and
-    // begins at their beginning; then it covers the dim, and the runs are merged.
-    ASSERT_EQ(found, expected) << ToString(outer) << ToString(inner);
-  }
-}
-
-TEST(ContiguousRuns, WholeBoxIsOneRun) {
-  int runs = 0;
-  ForEachContiguousRun(WholeBox({3, 4, 5}), WholeBox({3, 4, 5}), [&](int64_t first, int64_t count) {
-    EXPECT_EQ(first, 0);
-    EXPECT_EQ(count, 60);
-    ++runs;
-  });
-  EXPECT_EQ(runs, 1);
-  ForEachContiguousRun(Box{}, Box{}, [&](int64_t first, int64_t count) {
-    EXPECT_EQ(first, 0);
-    EXPECT_EQ(count, 1);
-    ++runs;
-  });
-  EXPECT_EQ(runs, 2);
-}
-
 }  // namespace
 }  // namespace tessera::ckpt

@@ -15,10 +15,6 @@ enum class Activation {
   kSwiGlu,  // gate in columns [0, F), up in [F, 2F); U = 2F
 };
 
-inline int64_t ActivationInputs(Activation activation, int64_t outputs) {
-  return activation == Activation::kSwiGlu ? 2 * outputs : outputs;
-}
-
 inline void ActivationForward(Activation activation, Backend& backend, const TensorView& x,
                               const TensorView& out) {
   if (activation == Activation::kSwiGlu) {

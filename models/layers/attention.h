@@ -15,12 +15,10 @@ struct AttentionShape {
   int64_t key_value_heads = 0;  // K, divides H
   int64_t head_size = 0;        // D
   int64_t first_head = 0;       // of the model's query heads, the shard's first
-
-  int64_t qkv_columns() const { return (heads + 2 * key_value_heads) * head_size; }
-  int64_t out_columns() const { return heads * head_size; }
 };
 
-// Causal self-attention between the two projections, of the heads of one virtual shard. qkv [R,(H+2K)D]: q, k and v side by side.
+// Causal self-attention between the two projections, of the heads of one virtual shard. qkv
+// [R,(H+2K)D]: q, k and v side by side.
 class Attention {
  public:
   // `rope`: rotation of q and k, null for none.

@@ -44,8 +44,8 @@ class LmHead {
   LmHead(std::unique_ptr<Norm> norm, std::vector<VocabularyShard> shards, int64_t vocab_size)
       : norm_(std::move(norm)), shards_(std::move(shards)), vocab_size_(vocab_size) {}
 
-  // `max_logits_bytes`: of one chunk, over the whole vocabulary, so that the chunks, which sums over
-  // rows depend on, are the same wherever the shards are.
+  // `max_logits_bytes`: of one chunk, over the whole vocabulary, so that the chunks, which sums
+  // over rows depend on, are the same wherever the shards are.
   Buffers LayOut(Arena& arena, const Pass& pass, DType dtype, bool backward,
                  int64_t max_logits_bytes) const;
 

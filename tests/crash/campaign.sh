@@ -2,4 +2,5 @@
 # Starts campaign.py with the programs that Bazel built beside it.
 set -euo pipefail
 here=$(pwd)
-exec /usr/bin/python3 -B "$here/tests/crash/campaign.py" --train="$here/$1" --ckpt="$here/$2" "${@:3}"
+exec /usr/bin/python3 -B "$here/tests/crash/campaign.py" \
+  --train="$here/$1" --ckpt="$here/$2" "${@:3}"

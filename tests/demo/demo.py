@@ -1,8 +1,10 @@
-"""The main job, end to end: real text -> tokens -> training -> SIGKILL -> resume -> proof -> sampled text -> many processes.
+"""The main job, end to end.
 
-Trains a small GPT-2 twice on the text of a system package. The first run is left alone; the second is killed between two
-checkpoints and resumed. Every loss and the final checkpoints must agree to the last bit. Then a few steps in EXACT numerics,
-on one process and on eight: again every loss and every tensor.
+Real text -> tokens -> training -> SIGKILL -> resume -> proof -> sampled text -> many processes.
+Trains a small GPT-2 twice on the text of a system package. The first run is left alone; the second
+is killed between two checkpoints and resumed. Every loss and the final checkpoints must agree to
+the last bit. Then a few steps in EXACT numerics, on one process and on eight: again every loss and
+every tensor.
 """
 
 import argparse
@@ -66,7 +68,7 @@ class Demo:
         return os.path.join(self.run_dir(name), "checkpoints")
 
     def clear(self):
-        """Removes what an earlier demo left; the folder may be the user's, and hold other things."""
+        """Removes an earlier demo's files alone: the folder may be the user's."""
         for run_name in ("undisturbed", "killed", "one_process", "eight_processes"):
             shutil.rmtree(self.run_dir(run_name), ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
@@ -135,7 +137,10 @@ class Demo:
     def compare_with_unigram(self, losses):
         unigram = self.dataset["unigram_nats_per_token"]
         last = sum(losses[step]["loss"] for step in range(STEPS - 9, STEPS + 1)) / 10
-        print(f"loss of the last 10 steps {last:.3f}; a unigram model of this text has {unigram:.3f}")
+        print(
+            f"loss of the last 10 steps {last:.3f}; "
+            f"a unigram model of this text has {unigram:.3f}"
+        )
         if last > unigram - 1:
             fail("the model has not learned more than word frequencies")
 

@@ -4,11 +4,15 @@
 set -uo pipefail
 
 readonly MAX_FILE_BYTES=1000000
+readonly MAX_COLUMNS=100
 readonly FIX_COMMAND="./bazelw run //tests/format:fix"
 
 # Kept byte for byte, whatever they look like.
 is_fixture() { [[ "$1" =~ (^|/)(fixtures|golden|testdata)/ ]]; }
 is_cpp() { [[ "$1" =~ \.(cc|h|cu|cuh|proto)$ ]]; }
+is_wrapped() {
+  ! is_fixture "$1" && [[ "$1" =~ (\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|textproto)|/\.ci/run)$ ]]
+}
 is_text() { ! is_fixture "$1" && { [[ ! -s "$1" ]] || grep -qI . "$1"; }; }
 
 # Source files, one a line; git's own arguments choose which. Without a repository, as in an
@@ -50,6 +54,14 @@ check_text() {
   [[ ! -s "$file" || -z "$(tail -c 1 "$file")" ]] || fault "$file: no newline at the end"
 }
 
+# A table's row cannot be wrapped in Markdown, nor can a word.
+check_columns() {
+  local file="$1" line
+  line="$(LC_ALL=C.UTF-8 grep -nE "^.{$((MAX_COLUMNS + 1))}" "$file" |
+    grep -vE '^[0-9]+:(\|.*\||[ #/*-]*[^ ]+)$' | head -n 1 | cut -d: -f1)"
+  [[ -z "$line" ]] || fault "$file:$line: more than $MAX_COLUMNS columns"
+}
+
 # Packages are private; what they offer is widened target by target. The public ones: the system
 # libraries, what is in base, and the interface of the checkpoint library.
 check_visibility() {
@@ -78,6 +90,7 @@ check() {
     ((size <= MAX_FILE_BYTES)) || fault "$file: $size bytes; at most $MAX_FILE_BYTES belong into git"
     ! is_cpp "$file" || cpp+=("$file")
     ! is_text "$file" || check_text "$file"
+    ! is_wrapped "$file" || check_columns "$file"
     case "$file" in
       *.h | *.cuh) check_header_guard "$file" ;;
       BUILD | BUILD.bazel | */BUILD | */BUILD.bazel) check_visibility "$file" ;;

@@ -1,4 +1,5 @@
-// A file that the safetensors Python package wrote (safetensors_check.py --write), read by our codec.
+// A file that the safetensors Python package wrote (safetensors_check.py --write), read by our
+// codec.
 
 #include <cstdint>
 #include <cstring>

@@ -1,4 +1,7 @@
-"""cuda_library: C++ libraries with .cu sources, built under --config=cuda and left out of `//...` elsewhere."""
+"""cuda_library: C++ libraries with .cu sources.
+
+Built under --config=cuda and left out of `//...` elsewhere.
+"""
 
 load("@cuda//:defs.bzl", "CUDA_HOME")
 
@@ -16,7 +19,8 @@ _ARCHITECTURES = [
 
 def _cuda_objects_impl(ctx):
     if not CUDA_HOME:
-        fail("--config=cuda needs the CUDA toolkit: no nvcc in $CUDA_HOME/bin or /usr/local/cuda/bin")
+        fail("--config=cuda needs the CUDA toolkit: no nvcc in $CUDA_HOME/bin or " +
+             "/usr/local/cuda/bin")
     contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
     inputs = depset(
         ctx.files.hdrs + ctx.files.srcs + ctx.files._version,
@@ -26,7 +30,8 @@ def _cuda_objects_impl(ctx):
     for source in ctx.files.srcs:
         object = ctx.actions.declare_file("_nvcc/%s/%s.o" % (ctx.label.name, source.basename))
         arguments = ctx.actions.args()
-        arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3", "-Xcompiler", "-fPIC,-Wall,-Wextra"])
+        arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3"])
+        arguments.add_all(["-Xcompiler", "-fPIC,-Wall,-Wextra"])
         arguments.add_all(["-Werror", "all-warnings", "-I."])
         arguments.add_all(_ARCHITECTURES)
         for context in contexts:
@@ -59,7 +64,15 @@ _cuda_objects = rule(
     },
 )
 
-def cuda_library(name, srcs, hdrs = [], deps = [], copts = [], tags = [], visibility = None, testonly = None):
+def cuda_library(
+        name,
+        srcs,
+        hdrs = [],
+        deps = [],
+        copts = [],
+        tags = [],
+        visibility = None,
+        testonly = None):
     """A cc_library whose sources nvcc compiles. Headers that C++ includes, too, go into hdrs.
 
     Args:

@@ -55,7 +55,8 @@ def _cuda_repository_impl(ctx):
 
 cuda_repository = repository_rule(
     implementation = _cuda_repository_impl,
-    doc = "Looks in $CUDA_HOME, then in /usr/local/cuda. @cuda//:defs.bzl has CUDA_HOME, empty without a toolkit.",
+    doc = "Looks in $CUDA_HOME, then in /usr/local/cuda. @cuda//:defs.bzl has CUDA_HOME, " +
+          "empty without a toolkit.",
     configure = True,
     environ = ["CUDA_HOME"],
     local = True,

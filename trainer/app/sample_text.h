@@ -26,8 +26,8 @@ using NextLogits = std::function<absl::StatusOr<std::vector<float>>(std::span<co
 
 // Continues config.prompt() by num_tokens_to_generate tokens and hands each token's text to `emit`
 // as it comes; ends early at end of text. The model sees the last `max_context` tokens.
-// Deterministic in `stream`: ranks that get the same logits choose the same tokens. Errors: those of
-// the tokenizer and of `next_logits`.
+// Deterministic in `stream`: ranks that get the same logits choose the same tokens. Errors: those
+// of the tokenizer and of `next_logits`.
 absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,
                         const SamplingConfig& config, int64_t max_context,
                         const RandomStream& stream,

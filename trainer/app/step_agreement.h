@@ -16,7 +16,8 @@ struct StepAgreement {
   std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
 };
 
-// `stop_signal` and `pipeline_wait_share`: this rank's. Collective; one all-reduce of some 500 bytes.
+// `stop_signal` and `pipeline_wait_share`: this rank's. Collective; one all-reduce of some 500
+// bytes.
 absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 // Trains a model: `train --config FILE --flag=value ...`, see --help. One process, or one of those
-// that mpirun or srun has started; trainer/configs/launch.py starts as many as the settings ask for,
-// which it learns by `train --print-launch ...`.
+// that mpirun or srun has started; trainer/configs/launch.py starts as many as the settings ask
+// for, which it learns by `train --print-launch ...`.
 
 #include <unistd.h>
 

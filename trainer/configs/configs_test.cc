@@ -36,7 +36,8 @@ const std::map<std::string, Description>& Expected() {
   return *expected;
 }
 
-// Named after their topology: one model and one set of batches, so that their losses can be compared.
+// Named after their topology: one model and one set of batches, so that their losses can be
+// compared.
 constexpr const char* kTopologies[] = {"single", "dp2",         "dp4_zero2", "tp2",
                                        "pp2",    "dp2_tp2_pp2", "pp2_vpp2",  "dp4_zero2_tp2_pp2"};
 

@@ -1,8 +1,9 @@
 """Runnable targets for shipped settings."""
 
 def train_config(name):
-    """`bazel run //trainer/configs:NAME -- --flag=value ...` trains with NAME.textproto, flags on top.
+    """A target that trains with NAME.textproto, and flags on top.
 
+    `bazel run //trainer/configs:NAME -- --flag=value ...`
     Starts mpirun where the settings ask for more than one process; see launch.py.
     """
     native.sh_binary(

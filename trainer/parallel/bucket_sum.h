@@ -14,8 +14,8 @@ namespace tessera {
 // plain, or the binary tree T(0, n) of tree_sum.h by element. A tree of open subtrees is a binary
 // counter: each term holds a power of two of contributions, and equal neighbours are added at once.
 //
-// `Place(i)` says where contribution i has to be kept: the result for the first, a buffer of its own
-// where it opens a subtree, and nowhere (empty) where it is added as soon as it is there, from
+// `Place(i)` says where contribution i has to be kept: the result for the first, a buffer of its
+// own where it opens a subtree, and nowhere (empty) where it is added as soon as it is there, from
 // wherever it is.
 class BucketSum {
  public:

@@ -49,9 +49,9 @@ class GradientNorm {
     Communicator* pipeline = nullptr;  // ranks with other layers
   };
 
-  // Exchanges keys and sizes. `parts`: all parameters of this rank, of all chunks, whatever is owned
-  // of them. Internal when parts do not fit together: a key with two sizes, a hole between owners.
-  // Collective over the groups, as is Compute(). The backend must outlive the norm.
+  // Exchanges keys and sizes. `parts`: all parameters of this rank, of all chunks, whatever is
+  // owned of them. Internal when parts do not fit together: a key with two sizes, a hole between
+  // owners. Collective over the groups, as is Compute(). The backend must outlive the norm.
   static absl::StatusOr<std::unique_ptr<GradientNorm>> Create(Backend& backend,
                                                               std::vector<GradientPart> parts,
                                                               const Groups& groups);

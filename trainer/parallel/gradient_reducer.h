@@ -54,25 +54,25 @@ struct OwnedGradient {
 //   ... update the values of owned() ...
 //   GatherValues(values)
 //
-// ZeRO 0: an all-reduce per bucket, every rank owns everything. ZeRO 1: a reduce-scatter per bucket,
-// a rank owns a piece of each; gradients have full size. ZeRO 2: a reduce-scatter per bucket and
-// micro-batch out of bucket buffers that are made on demand and reused; of gradients only owned
-// pieces are kept. Reductions start inside Ready(), in the last backward pass (ZeRO 2: in each), and
-// move on in later calls of Prepare() and Ready(); Finish() waits for the rest.
+// ZeRO 0: an all-reduce per bucket, every rank owns everything. ZeRO 1: a reduce-scatter per
+// bucket, a rank owns a piece of each; gradients have full size. ZeRO 2: a reduce-scatter per
+// bucket and micro-batch out of bucket buffers that are made on demand and reused; of gradients
+// only owned pieces are kept. Reductions start inside Ready(), in the last backward pass (ZeRO 2:
+// in each), and move on in later calls of Prepare() and Ready(); Finish() waits for the rest.
 //
 // Sums: with `exact`, the binary tree over global micro-batches, however they are split
 // (micro_batches.h says which splits can), whatever the bucket size and the ZeRO stage. Otherwise
 // plain sums, in one fixed order. Second contributions of tied parameters are summed apart and
 // added at the end, when both are complete.
 //
-// One data rank costs nothing: no copies, no messages; without `exact` (or with one micro-batch) the
-// backward pass writes to where the optimizer reads.
+// One data rank costs nothing: no copies, no messages; without `exact` (or with one micro-batch)
+// the backward pass writes to where the optimizer reads.
 //
 // Memory (MemoryCategory::kGradients): what is owned (ZeRO 0, 1: the gradient space), plus, with
-// `exact`, as many times the same as subtrees are open at once (MostOpenTerms()), plus bucket buffers:
-// at most kBucketBuffers of the largest bucket within bucket_elements and one of the largest bucket
-// beyond; more only where a backward pass writes more buckets at once. For on_two_stages parameters
-// a buffer of at most bucket_elements.
+// `exact`, as many times the same as subtrees are open at once (MostOpenTerms()), plus bucket
+// buffers: at most kBucketBuffers of the largest bucket within bucket_elements and one of the
+// largest bucket beyond; more only where a backward pass writes more buckets at once. For
+// on_two_stages parameters a buffer of at most bucket_elements.
 //
 // Wire, per step, bytes of data rank r of P: by bucket of n bytes, piece n_r, what
 // trainer/comm/communicator.h says of the operation.

@@ -26,8 +26,8 @@ struct MicroBatchSplit {
 // that are reduced together are neighbours.
 int64_t GlobalMicroBatch(const MicroBatchSplit& split, int rank, int64_t i);
 
-// Whether micro-batches can be split evenly, and, for `exact`, whether the split's sums are those of
-// the binary tree over global micro-batches. That needs, with M = global batch / micro-batch,
+// Whether micro-batches can be split evenly, and, for `exact`, whether the split's sums are those
+// of the binary tree over global micro-batches. That needs, with M = global batch / micro-batch,
 // - ZeRO 0, 1: M / data_ranks to be a power of two, or one data rank;
 // - ZeRO 2: data_ranks to be a power of two, or M = data_ranks.
 // InvalidArgument in one sentence with the names of the settings.

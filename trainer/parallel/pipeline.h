@@ -68,9 +68,9 @@ struct PipelineRun {
 // Training follows PipelineSchedule(): forward and backward passes of one chunk come in the order
 // of micro-batches. Messages never block a rank that has work: receives are posted as soon as their
 // buffers are free, and a send is waited for only when its buffer is needed again. Each chunk has
-// kBuffers buffers for what it receives and as many for what it sends, in each direction, kept
-// from run to run; with them no shape of pipeline can come to a standstill, even where no send ends before it
-// is received, or wait longer than theory says.
+// kBuffers buffers for what it receives and as many for what it sends, in each direction, kept from
+// run to run; with them no shape of pipeline can come to a standstill, even where no send ends
+// before it is received, or wait longer than theory says.
 //
 // Errors: what the stage or the communicator says. The stage's own error ends all ranks of the
 // world with it (Communicator::Abort).
@@ -88,8 +88,8 @@ class Pipeline {
                                                           PipelineOptions options);
   ~Pipeline();
 
-  // How many sets of activations a chunk needs for Train(): PipelinePass::slot is below. Micro-batch
-  // m uses set m % slots(chunk).
+  // How many sets of activations a chunk needs for Train(): PipelinePass::slot is below.
+  // Micro-batch m uses set m % slots(chunk).
   int64_t slots(int chunk) const { return slots_[chunk]; }
   // Whether this rank has the model's first layers (in its first chunk) or last (in its last).
   bool first() const { return rank_ == 0; }

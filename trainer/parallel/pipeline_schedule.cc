@@ -9,7 +9,8 @@ namespace tessera {
 namespace {
 
 // The n-th pass of a rank in one direction: `ranks` micro-batches through the first chunk, the same
-// through the next, and so on; then the next `ranks` micro-batches. Backward, chunks run the other way.
+// through the next, and so on; then the next `ranks` micro-batches. Backward, chunks run the other
+// way.
 PipelineAction NthPass(const PipelineShape& shape, PipelineAction::Kind kind, int64_t n) {
   if (shape.chunks == 1) return {.kind = kind, .micro_batch = n, .chunk = 0};
   const int64_t round = int64_t{shape.ranks} * shape.chunks;

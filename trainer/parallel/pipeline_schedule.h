@@ -22,12 +22,12 @@ struct PipelineShape {
   int64_t micro_batches = 1;
 };
 
-// What one rank does in one step, in order. With one chunk: 1F1B (Narayanan et al., PipeDream-Flush, ICML
-// 2021). With several: interleaved 1F1B (Narayanan et al., "Efficient large-scale language model
-// training on GPU clusters using Megatron-LM", SC 2021).
+// What one rank does in one step, in order. With one chunk: 1F1B (Narayanan et al.,
+// PipeDream-Flush, ICML 2021). With several: interleaved 1F1B (Narayanan et al., "Efficient
+// large-scale language model training on GPU clusters using Megatron-LM", SC 2021).
 //
-// Every (micro-batch, chunk) goes forward once and backward once, backward later; backward passes of
-// one chunk come in the order of micro-batches, which fixes the order of gradient sums.
+// Every (micro-batch, chunk) goes forward once and backward once, backward later; backward passes
+// of one chunk come in the order of micro-batches, which fixes the order of gradient sums.
 // Precondition: interleaved schedules need micro_batches to be a multiple of ranks.
 std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int rank);
 

@@ -37,11 +37,11 @@ std::string Name(const PipelineShape& shape) {
          std::to_string(shape.micro_batches) + " micro-batches";
 }
 
-// Runs all ranks' schedules against the clock: an action starts when its rank is free, what it needs
-// has arrived, and it has a buffer for what it sends. A chunk has `buffers` buffers for what it
-// sends in one direction and as many for what it receives, and a message leaves its sender's buffer
-// when there is one at its receiver. Returns the time at which the last action ends; nullopt when
-// the ranks wait for each other for ever.
+// Runs all ranks' schedules against the clock: an action starts when its rank is free, what it
+// needs has arrived, and it has a buffer for what it sends. A chunk has `buffers` buffers for what
+// it sends in one direction and as many for what it receives, and a message leaves its sender's
+// buffer when there is one at its receiver. Returns the time at which the last action ends; nullopt
+// when the ranks wait for each other for ever.
 std::optional<double> SimulatedTime(const PipelineShape& shape, int64_t buffers) {
   std::vector<std::vector<PipelineAction>> schedules;
   for (int rank = 0; rank < shape.ranks; ++rank) {

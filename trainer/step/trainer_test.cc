@@ -128,6 +128,43 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
   }
 }
 
+// Three ranks share each layer. The 8 rows of activations, which are not cut, need not be a multiple
+// of 3.
+TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
+  const std::string tokens = WriteSamples(16);
+  std::vector<double> expected;
+  for (const std::string topology : {"single", "tp3"}) {
+    TrainConfig config = Config("single", tokens, /*micro_batch_size=*/1);
+    config.mutable_model()->set_hidden_size(24);
+    config.mutable_model()->set_num_attention_heads(3);
+    config.mutable_model()->set_num_query_groups(3);
+    config.mutable_model()->set_ffn_hidden_size(96);
+    config.mutable_parallel()->set_numerics(Numerics::FAST);
+    config.mutable_parallel()->set_exact_tp_shards(1);
+    config.mutable_parallel()->set_topology(topology);
+    const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
+    ASSERT_TRUE(resolved.ok()) << topology << ": " << resolved.status();
+    Mutex mutex;
+    std::vector<double> losses;
+    const absl::Status status =
+        RunRanks(*resolved,
+                 [&](Trainer& trainer, const BatchLoader& data, const Mesh& mesh) -> absl::Status {
+                   for (int64_t step = 0; step < 4; ++step) {
+                     TESSERA_ASSIGN_OR_RETURN(
+                         const StepResult result,
+                         trainer.Step(data, {.step = step, .consumed_samples = 4 * step}));
+                     const MutexLock lock(&mutex);
+                     if (mesh.world()->rank() == 0) losses.push_back(result.loss);
+                   }
+                   return absl::OkStatus();
+                 });
+    ASSERT_TRUE(status.ok()) << status;
+    if (topology == "single") expected = losses;
+    ASSERT_EQ(losses.size(), 4);
+    for (int step = 0; step < 4; ++step) EXPECT_NEAR(losses[step], expected[step], 1e-5) << step;
+  }
+}
+
 // The rows of a short text cannot always be divided among the ranks of sequence parallelism.
 TEST_F(TrainerTest, ContinuesATextOfAnyLength) {
   const std::string tokens = WriteSamples(16);

@@ -87,24 +87,6 @@ void* MapOnHugePages(size_t size_bytes) {
 
 }  // namespace
 
-std::string_view MemoryCategoryName(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::kOther:
-      return "other";
-    case MemoryCategory::kWeights:
-      return "weights";
-    case MemoryCategory::kGradients:
-      return "gradients";
-    case MemoryCategory::kOptimizer:
-      return "optimizer";
-    case MemoryCategory::kActivations:
-      return "activations";
-    case MemoryCategory::kWorkspace:
-      return "workspace";
-  }
-  return "unknown";
-}
-
 MemoryScope::MemoryScope(MemoryCategory category) : previous_(current_category) {
   current_category = category;
 }

@@ -20,8 +20,6 @@ enum class MemoryCategory {
 };
 inline constexpr int kMemoryCategoryCount = 6;
 
-std::string_view MemoryCategoryName(MemoryCategory category);
-
 // Sets this thread's category until the end of the scope. Scopes nest.
 class MemoryScope {
  public:

@@ -6,9 +6,9 @@
 // One task is one key/value head of one sequence: its query heads, and their blocks of rows, add to
 // d_k and d_v in order.
 //
-// Scores are computed transposed, [keys, Q], a chunk of keys at a time: p and d_s are then the plain
-// left operands of the products that make d_v and d_k, the row sums lie along the lanes, and a
-// chunk stays in the second-level cache. T elements take the place of the fp32 ones that they are
+// Scores are computed transposed, [keys, Q], a chunk of keys at a time: p and d_s are then the
+// plain left operands of the products that make d_v and d_k, the row sums lie along the lanes, and
+// a chunk stays in the second-level cache. T elements take the place of the fp32 ones that they are
 // computed from.
 
 #undef HWY_TARGET_INCLUDE
@@ -70,8 +70,8 @@ TESSERA_INLINE void BackwardKey(const float* scores, const float* d_p, const flo
   std::memset(static_cast<void*>(d_s), 0, first * sizeof(T));
 }
 
-// The keys of a chunk, [keys, rows]; of the query rows, first_row is the one that sees the first key
-// of the chunk and no more.
+// The keys of a chunk, [keys, rows]; of the query rows, first_row is the one that sees the first
+// key of the chunk and no more.
 template <typename T>
 void BackwardKeys(const float* scores, const float* d_p, const float* factors,
                   const float* log2_sums, const float* deltas, int64_t keys, int64_t first_row,

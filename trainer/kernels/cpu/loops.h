@@ -52,13 +52,6 @@ Rows<T> AsRows(const TensorView& x) {
   return {x.as<T>(), columns == 0 ? 0 : x.elements() / columns, columns, columns};
 }
 
-// The matrix as a single row if it is contiguous.
-template <typename T>
-Rows<T> Flattened(Rows<T> x) {
-  if (x.stride != x.columns && x.rows > 1) return x;
-  return {x.data, 1, x.rows * x.columns, x.rows * x.columns};
-}
-
 // Elements per block of an elementwise loop: some microseconds of work, some tens of KiB.
 inline constexpr int64_t kBlockElements = 16384;
 
