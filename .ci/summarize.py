@@ -132,7 +132,8 @@ def read_run(events):
             if label not in targets:
                 targets[label] = Target("FAILED TO BUILD" if status == "NO_STATUS" else status)
         elif aborted is not None:
-            # configuredLabel and unconfiguredLabel name causes; the targets that they stop have events of their own.
+            # configuredLabel and unconfiguredLabel name causes; the targets that they stop have
+            # events of their own.
             if kind in ("targetCompleted", "pattern") and aborted.get("reason") not in HARMLESS:
                 targets[label or " ".join(identity.get("pattern", []))] = Target("FAILED TO BUILD")
         elif kind == "targetCompleted" and not event.get("completed", {}).get("success"):

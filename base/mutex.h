@@ -53,8 +53,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   bool held_ = true;
 };
 
-// Waits for another thread's change; to be called in a loop that tests for it. The mutex is released
-// meanwhile.
+// Waits for another thread's change; to be called in a loop that tests for it. The mutex is
+// released meanwhile.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

@@ -37,8 +37,8 @@ absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, const ParameterSet& parameters,
                         const TensorView& flat);
 
-// The same for a model that several ranks hold together, each some parts of it. Every rank calls it;
-// the one that `writes` makes the file, and has it complete when it returns.
+// The same for a model that several ranks hold together, each some parts of it. Every rank calls
+// it; the one that `writes` makes the file, and has it complete when it returns.
 absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, std::span<const LlmcPart> parts,
                         const LlmcRanks& ranks, bool writes);

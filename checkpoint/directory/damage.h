@@ -35,7 +35,8 @@ class FileMap {
   // Ascending by begin.
   const std::vector<Extent>& extents(uint32_t file_index) const { return extents_[file_index]; }
 
-  // "wte.weight, wpe.weight and 3 more": the tensors with bytes in [begin, end) of the file. Empty where there are none.
+  // "wte.weight, wpe.weight and 3 more": the tensors with bytes in [begin, end) of the file. Empty
+  // where there are none.
   std::string TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end) const;
 
  private:
@@ -43,13 +44,14 @@ class FileMap {
   std::vector<std::vector<Extent>> extents_;
 };
 
-// The only place where one changed byte explains that `found` is the CRC-32C of `length_bytes` bytes instead of `expected`: an
-// offset from their beginning. nullopt where no or several places do. Cost: O(length).
+// The only place where one changed byte explains that `found` is the CRC-32C of `length_bytes`
+// bytes instead of `expected`: an offset from their beginning. nullopt where no or several places
+// do. Cost: O(length).
 std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
                                               uint64_t length_bytes);
 
-// What to say of chunk `chunk` of a file whose checksum is `found` instead of the manifest's. Names the damaged byte where only one
-// is, else the chunk.
+// What to say of chunk `chunk` of a file whose checksum is `found` instead of the manifest's. Names
+// the damaged byte where only one is, else the chunk.
 Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint32_t file_index,
                              uint64_t chunk, uint32_t found);
 

@@ -1,4 +1,5 @@
-// A program that saves its own state and loads it back under another sharding, with nothing but the library's public interface.
+// A program that saves its own state and loads it back under another sharding, with nothing but the
+// library's public interface.
 //   reshard DIRECTORY
 
 #include <cstdio>

@@ -39,8 +39,8 @@ namespace tessera::ckpt {
 // piece comes next, CopyOrder's.
 //
 // Run() works with threads of its own, with fewer where the system gives no more; a thread that is
-// about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of Make(),
-// except the state's memory, the storage and the pool.
+// about to change the state calls WaitUntilCopied() first. Both may outlive the arguments of
+// Make(), except the state's memory, the storage and the pool.
 class DataWriter {
  public:
   // Reserves staging memory: ResourceExhausted where there is none.

@@ -33,9 +33,9 @@ struct SaveOptions {
   // planned anew.
   PlanCache* plan_cache = nullptr;
 
-  // Called on every rank that set it, by the thread that saves, once this rank's data is durable and
-  // before the checkpoint is committed: makes durable what must not be missing where the checkpoint
-  // is there, a log for example. Its error is the save's. Null: nothing.
+  // Called on every rank that set it, by the thread that saves, once this rank's data is durable
+  // and before the checkpoint is committed: makes durable what must not be missing where the
+  // checkpoint is there, a log for example. Its error is the save's. Null: nothing.
   std::function<absl::Status()> before_commit;
 };
 

@@ -1,6 +1,7 @@
-// Loses power at any moment of a save, a rewrite and a removal on the real file system, as the syncs
-// that were really made leave it: whatever looks committed is whole, and what was promised is there.
-// Leaving out any single sync breaks that, so that none is there in vain and none can get lost.
+// Loses power at any moment of a save, a rewrite and a removal on the real file system, as the
+// syncs that were really made leave it: whatever looks committed is whole, and what was promised is
+// there. Leaving out any single sync breaks that, so that none is there in vain and none can get
+// lost.
 
 #include "base/power_loss.h"
 

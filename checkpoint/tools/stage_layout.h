@@ -52,8 +52,8 @@ struct VirtualShards {
   int64_t vocabulary_multiple;
 };
 
-// Of parameters that are cut together, all of the first virtual shard come before any of the second.
-// `parameters` must outlive the layout.
+// Of parameters that are cut together, all of the first virtual shard come before any of the
+// second. `parameters` must outlive the layout.
 StageLayout LayOutStage(const std::vector<const SavedParameter*>& parameters,
                         const VirtualShards& shards);
 

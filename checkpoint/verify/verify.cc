@@ -128,7 +128,8 @@ class Verifier {
   absl::Status CheckHeader(uint32_t index) {
     const DataFile& description = manifest_.files(index);
     const ReadableFile& file = *files_[index];
-    // Of a file with a wrong size, and of one whose header is not where a safetensors header is, enough was or will be said.
+    // Of a file with a wrong size, and of one whose header is not where a safetensors header is,
+    // enough was or will be said.
     if (file.size_bytes() != description.size_bytes() || file.size_bytes() < 8) {
       return absl::OkStatus();
     }

@@ -56,8 +56,8 @@ struct ShardedResult {
 // is replicated.
 ShardedResult RunSharded(const ShardedRun& run);
 
-// `tensors` (values or grads) as logical tensors: name -> [global shape], fp64. Fails the test where
-// an element is missing or there twice.
+// `tensors` (values or grads) as logical tensors: name -> [global shape], fp64. Fails the test
+// where an element is missing or there twice.
 std::map<std::string, Tensor> Logical(const ShardedResult& result, const TensorsByKey& tensors);
 
 // The same losses, gradients and logits, to the bit. Results with one number of shards.

@@ -13,8 +13,8 @@ import xml.etree.ElementTree
 
 OURS = ("base", "checkpoint", "models", "trainer", "tests")
 
-# (from, to): no path, of any length, leads from one folder to the other. A folder stands for what is
-# below it, too.
+# (from, to): no path, of any length, leads from one folder to the other. A folder stands for what
+# is below it, too.
 NO_PATH = (
     ("base", ("checkpoint", "models", "trainer", "tests")),
     ("checkpoint", ("models", "trainer", "tests")),

@@ -1,6 +1,7 @@
-// Saving, loading and verifying the full training state of GPT-2 124M (bf16 weights; fp32 master weights and two moments), against
-// what the same disk does with direct I/O and nothing else. Each round measures all of it, so that a disk that changes its
-// mind changes both sides of a ratio. Prints
+// Saving, loading and verifying the full training state of GPT-2 124M (bf16 weights; fp32 master
+// weights and two moments), against what the same disk does with direct I/O and nothing else. Each
+// round measures all of it, so that a disk that changes its mind changes both sides of a ratio.
+// Prints
 //   figure save.disk_ratio <value> ratio     and likewise load.disk_ratio, verify.disk_ratio
 // and the rates behind them. Medians over the rounds.
 

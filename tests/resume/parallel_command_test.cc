@@ -274,7 +274,8 @@ TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
   const std::vector<std::string> split = {"--tensor-model-parallel-size=2",
                                           "--pipeline-model-parallel-size=2"};
   for (const std::string precision : {"--bf16=false", "--bf16"}) {
-    // Trains from `from` (initial weights where it is empty); returns the file and what was printed.
+    // Trains from `from` (initial weights where it is empty); returns the file and what was
+    // printed.
     const auto train = [&](std::vector<std::string> flags, int steps, const std::string& from) {
       const fs::path file = root_ / "model.bin";
       fs::remove(file);

@@ -241,7 +241,8 @@ std::string Joined(const std::vector<std::string>& words) {
   return line;
 }
 
-// A file system with room for one checkpoint and a half: the second save fails, the first one resumes.
+// A file system with room for one checkpoint and a half: the second save fails, the first one
+// resumes.
 TEST_F(TrainCommandTest, FullDiskEndsTheRunAndKeepsTheLastCheckpoint) {
   ASSERT_EQ(Run(1, Folders("size")).exit_code, 0);
   const int64_t room = TreeBytes(Checkpoints("size")) * 3 / 2;

@@ -18,8 +18,8 @@ namespace tessera {
 //   3. virtual stages as wanted, else none.
 // The ZeRO stage stays, sequence parallelism wherever the tensor axis has several ranks.
 //
-// InvalidArgument where there is none, with the nearest number of ranks below that would do, and the
-// nearest above within twice `world_size`. `exact_tp_shards` as for ValidateTopology.
+// InvalidArgument where there is none, with the nearest number of ranks below that would do, and
+// the nearest above within twice `world_size`. `exact_tp_shards` as for ValidateTopology.
 absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
                                         const ModelConfig& model, const BatchSizes& batch,
                                         int exact_tp_shards);

@@ -17,8 +17,8 @@ struct BatchSizes {
 };
 
 // Whether a model (resolved) and its batches can be split like this, in EXACT numerics with
-// `exact_tp_shards` virtual shards, or, where that is 0, in FAST ones. InvalidArgument: one sentence
-// that names the settings that do not go together, and both sizes.
+// `exact_tp_shards` virtual shards, or, where that is 0, in FAST ones. InvalidArgument: one
+// sentence that names the settings that do not go together, and both sizes.
 absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
                               const BatchSizes& batch, int exact_tp_shards = 0);
 

@@ -1,11 +1,12 @@
 #ifndef TESSERA_TRAINER_KERNELS_BACKEND_H_
 #define TESSERA_TRAINER_KERNELS_BACKEND_H_
 
-// The operations that models are made of, for one device. Implementations: cpu/ (oneDNN and vector loops, fp32 and bf16),
-// reference/ (naive loops in fp64 over any dtype: the oracle of every test, and the engine of gradient checks), later cuda/.
+// The operations that models are made of, for one device. Implementations: cpu/ (oneDNN and vector
+// loops, fp32 and bf16), reference/ (naive loops in fp64 over any dtype: the oracle of every test,
+// and the engine of gradient checks), later cuda/.
 //
-// Legend: R rows (tokens of a micro-batch, batch-major), B batch, T sequence, C channels, V vocabulary (local, padded), H
-// heads, K key/value heads, D head size.
+// Legend: R rows (tokens of a micro-batch, batch-major), B batch, T sequence, C channels, V
+// vocabulary (local, padded), H heads, K key/value heads, D head size.
 //
 // Rules that every implementation keeps:
 // - Results are a pure function of the operands and their shapes (and, for a matrix product, its
@@ -49,9 +50,10 @@ struct Dropout {
   int64_t column_offset = 0;
 };
 
-// Causal self-attention over B sequences. q [B,T,H,D], k and v [B,T,K,D]: strided views into a fused buffer are fine
-// (last dim dense). Query head h attends with key/value head h / (H / K). Dropout of the probabilities: the element of
-// (query t, key s) of GLOBAL head h has index (h * T + t) * T + s in the sample's stream (as for Dropout, above).
+// Causal self-attention over B sequences. q [B,T,H,D], k and v [B,T,K,D]: strided views into a
+// fused buffer are fine (last dim dense). Query head h attends with key/value head h / (H / K).
+// Dropout of the probabilities: the element of (query t, key s) of GLOBAL head h has index (h * T +
+// t) * T + s in the sample's stream (as for Dropout, above).
 struct AttentionOptions {
   double scale = 1;  // usually 1 / sqrt(D)
   double dropout_probability = 0;
@@ -82,7 +84,7 @@ class Backend {
   virtual Device device() const = 0;
   virtual void Synchronize() {}
 
-  // --- movement -------------------------------------------------------------------------------------------------
+  // --- movement ----------------------------------------------------------------------------------
   virtual void Fill(TensorView x, double value) = 0;
   // Any strides, any two floating dtypes (round to nearest even), or equal dtypes.
   virtual void Copy(TensorView from, TensorView to) = 0;
@@ -91,9 +93,10 @@ class Backend {
   // x *= factor
   virtual void Scale(TensorView x, double factor) = 0;
 
-  // --- matrix products ------------------------------------------------------------------------------------------
-  // c[M,N] = a[M,K] b[K,N] (+ bias[N]) (+ c when accumulate). a, b: views in which either dim is dense (so
-  // Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c compute dtype or fp32; bias compute dtype.
+  // --- matrix products ---------------------------------------------------------------------------
+  // c[M,N] = a[M,K] b[K,N] (+ bias[N]) (+ c when accumulate). a, b: views in which either dim is
+  // dense (so Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c
+  // compute dtype or fp32; bias compute dtype.
   virtual void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
                       TensorView bias = {}) = 0;
   // c[M,N] (fp32; fp64 in the fp64 reference) = sum of the products a[M,K] b[K,N], each rounded to
@@ -102,14 +105,15 @@ class Backend {
   // traffic: c is a tensor-parallel sum over the shards of one process. All products have the same
   // shapes, strides and dtypes; n >= 1.
   virtual void MatMulTree(std::span<const MatMulOperands> products, TensorView c) = 0;
-  // out[R,C] (compute dtype) = x[R,C] (fp32; fp64 in the fp64 reference) + bias[C] (compute dtype; empty: none), rounded once. out
-  // may be x where the dtypes are equal.
+  // out[R,C] (compute dtype) = x[R,C] (fp32; fp64 in the fp64 reference) + bias[C] (compute dtype;
+  // empty: none), rounded once. out may be x where the dtypes are equal.
   virtual void AddBias(TensorView x, TensorView bias, TensorView out) = 0;
   // out[N] (fp32) = sum over rows of x[R,N] (+ out when accumulate).
   virtual void SumRows(TensorView x, TensorView out, bool accumulate) = 0;
 
-  // --- embeddings -----------------------------------------------------------------------------------------------
-  // out[R,C] = table[ids[R] - first_id, :], zero where the id lies outside [first_id, first_id + V) (vocabulary-parallel).
+  // --- embeddings --------------------------------------------------------------------------------
+  // out[R,C] = table[ids[R] - first_id, :], zero where the id lies outside [first_id, first_id + V)
+  // (vocabulary-parallel).
   virtual void EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
                                 TensorView out) = 0;
   // d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order.
@@ -121,7 +125,7 @@ class Backend {
   virtual void AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
                                     bool accumulate) = 0;
 
-  // --- norms ----------------------------------------------------------------------------------------------------
+  // --- norms -------------------------------------------------------------------------------------
   // mean, rstd [R] are written for the backward pass.
   virtual void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
                                 TensorView out, TensorView mean, TensorView rstd) = 0;
@@ -136,7 +140,7 @@ class Backend {
                                TensorView d_x, bool accumulate_dx, TensorView d_weight,
                                bool accumulate) = 0;
 
-  // --- activations ----------------------------------------------------------------------------------------------
+  // --- activations -------------------------------------------------------------------------------
   // GELU, tanh form. d_x may be d_out.
   virtual void GeluForward(TensorView x, TensorView out) = 0;
   virtual void GeluBackward(TensorView d_out, TensorView x, TensorView d_x) = 0;
@@ -146,9 +150,9 @@ class Backend {
   // x[R,C] = dropout(x), in place; backward is the same call on the gradient.
   virtual void ApplyDropout(const Dropout& dropout, TensorView x) = 0;
 
-  // --- attention ------------------------------------------------------------------------------------------------
-  // Rotates x [B,T,H,D] in place by position: pairs (i, i + D/2), as Hugging Face's Llama does; cos, sin [T, D/2] fp32.
-  // inverse: the backward pass.
+  // --- attention ---------------------------------------------------------------------------------
+  // Rotates x [B,T,H,D] in place by position: pairs (i, i + D/2), as Hugging Face's Llama does;
+  // cos, sin [T, D/2] fp32. inverse: the backward pass.
   virtual void Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) = 0;
   // out[B,T,H,D]; log_sum_exp[B,H,T] (fp32) is written for the backward pass.
   virtual void AttentionForward(const AttentionOptions& options, TensorView q, TensorView k,
@@ -158,21 +162,24 @@ class Backend {
                                  TensorView k, TensorView v, TensorView out, TensorView log_sum_exp,
                                  TensorView d_q, TensorView d_k, TensorView d_v) = 0;
 
-  // --- loss -----------------------------------------------------------------------------------------------------
-  // Softmax cross-entropy over a vocabulary that may be split. Step 1, per shard: logits[R,V] (compute dtype or fp32), of which columns
-  // [0, valid) are real and the rest padding. Writes stats[R,3] (fp32): row maximum, sum of exp(logit - maximum),
-  // logit of the target (0 if the target is elsewhere).
+  // --- loss --------------------------------------------------------------------------------------
+  // Softmax cross-entropy over a vocabulary that may be split. Step 1, per shard: logits[R,V]
+  // (compute dtype or fp32), of which columns [0, valid) are real and the rest padding. Writes
+  // stats[R,3] (fp32): row maximum, sum of exp(logit - maximum), logit of the target (0 if the
+  // target is elsewhere).
   virtual void CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets,
                                  int64_t first_id, TensorView stats) = 0;
-  // Step 2: row losses[R] (fp32) from the stats of all `shards` ([S,R,3], combined in a binary tree); the combined stats go to
-  // combined[R,3]. Rows whose target is negative are ignored: their loss is 0.
+  // Step 2: row losses[R] (fp32) from the stats of all `shards` ([S,R,3], combined in a binary
+  // tree); the combined stats go to combined[R,3]. Rows whose target is negative are ignored: their
+  // loss is 0.
   virtual void CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
                                 TensorView losses) = 0;
-  // Step 3: logits become d_logits in place: (softmax - onehot) * grad_scale; padding columns and ignored rows get 0.
+  // Step 3: logits become d_logits in place: (softmax - onehot) * grad_scale; padding columns and
+  // ignored rows get 0.
   virtual void CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
                                     int64_t first_id, double grad_scale, TensorView logits) = 0;
 
-  // --- reductions and the optimizer -----------------------------------------------------------------------------
+  // --- reductions and the optimizer --------------------------------------------------------------
   // Sum (of squares) of a contiguous tensor in fp64, fixed blocks, then a binary tree over blocks.
   virtual double SumOfSquares(TensorView x) = 0;
   virtual double Sum(TensorView x) = 0;

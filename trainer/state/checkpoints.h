@@ -45,8 +45,8 @@ struct SavedRun {
 absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 
 // The checkpoint that `load` and `ckpt_step` name: `load` itself where it is a checkpoint, under
-// whatever name, else the newest in it without ckpt_step. nullopt where `load` is empty, or holds no
-// checkpoint and nothing asks for one: neither exit_on_missing_checkpoint nor ckpt_step nor
+// whatever name, else the newest in it without ckpt_step. nullopt where `load` is empty, or holds
+// no checkpoint and nothing asks for one: neither exit_on_missing_checkpoint nor ckpt_step nor
 // finetune. NotFound otherwise, listing what is there; DataLoss for a damaged manifest. Directories
 // that cannot be read are passed over, unless nothing is left or ckpt_step names one: then their
 // error is returned. Rank 0 looks and reads, and sends the others what it found.

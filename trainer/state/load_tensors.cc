@@ -28,8 +28,8 @@ bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
   return false;
 }
 
-// Asks for the saved master weight in the place of every fp32 weight that was saved rounded. Returns
-// whether there was one.
+// Asks for the saved master weight in the place of every fp32 weight that was saved rounded.
+// Returns whether there was one.
 bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& wanted) {
   std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;

@@ -22,8 +22,8 @@ struct LoadPolicy {
   bool allow_missing = false;
   // Saved tensors that the model has no place for are passed over.
   bool allow_unexpected = false;
-  // Only parameters whose names match one of these (base/glob.h), with their optimizer state; empty:
-  // all.
+  // Only parameters whose names match one of these (base/glob.h), with their optimizer state;
+  // empty: all.
   std::vector<std::string> patterns;
   // Compare the digests of what has been loaded with the saved ones.
   bool verify = false;

@@ -128,8 +128,8 @@ TEST_F(TrainerTest, EvaluatesFewerSamplesThanRanksAndThanAMicroBatch) {
   }
 }
 
-// Three ranks share each layer. The 8 rows of activations, which are not cut, need not be a multiple
-// of 3.
+// Three ranks share each layer. The 8 rows of activations, which are not cut, need not be a
+// multiple of 3.
 TEST_F(TrainerTest, FastNumericsSplitLayersWhateverTheRows) {
   const std::string tokens = WriteSamples(16);
   std::vector<double> expected;

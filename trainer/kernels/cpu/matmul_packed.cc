@@ -8,9 +8,9 @@
 //
 // - Into columns (ColumnProduct): a thread packs its columns of b into its own cache. For products
 //   with weights, which come from memory and are used by a few hundred rows of a.
-// - Into rows (RowProduct): b is packed once by all threads. For what remains: gradients of weights,
-//   where a is transposed and each row of c, which is fp32 and has short sums, is best written at
-//   once; and very long sums, which are cut too.
+// - Into rows (RowProduct): b is packed once by all threads. For what remains: gradients of
+//   weights, where a is transposed and each row of c, which is fp32 and has short sums, is best
+//   written at once; and very long sums, which are cut too.
 
 #include "trainer/kernels/cpu/matmul_packed.h"
 
@@ -60,8 +60,8 @@ void AddResult(const Product& product, int64_t term, const char* tile, int64_t r
           columns, tiles);
 }
 
-// The columns of c in parts. A thread has packed b's part in its own cache, and uses it for one tile
-// of rows after the other.
+// The columns of c in parts. A thread has packed b's part in its own cache, and uses it for one
+// tile of rows after the other.
 class ColumnProduct {
  public:
   static bool Suits(const Product& product) {

@@ -10,8 +10,9 @@
 namespace tessera {
 
 // c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How it is cut is a pure function of shapes,
-// dtypes and layouts, never of the thread count. Or, with several terms, c (fp32) = the sum of their
-// products in a tree, cut as one of them is, so that every term has the bits that it has alone.
+// dtypes and layouts, never of the thread count. Or, with several terms, c (fp32) = the sum of
+// their products in a tree, cut as one of them is, so that every term has the bits that it has
+// alone.
 struct Product {
   std::span<const MatMulOperands> terms;  // of one layout
   TensorView c;

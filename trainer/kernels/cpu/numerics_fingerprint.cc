@@ -78,7 +78,8 @@ Tensor Ids(Shape shape, int32_t below) {
   return ids;
 }
 
-// --- matrix products ------------------------------------------------------------------------------
+// --- matrix products
+// ------------------------------------------------------------------------------
 
 // c = a b in each way that models multiply: activations by weights, plain and transposed, gradients
 // of weights, sums over shards.
@@ -122,7 +123,8 @@ void HashAttention(Backend& backend, DType dtype, Hash& hash) {
   for (const Tensor* x : {&out, &log_sum_exp, &d_q, &d_k, &d_v}) hash.Add(*x);
 }
 
-// --- our own loops --------------------------------------------------------------------------------
+// --- our own loops
+// --------------------------------------------------------------------------------
 
 // Rows and columns that do not fill a vector.
 constexpr int64_t kRows = 9, kColumns = 100;
