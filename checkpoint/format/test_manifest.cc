@@ -76,13 +76,14 @@ Manifest FullManifest() {
   manifest.mutable_producer()->set_program("tessera");
   manifest.mutable_producer()->set_version("0.1");
   manifest.mutable_producer()->set_created_unix_ms(1700000000000);
-  Topology& topology = *manifest.mutable_topology();
+  TopologyProto& topology = *manifest.mutable_topology();
   topology.set_data_parallel(4);
   topology.set_tensor_parallel(2);
   topology.set_pipeline_parallel(2);
   topology.set_virtual_pipeline(1);
   topology.set_zero_stage(2);
   topology.set_rank_order("tp-dp-pp");
+  topology.set_sequence_parallel(true);
   FillTrainer(*manifest.mutable_trainer());
   manifest.mutable_model()->set_architecture("gpt2");
   manifest.mutable_model()->set_text("num_layers: 2");

@@ -354,11 +354,11 @@ TEST_F(CkptTest, Reshard) {
   const std::string from = root_ + "/a", to = root_ + "/b";
   EXPECT_EQ(Run({"reshard", from, to, "--topology=dp2_tp2_zero1", "--dry-run"}), kExitOk) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("model-00001-of-00003.safetensors"),
-                          HasSubstr("step-00000003: would be written for dp2 tp2")));
+                          HasSubstr("step-00000003: would be written for dp2_zero1_tp2")));
   EXPECT_FALSE(std::filesystem::exists(to));
   EXPECT_EQ(Run({"reshard", from, to, "--topology=dp2_tp2_zero1"}, /*watched=*/true), kExitOk)
       << err_;
-  EXPECT_THAT(out_, AllOf(HasSubstr("step-00000003: written for dp2 tp2 pp1 vpp1 zero1"),
+  EXPECT_THAT(out_, AllOf(HasSubstr("step-00000003: written for dp2_zero1_tp2"),
                           HasSubstr("the digests of all 2 tensors")));
   EXPECT_THAT(progress_, HasSubstr("###"));
   EXPECT_EQ(Run({"diff", from, to, "--data"}), kExitOk) << out_;
@@ -396,11 +396,12 @@ TEST_F(CkptTest, ReshardRefuses) {
   MustSave("a", 3, 1);
   const std::string from = root_ + "/a", to = root_ + "/b";
   for (const auto& [flag, message] : std::vector<std::pair<std::string, std::string>>{
-           {"--topology=dp2_qp3", "\"qp3\" is none of"},
-           {"--topology=dp0", "dp0 is below 1"},
+           {"--topology=dp2_qp3", "\"qp3\" is unknown"},
+           {"--topology=dp0", "data_parallel_size = 0 is below 1"},
            {"--topology=zero3", "none of 0, 1, 2"},
-           {"--topology=vpp2", "vpp needs pp above 1"},
-           {"--topology=dp100000_tp100000", "more than 1048576 ranks"},
+           {"--topology=vpp2", "needs pipeline_model_parallel_size above 1"},
+           {"--topology=dp2_dp4", "dp is given twice"},
+           {"--topology=dp2000_tp1000", "2000000 ranks, at most 1048576"},
            {"--topology=pp2", "0 layers, fewer than the 2 chunks"},
            {"--split=w=2", "--split=w=2: tensor w has shape [4,3]"},
            {"--split=w", "is not PATTERN=DIM"},

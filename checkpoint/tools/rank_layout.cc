@@ -117,8 +117,8 @@ class RankBuilder {
 // Which layers a chunk of the pipeline has.
 class Pipeline {
  public:
-  Pipeline(const std::vector<SavedParameter>& parameters, const ParallelSizes& sizes)
-      : parameters_(parameters), stages_(sizes.stages()) {
+  Pipeline(const std::vector<SavedParameter>& parameters, const Topology& topology)
+      : parameters_(parameters), stages_(topology.stages()) {
     std::map<int64_t, int64_t> matrix_elements;  // by layer
     int64_t head_elements = 0;
     for (const SavedParameter& parameter : parameters) {
@@ -197,48 +197,55 @@ class Pipeline {
   int64_t head_layers_ = 0;
 };
 
-absl::StatusOr<int64_t> VirtualShardCount(const ParallelSizes& sizes,
-                                          const LayoutOptions& options) {
-  if (options.virtual_shards == 0) return sizes.tensor;
-  if (options.virtual_shards % sizes.tensor == 0) return options.virtual_shards;
+absl::StatusOr<int64_t> VirtualShardCount(const Topology& topology, const LayoutOptions& options) {
+  if (options.virtual_shards == 0) return topology.tensor;
+  if (options.virtual_shards % topology.tensor == 0) return options.virtual_shards;
   return absl::InvalidArgumentError(absl::StrCat("--virtual-shards=", options.virtual_shards,
-                                                 " is no multiple of tp = ", sizes.tensor));
+                                                 " is no multiple of tp = ", topology.tensor));
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> LayOutRanks(const Manifest& saved,
-                                                     const ParallelSizes& sizes,
+                                                     const Topology& topology,
                                                      const LayoutOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const int64_t shards, VirtualShardCount(sizes, options));
+  // Bounds the memory for the plans of all ranks.
+  constexpr int kMaxRanks = 1 << 20;
+  if (std::max(topology.world_size(), topology.stages()) > kMaxRanks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "topology ", ToString(topology), ": ", std::max(topology.world_size(), topology.stages()),
+        " ranks, at most ", kMaxRanks));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const int64_t shards, VirtualShardCount(topology, options));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedParameter> parameters,
                            CollectParameters(saved, options.overrides));
-  const Pipeline pipeline(parameters, sizes);
+  const Pipeline pipeline(parameters, topology);
   TESSERA_RETURN_IF_ERROR(pipeline.Check());
-  const int64_t own_shards = shards / sizes.tensor;
-  const bool zero = sizes.zero_stage > 0 && sizes.data > 1;
-  std::vector<std::string> ranks(sizes.world_size());
-  for (int p = 0; p < sizes.pipeline; ++p) {
-    for (int t = 0; t < sizes.tensor; ++t) {
+  const int64_t own_shards = shards / topology.tensor;
+  const bool zero = topology.zero_stage > 0 && topology.data > 1;
+  std::vector<std::string> ranks(topology.world_size());
+  for (int p = 0; p < topology.pipeline; ++p) {
+    for (int t = 0; t < topology.tensor; ++t) {
       const VirtualShards own = {.all = shards,
                                  .first = t * own_shards,
                                  .own = own_shards,
                                  .vocabulary_multiple = options.vocabulary_multiple};
       std::vector<StageLayout> chunks;
-      for (int c = 0; c < sizes.virtual_pipeline; ++c) {
-        chunks.push_back(LayOutStage(pipeline.ParametersOf(p, sizes.pipeline, c), own));
+      for (int c = 0; c < topology.virtual_pipeline; ++c) {
+        chunks.push_back(LayOutStage(pipeline.ParametersOf(p, topology.pipeline, c), own));
       }
-      for (int d = 0; d < sizes.data; ++d) {
-        std::string& rank = ranks[(size_t{1} * p * sizes.data + d) * sizes.tensor + t];
+      for (int d = 0; d < topology.data; ++d) {
+        std::string& rank = ranks[(size_t{1} * p * topology.data + d) * topology.tensor + t];
         if (d > 0 && !zero) {
-          rank = ranks[(size_t{1} * p * sizes.data) * sizes.tensor + t];
+          rank = ranks[(size_t{1} * p * topology.data) * topology.tensor + t];
           continue;
         }
         RankBuilder builder;
         for (const StageLayout& chunk : chunks) builder.AddWeights(chunk);
         for (const StageLayout& chunk : chunks) {
-          builder.AddStates(chunk, zero ? OwnedRanges(chunk, options.bucket_elements, sizes.data, d)
-                                        : std::vector<Range>{{0, chunk.flat_elements}});
+          builder.AddStates(chunk,
+                            zero ? OwnedRanges(chunk, options.bucket_elements, topology.data, d)
+                                 : std::vector<Range>{{0, chunk.flat_elements}});
         }
         rank = builder.Finish();
       }

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/topology.h"
 #include "checkpoint/tools/sharding_rules.h"
-#include "checkpoint/tools/topology.h"
 
 namespace tessera::ckpt {
 
@@ -37,7 +37,7 @@ struct LayoutOptions {
 // an override that does not fit. Precondition: a valid manifest. Cost: the tensors of a chunk, for
 // each rank.
 absl::StatusOr<std::vector<std::string>> LayOutRanks(const Manifest& saved,
-                                                     const ParallelSizes& sizes,
+                                                     const Topology& topology,
                                                      const LayoutOptions& options);
 
 }  // namespace tessera::ckpt

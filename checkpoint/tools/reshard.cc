@@ -13,6 +13,8 @@
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/topology.h"
+#include "checkpoint/layout/topology.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/storage/posix_storage.h"
@@ -23,7 +25,6 @@
 #include "checkpoint/tools/summary.h"
 #include "checkpoint/tools/table.h"
 #include "checkpoint/tools/target.h"
-#include "checkpoint/tools/topology.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt {
@@ -63,18 +64,19 @@ struct Work {
   Target source;
   Manifest saved;
   Place place;
-  ParallelSizes sizes;
+  Topology topology;
   std::vector<std::string> ranks;
   SavePlan plan;
 };
 
 absl::StatusOr<Work> Plan(const CommandOptions& options) {
   Work work;
-  TESSERA_ASSIGN_OR_RETURN(work.sizes, ParseTopology(options.reshard.topology));
+  TESSERA_ASSIGN_OR_RETURN(work.topology, ParseTopology(options.reshard.topology));
   TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0]));
   TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
   TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step()));
-  TESSERA_ASSIGN_OR_RETURN(work.ranks, LayOutRanks(work.saved, work.sizes, options.reshard.layout));
+  TESSERA_ASSIGN_OR_RETURN(work.ranks,
+                           LayOutRanks(work.saved, work.topology, options.reshard.layout));
   TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.ranks, SavePlanOptions()));
   return work;
 }
@@ -83,7 +85,7 @@ Manifest NewMetadata(const Work& work) {
   Manifest metadata = work.saved;
   metadata.clear_tensors();
   metadata.clear_files();
-  *metadata.mutable_topology() = ToManifest(work.sizes);
+  *metadata.mutable_topology() = ToProto(work.topology);
   metadata.mutable_producer()->set_program("ckpt reshard");
   metadata.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
   return metadata;
@@ -112,8 +114,8 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
 // One sentence about what was, or would be, written.
 std::string Summary(const Work& work, const char* verb) {
   const size_t files = work.plan.manifest.files_size();
-  return absl::StrCat(work.place.path(), ": ", verb, " for ", TopologyText(ToManifest(work.sizes)),
-                      ", ", HumanBytes(DataBytes(work.plan.manifest)), " in ", files,
+  return absl::StrCat(work.place.path(), ": ", verb, " for ", ToString(work.topology), ", ",
+                      HumanBytes(DataBytes(work.plan.manifest)), " in ", files,
                       files == 1 ? " file" : " files");
 }
 
@@ -135,7 +137,7 @@ void PrintPlan(const Work& work, std::ostream& out) {
 
 Json PlanJson(const Work& work) {
   Json json = {{"checkpoint", work.place.path()},
-               {"topology", TopologyText(ToManifest(work.sizes))},
+               {"topology", ToString(work.topology)},
                {"bytes", DataBytes(work.plan.manifest)},
                {"files", Json::array()}};
   for (const DataFile& file : work.plan.manifest.files()) {

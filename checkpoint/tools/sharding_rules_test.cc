@@ -1,4 +1,4 @@
-// What names and topologies mean. That whole checkpoints come out as runs write them is shown by
+// What names mean. That whole checkpoints come out as runs write them is shown by
 // tests/reshard_tool.
 
 #include "checkpoint/tools/sharding_rules.h"
@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/tools/topology.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -85,20 +84,6 @@ TEST(ShardingRulesTest, Patterns) {
   EXPECT_TRUE(MatchesPattern("*ab", "aab"));
   EXPECT_FALSE(MatchesPattern("a*c", "abd"));
   EXPECT_FALSE(MatchesPattern("", "a"));
-}
-
-TEST(TopologyTest, Parses) {
-  const auto sizes = ParseTopology("dp4_zero2_tp2_pp2_vpp3_sp");
-  ASSERT_TRUE(sizes.ok()) << sizes.status();
-  EXPECT_EQ(*sizes,
-            (ParallelSizes{
-                .tensor = 2, .data = 4, .pipeline = 2, .virtual_pipeline = 3, .zero_stage = 2}));
-  EXPECT_EQ(sizes->world_size(), 16);
-  EXPECT_EQ(*ParseTopology("single"), ParallelSizes());
-  for (const char* bad : {"", "dp", "4dp", "dp4__tp2", "dp4_", "dp-1", "dp99999999999", "tp0",
-                          "zero3", "vpp2", "dp2000000", "pp1048576_vpp2"}) {
-    EXPECT_FALSE(ParseTopology(bad).ok()) << bad;
-  }
 }
 
 }  // namespace

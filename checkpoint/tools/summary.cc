@@ -5,6 +5,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/topology.h"
 
 namespace tessera::ckpt {
 
@@ -18,11 +19,9 @@ uint64_t TensorBytes(const LogicalTensor& tensor) {
   return ElementCount(GlobalShape(tensor)) * DTypeSize(tensor.dtype());
 }
 
-std::string TopologyText(const Topology& topology) {
+std::string TopologyText(const TopologyProto& topology) {
   if (topology.data_parallel() == 0) return "-";
-  return absl::StrCat("dp", topology.data_parallel(), " tp", topology.tensor_parallel(), " pp",
-                      topology.pipeline_parallel(), " vpp", topology.virtual_pipeline(), " zero",
-                      topology.zero_stage());
+  return ToString(FromProto(topology));
 }
 
 std::string TimeText(int64_t unix_ms) {

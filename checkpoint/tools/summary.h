@@ -16,8 +16,8 @@ uint64_t DataBytes(const Manifest& manifest);
 // Of the tensor's elements.
 uint64_t TensorBytes(const LogicalTensor& tensor);
 
-// "dp4 tp2 pp2 vpp1 zero2"; "-" where none was recorded.
-std::string TopologyText(const Topology& topology);
+// "dp4_zero2_tp2_pp2"; "-" where none was recorded.
+std::string TopologyText(const TopologyProto& topology);
 
 // "2024-05-01 12:00:00 UTC"; "-" for 0.
 std::string TimeText(int64_t unix_ms);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "checkpoint/format/topology.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "trainer/config/config.h"
@@ -46,16 +47,6 @@ std::string NumericsText(const TrainConfig& config) {
   return absl::StrCat("EXACT with ", config.parallel().exact_tp_shards(), " shards");
 }
 
-// Absent and 0 mean 1.
-std::string TopologyText(const ckpt::Topology& topology) {
-  const auto size = [](uint64_t value) { return static_cast<int>(value == 0 ? 1 : value); };
-  return ToString(Topology{.tensor = size(topology.tensor_parallel()),
-                           .data = size(topology.data_parallel()),
-                           .pipeline = size(topology.pipeline_parallel()),
-                           .virtual_pipeline = size(topology.virtual_pipeline()),
-                           .zero_stage = static_cast<int>(topology.zero_stage())});
-}
-
 }  // namespace
 
 ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
@@ -65,13 +56,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   manifest.mutable_producer()->set_program("tessera train");
   manifest.mutable_producer()->set_version(kVersion);
   manifest.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
-  ckpt::Topology& topology = *manifest.mutable_topology();
-  topology.set_data_parallel(config.parallel().data_parallel_size());
-  topology.set_tensor_parallel(config.parallel().tensor_model_parallel_size());
-  topology.set_pipeline_parallel(config.parallel().pipeline_model_parallel_size());
-  topology.set_virtual_pipeline(config.parallel().num_virtual_stages_per_pipeline_rank());
-  topology.set_zero_stage(config.parallel().zero_stage());
-  topology.set_rank_order("tp-dp-pp");
+  *manifest.mutable_topology() = ckpt::ToProto(ConfigTopology(config));
 
   ckpt::TrainerState& state = *manifest.mutable_trainer();
   state.set_step(progress.step);
@@ -174,11 +159,11 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
                      absl::StrJoin(NumericsDifferences(before, numerics, "here"), "; "),
                      "): the bits of later losses differ from the saved run's"));
   }
-  Topology topology = ConfigTopology(config);
-  topology.sequence_parallel = false;  // not of the weights
-  const std::string before = TopologyText(manifest.topology()), now = ToString(topology);
+  // Sequence parallelism splits no weights, and older checkpoints do not record it.
+  Topology before = ckpt::FromProto(manifest.topology()), now = ConfigTopology(config);
+  before.sequence_parallel = now.sequence_parallel = false;
   if (before != now) {
-    sentences.push_back(absl::StrCat("resharded from ", before, " to ", now));
+    sentences.push_back(absl::StrCat("resharded from ", ToString(before), " to ", ToString(now)));
   }
   return sentences;
 }

@@ -1,16 +1,16 @@
-#include "trainer/parallel/topology.h"
+#include "checkpoint/layout/topology.h"
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace tessera {
+namespace tessera::ckpt {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -54,13 +54,14 @@ TEST(TopologyTest, TextGoesBothWays) {
     EXPECT_EQ(ToString(*topology), text);
   }
   EXPECT_EQ(*ParseTopology("tp2_dp4"), (Topology{.tensor = 2, .data = 4}));
-  for (const char* text : {"", "dp", "dp4_", "xp3", "dp0", "dp-1", "zero3", "vpp2", "sp", "tp2x",
-                           "dp2_dp4", "sp_tp2_sp"}) {
+  for (const char* text :
+       {"", "dp", "dp4_", "xp3", "dp0", "dp-1", "zero3", "vpp2", "sp", "tp2x", "dp2_dp4",
+        "sp_tp2_sp", "4dp", "dp4__tp2", "dp99999999999", "pp16777216_vpp2"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseTopology(text).status())) << text;
   }
 }
 
-TEST(TopologyTest, MoreRanksThanAnybodyHasAreRefused) {
+TEST(TopologyTest, MoreRanksThanAnyJobHasAreRefused) {
   EXPECT_TRUE(ParseTopology("dp262144_tp8_pp8").ok());
   for (const char* text : {"dp262145_tp8_pp8", "dp2147483647_tp2147483647_pp2147483647",
                            "dp65536_tp65536", "tp46341_pp46341"}) {
@@ -96,7 +97,6 @@ TEST(TopologyTest, LayersLiterally) {
   EXPECT_THAT(LayerCounts(5, {.pipeline = 2, .virtual_pipeline = 2}), ElementsAre(1, 1, 2, 1));
 }
 
-// GPT-2 124M's head costs as much as five layers.
 TEST(TopologyTest, TheHeadCountsAsLayers) {
   EXPECT_THAT(LayerCounts(12, {.pipeline = 2}, 5), ElementsAre(9, 3));
   EXPECT_THAT(LayerCounts(12, {.pipeline = 4}, 5), ElementsAre(3, 4, 4, 1));
@@ -125,4 +125,4 @@ TEST(TopologyTest, LayersAreSpreadEvenlyAndTheLastStageHasNoMoreThanOthers) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::ckpt

@@ -1,7 +1,8 @@
-#include "trainer/parallel/topology.h"
+#include "checkpoint/layout/topology.h"
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <set>
 #include <utility>
@@ -9,9 +10,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "glog/logging.h"
 
-namespace tessera {
+namespace tessera::ckpt {
 namespace {
 
 // Sets the field that a part such as "dp4" or "sp" names.
@@ -50,13 +50,13 @@ int Topology::size(Axis axis) const {
     case Axis::kData:
       return data;
     case Axis::kPipeline:
-      return pipeline;
+      break;
   }
-  LOG(FATAL) << "no such axis: " << static_cast<int>(axis);
+  return pipeline;
 }
 
 Coordinate Topology::CoordinateOf(int rank) const {
-  CHECK(rank >= 0 && rank < world_size()) << rank << " of " << world_size();
+  assert(rank >= 0 && rank < world_size());
   return {
       .tensor = rank % tensor, .data = rank / tensor % data, .pipeline = rank / (tensor * data)};
 }
@@ -111,12 +111,48 @@ absl::StatusOr<Topology> ParseTopology(std::string_view text) {
   return topology;
 }
 
+absl::Status ValidateSizes(const Topology& topology) {
+  constexpr int kMaxRanks = 1 << 24;
+  for (const auto& [name, size] : std::array<std::pair<const char*, int>, 4>{
+           {{"tensor_model_parallel_size", topology.tensor},
+            {"data_parallel_size", topology.data},
+            {"pipeline_model_parallel_size", topology.pipeline},
+            {"num_virtual_stages_per_pipeline_rank", topology.virtual_pipeline}}}) {
+    if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
+  }
+  // Divided, since the product of mistyped sizes may overflow.
+  if (topology.data > kMaxRanks / topology.tensor / topology.pipeline) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor_model_parallel_size = ", topology.tensor, " * data_parallel_size = ", topology.data,
+        " * pipeline_model_parallel_size = ", topology.pipeline, " is more than ", kMaxRanks,
+        " processes"));
+  }
+  if (topology.zero_stage < 0 || topology.zero_stage > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("zero_stage = ", topology.zero_stage, " is none of 0, 1, 2"));
+  }
+  if (topology.virtual_pipeline > 1 && topology.pipeline == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
+                     " needs pipeline_model_parallel_size above 1"));
+  }
+  if (topology.sequence_parallel && topology.tensor == 1) {
+    return absl::InvalidArgumentError("sequence_parallel needs tensor_model_parallel_size above 1");
+  }
+  if (topology.virtual_pipeline > kMaxRanks / topology.pipeline) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pipeline_model_parallel_size = ", topology.pipeline,
+                     " * num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
+                     " is more than ", kMaxRanks, " pipeline chunks"));
+  }
+  return absl::OkStatus();
+}
+
 ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
                           int pipeline, int chunk) {
-  const int64_t stages = int64_t{topology.pipeline} * topology.virtual_pipeline;
+  const int64_t stages = topology.stages();
   const int64_t stage = int64_t{chunk} * topology.pipeline + pipeline;
-  CHECK(stage >= 0 && stage < stages && num_layers >= stages)
-      << num_layers << " layers, stage " << stage << " of " << stages;
+  assert(stage >= 0 && stage < stages && num_layers >= stages);
   ChunkLayers layers = {
       .first = 0, .last = num_layers, .has_embedding = stage == 0, .has_head = stage == stages - 1};
   if (stages == 1) return layers;
@@ -132,39 +168,4 @@ ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topolog
   return layers;
 }
 
-int VirtualShards(const Topology& topology, int exact_tp_shards) {
-  return exact_tp_shards > 0 ? exact_tp_shards : topology.tensor;
-}
-
-absl::Status ValidateSizes(const Topology& topology) {
-  constexpr int kMostRanks = 1 << 24;
-  for (const auto& [name, size] : std::array<std::pair<const char*, int>, 4>{
-           {{"tensor_model_parallel_size", topology.tensor},
-            {"data_parallel_size", topology.data},
-            {"pipeline_model_parallel_size", topology.pipeline},
-            {"num_virtual_stages_per_pipeline_rank", topology.virtual_pipeline}}}) {
-    if (size < 1) return absl::InvalidArgumentError(absl::StrCat(name, " = ", size, " is below 1"));
-  }
-  // Divided, since the product of what a slip of the finger makes would overflow.
-  if (topology.data > kMostRanks / topology.tensor / topology.pipeline) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor_model_parallel_size = ", topology.tensor, " * data_parallel_size = ", topology.data,
-        " * pipeline_model_parallel_size = ", topology.pipeline, " is more than ", kMostRanks,
-        " processes"));
-  }
-  if (topology.zero_stage < 0 || topology.zero_stage > 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("zero_stage = ", topology.zero_stage, " is none of 0, 1, 2"));
-  }
-  if (topology.virtual_pipeline > 1 && topology.pipeline == 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_virtual_stages_per_pipeline_rank = ", topology.virtual_pipeline,
-                     " needs pipeline_model_parallel_size above 1"));
-  }
-  if (topology.sequence_parallel && topology.tensor == 1) {
-    return absl::InvalidArgumentError("sequence_parallel needs tensor_model_parallel_size above 1");
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace tessera
+}  // namespace tessera::ckpt
