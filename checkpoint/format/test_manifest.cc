@@ -94,6 +94,12 @@ Manifest FullManifest() {
   LogicalTensor& weight = AddTensor("wte.weight", WEIGHT, BF16, {6, 8}, manifest);
   weight.add_padded_shape(8);
   weight.add_padded_shape(8);
+  PartitionProto& partition = *weight.mutable_partition();
+  partition.set_dim(0);
+  partition.set_sections(1);
+  partition.set_padded(true);
+  partition.set_before_layers(true);
+  partition.set_after_layers(true);
   AddShard({{0, 0}, {3, 8}}, 0, 4096, weight);
   AddShard({{3, 0}, {3, 8}}, 0, 4096 + 48, weight);
   LogicalTensor& alias = AddTensor("lm_head.weight", WEIGHT, BF16, {6, 8}, manifest);

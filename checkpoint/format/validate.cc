@@ -15,8 +15,10 @@
 #include "base/utf8.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/bounds.h"
 #include "checkpoint/layout/coverage.h"
+#include "checkpoint/layout/partition.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -204,8 +206,12 @@ absl::Status CheckTensor(const Manifest& manifest, int index, std::vector<Extent
   }
   TESSERA_RETURN_IF_ERROR(CheckShapes(tensor));
   TESSERA_RETURN_IF_ERROR(CheckColumns(tensor));
-  if (!tensor.alias_of().empty() && (ShardCount(tensor) != 0 || tensor.has_digest())) {
-    return Invalid("an alias has shards or a digest of its own");
+  if (!tensor.alias_of().empty() &&
+      (ShardCount(tensor) != 0 || tensor.has_digest() || tensor.has_partition())) {
+    return Invalid("an alias has shards, a digest or a partition of its own");
+  }
+  if (tensor.has_partition()) {
+    TESSERA_RETURN_IF_ERROR(CheckPartition(FromProto(tensor.partition()), GlobalShape(tensor)));
   }
   const int count = static_cast<int>(ShardCount(tensor));
   for (int shard = 0; shard < count; ++shard) {

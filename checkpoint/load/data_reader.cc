@@ -15,6 +15,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/box_proto.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/pieces.h"
 
@@ -113,12 +114,12 @@ void DataReader::Place(const FilePiece& piece, const std::byte* data) const {
 void DataReader::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
                              const std::byte* packed) const {
   const InputFile& file = files_.at(piece.file_index);
+  const Box box = FromProto(region.box());
   auto target = std::ranges::upper_bound(file.targets, piece.begin, {}, &Target::end);
   for (; target != file.targets.end() && target->begin < piece.end; ++target) {
     const Placement& placement = *target->placement;
     if (placement.saved_tensor != region.saved_tensor() || placement.shard != region.shard() ||
-        !std::ranges::equal(placement.region.global_offset, region.offset()) ||
-        !std::ranges::equal(placement.region.shape, region.shape())) {
+        placement.region != box) {
       continue;
     }
     PlaceTarget(*target, piece, [&](const BoxRuns::Run&, int64_t index) {
@@ -162,8 +163,7 @@ absl::StatusOr<PackedRegion> PackedRegion::Create(const Manifest& manifest,
   if (region.saved_tensor() >= static_cast<uint32_t>(manifest.tensors_size())) return bad();
   const LogicalTensor& tensor = manifest.tensors(static_cast<int>(region.saved_tensor()));
   if (region.shard() >= ShardCount(tensor)) return bad();
-  const Box box = {{region.offset().begin(), region.offset().end()},
-                   {region.shape().begin(), region.shape().end()}};
+  const Box box = FromProto(region.box());
   const Box saved = ShardBox(tensor, region.shard());
   if (box.empty() || !Contains(saved, box)) return bad();
   const uint64_t begin = tensor.shards().file_offset(static_cast<int>(region.shard()));

@@ -26,6 +26,7 @@
 #include "checkpoint/layout/coverage.h"
 #include "checkpoint/layout/subtract.h"
 #include "checkpoint/load/load_messages.pb.h"
+#include "checkpoint/plan/box_proto.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -123,16 +124,11 @@ std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, in
   for (size_t h = 0; h < all.size(); ++h) {
     LoadedBox& box = *report.add_boxes();
     box.set_saved_tensor(all[h].saved_tensor);
-    box.mutable_offset()->Add(all[h].box.global_offset.begin(), all[h].box.global_offset.end());
-    box.mutable_shape()->Add(all[h].box.shape.begin(), all[h].box.shape.end());
+    ToProto(all[h].box, *box.mutable_box());
     box.mutable_digest()->set_lo(sums.Get(h).lo);
     box.mutable_digest()->set_hi(sums.Get(h).hi);
   }
   return report.SerializeAsString();
-}
-
-Box BoxOf(const LoadedBox& box) {
-  return {{box.offset().begin(), box.offset().end()}, {box.shape().begin(), box.shape().end()}};
 }
 
 std::string Hex(const LogicalDigest& digest) {
@@ -257,7 +253,8 @@ class Judge {
       LoadedBoxes report;
       if (!report.ParseFromString(payloads[rank])) return absl::InternalError("bad digests");
       for (const LoadedBox& box : report.boxes()) {
-        tensors[box.saved_tensor()].Add(rank, BoxOf(box), {box.digest().lo(), box.digest().hi()});
+        tensors[box.saved_tensor()].Add(rank, FromProto(box.box()),
+                                        {box.digest().lo(), box.digest().hi()});
       }
     }
     LoadedVerdict verdict;
@@ -302,8 +299,7 @@ class Judge {
   static void AskFor(uint32_t tensor, const Box& part, LoadedVerdict& verdict) {
     LoadedBox& again = *verdict.add_again();
     again.set_saved_tensor(tensor);
-    again.mutable_offset()->Add(part.global_offset.begin(), part.global_offset.end());
-    again.mutable_shape()->Add(part.shape.begin(), part.shape.end());
+    ToProto(part, *again.mutable_box());
   }
 
   const Manifest& manifest_;
@@ -358,7 +354,7 @@ std::vector<Held> HeldParts(const std::vector<Held>& all, const LoadedVerdict& v
   for (const Held& held : all) by_tensor[held.saved_tensor].push_back(&held);
   std::vector<Held> parts;
   for (const LoadedBox& again : verdict.again()) {
-    const Box box = BoxOf(again);
+    const Box box = FromProto(again.box());
     for (const Held* held : by_tensor[again.saved_tensor()]) {
       if (Contains(held->box, box)) parts.push_back({held->destination, held->saved_tensor, box});
     }

@@ -10,6 +10,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/box_index.h"
+#include "checkpoint/plan/box_proto.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -183,10 +184,7 @@ ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t
       SparseNeed& sparse = *file_needs.add_sparse();
       sparse.mutable_region()->set_saved_tensor(placement.saved_tensor);
       sparse.mutable_region()->set_shard(placement.shard);
-      const Box& region = placement.region;
-      sparse.mutable_region()->mutable_offset()->Add(region.global_offset.begin(),
-                                                     region.global_offset.end());
-      sparse.mutable_region()->mutable_shape()->Add(region.shape.begin(), region.shape.end());
+      ToProto(placement.region, *sparse.mutable_region()->mutable_box());
       append(std::move(ranges), file, *sparse.mutable_range());
     }
     append(std::move(whole), file, *file_needs.mutable_range());

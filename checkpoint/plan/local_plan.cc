@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/join_first.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/bounds.h"
 #include "checkpoint/plan/box_index.h"
 
@@ -39,6 +40,11 @@ class Checker {
                           ShapeToString(tensor.global_shape)));
     }
     if (!tensor.alias_of.empty() && !tensor.shards.empty()) Report("an alias carries no shards");
+    if (tensor.partition) {
+      if (!tensor.alias_of.empty()) Report("an alias carries no partition");
+      const absl::Status fits = CheckPartition(*tensor.partition, tensor.global_shape);
+      if (!fits.ok()) Report(fits.message());
+    }
     if (CheckShards(tensor)) CheckDisjoint(tensor);
   }
 
@@ -110,6 +116,7 @@ LocalPlan DescribeState(const StateDict& state) {
     local.set_alias_of(tensor.alias_of);
     local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
     local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
+    if (tensor.partition) *local.mutable_partition() = ToProto(*tensor.partition);
     local.set_shard_count(tensor.shards.size());
     for (const LocalShard& shard : tensor.shards) {
       local.mutable_shard_offset()->Add(shard.box.global_offset.begin(),

@@ -15,6 +15,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/coverage.h"
 #include "checkpoint/layout/subtract.h"
 #include "checkpoint/plan/box_index.h"
@@ -30,13 +31,18 @@ std::string Describe(const LocalTensor& tensor) {
                     ShapeToString({tensor.padded_shape().begin(), tensor.padded_shape().end()}));
   }
   if (!tensor.alias_of().empty()) absl::StrAppend(&text, " alias of ", tensor.alias_of());
+  if (tensor.has_partition()) {
+    absl::StrAppend(&text, " partition {", tensor.partition().ShortDebugString(), "}");
+  }
   return text;
 }
 
 bool Agree(const LocalTensor& a, const LocalTensor& b) {
   return a.role() == b.role() && a.dtype() == b.dtype() && a.alias_of() == b.alias_of() &&
          std::ranges::equal(a.global_shape(), b.global_shape()) &&
-         std::ranges::equal(a.padded_shape(), b.padded_shape());
+         std::ranges::equal(a.padded_shape(), b.padded_shape()) &&
+         a.has_partition() == b.has_partition() &&
+         FromProto(a.partition()) == FromProto(b.partition());
 }
 
 bool ColumnsFit(const LocalTensor& tensor) {

@@ -7,6 +7,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/assign_writers.h"
+#include "checkpoint/plan/box_proto.h"
 #include "checkpoint/plan/merge_plans.h"
 
 namespace tessera::ckpt {
@@ -69,6 +70,7 @@ void AppendTensors(const MergedState& state, Manifest& manifest) {
     tensor.set_alias_of(description.alias_of());
     *tensor.mutable_global_shape() = description.global_shape();
     *tensor.mutable_padded_shape() = description.padded_shape();
+    if (description.has_partition()) *tensor.mutable_partition() = description.partition();
   }
 }
 
@@ -76,9 +78,7 @@ void SetItem(const Assignment& assignment, uint64_t file_offset, WriteItem& item
   item.set_local_tensor(assignment.local_tensor);
   item.set_local_shard(assignment.local_shard);
   item.set_manifest_tensor(assignment.tensor);
-  item.mutable_offset()->Add(assignment.box.global_offset.begin(),
-                             assignment.box.global_offset.end());
-  item.mutable_shape()->Add(assignment.box.shape.begin(), assignment.box.shape.end());
+  ToProto(assignment.box, *item.mutable_box());
   item.set_file_offset(file_offset);
 }
 
@@ -121,9 +121,7 @@ absl::Status LayOutFiles(const MergedState& state, const std::vector<PendingFile
 
 }  // namespace
 
-Box ItemBox(const WriteItem& item) {
-  return {{item.offset().begin(), item.offset().end()}, {item.shape().begin(), item.shape().end()}};
-}
+Box ItemBox(const WriteItem& item) { return FromProto(item.box()); }
 
 absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file) {
   SafetensorsHeader header;

@@ -2,11 +2,13 @@
 #define TESSERA_CHECKPOINT_PLAN_STATE_DICT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/box.h"
+#include "checkpoint/layout/partition.h"
 
 namespace tessera::ckpt {
 
@@ -26,8 +28,9 @@ struct ShardedTensor {
   Role role = WEIGHT;
   DType dtype = F32;
   Shape global_shape;
-  Shape padded_shape;    // empty: not padded
-  std::string alias_of;  // not empty: a second name of that tensor; carries no shards
+  Shape padded_shape;                  // empty: not padded
+  std::string alias_of;                // not empty: a second name of that tensor; carries no shards
+  std::optional<Partition> partition;  // how it may be cut, where that is known; not of an alias
   std::vector<LocalShard> shards;
 };
 

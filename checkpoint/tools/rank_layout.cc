@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/flat_range.h"
 #include "checkpoint/plan/local_plan.h"
 #include "checkpoint/plan/state_dict.h"
@@ -106,6 +107,7 @@ class RankBuilder {
       tensor.role = saved.role();
       tensor.dtype = saved.dtype();
       tensor.global_shape = GlobalShape(saved);
+      if (saved.has_partition()) tensor.partition = FromProto(saved.partition());
     }
     return state_.tensors[at->second];
   }

@@ -41,24 +41,22 @@ class BlockDeclaration {
 
  private:
   Parameter* Whole(const char* tensor, int64_t size, Initialization init) {
-    return &set_.Add(WholeParameter(LayerName(layer_, tensor), {size}, init));
+    return &set_.Add(WholeParameter(LayerName(layer_, tensor), {size}, InLayer(layer_), init));
   }
 
   Parameter* Sharded(const char* tensor, Shape shape, int dim, const VirtualShard& shard,
                      Initialization init) {
+    const Partition partition = {.dim = dim, .place = InLayer(layer_)};
     return &set_.Add(
-        ShardedParameter(LayerName(layer_, tensor), std::move(shape), dim, shard, init));
+        ShardedParameter(LayerName(layer_, tensor), std::move(shape), partition, shard, init));
   }
 
   // q, k and v are thirds of the last dim.
   Parameter* Thirds(const char* tensor, const Shape& shape, const VirtualShard& shard,
                     Initialization init) {
-    const int64_t third = shape.back() / 3;
-    std::vector<Section> sections;
-    for (int64_t i = 0; i < 3; ++i) {
-      sections.push_back({LayerName(layer_, tensor), shape, i * third, third});
-    }
-    return &set_.Add(ShardedParameter(sections, static_cast<int>(shape.size()) - 1, shard, init));
+    const Partition partition = {
+        .dim = static_cast<int>(shape.size()) - 1, .sections = 3, .place = InLayer(layer_)};
+    return &set_.Add(ShardedParameter(LayerName(layer_, tensor), shape, partition, shard, init));
   }
 
   AttentionParameters Attention(const VirtualShard& shard) {
@@ -100,6 +98,7 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
                                   .vocab_size = config.vocab_size(),
                                   .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
                                   .channels = c,
+                                  .place = kBothEnds,
                                   .init = normal,
                                   .tied_name = kHead,
                                   .has_second_grad = both_ends && options.separate_tied_gradients};
@@ -107,8 +106,8 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
   if (stage.has_embedding) {
     p.table = DeclareTable(table, tensor_parallel, set);
     if (both_ends && !table.has_second_grad) p.layout.shared_table_end = set.flat_elements();
-    p.position_embedding =
-        &set.Add(WholeParameter(kPositionEmbedding, {config.max_position_embeddings(), c}, normal));
+    p.position_embedding = &set.Add(WholeParameter(
+        kPositionEmbedding, {config.max_position_embeddings(), c}, kBeforeLayers, normal));
   }
   for (int64_t layer = stage.first_layer; layer < *stage.last_layer; ++layer) {
     p.layout.boundaries.push_back(set.flat_elements());
@@ -116,8 +115,8 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
   }
   p.layout.boundaries.push_back(set.flat_elements());
   if (stage.has_head) {
-    p.final_norm_weight = &set.Add(WholeParameter(kFinalNormWeight, {c}, kInitOnes));
-    p.final_norm_bias = &set.Add(WholeParameter(kFinalNormBias, {c}, kInitZeros));
+    p.final_norm_weight = &set.Add(WholeParameter(kFinalNormWeight, {c}, kAfterLayers, kInitOnes));
+    p.final_norm_bias = &set.Add(WholeParameter(kFinalNormBias, {c}, kAfterLayers, kInitZeros));
     if (!stage.has_embedding) p.table = DeclareTable(table, tensor_parallel, set);
   }
   return p;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/layers/parameter.h"
+#include "models/layers/partition.h"
 #include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
@@ -23,29 +24,27 @@ struct VirtualShard {
 // Those of this rank.
 std::vector<VirtualShard> LocalShards(const TensorParallel& tensor_parallel);
 
-// A whole logical tensor. Vectors do not decay.
-Parameter WholeParameter(std::string name, Shape shape, Initialization init);
+// A logical tensor that every tensor-parallel rank has whole. Vectors do not decay.
+Parameter WholeParameter(std::string name, Shape shape, Place place, Initialization init);
 
-// Rows or columns of a fused buffer: `extent` elements of one dim of a logical tensor, from `begin`
-// on, all of its other dims.
-struct Section {
+// A logical tensor in a fused buffer.
+struct FusedTensor {
   std::string name;
   Shape global_shape;
-  int64_t begin = 0;
-  int64_t extent = 0;
 };
 
-// One virtual shard of each section, next to each other along `dim`: its part of q, then of k, then
-// of v. Precondition: the number of shards divides every extent.
-Parameter ShardedParameter(const std::vector<Section>& sections, int dim, const VirtualShard& shard,
-                           Initialization init);
-// The same for one section that is a whole logical tensor.
-Parameter ShardedParameter(std::string name, Shape global_shape, int dim, const VirtualShard& shard,
-                           Initialization init);
+// One virtual shard of each section of each tensor, next to each other along the dim that
+// `partition` cuts: the shard's part of q, then of k, then of v, whether they are three tensors or
+// three sections of one. Precondition: the sections divide that dim, and the shards every section.
+Parameter ShardedParameter(const std::vector<FusedTensor>& tensors, const Partition& partition,
+                           const VirtualShard& shard, Initialization init);
+// The same for one tensor.
+Parameter ShardedParameter(std::string name, Shape global_shape, const Partition& partition,
+                           const VirtualShard& shard, Initialization init);
 
 // One virtual shard of the rows of a table [rows,C] that is padded to `padded_rows`, which the
 // number of shards divides. The last shards may have few rows that are no padding, or none.
-Parameter TableParameter(std::string name, Shape global_shape, int64_t padded_rows,
+Parameter TableParameter(std::string name, Shape global_shape, int64_t padded_rows, Place place,
                          const VirtualShard& shard, Initialization init);
 
 }  // namespace tessera

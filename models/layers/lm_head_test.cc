@@ -25,9 +25,10 @@ Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const Tenso
   const auto backend = MakeReferenceBackend();
   const TensorParallel tensor_parallel(nullptr, shards, false);
   ParameterSet set;
-  Parameter& norm = set.Add(WholeParameter("norm", {kChannels}, kInitOnes));
+  Parameter& norm = set.Add(WholeParameter("norm", {kChannels}, kAfterLayers, kInitOnes));
   const std::vector<VocabularyShard> table = DeclareTable(
-      {"head", kVocabulary, kPadded, kChannels, InitNormal(0.5), "", false}, tensor_parallel, set);
+      {"head", kVocabulary, kPadded, kChannels, kAfterLayers, InitNormal(0.5), "", false},
+      tensor_parallel, set);
   set.Allocate(DType::kF64, {}, true);
   set.Initialize(1);
   const LmHead head(std::make_unique<RmsNorm>(norm, 1e-5), table, kVocabulary);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "models/layers/partition.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -20,6 +21,7 @@ struct ParameterPiece {
   std::vector<int64_t> local_offset;   // of the piece in the local buffer
   Shape shape;                         // of the piece, padding excluded
   Shape padded_global_shape = {};      // with the padding that ranks have in memory; empty: none
+  Partition partition = {};            // of the logical tensor
 };
 
 struct Initialization {

@@ -15,9 +15,9 @@ float At(const Parameter& p, int64_t row, int64_t column) {
 
 TEST(ParameterSetTest, EveryParameterStartsAtAMultipleOf256) {
   ParameterSet set;
-  Parameter& a = set.Add(WholeParameter("a", {3, 5}, kInitZeros));
-  Parameter& b = set.Add(WholeParameter("b", {65}, kInitOnes));
-  Parameter& c = set.Add(WholeParameter("c", {1}, kInitOnes));
+  Parameter& a = set.Add(WholeParameter("a", {3, 5}, kAfterLayers, kInitZeros));
+  Parameter& b = set.Add(WholeParameter("b", {65}, kAfterLayers, kInitOnes));
+  Parameter& c = set.Add(WholeParameter("c", {1}, kAfterLayers, kInitOnes));
   EXPECT_EQ(a.flat_offset, 0);
   EXPECT_EQ(b.flat_offset, 256);
   EXPECT_EQ(c.flat_offset, 512);
@@ -33,7 +33,7 @@ TEST(ParameterSetTest, EveryParameterStartsAtAMultipleOf256) {
 
 TEST(ParameterSetTest, WithoutGradientsThereAreNone) {
   ParameterSet set;
-  Parameter& a = set.Add(WholeParameter("a", {3, 5}, kInitZeros));
+  Parameter& a = set.Add(WholeParameter("a", {3, 5}, kAfterLayers, kInitZeros));
   set.Allocate(DType::kF32, {}, /*with_gradients=*/false);
   EXPECT_TRUE(a.grad.empty());
   EXPECT_TRUE(set.grads().view().empty());
@@ -41,8 +41,9 @@ TEST(ParameterSetTest, WithoutGradientsThereAreNone) {
 
 TEST(ParameterSetTest, InitialValuesHaveTheirDistributionAndPaddingIsZero) {
   ParameterSet set;
-  Parameter& table = set.Add(TableParameter("table", {1000, 64}, 1024, {}, InitNormal(0.02)));
-  Parameter& norm = set.Add(WholeParameter("norm", {64}, kInitOnes));
+  Parameter& table =
+      set.Add(TableParameter("table", {1000, 64}, 1024, kBothEnds, {}, InitNormal(0.02)));
+  Parameter& norm = set.Add(WholeParameter("norm", {64}, kAfterLayers, kInitOnes));
   set.Allocate(DType::kF32, {}, false);
   set.Initialize(1);
   double sum = 0, squares = 0;
@@ -59,8 +60,8 @@ TEST(ParameterSetTest, InitialValuesHaveTheirDistributionAndPaddingIsZero) {
 
 TEST(ParameterSetTest, ValuesDependOnSeedAndName) {
   ParameterSet set;
-  Parameter& a = set.Add(WholeParameter("a", {4, 4}, InitNormal(1)));
-  Parameter& b = set.Add(WholeParameter("b", {4, 4}, InitNormal(1)));
+  Parameter& a = set.Add(WholeParameter("a", {4, 4}, kAfterLayers, InitNormal(1)));
+  Parameter& b = set.Add(WholeParameter("b", {4, 4}, kAfterLayers, InitNormal(1)));
   set.Allocate(DType::kF32, {}, false);
   set.Initialize(1);
   EXPECT_NE(At(a, 0, 0), At(b, 0, 0));
@@ -75,7 +76,7 @@ TEST(ParameterSetTest, ValuesDependOnSeedAndName) {
 // matrix, and rows stacked in another order: the same element has the same value everywhere.
 TEST(ParameterSetTest, AnyShardingGivesTheSameValues) {
   ParameterSet whole_set;
-  Parameter& whole = whole_set.Add(WholeParameter("w", {6, 30}, InitNormal(1)));
+  Parameter& whole = whole_set.Add(WholeParameter("w", {6, 30}, kAfterLayers, InitNormal(1)));
   whole_set.Allocate(DType::kF32, {}, false);
   whole_set.Initialize(9);
 
@@ -108,21 +109,21 @@ TEST(ParameterSetTest, AnyShardingGivesTheSameValues) {
 
 TEST(ParameterSetTest, ShardsOfFusedSectionsAreBoxesOfTheirLogicalTensors) {
   // q, k and v as thirds of the columns of one tensor; the second of two shards.
-  const Parameter thirds = ShardedParameter(
-      {{"w", {2, 12}, 0, 4}, {"w", {2, 12}, 4, 4}, {"w", {2, 12}, 8, 4}}, 1, {1, 2}, kInitZeros);
+  const Partition partition = {.dim = 1, .sections = 3, .place = InLayer(4)};
+  const Parameter thirds = ShardedParameter("w", {2, 12}, partition, {1, 2}, kInitZeros);
   EXPECT_EQ(thirds.shape, (Shape{2, 6}));
   EXPECT_EQ(thirds.shard, 1);
   ASSERT_EQ(thirds.pieces.size(), 3u);
   for (int64_t i = 0; i < 3; ++i) {
     const ParameterPiece& piece = thirds.pieces[i];
     EXPECT_EQ(piece.global_shape, (Shape{2, 12}));
+    EXPECT_EQ(piece.partition, partition);
     EXPECT_EQ(piece.global_offset, (std::vector<int64_t>{0, 4 * i + 2}));
     EXPECT_EQ(piece.local_offset, (std::vector<int64_t>{0, 2 * i}));
     EXPECT_EQ(piece.shape, (Shape{2, 2}));
   }
   // Unsharded, they are one box again.
-  const Parameter whole = ShardedParameter(
-      {{"w", {2, 12}, 0, 4}, {"w", {2, 12}, 4, 4}, {"w", {2, 12}, 8, 4}}, 1, {}, kInitZeros);
+  const Parameter whole = ShardedParameter("w", {2, 12}, partition, {}, kInitZeros);
   ASSERT_EQ(whole.pieces.size(), 1u);
   EXPECT_EQ(whole.pieces[0].shape, (Shape{2, 12}));
   EXPECT_EQ(whole.shard, -1);
@@ -130,13 +131,16 @@ TEST(ParameterSetTest, ShardsOfFusedSectionsAreBoxesOfTheirLogicalTensors) {
 
 TEST(ParameterSetTest, AShardOfATableMayBeAllPadding) {
   ParameterSet set;
-  const Parameter& partly = set.Add(TableParameter("t", {5, 2}, 8, {2, 4}, InitNormal(1)));
-  const Parameter& empty = set.Add(TableParameter("t", {5, 2}, 8, {3, 4}, InitNormal(1)));
+  const Parameter& partly =
+      set.Add(TableParameter("t", {5, 2}, 8, kBothEnds, {2, 4}, InitNormal(1)));
+  const Parameter& empty =
+      set.Add(TableParameter("t", {5, 2}, 8, kBothEnds, {3, 4}, InitNormal(1)));
   EXPECT_EQ(partly.key, "t/v2");
   EXPECT_EQ(empty.key, "t/v3");
   EXPECT_EQ(partly.pieces[0].global_offset, (std::vector<int64_t>{4, 0}));
   EXPECT_EQ(partly.pieces[0].shape, (Shape{1, 2}));
   EXPECT_EQ(partly.pieces[0].padded_global_shape, (Shape{8, 2}));
+  EXPECT_EQ(partly.pieces[0].partition, (Partition{.dim = 0, .padded = true, .place = kBothEnds}));
   EXPECT_EQ(empty.pieces[0].shape, (Shape{0, 2}));
   EXPECT_EQ(set.logical_elements(), 2);
   set.Allocate(DType::kF32, {}, false);
@@ -148,10 +152,10 @@ TEST(ParameterSetTest, AShardOfATableMayBeAllPadding) {
 
 TEST(ParameterSetTest, GradientsCanBeBoundToOtherMemoryByRange) {
   ParameterSet set;
-  Parameter table = WholeParameter("table", {4, 4}, kInitZeros);
+  Parameter table = WholeParameter("table", {4, 4}, kAfterLayers, kInitZeros);
   table.has_second_grad = true;
   const Parameter& a = set.Add(table);
-  const Parameter& b = set.Add(WholeParameter("b", {7}, kInitZeros));
+  const Parameter& b = set.Add(WholeParameter("b", {7}, kAfterLayers, kInitZeros));
   set.Allocate(DType::kBF16, {}, /*with_gradients=*/false);
   EXPECT_EQ(set.flat_elements(), 512);
   EXPECT_EQ(set.gradient_elements(), 768);
@@ -175,7 +179,8 @@ TEST(ParameterSetTest, TheComputeDtypeOnlyRounds) {
   ParameterSet sets[3];
   const DType dtypes[] = {DType::kF32, DType::kBF16, DType::kF64};
   for (int i = 0; i < 3; ++i) {
-    parameters.push_back(&sets[i].Add(WholeParameter("w", {700, 700}, InitNormal(0.02))));
+    parameters.push_back(
+        &sets[i].Add(WholeParameter("w", {700, 700}, kAfterLayers, InitNormal(0.02))));
     sets[i].Allocate(dtypes[i], {}, false);
     sets[i].Initialize(4);
   }

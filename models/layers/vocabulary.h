@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/layers/parameter.h"
+#include "models/layers/partition.h"
 #include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
@@ -23,6 +24,7 @@ struct TableDeclaration {
   int64_t vocab_size = 0;
   int64_t padded_rows = 0;  // the number of virtual shards divides it
   int64_t channels = 0;
+  Place place;
   Initialization init;
   std::string tied_name;
   bool has_second_grad = false;

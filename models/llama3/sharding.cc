@@ -11,11 +11,6 @@
 namespace tessera::llama3 {
 namespace {
 
-// Rows of two or three logical tensors [rows,C] in one buffer.
-Section Rows(std::string name, int64_t rows, int64_t columns) {
-  return {std::move(name), {rows, columns}, 0, rows};
-}
-
 BlockParameters DeclareBlock(const ModelConfig& config, const TensorParallel& tensor_parallel,
                              int64_t layer, ParameterSet& set) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -26,20 +21,23 @@ BlockParameters DeclareBlock(const ModelConfig& config, const TensorParallel& te
   const Initialization residual = InitNormal(
       config.init_method_std() / std::sqrt(2.0 * static_cast<double>(config.num_layers())));
   const auto name = [&](const char* tensor) { return LayerName(layer, tensor); };
+  const Partition rows = {.dim = 0, .place = InLayer(layer)};
+  const Partition columns = {.dim = 1, .place = InLayer(layer)};
   BlockParameters p;
-  p.norm1 = &set.Add(WholeParameter(name(kNorm1), {c}, kInitOnes));
+  p.norm1 = &set.Add(WholeParameter(name(kNorm1), {c}, InLayer(layer), kInitOnes));
   for (const VirtualShard& shard : shards) {
     p.attention.push_back(
         {.qkv = &set.Add(ShardedParameter(
-             {Rows(name(kQuery), c, c), Rows(name(kKey), kv, c), Rows(name(kValue), kv, c)}, 0,
-             shard, normal)),
-         .out = &set.Add(ShardedParameter(name(kOut), {c, c}, 1, shard, residual))});
+             {{name(kQuery), {c, c}}, {name(kKey), {kv, c}}, {name(kValue), {kv, c}}}, rows, shard,
+             normal)),
+         .out = &set.Add(ShardedParameter(name(kOut), {c, c}, columns, shard, residual))});
   }
-  p.norm2 = &set.Add(WholeParameter(name(kNorm2), {c}, kInitOnes));
+  p.norm2 = &set.Add(WholeParameter(name(kNorm2), {c}, InLayer(layer), kInitOnes));
   for (const VirtualShard& shard : shards) {
-    p.mlp.push_back({.gate_up = &set.Add(ShardedParameter(
-                         {Rows(name(kGate), f, c), Rows(name(kUp), f, c)}, 0, shard, normal)),
-                     .down = &set.Add(ShardedParameter(name(kDown), {c, f}, 1, shard, residual))});
+    p.mlp.push_back(
+        {.gate_up = &set.Add(
+             ShardedParameter({{name(kGate), {f, c}}, {name(kUp), {f, c}}}, rows, shard, normal)),
+         .down = &set.Add(ShardedParameter(name(kDown), {c, f}, columns, shard, residual))});
   }
   return p;
 }
@@ -56,6 +54,7 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
                                   .vocab_size = config.vocab_size(),
                                   .padded_rows = PaddedVocabSize(config, tensor_parallel.shards()),
                                   .channels = config.hidden_size(),
+                                  .place = tied ? kBothEnds : kBeforeLayers,
                                   .init = InitNormal(config.init_method_std()),
                                   .tied_name = tied ? kHead : "",
                                   .has_second_grad = tied_here && options.separate_tied_gradients};
@@ -70,13 +69,17 @@ StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions&
   }
   p.layout.boundaries.push_back(set.flat_elements());
   if (!stage.has_head) return p;
-  p.final_norm = &set.Add(WholeParameter(kFinalNorm, {config.hidden_size()}, kInitOnes));
+  p.final_norm =
+      &set.Add(WholeParameter(kFinalNorm, {config.hidden_size()}, kAfterLayers, kInitOnes));
   if (tied_here) {
     p.head = p.table;
     return p;
   }
   TableDeclaration head = table;
-  if (!tied) head.name = kHead;
+  if (!tied) {
+    head.name = kHead;
+    head.place = kAfterLayers;
+  }
   p.head = DeclareTable(head, tensor_parallel, set);
   return p;
 }

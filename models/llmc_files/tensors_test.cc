@@ -57,7 +57,7 @@ TEST_F(TensorsTest, LongRowsComeInSegments) {
   for (const bool transposed : {false, true}) {
     ParameterSet set;
     const Shape shape = transposed ? Shape{kColumns, kRows} : Shape{kRows, kColumns};
-    const Parameter& parameter = set.Add(WholeParameter("w", shape, kInitZeros));
+    const Parameter& parameter = set.Add(WholeParameter("w", shape, kAfterLayers, kInitZeros));
     set.Allocate(DType::kF32, {}, false);
     const auto reader = LlmcReader::Open(path_);
     ASSERT_TRUE(reader.ok()) << reader.status();
@@ -114,7 +114,7 @@ TEST_F(TensorsTest, WhatIsNotARegularFileIsRefusedAtOnce) {
 
 TEST_F(TensorsTest, AFileThatShrinksWhileItIsReadIsDataLoss) {
   ParameterSet set;
-  set.Add(WholeParameter("w", {kRows, kColumns}, kInitZeros));
+  set.Add(WholeParameter("w", {kRows, kColumns}, kAfterLayers, kInitZeros));
   set.Allocate(DType::kF32, {}, false);
   const auto reader = LlmcReader::Open(path_);
   ASSERT_TRUE(reader.ok()) << reader.status();

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "checkpoint/layout/partition.h"
 #include "checkpoint/plan/state_dict.h"
 #include "checkpoint/save/save.h"
 
@@ -20,13 +22,16 @@ class GoldenState {
  public:
   // Values as saved, or zeros to load into. `cuts` boxes of each matrix, by rows.
   GoldenState(bool fill, int cuts) {
-    Add("wte.weight", ckpt::WEIGHT, ckpt::BF16, {7, 4}, fill, cuts);
-    Add("h.0.mlp.weight", ckpt::WEIGHT, ckpt::F32, {5, 6}, fill, cuts);
-    Add("h.0.mlp.bias", ckpt::WEIGHT, ckpt::F32, {5}, fill, cuts);
+    const ckpt::Partition table = {
+        .dim = 0, .padded = true, .before_layers = true, .after_layers = true};
+    const ckpt::Partition columns = {.dim = 1, .sections = 3, .layer = 0};
+    Add("wte.weight", ckpt::WEIGHT, ckpt::BF16, {7, 4}, fill, cuts, table);
+    Add("h.0.mlp.weight", ckpt::WEIGHT, ckpt::F32, {5, 6}, fill, cuts, columns);
+    Add("h.0.mlp.bias", ckpt::WEIGHT, ckpt::F32, {5}, fill, cuts, ckpt::Partition{.layer = 0});
     Add("h.0.mask", ckpt::BUFFER, ckpt::U8, {3}, fill, 1);
     Add("steps", ckpt::BUFFER, ckpt::I64, {}, fill, 1);
-    Add("exp_avg.h.0.mlp.weight", ckpt::OPTIMIZER_STATE, ckpt::F32, {5, 6}, fill, cuts);
-    Add("master.wte.weight", ckpt::MASTER_WEIGHT, ckpt::F32, {7, 4}, fill, cuts);
+    Add("exp_avg.h.0.mlp.weight", ckpt::OPTIMIZER_STATE, ckpt::F32, {5, 6}, fill, cuts, columns);
+    Add("master.wte.weight", ckpt::MASTER_WEIGHT, ckpt::F32, {7, 4}, fill, cuts, table);
     ckpt::ShardedTensor head;
     head.name = "lm_head.weight";
     head.role = ckpt::WEIGHT;
@@ -50,6 +55,7 @@ class GoldenState {
     metadata.mutable_topology()->set_data_parallel(2);
     metadata.mutable_topology()->set_tensor_parallel(1);
     metadata.mutable_topology()->set_pipeline_parallel(1);
+    metadata.mutable_topology()->set_sequence_parallel(true);
     ckpt::TrainerState& trainer = *metadata.mutable_trainer();
     trainer.set_step(7);
     trainer.mutable_data()->set_consumed_samples(224);
@@ -77,7 +83,7 @@ class GoldenState {
   }
 
   void Add(const std::string& name, ckpt::Role role, ckpt::DType dtype, const ckpt::Shape& shape,
-           bool fill, int cuts) {
+           bool fill, int cuts, std::optional<ckpt::Partition> partition = std::nullopt) {
     const size_t t = dict_.tensors.size();
     const int64_t count = ckpt::ElementCount(shape);
     std::string& bytes = memory_.emplace_back();
@@ -87,6 +93,7 @@ class GoldenState {
     tensor.role = role;
     tensor.dtype = dtype;
     tensor.global_shape = shape;
+    tensor.partition = partition;
     const int64_t rows = shape.empty() ? 1 : shape[0];
     for (int c = 0; c < cuts; ++c) {
       const int64_t begin = rows * c / cuts, end = rows * (c + 1) / cuts;

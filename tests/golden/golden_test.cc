@@ -1,10 +1,13 @@
 // Checkpoints of every released format version keep loading, bit for bit.
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/partition.h"
+#include "checkpoint/layout/partition.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
@@ -55,11 +58,25 @@ TEST_P(GoldenTest, MetadataIsWhatWasSaved) {
     expected.mutable_trainer()->clear_numerics();
     expected.mutable_trainer()->mutable_data()->clear_complete_fingerprint();
   }
+  if (manifest->format_minor() < 2) expected.mutable_topology()->clear_sequence_parallel();
   manifest->clear_format_minor();
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*manifest, expected));
 }
 
-INSTANTIATE_TEST_SUITE_P(Versions, GoldenTest, testing::Values("v1", "v1_1"));
+TEST_P(GoldenTest, PartitionsAreWhatWasSaved) {
+  const auto manifest = ckpt::ReadManifest(*storage_, "step-00000007");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  GoldenState expected(false, 1);
+  for (int t = 0; t < manifest->tensors_size(); ++t) {
+    const ckpt::LogicalTensor& tensor = manifest->tensors(t);
+    const std::optional<ckpt::Partition>& partition = expected.dict().tensors[t].partition;
+    ASSERT_EQ(tensor.name(), expected.dict().tensors[t].name);
+    EXPECT_EQ(tensor.has_partition(), manifest->format_minor() >= 2 && partition.has_value());
+    if (tensor.has_partition()) EXPECT_EQ(ckpt::FromProto(tensor.partition()), *partition);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Versions, GoldenTest, testing::Values("v1", "v1_1", "v1_2"));
 
 }  // namespace
 }  // namespace tessera

@@ -13,7 +13,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "checkpoint/layout/partition.h"
 #include "glog/logging.h"
+#include "models/layers/partition.h"
 #include "trainer/state/parameter_shards.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -35,6 +37,15 @@ ckpt::DType ToCheckpointDType(DType dtype) {
   LOG(FATAL) << "unknown dtype " << static_cast<int>(dtype);
 }
 
+ckpt::Partition ToCheckpointPartition(const Partition& partition) {
+  return {.dim = partition.dim,
+          .sections = partition.sections,
+          .padded = partition.padded,
+          .layer = partition.place.layer,
+          .before_layers = partition.place.before_layers,
+          .after_layers = partition.place.after_layers};
+}
+
 // Collects shards by logical name, in order of first appearance.
 class StateDictBuilder {
  public:
@@ -52,6 +63,7 @@ class StateDictBuilder {
       tensor.dtype = ToCheckpointDType(values.dtype());
       tensor.global_shape = logical.piece->global_shape;
       tensor.padded_shape = logical.piece->padded_global_shape;
+      tensor.partition = ToCheckpointPartition(logical.piece->partition);
       for (ckpt::LocalShard& shard : logical.shards) tensor.shards.push_back(std::move(shard));
     }
   }
