@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/partition_rules.h"
 #include "checkpoint/tools/report.h"
-#include "checkpoint/tools/sharding_rules.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -22,15 +22,16 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
     --digests                  and the layout-independent digest of every tensor
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
     --data                     by their contents instead of by their digests
-  ckpt reshard PATH FOLDER     writes FOLDER/step-N, what a run at another topology would save
+  ckpt reshard PATH FOLDER     writes FOLDER/step-N, the same state cut for another topology
     --topology=T               dp4_zero2_tp2_pp2, for example; single: one rank
     --dry-run                  says what would be written
     --memory=SIZE              of all buffers (1GiB)
-    --split=PATTERN=DIM        cuts tensors that PATTERN matches (* is any text) along DIM, or not
-                               at all where it is "whole"; may be repeated
-    --virtual-shards=N         what the run calls exact_tp_shards (tp)
-    --bucket-elements=N        what the run calls ddp_bucket_size (10000000)
-    --vocab-multiple=N         to which the run pads its vocabulary (as the saved padding suggests)
+    --split=PATTERN=PART,...   how parameters that PATTERN matches may be cut, where the manifest
+                               does not say it, or to overrule it; may be repeated, the last counts.
+                               In PATTERN, * is any text and # the number of a layer. PARTs:
+                               0, 1, ...: the dim that tensor parallelism cuts; 1/3: that dim in 3
+                               equal sections; whole: none; padded: its rows are padded;
+                               layer, first, last, both: in layer #, at an end of the model, tied
 
 PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant.
 
@@ -85,9 +86,9 @@ std::string ParseSize(std::string_view text, uint64_t& out) {
 }
 
 std::string ParseSplit(std::string_view text, CommandOptions& options) {
-  const absl::StatusOr<SplitOverride> split = ParseSplitOverride(text);
-  if (!split.ok()) return std::string(split.status().message());
-  options.reshard.layout.overrides.push_back(*split);
+  absl::StatusOr<PartitionRule> rule = ParsePartitionRule(text);
+  if (!rule.ok()) return std::string(rule.status().message());
+  options.reshard.rules.push_back(*std::move(rule));
   return "";
 }
 
@@ -130,18 +131,6 @@ constexpr Flag kFlags[] = {
     {"reshard", "--memory", true,
      [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
     {"reshard", "--split", true, ParseSplit},
-    {"reshard", "--virtual-shards", true,
-     [](std::string_view v, CommandOptions& o) {
-       return ParseNumber(v, 1, 1 << 20, o.reshard.layout.virtual_shards);
-     }},
-    {"reshard", "--bucket-elements", true,
-     [](std::string_view v, CommandOptions& o) {
-       return ParseNumber<int64_t>(v, 1, int64_t{1} << 50, o.reshard.layout.bucket_elements);
-     }},
-    {"reshard", "--vocab-multiple", true,
-     [](std::string_view v, CommandOptions& o) {
-       return ParseNumber<int64_t>(v, 1, 1 << 20, o.reshard.layout.vocabulary_multiple);
-     }},
 };
 
 // Empty if the flag is known and goes with the command.

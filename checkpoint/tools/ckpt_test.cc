@@ -389,7 +389,7 @@ TEST_F(CkptTest, ReshardCutsAsItIsTold) {
   EXPECT_EQ(shards("--split=w=1"), 3);
   EXPECT_EQ(shards("--split=*=whole"), 1);
   EXPECT_EQ(shards("--split=other.*=1"), 3);
-  EXPECT_EQ(shards("--virtual-shards=6"), 4);  // of rows: two of six have none
+  EXPECT_EQ(shards("--split=w=1/3"), 3);
 }
 
 TEST_F(CkptTest, ReshardRefuses) {
@@ -402,10 +402,9 @@ TEST_F(CkptTest, ReshardRefuses) {
            {"--topology=vpp2", "needs pipeline_model_parallel_size above 1"},
            {"--topology=dp2_dp4", "dp is given twice"},
            {"--topology=dp2000_tp1000", "2000000 ranks, at most 1048576"},
-           {"--topology=pp2", "0 layers, fewer than the 2 chunks"},
+           {"--topology=pp2", "does not say which layers its tensors are in"},
            {"--split=w=2", "--split=w=2: tensor w has shape [4,3]"},
-           {"--split=w", "is not PATTERN=DIM"},
-           {"--virtual-shards=3", "no multiple of tp = 2"},
+           {"--split=w", "is not PATTERN=PART"},
            {"--memory=1KiB", "1.00 KiB of memory are too little"},
            {"--memory=lots", "expected a size"},
            {"--memory", "needs a value"},

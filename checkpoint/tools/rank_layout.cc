@@ -2,138 +2,48 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
-#include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/partition.h"
-#include "checkpoint/layout/flat_range.h"
-#include "checkpoint/plan/local_plan.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/tools/saved_parameters.h"
-#include "checkpoint/tools/stage_layout.h"
+#include "checkpoint/layout/box.h"
+#include "checkpoint/layout/partition.h"
+#include "checkpoint/plan/plan.pb.h"
 
 namespace tessera::ckpt {
 namespace {
 
-using Place = Sharding::Place;
+absl::Status CheckRanks(const Topology& topology) {
+  constexpr int kMaxRanks = 1 << 20;  // bounds the memory for the plans of all ranks
+  const int most = std::max(topology.world_size(), topology.stages());
+  if (most <= kMaxRanks) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("topology ", ToString(topology), ": ", most, " ranks, at most ", kMaxRanks));
+}
 
-// Collects a rank's tensors by name, in order of first appearance.
-class RankBuilder {
- public:
-  void AddWeights(const StageLayout& stage) {
-    for (const Buffer& buffer : stage.buffers) {
-      AddBuffer(buffer, {0, buffer.elements()},
-                [](const SavedParameter& parameter) { return parameter.weight; });
-      AddAliases(buffer, /*of_weights=*/true);
-    }
-  }
-
-  void AddStates(const StageLayout& stage, const std::vector<Range>& owned) {
-    for (const Buffer& buffer : stage.buffers) {
-      size_t states = 0;
-      for (const Piece& piece : buffer.pieces) {
-        states = std::max(states, piece.parameter->states.size());
-      }
-      for (size_t s = 0; s < states; ++s) {
-        AddBuffer(buffer, OwnedOf(buffer, owned), [s](const SavedParameter& parameter) {
-          return s < parameter.states.size() ? parameter.states[s] : nullptr;
-        });
-      }
-      for (const Piece& piece : buffer.pieces) {
-        for (const LogicalTensor* state : piece.parameter->shapeless) AddWhole(*state);
-      }
-      AddAliases(buffer, /*of_weights=*/false);
-    }
-  }
-
-  std::string Finish() const { return DescribeState(state_).SerializeAsString(); }
-
- private:
-  // A buffer lies in one bucket, so that what a rank owns of it is one range, counted from its
-  // beginning.
-  static Range OwnedOf(const Buffer& buffer, const std::vector<Range>& owned) {
-    const int64_t end = buffer.begin + buffer.elements();
-    auto range = std::ranges::upper_bound(owned, buffer.begin, {}, &Range::end);
-    if (range == owned.end() || range->begin >= end) return {0, 0};
-    return {std::max(range->begin, buffer.begin) - buffer.begin,
-            std::min(range->end, end) - buffer.begin};
-  }
-
-  // tensor_of(parameter): which of its tensors, or null.
-  template <typename TensorOf>
-  void AddBuffer(const Buffer& buffer, const Range& range, const TensorOf& tensor_of) {
-    const std::vector<Box> boxes = FlatRangeToBoxes(WholeBox(buffer.shape), range.begin, range.end);
-    for (const Piece& piece : buffer.pieces) {
-      const LogicalTensor* const saved = tensor_of(*piece.parameter);
-      if (saved == nullptr) continue;
-      ShardedTensor& tensor = Find(*saved);
-      tensor.padded_shape = piece.padded_shape;
-      for (const Box& box : boxes) {
-        std::optional<Box> common = Intersect(box, {piece.local_offset, piece.shape});
-        if (!common) continue;
-        for (size_t d = 0; d < common->shape.size(); ++d) {
-          common->global_offset[d] += piece.global_offset[d] - piece.local_offset[d];
-        }
-        tensor.shards.push_back({*std::move(common), nullptr, {}});
-      }
-    }
-  }
-
-  void AddWhole(const LogicalTensor& saved) {
-    ShardedTensor& tensor = Find(saved);
-    if (tensor.shards.empty())
-      tensor.shards.push_back({WholeBox(tensor.global_shape), nullptr, {}});
-  }
-
-  void AddAliases(const Buffer& buffer, bool of_weights) {
-    for (const Piece& piece : buffer.pieces) {
-      for (const LogicalTensor* alias : piece.parameter->aliases) {
-        if ((alias->alias_of() == piece.parameter->name) == of_weights) {
-          Find(*alias).alias_of = alias->alias_of();
-        }
-      }
-    }
-  }
-
-  ShardedTensor& Find(const LogicalTensor& saved) {
-    const auto [at, is_new] = index_.try_emplace(saved.name(), state_.tensors.size());
-    if (is_new) {
-      ShardedTensor& tensor = state_.tensors.emplace_back();
-      tensor.name = saved.name();
-      tensor.role = saved.role();
-      tensor.dtype = saved.dtype();
-      tensor.global_shape = GlobalShape(saved);
-      if (saved.has_partition()) tensor.partition = FromProto(saved.partition());
-    }
-    return state_.tensors[at->second];
-  }
-
-  StateDict state_;
-  std::map<std::string, size_t> index_;
-};
-
-// Which layers a chunk of the pipeline has.
+// Which stage of the pipeline, counted through all chunks, has a tensor.
 class Pipeline {
  public:
-  Pipeline(const std::vector<SavedParameter>& parameters, const Topology& topology)
-      : parameters_(parameters), stages_(topology.stages()) {
+  Pipeline(const std::vector<PartitionedTensor>& tensors, const Topology& topology)
+      : topology_(topology) {
     std::map<int64_t, int64_t> matrix_elements;  // by layer
     int64_t head_elements = 0;
-    for (const SavedParameter& parameter : parameters) {
-      const Sharding& sharding = parameter.sharding;
-      const int64_t elements = parameter.shape.size() >= 2 ? ElementCount(parameter.shape) : 0;
-      if (sharding.place == Place::kLayer) {
-        matrix_elements[sharding.layer] += elements;
-      } else if (sharding.place == Place::kLastStage || parameter.on_both_ends) {
-        head_elements += elements;
-      }
+    for (const PartitionedTensor& tensor : tensors) {
+      const Partition& partition = tensor.partition;
+      // Of the states of a parameter the first counts, in case weights were not saved.
+      const bool counts = tensor.state <= 0 && tensor.tensor->global_shape_size() >= 2;
+      const int64_t elements = counts ? ElementCount(GlobalShape(*tensor.tensor)) : 0;
+      if (partition.layer >= 0) matrix_elements[partition.layer] += elements;
+      if (partition.after_layers) head_elements += elements;
     }
     for (const auto& [layer, elements] : matrix_elements) {
-      const int64_t position = static_cast<int64_t>(position_.size());
+      const auto position = static_cast<int64_t>(position_.size());
       position_[layer] = position;
     }
     if (!matrix_elements.empty() && matrix_elements.begin()->second > 0) {
@@ -142,118 +52,225 @@ class Pipeline {
     }
   }
 
-  absl::Status Check() const {
-    if (stages_ == 1 || layers() >= stages_) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has ", layers(),
-                                                   " layers, fewer than the ", stages_,
-                                                   " chunks of the pipeline"));
+  absl::Status CutLayers() {
+    const int stages = topology_.stages();
+    const auto layers = static_cast<int64_t>(position_.size());
+    if (stages > 1 && layers == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the checkpoint does not say which layers its tensors are in, so that ",
+                       ToString(topology_),
+                       " cannot be cut: --split=PATTERN=layer says it, where # in PATTERN "
+                       "is the layer's number (\"*.blocks.#.*=layer\")"));
+    }
+    if (stages > 1 && layers < stages) {
+      return absl::InvalidArgumentError(absl::StrCat("the checkpoint has ", layers,
+                                                     " layers, fewer than the ", stages,
+                                                     " chunks of the pipeline"));
+    }
+    for (int stage = 0; stage < stages && layers > 0; ++stage) {
+      const ChunkLayers chunk = LayersOfChunk(
+          layers, head_layers_, topology_, stage % topology_.pipeline, stage / topology_.pipeline);
+      stage_of_position_.resize(chunk.last, stage);
+    }
+    return absl::OkStatus();
   }
 
-  // What chunk `chunk` of pipeline rank `rank` of `ranks` has, in the order of its flat buffer.
-  std::vector<const SavedParameter*> ParametersOf(int rank, int ranks, int chunk) const {
-    const int64_t stage = int64_t{chunk} * ranks + rank;
-    const bool first = stage == 0, last = stage == stages_ - 1;
-    const int64_t begin = Begin(stage), end = last ? layers() : Begin(stage + 1);
-    std::vector<const SavedParameter*> front, middle, back;
-    for (const SavedParameter& parameter : parameters_) {
-      switch (parameter.sharding.place) {
-        case Place::kFirstStage:
-          if (first) front.push_back(&parameter);
-          break;
-        case Place::kLayer: {
-          const int64_t position = position_.at(parameter.sharding.layer);
-          if (begin <= position && position < end) middle.push_back(&parameter);
-          break;
-        }
-        case Place::kLastStage:
-          if (last) back.push_back(&parameter);
-          break;
-      }
-    }
-    for (const SavedParameter& parameter : parameters_) {
-      if (last && !first && parameter.on_both_ends) back.push_back(&parameter);
-    }
-    std::ranges::stable_sort(middle, {}, [](const SavedParameter* p) { return p->sharding.layer; });
-    front.insert(front.end(), middle.begin(), middle.end());
-    front.insert(front.end(), back.begin(), back.end());
-    return front;
+  int StageOf(const Partition& partition) const {
+    if (partition.layer >= 0) return stage_of_position_[position_.at(partition.layer)];
+    return partition.after_layers && !partition.before_layers ? topology_.stages() - 1 : 0;
+  }
+
+  // In the order of a forward pass.
+  int64_t OrderOf(const Partition& partition) const {
+    if (partition.layer >= 0) return position_.at(partition.layer);
+    const auto layers = static_cast<int64_t>(position_.size());
+    return partition.after_layers && !partition.before_layers ? layers : -1;
   }
 
  private:
-  int64_t layers() const { return static_cast<int64_t>(position_.size()); }
-
-  // The last chunk, which has the head, gets as many layers fewer, one at least; the others get as
-  // many as each other, and what is left over goes to those right before the last.
-  int64_t Begin(int64_t stage) const {
-    if (stage == 0) return 0;
-    const int64_t of_last =
-        std::max<int64_t>((layers() + head_layers_) / stages_ - head_layers_, 1);
-    const int64_t others = stages_ - 1, of_others = layers() - of_last;
-    const int64_t each = of_others / others, left_over = of_others % others;
-    return stage * each + std::max<int64_t>(stage - (others - left_over), 0);
-  }
-
-  const std::vector<SavedParameter>& parameters_;
-  const int64_t stages_;
+  const Topology topology_;
   std::map<int64_t, int64_t> position_;  // layer -> its place among those that there are
+  std::vector<int> stage_of_position_;
   int64_t head_layers_ = 0;
 };
 
-absl::StatusOr<int64_t> VirtualShardCount(const Topology& topology, const LayoutOptions& options) {
-  if (options.virtual_shards == 0) return topology.tensor;
-  if (options.virtual_shards % topology.tensor == 0) return options.virtual_shards;
-  return absl::InvalidArgumentError(absl::StrCat("--virtual-shards=", options.virtual_shards,
-                                                 " is no multiple of tp = ", topology.tensor));
+// The boxes of one tensor that the tensor-parallel rank of a stage has.
+struct HeldTensor {
+  const PartitionedTensor* tensor;
+  std::vector<Box> boxes;
+  Shape padded_shape;
+};
+
+HeldTensor Hold(const PartitionedTensor& tensor, int rank, int ranks) {
+  const LogicalTensor& saved = *tensor.tensor;
+  HeldTensor held = {&tensor, {}, {saved.padded_shape().begin(), saved.padded_shape().end()}};
+  const Shape shape = GlobalShape(saved);
+  int64_t rows = 0;
+  if (tensor.partition.padded) {
+    rows = RoundUp(held.padded_shape.empty() ? shape[0] : held.padded_shape[0], int64_t{ranks});
+    if (held.padded_shape.empty() && rows > shape[0]) held.padded_shape = shape;
+    if (!held.padded_shape.empty()) held.padded_shape[0] = rows;
+  }
+  held.boxes = CutTensor(tensor.partition, shape, rows, rank, ranks);
+  return held;
+}
+
+// Rows of a box up to an element of it, rounded to the nearest row.
+int64_t RowsUpTo(const Box& box, int64_t element) {
+  const int64_t rows = box.shape.empty() ? 1 : box.shape[0];
+  const int64_t row_elements =
+      std::max<int64_t>(ElementCount(box.shape) / std::max<int64_t>(rows, 1), 1);
+  return std::clamp<int64_t>((element + row_elements / 2) / row_elements, 0, rows);
+}
+
+// The description of what one rank writes.
+class RankBuilder {
+ public:
+  void Add(const HeldTensor& held, const std::vector<Box>& boxes) {
+    const LogicalTensor& saved = *held.tensor->tensor;
+    LocalTensor& tensor = *plan_.add_tensors();
+    tensor.set_name(saved.name());
+    tensor.set_role(saved.role());
+    tensor.set_dtype(saved.dtype());
+    *tensor.mutable_global_shape() = saved.global_shape();
+    tensor.mutable_padded_shape()->Add(held.padded_shape.begin(), held.padded_shape.end());
+    if (held.tensor->cut_is_known) {
+      *tensor.mutable_partition() = ToProto(held.tensor->partition);
+    }
+    tensor.set_shard_count(boxes.size());
+    for (const Box& box : boxes) {
+      tensor.mutable_shard_offset()->Add(box.global_offset.begin(), box.global_offset.end());
+      tensor.mutable_shard_shape()->Add(box.shape.begin(), box.shape.end());
+    }
+  }
+
+  void AddAlias(const LogicalTensor& alias) {
+    LocalTensor& tensor = *plan_.add_tensors();
+    tensor.set_name(alias.name());
+    tensor.set_role(alias.role());
+    tensor.set_dtype(alias.dtype());
+    *tensor.mutable_global_shape() = alias.global_shape();
+    *tensor.mutable_padded_shape() = alias.padded_shape();
+    tensor.set_alias_of(alias.alias_of());
+  }
+
+  std::string Finish() const { return plan_.SerializeAsString(); }
+
+ private:
+  LocalPlan plan_;
+};
+
+// Part `rank` of `ranks` of optimizer state: for each kind of state the neighbouring rows of
+// neighbouring tensors, so that all kinds are cut alike.
+class StateCutter {
+ public:
+  StateCutter(const std::vector<HeldTensor>& held, int rank, int ranks)
+      : rank_(rank), ranks_(ranks) {
+    for (const HeldTensor& tensor : held) {
+      for (const Box& box : tensor.boxes) total_[tensor.tensor->state] += ElementCount(box.shape);
+    }
+  }
+
+  // To be called for every tensor, in order.
+  std::vector<Box> Next(const HeldTensor& held) {
+    const int64_t total = total_[held.tensor->state];
+    int64_t& offset = offset_[held.tensor->state];
+    std::vector<Box> own;
+    for (const Box& box : held.boxes) {
+      const auto rows_before = [&](int rank) {
+        return RowsUpTo(box, total / ranks_ * rank + total % ranks_ * rank / ranks_ - offset);
+      };
+      const int64_t begin = rows_before(rank_), end = rows_before(rank_ + 1);
+      offset += ElementCount(box.shape);
+      if (begin >= end) continue;
+      own.push_back(box);
+      if (box.shape.empty()) continue;
+      own.back().global_offset[0] += begin;
+      own.back().shape[0] = end - begin;
+    }
+    return own;
+  }
+
+ private:
+  const int rank_, ranks_;
+  std::map<int, int64_t> total_, offset_;  // elements, by kind of state
+};
+
+std::string DescribeRank(const std::vector<HeldTensor>& weights,
+                         const std::vector<HeldTensor>& states,
+                         const std::vector<const LogicalTensor*>& aliases, int data_rank,
+                         int owners) {
+  RankBuilder builder;
+  for (const HeldTensor& held : weights) builder.Add(held, held.boxes);
+  StateCutter cutter(states, data_rank, owners);
+  for (const HeldTensor& held : states) {
+    const std::vector<Box> own = cutter.Next(held);
+    const bool is_empty =
+        std::ranges::all_of(held.boxes, [](const Box& box) { return box.empty(); });
+    if (!own.empty() || is_empty) builder.Add(held, own);
+  }
+  for (const LogicalTensor* alias : aliases) builder.AddAlias(*alias);
+  return builder.Finish();
+}
+
+std::vector<const LogicalTensor*> AliasesOf(const Manifest& saved,
+                                            const std::vector<HeldTensor>& weights,
+                                            const std::vector<HeldTensor>& states) {
+  std::set<std::string> names;
+  for (const std::vector<HeldTensor>* all : {&weights, &states}) {
+    for (const HeldTensor& held : *all) names.insert(held.tensor->tensor->name());
+  }
+  std::vector<const LogicalTensor*> aliases;
+  for (const LogicalTensor& tensor : saved.tensors()) {
+    if (names.contains(tensor.alias_of())) aliases.push_back(&tensor);
+  }
+  return aliases;
+}
+
+int CountGuesses(const std::vector<PartitionedTensor>& tensors, const Topology& topology) {
+  return static_cast<int>(std::ranges::count_if(tensors, [&](const PartitionedTensor& tensor) {
+    const Partition& partition = tensor.partition;
+    const bool has_place =
+        partition.layer >= 0 || partition.before_layers || partition.after_layers;
+    const bool is_parameter = tensor.state < 0 && tensor.tensor->role() != BUFFER;
+    return is_parameter &&
+           ((topology.tensor > 1 && !tensor.cut_is_known) || (topology.stages() > 1 && !has_place));
+  }));
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::string>> LayOutRanks(const Manifest& saved,
-                                                     const Topology& topology,
-                                                     const LayoutOptions& options) {
-  // Bounds the memory for the plans of all ranks.
-  constexpr int kMaxRanks = 1 << 20;
-  if (std::max(topology.world_size(), topology.stages()) > kMaxRanks) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "topology ", ToString(topology), ": ", std::max(topology.world_size(), topology.stages()),
-        " ranks, at most ", kMaxRanks));
-  }
-  TESSERA_ASSIGN_OR_RETURN(const int64_t shards, VirtualShardCount(topology, options));
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedParameter> parameters,
-                           CollectParameters(saved, options.overrides));
-  const Pipeline pipeline(parameters, topology);
-  TESSERA_RETURN_IF_ERROR(pipeline.Check());
-  const int64_t own_shards = shards / topology.tensor;
-  const bool zero = topology.zero_stage > 0 && topology.data > 1;
-  std::vector<std::string> ranks(topology.world_size());
+absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& topology,
+                                       const std::vector<PartitionRule>& rules) {
+  TESSERA_RETURN_IF_ERROR(CheckRanks(topology));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<PartitionedTensor> tensors, PartitionTensors(saved, rules));
+  Pipeline pipeline(tensors, topology);
+  TESSERA_RETURN_IF_ERROR(pipeline.CutLayers());
+  std::ranges::stable_sort(tensors, {}, [&](const PartitionedTensor& tensor) {
+    return pipeline.OrderOf(tensor.partition);
+  });
+  const bool zero = topology.zero_stage > 0;
+  RankLayout layout = {.ranks = std::vector<std::string>(topology.world_size()),
+                       .guessed = CountGuesses(tensors, topology)};
   for (int p = 0; p < topology.pipeline; ++p) {
     for (int t = 0; t < topology.tensor; ++t) {
-      const VirtualShards own = {.all = shards,
-                                 .first = t * own_shards,
-                                 .own = own_shards,
-                                 .vocabulary_multiple = options.vocabulary_multiple};
-      std::vector<StageLayout> chunks;
-      for (int c = 0; c < topology.virtual_pipeline; ++c) {
-        chunks.push_back(LayOutStage(pipeline.ParametersOf(p, topology.pipeline, c), own));
+      std::vector<HeldTensor> weights, states;
+      for (const PartitionedTensor& tensor : tensors) {
+        if (pipeline.StageOf(tensor.partition) % topology.pipeline != p) continue;
+        const bool is_state = BelongsToOptimizer(tensor.tensor->role());
+        (is_state ? states : weights).push_back(Hold(tensor, t, topology.tensor));
       }
+      const auto aliases = AliasesOf(saved, weights, states);
       for (int d = 0; d < topology.data; ++d) {
-        std::string& rank = ranks[(size_t{1} * p * topology.data + d) * topology.tensor + t];
-        if (d > 0 && !zero) {
-          rank = ranks[(size_t{1} * p * topology.data) * topology.tensor + t];
-          continue;
-        }
-        RankBuilder builder;
-        for (const StageLayout& chunk : chunks) builder.AddWeights(chunk);
-        for (const StageLayout& chunk : chunks) {
-          builder.AddStates(chunk,
-                            zero ? OwnedRanges(chunk, options.bucket_elements, topology.data, d)
-                                 : std::vector<Range>{{0, chunk.flat_elements}});
-        }
-        rank = builder.Finish();
+        const int rank = topology.RankOf({.tensor = t, .data = d, .pipeline = p});
+        layout.ranks[rank] =
+            d > 0 && !zero
+                ? layout.ranks[topology.RankOf({.tensor = t, .data = 0, .pipeline = p})]
+                : DescribeRank(weights, states, aliases, zero ? d : 0, zero ? topology.data : 1);
       }
     }
   }
-  return ranks;
+  return layout;
 }
 
 }  // namespace tessera::ckpt

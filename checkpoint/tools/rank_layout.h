@@ -1,44 +1,35 @@
 #ifndef TESSERA_CHECKPOINT_TOOLS_RANK_LAYOUT_H_
 #define TESSERA_CHECKPOINT_TOOLS_RANK_LAYOUT_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/topology.h"
-#include "checkpoint/tools/sharding_rules.h"
+#include "checkpoint/tools/partition_rules.h"
 
 namespace tessera::ckpt {
 
-struct LayoutOptions {
-  // Parts that tensor parallelism computes in; 0: as many as it has ranks. Each rank has equally
-  // many, each in a buffer of its own.
-  int virtual_shards = 0;
-  // A vocabulary is padded to a multiple of this and of the virtual shards; 0: as the saved padding
-  // suggests.
-  int64_t vocabulary_multiple = 0;
-  // ZeRO: elements of the buckets that are cut into a piece for each data-parallel rank.
-  int64_t bucket_elements = 10'000'000;
-  std::vector<SplitOverride> overrides;
+struct RankLayout {
+  // By rank, serialized LocalPlans as PlanSave() wants them.
+  std::vector<std::string> ranks;
+  int guessed = 0;  // tensors that are cut, or not, by a guess, where that matters at this topology
 };
 
-// What every rank of a run at this topology holds of the tensors of a checkpoint: serialized
-// LocalPlans, by rank, as PlanSave() wants them.
+// Which boxes of a checkpoint's tensors each rank of a run at `topology` should write, so that a run
+// at that topology reads few, long ranges of few files. What a rank writes is what it may be
+// expected to read, and nothing relies on it.
 //
-// A chunk of a pipeline is a range of layers; the head counts as the layers that it costs. Before
-// and after the layers stand what the names say; a tied table is on both ends. Parameters and
-// virtual shards lie one after the other, aligned, in one flat buffer, of whose buckets ZeRO's
-// ranks own a piece each. Optimizer state is where its parameter is, in the same pieces; one that
-// has another shape than its parameter is whole on every rank of the stage.
+// A tensor is on the pipeline stage of its layer (LayersOfChunk; a head counts as the layers that it
+// costs), or of its end of the model, a tied one on the first; one of which neither is known on the
+// first. Tensor-parallel ranks have their part of each section. Weights are on every data-parallel
+// rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring tensors for each.
 //
-// Errors: InvalidArgument, one sentence: too few layers, virtual shards that are no multiple of tp,
-// an override that does not fit. Precondition: a valid manifest. Cost: the tensors of a chunk, for
-// each rank.
-absl::StatusOr<std::vector<std::string>> LayOutRanks(const Manifest& saved,
-                                                     const Topology& topology,
-                                                     const LayoutOptions& options);
+// Errors: InvalidArgument, one sentence: too many ranks, too few layers, a rule that does not fit.
+// Precondition: a valid manifest. Cost: the tensors of a stage, for each rank.
+absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& topology,
+                                       const std::vector<PartitionRule>& rules);
 
 }  // namespace tessera::ckpt
 

@@ -65,7 +65,7 @@ struct Work {
   Manifest saved;
   Place place;
   Topology topology;
-  std::vector<std::string> ranks;
+  RankLayout layout;
   SavePlan plan;
 };
 
@@ -75,9 +75,9 @@ absl::StatusOr<Work> Plan(const CommandOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0]));
   TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
   TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step()));
-  TESSERA_ASSIGN_OR_RETURN(work.ranks,
-                           LayOutRanks(work.saved, work.topology, options.reshard.layout));
-  TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.ranks, SavePlanOptions()));
+  TESSERA_ASSIGN_OR_RETURN(work.layout,
+                           LayOutRanks(work.saved, work.topology, options.reshard.rules));
+  TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.layout.ranks, SavePlanOptions()));
   return work;
 }
 
@@ -100,7 +100,7 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
                              OpenPosixStorage(work.place.folder, {.create_root = true}));
     ProgressBar bar(output.progress);
     return Rewrite({*work.source.storage, work.source.directory, work.saved},
-                   {work.ranks, work.plan}, *storage, "", NewMetadata(work),
+                   {work.layout.ranks, work.plan}, *storage, "", NewMetadata(work),
                    {.memory_bytes = options.reshard.memory_bytes,
                     .io_threads = options.threads,
                     .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
@@ -119,6 +119,15 @@ std::string Summary(const Work& work, const char* verb) {
                       files == 1 ? " file" : " files");
 }
 
+// What to do where the checkpoint does not say how its tensors may be cut.
+void PrintGuesses(const Work& work, std::ostream& out) {
+  if (work.layout.guessed == 0) return;
+  out << work.layout.guessed
+      << " of its parameters do not say how they may be cut, or where in the "
+      << "model they stand: cut along the first of two or more dims, on the first pipeline stage; "
+      << "--split says it, see ckpt --help\n";
+}
+
 void PrintPlan(const Work& work, std::ostream& out) {
   Table table({{"file"},
                {"rank", Table::Align::kRight},
@@ -133,12 +142,14 @@ void PrintPlan(const Work& work, std::ostream& out) {
   }
   for (std::vector<std::string>& row : rows) table.AddRow(std::move(row));
   out << table.ToString() << Summary(work, "would be written") << "\n";
+  PrintGuesses(work, out);
 }
 
 Json PlanJson(const Work& work) {
   Json json = {{"checkpoint", work.place.path()},
                {"topology", ToString(work.topology)},
                {"bytes", DataBytes(work.plan.manifest)},
+               {"guessed", work.layout.guessed},
                {"files", Json::array()}};
   for (const DataFile& file : work.plan.manifest.files()) {
     json["files"].push_back({{"path", file.path()}, {"bytes", file.size_bytes()}});
@@ -163,6 +174,7 @@ void PrintReport(const Work& work, const RewriteReport& report, std::ostream& ou
         << " more tensors had no digest there; only the checksums of what was "
         << "read are proven\n";
   }
+  PrintGuesses(work, out);
 }
 
 }  // namespace
