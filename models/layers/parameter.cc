@@ -10,6 +10,7 @@
 #include "base/threads.h"
 #include "glog/logging.h"
 #include "trainer/random/philox.h"
+#include "trainer/tensor/flat_parameter.h"
 #include "trainer/tensor/memory.h"
 
 namespace tessera {
@@ -113,7 +114,7 @@ Parameter& ParameterSet::Add(Parameter parameter) {
   parameter.key = parameter.pieces[0].name;
   if (parameter.shard >= 0) parameter.key += "/v" + std::to_string(parameter.shard);
   parameter.flat_offset = flat_elements_;
-  flat_elements_ += Aligned(parameter.elements());
+  flat_elements_ += AlignedElements(parameter.elements());
   owned_.push_back(std::make_unique<Parameter>(std::move(parameter)));
   order_.push_back(owned_.back().get());
   return *owned_.back();
@@ -130,7 +131,7 @@ void ParameterSet::Allocate(DType compute_dtype, Device device, bool with_gradie
     parameter->value = PartOf(values_, parameter->flat_offset, parameter->shape);
     if (!parameter->has_second_grad) continue;
     parameter->second_grad_offset = gradient_elements_;
-    gradient_elements_ += Aligned(parameter->elements());
+    gradient_elements_ += AlignedElements(parameter->elements());
   }
   if (!with_gradients) return;
   {

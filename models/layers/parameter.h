@@ -56,18 +56,13 @@ struct Parameter {
 };
 
 // All parameters of a stage in flat buffers, in model order, each parameter starting at a multiple
-// of kParameterAlignment elements, so that an optimizer, a bucket or a ZeRO owner is a flat range,
+// of kFlatAlignment elements, so that an optimizer, a bucket or a ZeRO owner is a flat range,
 // and the blocks that gradient norms are summed by are the same wherever a range is cut.
 //
 // The gradient space has the same layout, and behind it the second contributions, aligned alike.
 // Pointers returned by Add stay valid.
 class ParameterSet {
  public:
-  static constexpr int64_t kParameterAlignment = 256;
-  static int64_t Aligned(int64_t elements) {
-    return (elements + kParameterAlignment - 1) / kParameterAlignment * kParameterAlignment;
-  }
-
   // Declares a parameter before Allocate(). The reference stays valid.
   Parameter& Add(Parameter parameter);
   // Allocates values (compute dtype); gradients only when `with_gradients`.

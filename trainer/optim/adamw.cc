@@ -64,7 +64,7 @@ std::vector<AdamW::Part> AdamW::OwnedParts() const {
   int range = 0;
   const int ranges = static_cast<int>(ranges_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int64_t begin = parameters_[i].flat_offset, end = begin + parameters_[i].elements;
+    const int64_t begin = parameters_[i].begin, end = begin + parameters_[i].elements;
     CHECK_GE(begin, previous_end) << "parameters must be in flat order, disjoint";
     previous_end = end;
     while (range < ranges && ranges_[range].end <= begin) ++range;
@@ -180,7 +180,7 @@ AdamW::ParameterState AdamW::State(int parameter) const {
   ParameterState state;
   if (part.range < 0) return state;
   const OwnedRange& range = ranges_[part.range];
-  state.begin = range.begin + part.begin - parameters_[parameter].flat_offset;
+  state.begin = range.begin + part.begin - parameters_[parameter].begin;
   state.value = range.values.Slice(0, part.begin, part.end);
   state.master = StatePart(master_, part.range, part.begin, part.end);
   state.exp_avg = StatePart(exp_avg_, part.range, part.begin, part.end);

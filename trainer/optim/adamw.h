@@ -11,17 +11,10 @@
 #include "trainer/kernels/backend.h"
 #include "trainer/tensor/before_overwrite.h"
 #include "trainer/tensor/dtype.h"
+#include "trainer/tensor/flat_parameter.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
-
-// One parameter in flat coordinates (models/layers/parameter.h: flat_offset, element count,
-// weight_decay).
-struct FlatParameter {
-  int64_t flat_offset = 0;
-  int64_t elements = 0;
-  bool weight_decay = true;
-};
 
 // A flat range that this optimizer updates.
 struct OwnedRange {

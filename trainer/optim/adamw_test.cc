@@ -63,9 +63,10 @@ struct Fixture {
     return Optimizer({Range(begin, end)});
   }
   std::unique_ptr<AdamW> Optimizer(std::vector<OwnedRange> ranges) {
-    return std::make_unique<AdamW>(*backend, Config(),
-                                   std::vector<FlatParameter>{{0, 5, true}, {8, 3, false}},
-                                   std::move(ranges), values.view().dtype());
+    const std::vector<FlatParameter> parameters = {
+        {.begin = 0, .elements = 5}, {.begin = 8, .elements = 3, .weight_decay = false}};
+    return std::make_unique<AdamW>(*backend, Config(), parameters, std::move(ranges),
+                                   values.view().dtype());
   }
   OwnedRange Range(int64_t begin, int64_t end) const {
     return {begin, end, values.view().Slice(0, begin, end), grads.view().Slice(0, begin, end)};

@@ -69,9 +69,9 @@ absl::StatusOr<Result> RunRank(const Split& split, int64_t micro_batches, Commun
 
   Tensor values(split.dtype, {layout.value_elements});
   Tensor initial(DType::kF32, {layout.value_elements});
-  std::vector<FlatParameter> flat;
-  for (const GradientParameter& p : layout.parameters) {
-    flat.push_back({p.begin, p.elements, p.key != "a"});
+  std::vector<FlatParameter> flat = layout.parameters;
+  for (FlatParameter& p : flat) {
+    p.weight_decay = p.key != "a";
     for (int64_t e = 0; e < p.elements; ++e) {
       initial.view().as<float>()[p.begin + e] = FakeGradient(p.key, 7, e, 0);
     }

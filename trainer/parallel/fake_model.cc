@@ -10,10 +10,6 @@
 namespace tessera {
 namespace {
 
-int64_t Aligned(int64_t elements) {
-  return (elements + kGradientBlock - 1) / kGradientBlock * kGradientBlock;
-}
-
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -36,13 +32,13 @@ GradientLayout FakeLayout(const std::vector<FakeParameter>& parameters) {
                                  .tied = parameter.tied,
                                  .second_begin = -1,
                                  .on_two_stages = parameter.on_two_stages});
-    layout.value_elements += Aligned(parameter.elements);
+    layout.value_elements += AlignedElements(parameter.elements);
   }
   layout.gradient_elements = layout.value_elements;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].second) continue;
     layout.parameters[i].second_begin = layout.gradient_elements;
-    layout.gradient_elements += Aligned(parameters[i].elements);
+    layout.gradient_elements += AlignedElements(parameters[i].elements);
   }
   return layout;
 }
@@ -73,7 +69,7 @@ double FakeGradientSum(std::string_view key, int contribution, int64_t element,
 void FakeModel::BindGradients(int64_t begin, int64_t end, const TensorView& memory) {
   CHECK(memory.empty() || memory.elements() == end - begin);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const GradientParameter& parameter = layout_.parameters[i];
+    const FlatParameter& parameter = layout_.parameters[i];
     if (begin <= parameter.begin && parameter.begin + parameter.elements <= end) {
       grads_[i] = Inside(memory, begin, parameter.begin);
     }
@@ -96,7 +92,7 @@ void FakeModel::Write(float* grad, int parameter, int contribution, int64_t micr
 absl::Status FakeModel::BackwardSecond(int64_t micro_batch, bool accumulate,
                                        GradientObserver& observer) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const GradientParameter& parameter = layout_.parameters[i];
+    const FlatParameter& parameter = layout_.parameters[i];
     if (parameter.second_begin < 0) continue;
     const int64_t begin = parameter.second_begin, end = begin + parameter.elements;
     TESSERA_RETURN_IF_ERROR(observer.Prepare(begin, end));

@@ -11,7 +11,7 @@ namespace {
 
 void CheckLayout(const GradientLayout& layout) {
   int64_t previous_end = 0, previous_second_end = layout.value_elements;
-  for (const GradientParameter& parameter : layout.parameters) {
+  for (const FlatParameter& parameter : layout.parameters) {
     CHECK_EQ(parameter.begin % kGradientBlock, 0) << parameter.key;
     CHECK_GE(parameter.begin, previous_end) << parameter.key << ": parameters out of order";
     previous_end = parameter.begin + parameter.elements;
@@ -35,14 +35,14 @@ std::vector<int64_t> CutPieces(int64_t elements, int ranks) {
   return pieces;
 }
 
-bool Alone(const GradientParameter& parameter) {
+bool Alone(const FlatParameter& parameter) {
   return parameter.tied || parameter.on_two_stages || parameter.second_begin >= 0;
 }
 
 // A tied table's buckets must be cut alike wherever the table is: without the gap behind it, whose
 // size depends on what follows.
-int64_t AlignedEnd(int64_t begin, const GradientParameter& parameter) {
-  return begin + (parameter.elements + kGradientBlock - 1) / kGradientBlock * kGradientBlock;
+int64_t AlignedEnd(int64_t begin, const FlatParameter& parameter) {
+  return begin + AlignedElements(parameter.elements);
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ std::vector<GradientBucket> CutBuckets(const GradientLayout& layout, int64_t buc
   std::vector<GradientBucket> buckets;
   const int count = static_cast<int>(layout.parameters.size());
   for (int i = count - 1; i >= 0; --i) {
-    const GradientParameter& parameter = layout.parameters[i];
+    const FlatParameter& parameter = layout.parameters[i];
     if (parameter.second_begin < 0) continue;
     const int64_t end =
         std::min(AlignedEnd(parameter.second_begin, parameter), layout.gradient_elements);
@@ -73,7 +73,7 @@ std::vector<GradientBucket> CutBuckets(const GradientLayout& layout, int64_t buc
   bool open = false;  // whether the last bucket takes more
   int64_t end = layout.value_elements;
   for (int i = count - 1; i >= 0; --i) {
-    const GradientParameter& parameter = layout.parameters[i];
+    const FlatParameter& parameter = layout.parameters[i];
     const bool alone = Alone(parameter);
     if (open && !alone && buckets.back().end - parameter.begin <= bucket_elements) {
       buckets.back().begin = parameter.begin;

@@ -6,32 +6,20 @@
 // ownership.
 
 #include <cstdint>
-#include <string>
 #include <vector>
+
+#include "trainer/tensor/flat_parameter.h"
 
 namespace tessera {
 
-// Parameters start at multiples of this many elements, and pieces are cut at such: the blocks over
-// which the gradients' norm is taken (gradient_norm.h) thus never straddle owners.
-inline constexpr int64_t kGradientBlock = 256;
-
-struct GradientParameter {
-  std::string key;    // the same on every topology
-  int64_t begin = 0;  // in the flat space of values, and of the gradient
-  int64_t elements = 0;
-  // The storage has a second name (a tied table). Its gradient is complete at another time than its
-  // neighbours', and its other copy may be elsewhere: it has a bucket of its own.
-  bool tied = false;
-  // Where the second contribution stands in the gradient space; negative: there is none.
-  int64_t second_begin = -1;
-  // A copy of the parameter on another pipeline stage has the rest of the gradient.
-  bool on_two_stages = false;
-};
+// Buckets and pieces are cut at multiples of it, and the gradients' norm (gradient_norm.h) is taken
+// over blocks of it.
+inline constexpr int64_t kGradientBlock = kFlatAlignment;
 
 struct GradientLayout {
-  std::vector<GradientParameter> parameters;  // in flat order
-  int64_t value_elements = 0;                 // of the flat space of values
-  int64_t gradient_elements = 0;              // second contributions included, behind the values
+  std::vector<FlatParameter> parameters;  // in flat order
+  int64_t value_elements = 0;             // of the flat space of values
+  int64_t gradient_elements = 0;          // second contributions included, behind the values
 };
 
 struct GradientBucket {

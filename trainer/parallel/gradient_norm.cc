@@ -80,7 +80,7 @@ absl::StatusOr<std::vector<double>> AllGatherValues(const std::vector<double>& m
 void AppendGradientParts(const GradientLayout& layout, std::span<const OwnedGradient> owned,
                          std::vector<GradientPart>* parts) {
   size_t first = 0;
-  for (const GradientParameter& parameter : layout.parameters) {
+  for (const FlatParameter& parameter : layout.parameters) {
     const int64_t parameter_end = parameter.begin + parameter.elements;
     GradientPart part = {
         .key = parameter.key, .elements = parameter.elements, .begin = 0, .grad = {}};

@@ -83,7 +83,7 @@ absl::Status TryNorms(const Mesh& mesh, const Broken& broken, const OnDivergence
     const std::vector<FakeParameter> parameters = ParametersOf(mesh, tensor, stage);
     const GradientLayout layout = FakeLayout(parameters);
     Tensor grads(DType::kF32, {layout.gradient_elements});
-    for (const GradientParameter& parameter : layout.parameters) {
+    for (const FlatParameter& parameter : layout.parameters) {
       for (int64_t e = 0; e < parameter.elements; ++e) {
         grads.view().as<float>()[parameter.begin + e] = FakeGradient(parameter.key, 0, e, 0);
       }

@@ -44,7 +44,7 @@ std::vector<GradientReducer::Range> GradientReducer::Ranges() const {
   std::vector<Range> ranges;
   for (int b = 0; b < static_cast<int>(buckets_.size()); ++b) {
     for (const int i : buckets_[b].parameters) {
-      const GradientParameter& parameter = layout_.parameters[i];
+      const FlatParameter& parameter = layout_.parameters[i];
       const int64_t begin = buckets_[b].second ? parameter.second_begin : parameter.begin;
       ranges.push_back({.begin = begin, .end = begin + parameter.elements, .bucket = b});
     }

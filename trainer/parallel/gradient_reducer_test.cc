@@ -204,7 +204,7 @@ TEST_P(GradientReducerTest, FastIsRepeatable) {
     const std::vector<Element> first = RunSteps(which, Table::kSecond, 1);
     const std::vector<Element> second = RunSteps(which, Table::kSecond, 1);
     const GradientLayout layout = FakeLayout(Parameters(Table::kSecond));
-    for (const GradientParameter& parameter : layout.parameters) {
+    for (const FlatParameter& parameter : layout.parameters) {
       for (int64_t i = parameter.begin; i < parameter.begin + parameter.elements; ++i) {
         ASSERT_EQ(first[i].value, second[i].value) << which.name();
       }
@@ -299,7 +299,7 @@ TEST(GradientReducerWireTest, ReductionsStartDuringTheBackwardPass) {
       const std::vector<int64_t> calls_after = {6, 5, 4, 4, 3, 3, 2, 1};
       reducer.StartMicroBatch(0);
       for (int i = 7; i >= 0; --i) {
-        const GradientParameter& parameter = model.layout().parameters[i];
+        const FlatParameter& parameter = model.layout().parameters[i];
         const int64_t begin = parameter.begin, end = begin + parameter.elements;
         TESSERA_RETURN_IF_ERROR(reducer.Prepare(begin, end));
         TESSERA_RETURN_IF_ERROR(reducer.Ready(begin, end));

@@ -13,16 +13,6 @@ namespace {
 
 bool Exact(const TrainConfig& config) { return config.parallel().numerics() == Numerics::EXACT; }
 
-std::vector<FlatParameter> FlatParameters(const ParameterSet& parameters) {
-  std::vector<FlatParameter> flat;
-  for (const Parameter* parameter : parameters.parameters()) {
-    flat.push_back({.flat_offset = parameter->flat_offset,
-                    .elements = parameter->elements(),
-                    .weight_decay = parameter->weight_decay});
-  }
-  return flat;
-}
-
 }  // namespace
 
 BatchSlot::BatchSlot(Model& model, int64_t batch, int64_t sequence, ActivationUse use)
@@ -71,6 +61,7 @@ GradientLayout ModelChunk::Layout() const {
         {.key = parameter->key,
          .begin = parameter->flat_offset,
          .elements = parameter->elements(),
+         .weight_decay = parameter->weight_decay,
          .tied = tied,
          .second_begin = parameter->second_grad_offset,
          // The embedding and the head are in different chunks.
@@ -105,7 +96,7 @@ void ModelChunk::MakeOptimizer() {
   }
   MemoryScope scope(MemoryCategory::kOptimizer);
   optimizer_ =
-      std::make_unique<AdamW>(*backend_, config_->optimizer(), FlatParameters(parameters()),
+      std::make_unique<AdamW>(*backend_, config_->optimizer(), reducer_->layout().parameters,
                               std::move(ranges), values.dtype());
 }
 
