@@ -349,6 +349,25 @@ TEST_F(CkptTest, VerifyOfDigestsNamesTheTensor) {
   EXPECT_THAT(out_, HasSubstr("tensor w: logical digest: expected"));
 }
 
+TEST_F(CkptTest, InspectShowsTheModelsWholeConfiguration) {
+  config_ = "num_layers: 12\nnorm_epsilon: 1e-05\nsize: \"tiny\"\nkind: GPT2\n";
+  MustSave("a", 3, 1);
+  EXPECT_EQ(Run({"inspect", root_ + "/a"}), kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("  num_layers: 12\n  norm_epsilon: 1e-05\n  size: \"tiny\"\n"));
+  EXPECT_EQ(Run({"inspect", root_ + "/a", "--json"}), kExitOk) << err_;
+  EXPECT_EQ(Json()["model_config"],
+            nlohmann::json(
+                {{"num_layers", 12}, {"norm_epsilon", 1e-5}, {"size", "tiny"}, {"kind", "GPT2"}}));
+  config_ = "{\"layers\": {\"number\": 12}}";
+  MustSave("b", 3, 1);
+  EXPECT_EQ(Run({"inspect", root_ + "/b", "--json"}), kExitOk) << err_;
+  EXPECT_EQ(Json()["model_config"]["layers"]["number"], 12);
+  config_ = "twelve layers";
+  MustSave("c", 3, 1);
+  EXPECT_EQ(Run({"inspect", root_ + "/c", "--json"}), kExitOk) << err_;
+  EXPECT_EQ(Json()["model_config"], "twelve layers");
+}
+
 TEST_F(CkptTest, Reshard) {
   MustSave("a", 3, 3);
   const std::string from = root_ + "/a", to = root_ + "/b";

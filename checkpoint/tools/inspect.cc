@@ -1,14 +1,18 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/partition.h"
+#include "checkpoint/layout/partition.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/report.h"
 #include "checkpoint/tools/summary.h"
@@ -70,6 +74,10 @@ void PrintState(const Manifest& manifest, std::ostream& out) {
   if (!manifest.model().architecture().empty()) {
     out << "model       " << manifest.model().architecture() << "\n";
   }
+  for (const absl::string_view line :
+       absl::StrSplit(manifest.model().text(), '\n', absl::SkipWhitespace())) {
+    out << "  " << line << "\n";
+  }
   const OptimizerState& optimizer = manifest.optimizer();
   if (optimizer.parameters_size() == 0) return;
   out << "optimizer   " << optimizer.algorithm() << ", " << optimizer.parameters_size()
@@ -129,6 +137,38 @@ Json OptimizerJson(const OptimizerState& optimizer) {
   return json;
 }
 
+// The model's whole configuration. A foreign trainer's may be JSON; what is neither that nor plain
+// fields of protobuf's text format, one a line, stays text.
+Json ModelJson(const ModelConfig& model) {
+  const auto parse = [](absl::string_view text) {
+    return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  };
+  if (Json json = parse(model.text()); json.is_object()) return json;
+  Json json = Json::object();
+  for (const absl::string_view line : absl::StrSplit(model.text(), '\n', absl::SkipWhitespace())) {
+    const std::pair<absl::string_view, absl::string_view> field =
+        absl::StrSplit(line, absl::MaxSplits(": ", 1));
+    if (field.second.empty() || field.first.find(' ') != absl::string_view::npos) {
+      return model.text();
+    }
+    const Json value = parse(field.second);
+    json[std::string(field.first)] = value.is_discarded() ? Json(std::string(field.second)) : value;
+  }
+  return json;
+}
+
+Json PartitionJson(const PartitionProto& proto) {
+  const Partition partition = FromProto(proto);
+  Json json = Json::object();
+  if (partition.dim >= 0) json["dim"] = partition.dim;
+  if (partition.sections > 1) json["sections"] = partition.sections;
+  if (partition.padded) json["padded"] = true;
+  if (partition.layer >= 0) json["layer"] = partition.layer;
+  if (partition.before_layers) json["before_layers"] = true;
+  if (partition.after_layers) json["after_layers"] = true;
+  return json;
+}
+
 Json ToJson(const Target& target, const Manifest& manifest) {
   const TrainerState& trainer = manifest.trainer();
   Json json = {
@@ -139,6 +179,7 @@ Json ToJson(const Target& target, const Manifest& manifest) {
       {"created_unix_ms", manifest.producer().created_unix_ms()},
       {"topology", TopologyText(manifest.topology())},
       {"model", manifest.model().architecture()},
+      {"model_config", ModelJson(manifest.model())},
       {"last_loss", Number(trainer.last_loss())},
       {"best_loss", Number(trainer.best_loss())},
       {"learning_rate", Number(trainer.schedule().learning_rate())},
@@ -157,6 +198,7 @@ Json ToJson(const Target& target, const Manifest& manifest) {
                   {"shards", ShardCount(tensor)},
                   {"bytes", tensor.alias_of().empty() ? TensorBytes(tensor) : 0}};
     if (!tensor.alias_of().empty()) entry["alias_of"] = tensor.alias_of();
+    if (tensor.has_partition()) entry["partition"] = PartitionJson(tensor.partition());
     if (tensor.alias_of().empty()) entry["digest"] = DigestText(tensor.digest());
     json["tensors"].push_back(std::move(entry));
   }
