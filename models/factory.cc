@@ -1,9 +1,9 @@
 #include "models/factory.h"
 
 #include "absl/strings/str_cat.h"
-#include "models/gpt2/model.h"
-#include "models/llama3/model.h"
+#include "models/layers/architecture.h"
 #include "models/model_config.h"
+#include "models/registry.h"
 
 namespace tessera {
 namespace {
@@ -46,9 +46,7 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
   if (whole.tensor_parallel == nullptr) whole.tensor_parallel = &kNoTensorParallel;
   absl::Status status = CheckShards(*resolved, whole.tensor_parallel->shards());
   if (!status.ok()) return status;
-  const auto make =
-      resolved->architecture() == ModelConfig::GPT2 ? &gpt2::MakeModel : &llama3::MakeModel;
-  return make(*resolved, whole, backend);
+  return FindArchitecture(*resolved)->make_model(*resolved, whole, backend);
 }
 
 }  // namespace tessera

@@ -123,6 +123,10 @@ absl::Status CheckTied(const LlmcReader& reader, const ModelConfig& config, DTyp
 }
 
 absl::StatusOr<LlmcHeader> MakeHeader(const ModelConfig& config, const LlmcFileOptions& options) {
+  if (config.architecture() == ModelConfig::OTHER) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a llm.c file has GPT-2 or Llama-3, not ", config.other_architecture()));
+  }
   if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(absl::StrCat("a llm.c file has float32 or bfloat16, not ",
                                                    std::string(DTypeName(options.dtype))));

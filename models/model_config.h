@@ -2,6 +2,7 @@
 #define TESSERA_MODELS_MODEL_CONFIG_H_
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace tessera {
 
-// Every named size, GPT-2 first, in rising order.
+// Every named size, GPT-2 first, in rising order of each architecture.
 std::vector<std::string_view> ModelSizeNames();
 
 // Fills in what `config` leaves out, from its named size, then from the architecture's defaults,
@@ -19,12 +20,15 @@ std::vector<std::string_view> ModelSizeNames();
 // its value.
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 
+// "gpt2", or what an architecture is registered as: how manifests name it.
+std::string ArchitectureName(const ModelConfig& config);
+
 // Weights of the unsharded model, padding excluded, tied parameters once. Precondition (here and
 // below): resolved.
 int64_t ParameterCount(const ModelConfig& config);
 
 // What a model's head costs in time, counted in layers: by the weights in matrix products, rounded.
-int64_t HeadInLayers(const ModelConfig& model);
+int64_t HeadInLayers(const ModelConfig& config);
 
 }  // namespace tessera
 

@@ -115,7 +115,7 @@ TEST(ApplyFlagsTest, AWrongValueIsNamedWithItsFlag) {
             "--lr-decay-style=cosin: expected constant|linear|cosine|wsd");
   // The zero value of proto3 is nothing to ask for.
   EXPECT_EQ(Error({"--architecture=ARCHITECTURE_UNSPECIFIED"}),
-            "--architecture=ARCHITECTURE_UNSPECIFIED: expected gpt2|llama3");
+            "--architecture=ARCHITECTURE_UNSPECIFIED: expected gpt2|llama3|other");
 }
 
 TEST(ApplyFlagsTest, AMissingValueIsNoticed) {

@@ -73,6 +73,7 @@ ModelConfig UsualModel(const ModelConfig& model) {
   ModelConfig choices;
   if (model.size().empty()) {
     choices.set_architecture(model.architecture());
+    choices.set_other_architecture(model.other_architecture());
     choices.set_num_layers(model.num_layers());
     choices.set_hidden_size(model.hidden_size());
     choices.set_num_attention_heads(model.num_attention_heads());

@@ -13,6 +13,7 @@
 #include "checkpoint/format/topology.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
+#include "models/model_config.h"
 #include "trainer/config/config.h"
 #include "trainer/parallel/topology.h"
 
@@ -87,8 +88,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
     state.mutable_rng()->set_seed(progress.seed);
   }
 
-  manifest.mutable_model()->set_architecture(
-      absl::AsciiStrToLower(ModelConfig::Architecture_Name(model.architecture())));
+  manifest.mutable_model()->set_architecture(ArchitectureName(model));
   google::protobuf::TextFormat::PrintToString(model, manifest.mutable_model()->mutable_text());
   return manifest;
 }

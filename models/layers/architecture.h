@@ -1,0 +1,47 @@
+#ifndef TESSERA_MODELS_LAYERS_ARCHITECTURE_H_
+#define TESSERA_MODELS_LAYERS_ARCHITECTURE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "models/config/config.pb.h"
+#include "models/layers/model.h"
+#include "models/layers/model_options.h"
+#include "trainer/kernels/backend.h"
+
+namespace tessera {
+
+// A family of models: everything that a config, a trainer and a checkpoint need to know of it. A
+// function is called with a config of this architecture; all but the first three with one that is
+// resolved.
+struct Architecture {
+  // As configs and manifests have it. Names of architectures that come with Tessera are the values
+  // of ModelConfig.Architecture in lower case; of others, ModelConfig.other_architecture.
+  std::string_view name;
+  // The value in ModelConfig.Architecture; OTHER where it has none of its own.
+  ModelConfig::Architecture value = ModelConfig::OTHER;
+
+  std::span<const std::string_view> (*size_names)() = [] {
+    return std::span<const std::string_view>();
+  };
+  ModelConfig (*named_size)(std::string_view size) = nullptr;  // one of size_names()
+  void (*fill_defaults)(ModelConfig& config) = nullptr;
+  // InvalidArgument: one sentence about the first wrong field.
+  absl::Status (*validate)(const ModelConfig& config) = nullptr;
+
+  // Weights of the unsharded model, padding excluded, tied parameters once.
+  int64_t (*parameter_count)(const ModelConfig& config) = nullptr;
+  // Those of one layer that take part in matrix products.
+  int64_t (*layer_matrix_weights)(const ModelConfig& config) = nullptr;
+  // Parameters are allocated, not initialised. options.stage.last_layer is set and in range, and the
+  // shards divide heads and columns.
+  std::unique_ptr<Model> (*make_model)(const ModelConfig& config, const ModelOptions& options,
+                                       Backend& backend) = nullptr;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_MODELS_LAYERS_ARCHITECTURE_H_

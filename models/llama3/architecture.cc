@@ -1,0 +1,34 @@
+#include "models/llama3/architecture.h"
+
+#include "models/llama3/config.h"
+#include "models/llama3/model.h"
+
+namespace tessera::llama3 {
+namespace {
+
+int64_t LayerMatrixWeights(const ModelConfig& config) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
+  return 2 * c * c + 2 * c * kv + 3 * c * f;
+}
+
+int64_t ParameterCount(const ModelConfig& config) {
+  const int64_t c = config.hidden_size();
+  const int64_t tables = config.untie_embeddings_and_output_weights() ? 2 : 1;
+  return tables * config.vocab_size() * c +
+         config.num_layers() * (LayerMatrixWeights(config) + 2 * c) + c;
+}
+
+}  // namespace
+
+constinit const Architecture kArchitecture = {.name = "llama3",
+                                              .value = ModelConfig::LLAMA3,
+                                              .size_names = SizeNames,
+                                              .named_size = NamedSize,
+                                              .fill_defaults = FillDefaults,
+                                              .validate = Validate,
+                                              .parameter_count = ParameterCount,
+                                              .layer_matrix_weights = LayerMatrixWeights,
+                                              .make_model = MakeModel};
+
+}  // namespace tessera::llama3
