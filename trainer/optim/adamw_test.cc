@@ -320,8 +320,8 @@ TEST(AdamWScalarTest, FirstUpdateIsTheLearningRate) {
   Set(grad, 0, -0.5f);
   OptimizerConfig config;
   config.set_weight_decay(0.25);
-  AdamW optimizer(*backend, config, {{0, 1, true}}, std::vector<OwnedRange>{{0, 1, value, grad}},
-                  DType::kF32);
+  AdamW optimizer(*backend, config, std::vector<FlatParameter>{{.begin = 0, .elements = 1}},
+                  std::vector<OwnedRange>{{0, 1, value, grad}}, DType::kF32);
   ASSERT_TRUE(optimizer.Step(0.5, 0.5, 1.0));
   // 2 - 0.5 * (-1 + 0.25 * 2)
   EXPECT_NEAR(Get(value, 0), 2.25, 1e-6);
