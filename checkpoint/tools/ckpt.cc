@@ -32,6 +32,7 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
                                0, 1, ...: the dim that tensor parallelism cuts; 1/3: that dim in 3
                                equal sections; whole: none; padded: its rows are padded;
                                layer, first, last, both: in layer #, at an end of the model, tied
+    --virtual-shards=N         what the run calls exact_tp_shards (tp)
 
 PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant.
 
@@ -88,7 +89,7 @@ std::string ParseSize(std::string_view text, uint64_t& out) {
 std::string ParseSplit(std::string_view text, CommandOptions& options) {
   absl::StatusOr<PartitionRule> rule = ParsePartitionRule(text);
   if (!rule.ok()) return std::string(rule.status().message());
-  options.reshard.rules.push_back(*std::move(rule));
+  options.reshard.layout.rules.push_back(*std::move(rule));
   return "";
 }
 
@@ -131,6 +132,10 @@ constexpr Flag kFlags[] = {
     {"reshard", "--memory", true,
      [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
     {"reshard", "--split", true, ParseSplit},
+    {"reshard", "--virtual-shards", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseNumber(v, 1, 1 << 20, o.reshard.layout.virtual_shards);
+     }},
 };
 
 // Empty if the flag is known and goes with the command.

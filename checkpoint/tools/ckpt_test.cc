@@ -409,6 +409,7 @@ TEST_F(CkptTest, ReshardCutsAsItIsTold) {
   EXPECT_EQ(shards("--split=*=whole"), 1);
   EXPECT_EQ(shards("--split=other.*=1"), 3);
   EXPECT_EQ(shards("--split=w=1/3"), 3);
+  EXPECT_EQ(shards("--virtual-shards=6"), 4);  // of rows: two of six have none
 }
 
 TEST_F(CkptTest, ReshardRefuses) {
@@ -424,6 +425,7 @@ TEST_F(CkptTest, ReshardRefuses) {
            {"--topology=pp2", "does not say which layers its tensors are in"},
            {"--split=w=2", "--split=w=2: tensor w has shape [4,3]"},
            {"--split=w", "is not PATTERN=PART"},
+           {"--virtual-shards=3", "no multiple of tp = 2"},
            {"--memory=1KiB", "1.00 KiB of memory are too little"},
            {"--memory=lots", "expected a size"},
            {"--memory", "needs a value"},

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/tools/partition_rules.h"
+#include "checkpoint/tools/rank_layout.h"
 
 namespace tessera::ckpt {
 
@@ -19,7 +19,7 @@ inline constexpr int kExitUsage = 2;      // wrong usage, nothing there, or it c
 
 struct ReshardOptions {
   std::string topology;
-  std::vector<PartitionRule> rules;
+  LayoutOptions layout;
   uint64_t memory_bytes = uint64_t{1} << 30;
   bool dry_run = false;
 };

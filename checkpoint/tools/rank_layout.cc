@@ -101,17 +101,23 @@ struct HeldTensor {
   Shape padded_shape;
 };
 
-HeldTensor Hold(const PartitionedTensor& tensor, int rank, int ranks) {
+// `own` parts of `parts`, from number `first` on.
+HeldTensor Hold(const PartitionedTensor& tensor, int first, int own, int parts) {
   const LogicalTensor& saved = *tensor.tensor;
   HeldTensor held = {&tensor, {}, {saved.padded_shape().begin(), saved.padded_shape().end()}};
   const Shape shape = GlobalShape(saved);
   int64_t rows = 0;
   if (tensor.partition.padded) {
-    rows = RoundUp(held.padded_shape.empty() ? shape[0] : held.padded_shape[0], int64_t{ranks});
+    rows = RoundUp(held.padded_shape.empty() ? shape[0] : held.padded_shape[0], int64_t{parts});
     if (held.padded_shape.empty() && rows > shape[0]) held.padded_shape = shape;
     if (!held.padded_shape.empty()) held.padded_shape[0] = rows;
   }
-  held.boxes = CutTensor(tensor.partition, shape, rows, rank, ranks);
+  const bool is_whole = tensor.partition.dim < 0;
+  for (int part = first; part < (is_whole ? first + 1 : first + own); ++part) {
+    for (Box& box : CutTensor(tensor.partition, shape, rows, part, parts)) {
+      held.boxes.push_back(std::move(box));
+    }
+  }
   return held;
 }
 
@@ -241,9 +247,16 @@ int CountGuesses(const std::vector<PartitionedTensor>& tensors, const Topology& 
 }  // namespace
 
 absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& topology,
-                                       const std::vector<PartitionRule>& rules) {
+                                       const LayoutOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckRanks(topology));
-  TESSERA_ASSIGN_OR_RETURN(std::vector<PartitionedTensor> tensors, PartitionTensors(saved, rules));
+  const int parts = options.virtual_shards == 0 ? topology.tensor : options.virtual_shards;
+  if (parts % topology.tensor != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--virtual-shards=", parts, " is no multiple of tp = ", topology.tensor));
+  }
+  const int own = parts / topology.tensor;
+  TESSERA_ASSIGN_OR_RETURN(std::vector<PartitionedTensor> tensors,
+                           PartitionTensors(saved, options.rules));
   Pipeline pipeline(tensors, topology);
   TESSERA_RETURN_IF_ERROR(pipeline.CutLayers());
   std::ranges::stable_sort(tensors, {}, [&](const PartitionedTensor& tensor) {
@@ -258,7 +271,7 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
       for (const PartitionedTensor& tensor : tensors) {
         if (pipeline.StageOf(tensor.partition) % topology.pipeline != p) continue;
         const bool is_state = BelongsToOptimizer(tensor.tensor->role());
-        (is_state ? states : weights).push_back(Hold(tensor, t, topology.tensor));
+        (is_state ? states : weights).push_back(Hold(tensor, t * own, own, parts));
       }
       const auto aliases = AliasesOf(saved, weights, states);
       for (int d = 0; d < topology.data; ++d) {

@@ -11,6 +11,13 @@
 
 namespace tessera::ckpt {
 
+struct LayoutOptions {
+  std::vector<PartitionRule> rules;
+  // Parts that tensor parallelism cuts a tensor into, where that is more than it has ranks: each
+  // rank has equally many, and each is a box of its own. 0: as many as ranks.
+  int virtual_shards = 0;
+};
+
 struct RankLayout {
   // By rank, serialized LocalPlans as PlanSave() wants them.
   std::vector<std::string> ranks;
@@ -26,10 +33,11 @@ struct RankLayout {
 // first. Tensor-parallel ranks have their part of each section. Weights are on every data-parallel
 // rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring tensors for each.
 //
-// Errors: InvalidArgument, one sentence: too many ranks, too few layers, a rule that does not fit.
+// Errors: InvalidArgument, one sentence: too many ranks, too few layers, virtual shards that are no
+// multiple of tp, a rule that does not fit.
 // Precondition: a valid manifest. Cost: the tensors of a stage, for each rank.
 absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& topology,
-                                       const std::vector<PartitionRule>& rules);
+                                       const LayoutOptions& options);
 
 }  // namespace tessera::ckpt
 

@@ -76,7 +76,7 @@ absl::StatusOr<Work> Plan(const CommandOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
   TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step()));
   TESSERA_ASSIGN_OR_RETURN(work.layout,
-                           LayOutRanks(work.saved, work.topology, options.reshard.rules));
+                           LayOutRanks(work.saved, work.topology, options.reshard.layout));
   TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.layout.ranks, SavePlanOptions()));
   return work;
 }

@@ -277,7 +277,9 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
     SCOPED_TRACE(absl::StrCat(from, " -> ", to, ", virtual shards ", virtual_shards));
     const std::string source = Saved(from, virtual_shards), expected = Saved(to, virtual_shards);
     const std::string made = absl::StrCat(root_, "/made.", count_++);
-    ASSERT_EQ(Run({"reshard", source, made, "--topology=" + to}), ckpt::kExitOk) << output_;
+    std::vector<std::string> arguments = {"reshard", source, made, "--topology=" + to};
+    if (virtual_shards > 0) arguments.push_back(absl::StrCat("--virtual-shards=", virtual_shards));
+    ASSERT_EQ(Run(arguments), ckpt::kExitOk) << output_;
     EXPECT_EQ(output_.find("do not say"), std::string::npos) << output_;
     google::protobuf::util::MessageDifferencer differencer;
     std::string difference;
@@ -299,6 +301,11 @@ class ReshardToolTest : public ::testing::TestWithParam<Kind> {
       from_made += CountReads(made, rank);
     }
     EXPECT_EQ(from_made.bytes, from_own.bytes);
+    // With ZeRO, the runs of a rank are those of its buckets, which here are tiny.
+    if (made.topology().zero_stage() == 0) {
+      EXPECT_LE(from_made.files, from_own.files);
+      EXPECT_LE(from_made.ranges, from_own.ranges);
+    }
     const auto ranks = static_cast<double>(held.size());
     std::printf(
         "reads per rank: %s -> %s: not resharded %.1f files %.1f ranges, resharded %.1f "
