@@ -1,5 +1,7 @@
-"""What a test case may need that a machine, a build or a run may lack. A case that is skipped names it in its reason, as in
-"(needs: mount, avx512)"; no other reason to skip is accepted.
+"""What a test case may need that a machine, a build or a run may lack.
+
+A case that is skipped names it in its reason, as in "(needs: mount, avx512)"; no other reason to
+skip is accepted.
 
 A condition is looked for here by itself, never taken from the test that was skipped.
 """

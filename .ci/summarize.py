@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Counts the test cases that Bazel ran, and ends with "N passed, N failed, N skipped":
 
-  summarize.py DIRECTORY, which holds NAME.json (build events) and NAME.rc (exit status) of each run, and NAME.left_out (the
-  reason) of each that there was none of.
+  summarize.py DIRECTORY, which holds NAME.json (build events) and NAME.rc (exit status) of each
+  run, and NAME.left_out (the reason) of each that there was none of.
 
-A case is a test of GoogleTest's, or a target of another kind as a whole. A target that ended badly without a case to blame, or
-that was not built, counts as one failed case.
+A case is a test of GoogleTest's, or a target of another kind as a whole. A target that ended badly
+without a case to blame, or that was not built, counts as one failed case.
 
-Cases say why they are skipped, and what they need (conditions.py). GoogleTest's do with GTEST_SKIP() << "REASON (needs: X)";
-other tests print a line "SKIPPED: REASON (needs: X)" for all of the target, or "SKIPPED NAME: REASON (needs: X)" for a part of
-it, and succeed. A case that is skipped though the run has what it needs, or that is disabled, counts as failed.
+Cases say why they are skipped, and what they need (conditions.py). GoogleTest's do with
+GTEST_SKIP() << "REASON (needs: X)"; other tests print a line "SKIPPED: REASON (needs: X)" for all
+of the target, or "SKIPPED NAME: REASON (needs: X)" for a part of it, and succeed. A case that is
+skipped though the run has what it needs, or that is disabled, counts as failed.
 """
 
 import dataclasses
@@ -115,7 +116,7 @@ def read_outputs(result):
 
 
 def read_run(events):
-    """Targets by label, those that were not built included, and the options that Bazel was given."""
+    """Targets by label, also those that were not built, and the options that Bazel was given."""
     targets, reports, options = {}, {}, []
     for event in events:
         kind, identity = next(iter(event["id"].items()))

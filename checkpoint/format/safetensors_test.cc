@@ -222,7 +222,8 @@ TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
       {R"({"a":{"dtype":"U8","data_offsets":[0,4]}})", "missing"},
       {R"({"a":{"shape":[4],"data_offsets":[0,4]}})", "missing"},
       {R"({"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}})", "twice"},
-      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}})",
+      {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+       R"("a":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}})",
        "\"a\" occurs twice"},
       {R"({"__metadata__":{"x":"1"},"__metadata__":{"y":"1"}})", "twice"},
       {R"({"__metadata__":{"x":"1","x":"2"}})", "twice"},
@@ -231,9 +232,11 @@ TEST(SafetensorsCorruption, EveryRefusalHasItsMessage) {
       {R"({"a":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,4]}})",
        "overflows"},
       {R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})", "data begins at 1, expected 0"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})",
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+       R"("b":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})",
        "data begins at 1, expected 2"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+       R"("b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
        "data begins at 2, expected 1"},
       {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})", "the tensors end at"},
       {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", "the tensors end at"},

@@ -15,8 +15,8 @@ struct Partition {
   int dim = -1;         // that tensor parallelism cuts; -1: none, every rank has the whole
   int sections = 1;     // equal parts of `dim`, each of which is cut: q, k and v in one matrix
   bool padded = false;  // rows are padded in memory before they are cut; `dim` is 0
-  // The tensor stands in a layer (a global index; -1: in none), or at an end of the model, or, where
-  // it is tied, at both. Nothing of it: not known.
+  // The tensor stands in a layer (a global index; -1: in none), or at an end of the model, or,
+  // where it is tied, at both. Nothing of it: not known.
   int64_t layer = -1;
   bool before_layers = false;
   bool after_layers = false;

@@ -53,8 +53,8 @@ std::string ToString(const Topology& topology);
 // The inverse; parts in any order. InvalidArgument naming the part that is none, or comes twice.
 absl::StatusOr<Topology> ParseTopology(std::string_view text);
 
-// Whether the sizes make sense by themselves. InvalidArgument: one sentence, which names the sizes as
-// Megatron-LM's settings do ("tensor_model_parallel_size").
+// Whether the sizes make sense by themselves. InvalidArgument: one sentence, which names the sizes
+// as Megatron-LM's settings do ("tensor_model_parallel_size").
 absl::Status ValidateSizes(const Topology& topology);
 
 // The layers [first, last), by global index, of one chunk, and whether it has what stands before

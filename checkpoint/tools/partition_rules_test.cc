@@ -1,5 +1,5 @@
-// What rules mean, and which of them counts. That whole checkpoints come out as promised is shown by
-// tests/reshard_tool.
+// What rules mean, and which of them counts. That whole checkpoints come out as promised is shown
+// by tests/reshard_tool.
 
 #include "checkpoint/tools/partition_rules.h"
 

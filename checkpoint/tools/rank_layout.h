@@ -24,14 +24,15 @@ struct RankLayout {
   int guessed = 0;  // tensors that are cut, or not, by a guess, where that matters at this topology
 };
 
-// Which boxes of a checkpoint's tensors each rank of a run at `topology` should write, so that a run
-// at that topology reads few, long ranges of few files. What a rank writes is what it may be
+// Which boxes of a checkpoint's tensors each rank of a run at `topology` should write, so that a
+// run at that topology reads few, long ranges of few files. What a rank writes is what it may be
 // expected to read, and nothing relies on it.
 //
-// A tensor is on the pipeline stage of its layer (LayersOfChunk; a head counts as the layers that it
-// costs), or of its end of the model, a tied one on the first; one of which neither is known on the
-// first. Tensor-parallel ranks have their part of each section. Weights are on every data-parallel
-// rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring tensors for each.
+// A tensor is on the pipeline stage of its layer (LayersOfChunk; a head counts as the layers that
+// it costs), or of its end of the model, a tied one on the first; one of which neither is known on
+// the first. Tensor-parallel ranks have their part of each section. Weights are on every
+// data-parallel rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring
+// tensors for each.
 //
 // Errors: InvalidArgument, one sentence: too many ranks, too few layers, virtual shards that are no
 // multiple of tp, a rule that does not fit.

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// Where a logical tensor stands in its model: in a layer, or at an end of the model, or at both ends
-// (tied). The pipeline stage that has the layer, or the end, has the tensor.
+// Where a logical tensor stands in its model: in a layer, or at an end of the model, or at both
+// ends (tied). The pipeline stage that has the layer, or the end, has the tensor.
 struct Place {
   int64_t layer = -1;          // global index; negative: in no layer
   bool before_layers = false;  // on the first stage

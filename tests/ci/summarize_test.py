@@ -22,7 +22,8 @@ SKIPPED = ('<testcase name="{}" status="run" result="skipped" classname="A">'
            '<skipped message="a_test.cc:2&#x0A;{}"><![CDATA[a_test.cc:2]]></skipped></testcase>')
 DISABLED = '<testcase name="DISABLED_{}" status="notrun" result="suppressed" classname="A" />'
 # Bazel's report for tests that write none themselves.
-SHELL = '<testsuites><testsuite name="sh"><testcase name="sh" status="run"></testcase></testsuite></testsuites>'
+SHELL = ('<testsuites><testsuite name="sh"><testcase name="sh" status="run"></testcase>'
+         '</testsuite></testsuites>')
 
 
 class SummarizeTest(unittest.TestCase):
@@ -34,7 +35,8 @@ class SummarizeTest(unittest.TestCase):
             "gpu": lambda _: True, "mount": lambda _: False}))
 
     def output(self, name, text):
-        path = os.path.join(self.folder, f"{len(os.listdir(self.folder))} {name}")  # a space: URIs are quoted
+        # With a space: URIs are quoted.
+        path = os.path.join(self.folder, f"{len(os.listdir(self.folder))} {name}")
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return {"name": name, "uri": "file://" + path.replace(" ", "%20")}

@@ -2,12 +2,13 @@
 
   campaign.py --train TRAIN --ckpt CKPT [--rounds 200] [--seed N] [--steps 60] [--folder DIR]
 
-A generation is one model with its data and batches, trained in EXACT numerics: first undisturbed on one process, then in
-rounds. A round starts it on a random legal topology of at most eight ranks, with random ways of saving, from whatever the
-rounds before have left; sends SIGKILL to a rank, to all ranks, to mpirun or to all of them, during start-up, between steps or
-during a save; waits until everything has ended; and compares all that was recorded and saved with the undisturbed run, bit for
-bit. When the last step is reached, the next generation begins. What is random comes from the seed, but not what the
-machine makes of it: the moments of the kills.
+A generation is one model with its data and batches, trained in EXACT numerics: first undisturbed on
+one process, then in rounds. A round starts it on a random legal topology of at most eight ranks,
+with random ways of saving, from whatever the rounds before have left; sends SIGKILL to a rank, to
+all ranks, to mpirun or to all of them, during start-up, between steps or during a save; waits until
+everything has ended; and compares all that was recorded and saved with the undisturbed run, bit for
+bit. When the last step is reached, the next generation begins. What is random comes from the seed,
+but not what the machine makes of it: the moments of the kills.
 
 Exit code 1 at the first promise that is not kept, with all that is needed to see it again.
 """
@@ -59,8 +60,8 @@ class Plan:
 
     def saving_text(self):
         names = {"async-save": "async", "async-save-skip": "skip", "async-save-memory": "memory",
-                 "save-interval": "every", "max-checkpoint-keep": "keep", "ddp-bucket-size": "bucket",
-                 "verify-load": "verify"}
+                 "save-interval": "every", "max-checkpoint-keep": "keep",
+                 "ddp-bucket-size": "bucket", "verify-load": "verify"}
         parts = [flag.removeprefix("--").partition("=") for flag in self.saving]
         return " ".join(names[name] + (f"={value}" if value else "") for name, _, value in parts)
 
@@ -83,7 +84,7 @@ def pick_saving(random_):
 
 
 def pick_plan(model, random_):
-    """Sizes first, so that the few topologies that use an axis are as likely as the many that use others."""
+    """Sizes first, so that topologies that use an axis are likely, however few they are."""
     topologies = model.topologies()
     ranks = random_.choice((1, 2, 3, 4, 4, 6, 8, 8, 8))
     topologies = [t for t in topologies if t.ranks == ranks] or [settings.SINGLE]
@@ -97,7 +98,8 @@ def pick_plan(model, random_):
     # Most saves take a few milliseconds, some a hundred.
     most = random_.choice((0.003, 0.05))
     return Plan(topology=topology, saving=pick_saving(random_),
-                victim=random_.choices(("rank", "ranks", "mpirun", "all"), weights=(45, 20, 20, 15))[0],
+                victim=random_.choices(("rank", "ranks", "mpirun", "all"),
+                                       weights=(45, 20, 20, 15))[0],
                 rank=random_.randrange(topology.ranks), moment=moment,
                 count=random_.randint(1, 12 if moment == "step" else 8),
                 delay=random_.uniform(0, 1.2 if moment == "start-up" else most))
@@ -192,7 +194,7 @@ class Generation:
                 f"--save={self.checkpoints}", f"--load={self.checkpoints}"]
 
     def check(self):
-        """All promises about what is on disk; returns the steps recorded and the newest checkpoint's."""
+        """All promises about what is on disk; returns the recorded and the newest saved steps."""
         records = history.read_records(self.run_dir)
         self.reference.check_records(records)
         saved = history.committed(self.checkpoints)
@@ -266,8 +268,8 @@ class Campaign:
         check_progress(self.job.output(), before, recorded)
         done = generation.newest == generation.model.steps
         if moment == "ended" and not done:
-            raise history.Violation(f"the run ended well, but the newest checkpoint is that of step "
-                                    f"{generation.newest}")
+            raise history.Violation("the run ended well, but the newest checkpoint is that of "
+                                    f"step {generation.newest}")
         left = watch.left_behind()
         self.count(plan, moment, victim, left)
         self.done = number
@@ -348,8 +350,8 @@ class Campaign:
 
     def summary(self):
         say(f"\n{self.done} rounds in {time.monotonic() - self.start:.0f} s; {self.finished} runs "
-            "reached their last step, all as if nothing had happened; a kill ended everything after at most "
-            f"{self.slowest_end:.1f} s")
+            "reached their last step, all as if nothing had happened; a kill ended everything "
+            f"after at most {self.slowest_end:.1f} s")
         for name, counter in self.counts.items():
             entries = (f"{key} {count}" for key, count in sorted(counter.items(),
                                                                  key=lambda entry: -entry[1]))
@@ -358,7 +360,8 @@ class Campaign:
     def tell(self, violation, number):
         say(f"\nVIOLATION in round {number}: {violation}")
         if self.job is not None:
-            say(f"stderr:\n{self.job.errors()[-4000:]}\nend of stdout:\n{self.job.output()[-2000:]}")
+            say(f"stderr:\n{self.job.errors()[-4000:]}")
+            say(f"end of stdout:\n{self.job.output()[-2000:]}")
         say(f"again: bazel run //tests/crash:campaign -- --seed={self.seed} --rounds={number} "
             f"--steps={self.steps}{' --bf16' if self.bf16 else ''}")
         say(f"this start alone, on what is left in {self.folder}:\n  {self.reproduction}")
@@ -374,13 +377,13 @@ class Campaign:
 
 
 def check_progress(output, before, recorded):
-    """It went on from the newest checkpoint, and what it said is on record (but for a step that it died in)."""
+    """It went on from the newest checkpoint, and its output is on record, but for the last step."""
     said = [int(step) for step in STEP_LINE.findall(output)]
     if not said:
         return
     if said[0] != before + 1:
-        raise history.Violation(f"the newest checkpoint is that of step {before}, and the run began "
-                                f"with step {said[0]}")
+        raise history.Violation(f"the newest checkpoint is that of step {before}, and the run "
+                                f"began with step {said[0]}")
     if recorded < said[-1] - 1:
         raise history.Violation(f"the run said that it did step {said[-1]}, but metrics.jsonl ends "
                                 f"with step {recorded}")

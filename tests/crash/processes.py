@@ -65,7 +65,7 @@ class Job:
         return members
 
     def find(self, count):
-        """Looks for the ranks, until there are `count`: a kill that aims at a moment has no time to."""
+        """Looks for the ranks until there are `count`: a kill at a given moment has no time to."""
         if len(self.known) < count:
             self.known = {pid: rank for pid, rank in self.members().items() if rank is not None}
 

@@ -93,7 +93,7 @@ def is_power_of_two(number):
 
 
 def pick_model(generation, steps, bf16, random):
-    """GPT-2 and Llama-3 in turn, with layers that do not divide evenly and a vocabulary that is padded."""
+    """GPT-2 and Llama-3 in turn, with layers that do not divide evenly and a padded vocabulary."""
     if generation % 2 == 0:
         name = "gpt2"
         layers = 5

@@ -87,7 +87,8 @@ check() {
   for file in "${files[@]}"; do
     [[ -f "$file" && ! -L "$file" ]] || continue  # deleted, but not yet in git
     size="$(stat -c %s "$file")"
-    ((size <= MAX_FILE_BYTES)) || fault "$file: $size bytes; at most $MAX_FILE_BYTES belong into git"
+    ((size <= MAX_FILE_BYTES)) ||
+      fault "$file: $size bytes; at most $MAX_FILE_BYTES belong into git"
     ! is_cpp "$file" || cpp+=("$file")
     ! is_text "$file" || check_text "$file"
     ! is_wrapped "$file" || check_columns "$file"
@@ -100,7 +101,8 @@ check() {
   if ((${#cpp[@]} > 0)); then
     # One short write a batch, so that lines of the two processes do not mix.
     output="$(printf '%s\0' "${cpp[@]}" |
-      xargs -0 -n 16 -P 2 sh -c 'faults="$(clang-format --dry-run -Werror --ferror-limit=1 "$@" 2>&1)" || {
+      xargs -0 -n 16 -P 2 sh -c '
+        faults="$(clang-format --dry-run -Werror --ferror-limit=1 "$@" 2>&1)" || {
           printf "%s\n" "$faults" | grep "error:" || printf "clang-format: %s\n" "$faults"
         }' clang-format)"
     [[ -z "$output" ]] || fault "$(sort <<<"$output")"
@@ -135,8 +137,9 @@ main() {
   local root="${BUILD_WORKSPACE_DIRECTORY:-}"
   [[ -n "$root" ]] || root="$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.."
   cd "$root" || exit 1
-  [[ -e WORKSPACE ]] || { echo "$PWD is not the source tree: run this test outside the sandbox"; exit 1; }
-  command -v clang-format >/dev/null || { echo "clang-format is missing: run ./bazelw once"; exit 1; }
+  die() { echo "$1"; exit 1; }
+  [[ -e WORKSPACE ]] || die "$PWD is not the source tree: run this test outside the sandbox"
+  command -v clang-format >/dev/null || die "clang-format is missing: run ./bazelw once"
   case "${1:-}" in
     check | fix) "$1" ;;
     *) echo "usage: format.sh check | fix"; exit 2 ;;

@@ -3,8 +3,8 @@
 // real: bf16, on all processors, 1,024 tokens per micro-batch; its update waits, piece by piece,
 // until the memory that it overwrites has been copied. Prints
 //   figure stall.first <value> ratio
-//       training time lost to a save: the time that the training thread stood still, and by how much
-//       steps became longer until the save was over, against a step before and one after it
+//       training time lost to a save: the time that the training thread stood still, and by how
+//       much steps became longer until the save was over, against a step before and one after it
 //   figure stall.blocked.first <value> ratio
 //       the first part of it: the training thread was in Start() or waited for the copy
 //   figure stall.processors.first <value> ratio

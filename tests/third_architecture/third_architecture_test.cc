@@ -43,8 +43,8 @@ class ThirdArchitectureTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
 
-  // A run to step `steps`, from the newest checkpoint in `load` where that is not empty, which saves
-  // to `save` every three steps where that is not empty.
+  // A run to step `steps`, from the newest checkpoint in `load` where that is not empty, which
+  // saves to `save` every three steps where that is not empty.
   TrainedRun Train(const std::string& topology, int64_t steps, const std::string& load,
                    const std::string& save) {
     const std::string tokens = root_ + "/tokens.bin";

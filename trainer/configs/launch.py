@@ -2,15 +2,15 @@
 
   launch.py TRAIN PREPARE_DATA CONFIG [--hostfile FILE] FLAGS...
 
-TRAIN says how many processes that is, flags on top of the config counted; with more than one, this starts mpirun. Inside a
-world that srun or mpirun has started, each process becomes TRAIN itself.
+TRAIN says how many processes that is, flags on top of the config counted; with more than one, this
+starts mpirun. Inside a world that srun or mpirun has started, each process becomes TRAIN itself.
 
-What a person at a terminal expects of one process holds for all of them together: one live line, Ctrl-C and SIGTERM end
-the run after the step (a second one at once), the exit code is that of the run, errors are printed once, and the
-terminal is left as it was.
+What a person at a terminal expects of one process holds for all of them together: one live line,
+Ctrl-C and SIGTERM end the run after the step (a second one at once), the exit code is that of the
+run, errors are printed once, and the terminal is left as it was.
 
-Environment: TESSERA_HOSTFILE, as --hostfile. TESSERA_MPIRUN_FLAGS, more flags for mpirun. TESSERA_DATA_DIR, where text is
-prepared for settings that name no data.
+Environment: TESSERA_HOSTFILE, as --hostfile. TESSERA_MPIRUN_FLAGS, more flags for mpirun.
+TESSERA_DATA_DIR, where text is prepared for settings that name no data.
 """
 
 # Until there is a job to end in order, Ctrl-C ends this program alone, without a traceback.
@@ -32,7 +32,8 @@ import threading
 # What was closed is nowhere from here on: its number must not become that of a pipe.
 for stream in ("stdin", "stdout", "stderr"):
     if getattr(sys, stream) is None:
-        setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if stream == "stdin" else "w"))
+        null = os.open(os.devnull, os.O_RDWR)
+        setattr(sys, stream, os.fdopen(null, "r" if stream == "stdin" else "w"))
 
 # What tells a process that a launcher has started it in a world of several.
 WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
@@ -96,12 +97,12 @@ def describe(command):
 
 
 def default_data(prepare_data, launch, may_prepare):
-    """Flags for settings that name no training data: bytes of a system package's text, prepared once."""
+    """Flags for settings without training data: bytes of a system package's text, prepared once."""
     if not launch["needs_data"]:
         return []
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = os.path.join(os.environ.get("TESSERA_DATA_DIR") or os.path.join(cache, "tessera"), "bytes")
-    folder = os.path.abspath(folder)
+    data = os.environ.get("TESSERA_DATA_DIR") or os.path.join(cache, "tessera")
+    folder = os.path.abspath(os.path.join(data, "bytes"))
     if not os.path.exists(os.path.join(folder, "dataset.json")):
         if not may_prepare:
             return []
@@ -168,7 +169,8 @@ def mpirun_command(processes, hostfile):
 
 
 class ErrorOutput:
-    """stderr of mpirun: what the ranks say passes, what mpirun adds about an end that a rank has explained does not."""
+    """stderr of mpirun: passes what the ranks print, and drops mpirun's words about an end that a
+    rank has explained."""
 
     KNOWN = re.compile(r"MPI_ABORT was invoked|Primary job +terminated normally|"
                        r"processes exited with non-zero status|"
@@ -217,7 +219,7 @@ def die_with_parent():
 
 
 class Job:
-    """mpirun under way, in a session of its own, so that the terminal's Ctrl-C reaches it through us alone."""
+    """A running mpirun in a session of its own: the terminal's Ctrl-C reaches it through us."""
 
     def __init__(self, command):
         self.asked_to_stop = None  # the first signal
@@ -266,7 +268,9 @@ class Job:
         for rank, node, number in output.deaths:
             say(f"rank {rank} on {node} was killed by signal {number} ({signal_name(int(number))})")
         if code != 0 and not output.deaths and not output.spoken:
-            by_signal = f", as after signal {code - 128} ({signal_name(code - 128)})" if code > 128 else ""
+            by_signal = ""
+            if code > 128:
+                by_signal = f", as after signal {code - 128} ({signal_name(code - 128)})"
             say(f"mpirun ended with exit code {code}{by_signal}")
         return code
 

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// Parameters start at multiples of this many elements of their flat buffer, and what ranks own of it
-// is cut at such: the blocks over which the gradients' norm is taken never straddle owners.
+// Parameters start at multiples of this many elements of their flat buffer, and what ranks own of
+// it is cut at such: the blocks over which the gradients' norm is taken never straddle owners.
 inline constexpr int64_t kFlatAlignment = 256;
 
 inline int64_t AlignedElements(int64_t elements) {

@@ -30,6 +30,7 @@ run() {
 }
 
 # Checks that exactly one rank prints a message, and that it matches.
+readonly all_reduce="[0-9]+: all-reduce #[0-9]+ of 'dp'"
 says() {
   local spoken
   spoken=$(grep -c '^rank [0-9]*: ' <<<"$output")
@@ -48,16 +49,18 @@ says "[0-3]: shard 'x' is damaged$"
 exits_with_error
 
 run "stopped rank" -- stop 1
-says "[0-9]+: all-reduce #[0-9]+ of 'dp' \(gradients\) is not complete after 4.*waiting for rank 1.*does not answer: its process is stopped.*reported: "
+readonly stopped="rank 1.*does not answer: its process is stopped.*reported: "
+says "$all_reduce \(gradients\) is not complete after 4.*waiting for $stopped"
 exits_with_error
 
 run "late rank" -- late 3
-says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
+says "$all_reduce .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
 exits_with_error
 
 # Before the world exists, each rank can report only its own state.
 run "absent rank" -- absent 1
-grep -Eq '^rank [023]: MPI_Init did not complete: some rank has not arrived after 3s$' <<<"$output" ||
+grep -Eq '^rank [023]: MPI_Init did not complete: some rank has not arrived after 3s$' \
+  <<<"$output" ||
   fail "$name: no message"
 exits_with_error
 
@@ -68,7 +71,7 @@ exits_with_error
 
 # Emulates a launcher that does not end the other ranks. (Open MPI's returns 0 with this option.)
 run "killed rank, unnoticed by the launcher" --enable-recovery -- die 1
-says "[0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for rank 1; rank 1 .*has gone: its process has ended"
+says "$all_reduce .*waiting for rank 1; rank 1 .*has gone: its process has ended"
 
 # Ranks must end even if the reader of their stderr has gone away and the pipe is full. mpirun waits
 # for them and prints nothing.

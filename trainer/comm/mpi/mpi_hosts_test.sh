@@ -83,7 +83,9 @@ launch_unattended() {
   timeout 60 mpirun --hostfile "$folder/hosts" --mca plm_rsh_agent "$folder/agent" \
     "${networks[@]}" --bind-to none --enable-recovery -n "$ranks" "$@" >"$folder/output" 2>&1 &
   local launcher=$!
-  while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$folder/output"; do sleep 0.1; done
+  while kill -0 "$launcher" 2>/dev/null && ! grep -Eq "$pattern" "$folder/output"; do
+    sleep 0.1
+  done
   kill "$launcher" 2>/dev/null
   wait "$launcher"
   output=$(cat "$folder/output")
@@ -114,13 +116,15 @@ launch 6 "$main" error 4
 says 4 "shard 'x' is damaged$"
 # The state of a process cannot be looked up from another machine; the process is queried.
 launch 6 "$main" stop 4
-says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
+says "[0-9]+" \
+  "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
 launch 6 "$main" late 5
 says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
 # A rank that is queried and answers is waited for.
 launch 6 "$main" slow 4
 [[ $code == 0 ]] || fail "a slow rank is no failure"
-readonly gone="^rank [0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for .*; rank 4 .*on node3.* has gone: its process has ended"
+gone="^rank [0-9]+: all-reduce #[0-9]+ of 'dp' .*waiting for .*"
+readonly gone="$gone; rank 4 .*on node3.* has gone: its process has ended"
 launch_unattended 6 "$gone" "$main" die 4 || fail "a rank that has gone"
 
 # Without IPv4.
