@@ -22,7 +22,7 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
-// The number that `text` begins with, after blanks.
+// The number at the beginning of `text`, after blanks.
 std::optional<uint64_t> ParseNumber(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   uint64_t value;
@@ -31,7 +31,7 @@ std::optional<uint64_t> ParseNumber(std::string_view text) {
   return value;
 }
 
-// The number behind `key` at the beginning of a line.
+// The number after `key` at the beginning of a line.
 std::optional<uint64_t> FindNumber(std::string_view text, std::string_view key) {
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));
@@ -59,7 +59,7 @@ uint64_t ParseMemAvailable(std::string_view meminfo) {
 
 uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
                                std::string_view stat) {
-  const std::optional<uint64_t> limit = ParseNumber(max);  // not of "max"
+  const std::optional<uint64_t> limit = ParseNumber(max);  // no limit for "max"
   const std::optional<uint64_t> usage = ParseNumber(current);
   if (!limit || !usage) return kUnknown;
   const uint64_t cache = FindNumber(stat, "inactive_file ").value_or(0);
@@ -69,7 +69,7 @@ uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
 
 uint64_t AvailableMemoryBytes() {
   uint64_t available = ParseMemAvailable(ReadText("/proc/meminfo"));
-  // A group is held to the limits of all groups around it.
+  // A group is also subject to the limits of all groups that contain it.
   for (std::string path = ControlGroupPath();; path.resize(path.rfind('/'))) {
     const std::string folder = absl::StrCat("/sys/fs/cgroup", path, "/memory.");
     available = std::min(

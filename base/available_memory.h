@@ -6,16 +6,16 @@
 
 namespace tessera {
 
-// What this process could still allocate without anybody being killed or swapped out: the least of
-// what the machine has (MemAvailable) and what the process's control group is short of its limit.
-// UINT64_MAX where nothing says.
+// The memory that this process can still allocate without causing swapping or a kill: the minimum
+// of what the machine has (MemAvailable) and what the process's control group has left. UINT64_MAX
+// if neither is known.
 uint64_t AvailableMemoryBytes();
 
-// Bytes of the "MemAvailable: N kB" line of /proc/meminfo's text; UINT64_MAX without one.
+// Bytes of the "MemAvailable: N kB" line in the text of /proc/meminfo; UINT64_MAX without one.
 uint64_t ParseMemAvailable(std::string_view meminfo);
 
-// limit - (usage - reclaimable) of the texts of memory.max, memory.current and memory.stat (control
-// groups, version 2); UINT64_MAX where there is no limit or a text makes no sense.
+// limit - (usage - reclaimable), from the texts of memory.max, memory.current and memory.stat
+// (control groups, version 2); UINT64_MAX where there is no limit or a text cannot be parsed.
 uint64_t ParseControlGroupRoom(std::string_view max, std::string_view current,
                                std::string_view stat);
 

@@ -1,4 +1,4 @@
-// The small leaves of this folder: status macros, byte order, checked arithmetic, units, lists in
+// Tests of the small utilities: status macros, byte order, checked arithmetic, units, lists in
 // messages.
 
 #include <gtest/gtest.h>

@@ -14,8 +14,8 @@
 namespace tessera {
 namespace {
 
-// A second description of the same pipe, terminal or file, which does not block. -1 where there is
-// none, as for sockets.
+// Opens the same pipe, terminal or file again, non-blocking. -1 where that is impossible, as for
+// sockets.
 int OpenNonblocking(int fd) {
   std::array<char, 32> path = {};
   std::snprintf(path.data(), path.size(), "/proc/self/fd/%d", fd);
@@ -26,7 +26,7 @@ ssize_t WriteSome(int fd, int nonblocking, std::string_view text) {
   if (nonblocking >= 0) return write(nonblocking, text.data(), text.size());
   const ssize_t sent = send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (sent >= 0 || errno != ENOTSOCK) return sent;
-  // A pipe that cannot be opened again: it has room for this much when it is ready.
+  // A pipe that cannot be opened again has room for this much when it is ready.
   return write(fd, text.data(), std::min<size_t>(text.size(), PIPE_BUF));
 }
 

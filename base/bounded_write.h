@@ -7,10 +7,10 @@
 namespace tessera {
 
 // Writes `text` to a file descriptor without ever waiting longer than `limit`: for the last message
-// of a process that must end even if nobody reads its pipe, terminal or socket. Returns true if all
-// of it was written. The descriptor's own flags, which other processes share, stay as they are.
+// of a process that must end even if its pipe, terminal or socket has no reader. Returns true if
+// all of it was written. Does not change the descriptor's own flags, which other processes share.
 //
-// Safe to call in any thread; allocates nothing.
+// May be called from any thread; allocates nothing.
 bool WriteBounded(int fd, std::string_view text, std::chrono::milliseconds limit);
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ std::string ReadAll(int fd) {
   return text;
 }
 
-// Puts bytes into a descriptor until it takes no more. Returns how many.
+// Writes bytes to a descriptor until it accepts no more. Returns their number.
 size_t Fill(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   fcntl(fd, F_SETFL, flags | O_NONBLOCK);
@@ -46,7 +46,7 @@ class BoundedWriteTest : public testing::TestWithParam<bool> {
     close(ends_[0]);
     close(ends_[1]);
   }
-  std::array<int, 2> ends_;  // to read and to write
+  std::array<int, 2> ends_;  // for reading and for writing
 };
 
 INSTANTIATE_TEST_SUITE_P(Kinds, BoundedWriteTest, testing::Bool(),
@@ -60,12 +60,12 @@ TEST_P(BoundedWriteTest, WritesAll) {
   EXPECT_EQ(found, text);
 }
 
-// Returns at all: a write() would wait forever.
+// Returns at all: write() would wait forever.
 TEST_P(BoundedWriteTest, GivesUpWhereNobodyReads) {
   Fill(ends_[1]);
   EXPECT_FALSE(WriteBounded(ends_[1], "last words", milliseconds(20)));
   EXPECT_FALSE(WriteBounded(ends_[1], std::string(1 << 20, 'x'), milliseconds(20)));
-  // The descriptor blocks as before.
+  // The descriptor still blocks.
   EXPECT_EQ(fcntl(ends_[1], F_GETFL) & O_NONBLOCK, 0);
 }
 

@@ -9,11 +9,11 @@
 
 namespace tessera {
 
-// Every number on disk is little-endian, and tensors are written as they lie in memory.
+// Every number on disk is little-endian, and tensors are written as they are in memory.
 static_assert(std::endian::native == std::endian::little,
               "tensor data would have to be swapped on this machine");
 
-// Neither needs an aligned address. Precondition: sizeof(T) bytes at the address.
+// The address need not be aligned. Precondition: sizeof(T) bytes at the address.
 template <std::unsigned_integral T>
 T LoadLittleEndian(const void* from) {
   T value;

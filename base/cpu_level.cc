@@ -30,9 +30,9 @@ constexpr int64_t NewestTarget(CpuLevel level) {
   return HWY_SSE4;
 }
 
-// Limits the dispatch when it is called first; the targets that are left. hwy::SupportedTargets()
+// Limits the dispatch on the first call, and returns the remaining targets. hwy::SupportedTargets()
 // itself makes the dispatch choose among all targets, the disabled ones included, and takes many
-// microseconds in a virtual machine: it is called here alone, and the choice is made again.
+// microseconds in a virtual machine: it is called only here, and the choice is then repeated.
 int64_t LimitedTargets() {
   static const int64_t targets = [] {
     const std::optional<CpuLevel> limit = CpuLevelLimit();

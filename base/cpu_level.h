@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Instruction sets, each with those before it. A processor without SSE4 counts as kSse4: its loops
-// are the ones that it can run. kAvx512 stands for F, BW, CD, DQ and VL together.
+// Instruction sets; each includes the ones before it. A processor without SSE4 counts as kSse4,
+// whose loops it can run. kAvx512 stands for F, BW, CD, DQ and VL together.
 enum class CpuLevel { kSse4, kAvx2, kAvx512 };
 
 // "sse4", "avx2", "avx512".
@@ -19,22 +19,22 @@ std::string_view CpuLevelName(CpuLevel level);
 // The level with that name; InvalidArgument, naming the environment variable, for any other word.
 absl::StatusOr<CpuLevel> ParseCpuLevel(std::string_view name);
 
-// The limit that the environment variable TESSERA_CPU sets, read once per process. Nothing when it
-// is not set or not the name of a level; CheckCpuLevel() tells the latter.
+// The limit set by the environment variable TESSERA_CPU, which is read once per process. nullopt
+// when it is not set or not the name of a level (see CheckCpuLevel()).
 //
-// With the limit kAvx512 nothing newer is used either (AVX-512's bfloat16, AMX). Without a limit
-// everything is used that the processor has. A limit above what the processor has changes nothing.
+// With the limit kAvx512, newer instructions are not used either (AVX-512's bfloat16, AMX). Without
+// a limit, everything that the processor has is used. A limit above the processor's level has no
+// effect.
 std::optional<CpuLevel> CpuLevelLimit();
 
-// The level at which loops run: the processor's, or the limit where that is lower.
+// The level at which loops run: the processor's, or the limit if that is lower.
 CpuLevel EffectiveCpuLevel();
 
-// InvalidArgument when TESSERA_CPU names no level. Programs call it first; a library that is linked
-// into another program goes without a limit instead.
+// InvalidArgument when TESSERA_CPU is not the name of a level. Programs call it first; a library
+// that is linked into another program ignores the limit instead.
 absl::Status CheckCpuLevel();
 
-// Applies the limit to Highway's dispatch, the first time that it is called. Any thread may call
-// it.
+// Applies the limit to Highway's dispatch, on the first call. Thread-safe.
 void ApplyCpuLevelLimit();
 
 }  // namespace tessera

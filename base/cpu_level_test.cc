@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-// Compiled for every target: which one runs tells what the dispatch chose.
+// Compiled for every target: the one that runs shows the choice of the dispatch.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "base/cpu_level_test.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -32,7 +32,8 @@ namespace {
 
 HWY_EXPORT(Target);
 
-// What body() returns in a new process with that value of TESSERA_CPU, which is read once in each.
+// The result of body() in a new process with that value of TESSERA_CPU, which is read once per
+// process.
 template <typename Body>
 int InProcessWith(const char* value, Body body) {
   const pid_t child = fork();
@@ -77,7 +78,7 @@ TEST(CpuLevelTest, TheVariableLimitsTheDispatch) {
     };
     const std::string name(CpuLevelName(level));
     EXPECT_EQ(InProcessWith(name.c_str(), [&] { return chosen_fits() ? 0 : 1; }), 0) << name;
-    // Asking for the level first changes nothing.
+    // Asking for the level first has no effect.
     EXPECT_EQ(InProcessWith(name.c_str(),
                             [&] { return EffectiveCpuLevel() == level && chosen_fits() ? 0 : 1; }),
               0)

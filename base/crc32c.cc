@@ -7,7 +7,7 @@
 #include <span>
 #include <string_view>
 
-// Per-target code first: what follows it is compiled once.
+// Per-target code comes first: the code after it is compiled once.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "base/crc32c.cc"
 #include <hwy/cache_control.h>
@@ -103,8 +103,8 @@ constexpr size_t kVectorBytes = 16;
 constexpr size_t kPrefetchBytes = 4096;
 constexpr size_t kStepBytes = 4 * kVectorBytes;  // a cache line; four chains hide the latency
 
-// What a word is multiplied by so that it moves by so many bytes. Products of reflected polynomials
-// come out one bit too low, hence the shift.
+// The factor that moves a word by so many bytes. Products of reflected polynomials are one bit too
+// low, hence the shift.
 constexpr uint64_t MoveFactor(size_t bytes) { return uint64_t{ZerosOperator(bytes)} << 1; }
 
 // Moves each 16 bytes of x by kBytes.
@@ -140,7 +140,7 @@ uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
   for (; size >= kVectorBytes; at += kVectorBytes, size -= kVectorBytes) {
     d = hn::Xor(Move<kVectorBytes>(d), LoadVector(at));
   }
-  // What has been read so far leaves the same as this one vector.
+  // The data so far has the same remainder as this single vector.
   std::byte last[kVectorBytes];
   hn::StoreU(d, kWords, reinterpret_cast<uint64_t*>(last));
   return AdvanceByTables(AdvanceByTables(0, last, kVectorBytes), at, size);

@@ -9,12 +9,12 @@
 namespace tessera {
 
 // CRC-32C (Castagnoli; RFC 3720, appendix B.4): reflected polynomial 0x82F63B78, initial value and
-// final xor 0xFFFFFFFF. It runs at the rate of memory where the processor multiplies polynomials
-// (carry-less products, from SSE4 on), at 1 to 2 GB/s elsewhere. Threads: safe.
+// final xor 0xFFFFFFFF. Runs at memory bandwidth where the processor has carry-less multiplication
+// (from SSE4 on), at 1 to 2 GB/s elsewhere. Thread-safe.
 uint32_t Crc32c(std::span<const std::byte> data);
 uint32_t Crc32c(std::string_view data);
 
-// Checksum of A followed by `data`, given `crc`, the checksum of A. The checksum of nothing is 0.
+// Checksum of A followed by `data`, given `crc`, the checksum of A. The checksum of no bytes is 0.
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data);
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
   return bytes;
 }
 
-// One bit at a time, straight from the definition.
+// One bit at a time, directly from the definition.
 uint32_t Oracle(std::span<const std::byte> data) {
   uint32_t crc = 0xFFFFFFFF;
   for (const std::byte byte : data) {

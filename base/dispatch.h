@@ -1,13 +1,13 @@
 #ifndef TESSERA_BASE_DISPATCH_H_
 #define TESSERA_BASE_DISPATCH_H_
 
-// Calling vector code that Highway compiled for several instruction sets:
-// - after HWY_EXPORT(Loop), TESSERA_DISPATCH(Loop)(arguments...) runs the one for this processor
-//   and TESSERA_CPU;
-// - TESSERA_CHOOSE(Loop<T>) is a pointer to the same function without HWY_EXPORT, for templates
-//   too.
-// It costs some nanoseconds: call it for blocks of work. The caller includes <hwy/highway.h>, which
-// must be included again for each target.
+// Calls vector code that Highway compiled for several instruction sets:
+// - after HWY_EXPORT(Loop), TESSERA_DISPATCH(Loop)(arguments...) runs the version for this
+//   processor and TESSERA_CPU;
+// - TESSERA_CHOOSE(Loop<T>) is a pointer to the same function without HWY_EXPORT, which also works
+//   for templates.
+// A call costs some nanoseconds: dispatch blocks of work. The caller includes <hwy/highway.h>,
+// which must be included again for each target.
 
 #include <hwy/targets.h>
 
@@ -17,7 +17,7 @@
 
 #define TESSERA_DISPATCH(function) (::tessera::ApplyCpuLevelLimit(), HWY_DYNAMIC_DISPATCH(function))
 
-// Where HWY_ONCE holds, HWY_NAMESPACE is that of the baseline, which every processor has.
+// Where HWY_ONCE is defined, HWY_NAMESPACE is that of the baseline, which every processor supports.
 #define TESSERA_CHOOSE(...)                                                  \
   ([]() {                                                                    \
     switch (::tessera::ChosenTarget<HWY_TARGETS>()) {                        \
@@ -59,13 +59,13 @@
 
 namespace tessera {
 
-// Of `targets`, the one that vector code runs on; 0 where the processor has none of them.
+// The one of `targets` on which vector code runs; 0 where the processor supports none of them.
 template <int64_t targets>
 int64_t ChosenTarget() {
   ApplyCpuLevelLimit();
   hwy::ChosenTarget& chosen = hwy::GetChosenTarget();
   if (!chosen.IsInitialized()) chosen.Update(hwy::SupportedTargets());
-  // The index of the table that Highway makes for a function: 1 is the newest target.
+  // The index into Highway's table for a function: 1 is the newest target.
   const size_t index = chosen.GetIndex();
   constexpr int kFirstBit = HWY_HIGHEST_TARGET_BIT + 1 - HWY_MAX_DYNAMIC_TARGETS;
   return index > HWY_MAX_DYNAMIC_TARGETS ? 0 : int64_t{1} << (kFirstBit + index - 1);

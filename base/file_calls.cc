@@ -26,7 +26,7 @@ int Sync(int fd, absl::FunctionRef<int()> call) {
 }  // namespace
 
 int SyncContents(int fd) {
-  // fdatasync covers the length, since the data could not be read back without it.
+  // fdatasync includes the length, without which the data could not be read back.
   return Sync(fd, [&] { return Repeat([&] { return fdatasync(fd); }); });
 }
 

@@ -1,9 +1,9 @@
 #ifndef TESSERA_BASE_FILE_CALLS_H_
 #define TESSERA_BASE_FILE_CALLS_H_
 
-// The system calls that decide what a loss of power leaves behind. Every sync and rename of a file
-// that must survive goes through here, so that a test can record it, drop it or let it fail.
-// Each returns 0 or an errno, and repeats a call that a signal interrupts.
+// The system calls that determine what a power loss leaves behind. Every sync and rename of a file
+// that must survive uses these functions, so that a test can record it, drop it or make it fail.
+// Each returns 0 or an errno, and repeats a call that was interrupted by a signal.
 
 #include "absl/functional/function_ref.h"
 
@@ -12,24 +12,24 @@ namespace tessera {
 // Makes a file's contents and length durable, but not its name.
 int SyncContents(int fd);
 
-// Makes the names in a directory durable: creations, renames and deletions. A file system that has
-// no such operation says so, which counts as success.
+// Makes the names in a directory durable: creations, renames and deletions. Succeeds on a file
+// system that reports that it has no such operation.
 int SyncNames(int directory_fd);
 
 // renameat2(); flags such as RENAME_NOREPLACE.
 int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to,
                unsigned flags = 0);
 
-// Stands between the functions above and the kernel. Thread-safe, as they are.
+// Intercepts the functions above. Thread-safe, as they are.
 class FileCallInterceptor {
  public:
   virtual ~FileCallInterceptor() = default;
-  // `call` does the sync. What is returned is the result; without the call nothing is synced.
+  // `call` performs the sync. Returns the result; without the call nothing is synced.
   virtual int Sync(int fd, absl::FunctionRef<int()> call) = 0;
   virtual int Rename(absl::FunctionRef<int()> call) = 0;
 };
 
-// For tests. Null (the default): nobody. Must not change while calls are in progress.
+// For tests. Null (the default) removes it. Must not change while calls are in progress.
 void SetFileCallInterceptor(FileCallInterceptor* interceptor);
 
 }  // namespace tessera

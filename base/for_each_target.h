@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Calls body(name) once for each instruction set that loops are compiled for and that the processor
-// has within TESSERA_CPU, the newest first; TESSERA_DISPATCH runs that one meanwhile, on all
+// supports within TESSERA_CPU, the newest first; meanwhile TESSERA_DISPATCH uses that one, on all
 // threads. For tests.
 template <typename Body>
 void ForEachTarget(Body body) {

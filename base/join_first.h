@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// For messages: the first ten items, then "and 146 more" where there are more.
+// For messages: the first ten items, then "and 146 more" if there are more.
 inline std::string JoinFirst(const std::vector<std::string>& items, absl::string_view separator) {
   constexpr size_t kMost = 10;
   const size_t said = std::min(items.size(), kMost);

@@ -53,7 +53,7 @@ TEST_F(MakeDirectoriesTest, WhatIsNoDirectoryIsAnError) {
 PowerLossScenario MakesAbc(const char* there) {
   PowerLossScenario scenario;
   scenario.run = [there](const std::string& root) {
-    // By somebody who synced nothing.
+    // Created without a sync.
     if (there != nullptr) fs::create_directories(root + "/" + there);
     const int error = MakeDirectories(AT_FDCWD, root + "/a/b/c");
     return absl::ErrnoToStatus(error, "MakeDirectories");

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr int kEveryMachine = -1;
 thread_local int this_machine = kEveryMachine;
 
-// Of random choices before each sync or rename.
+// Number of random choices before each sync or rename.
 constexpr int kRandomChoices = 8;
 
 using NodeId = std::pair<dev_t, ino_t>;
@@ -70,7 +70,7 @@ class Recording {
 
   int Sync(int fd, absl::FunctionRef<int()> call) {
     const std::optional<std::string> name = NameOf(fd);
-    if (!name.has_value()) return call();  // elsewhere
+    if (!name.has_value()) return call();  // outside the root
     LookAtPossibleImages(false);
     const int count = ++counts_[*name];
     std::string numbered = count == 1 ? *name : absl::StrCat(*name, "#", count);
@@ -107,16 +107,16 @@ class Recording {
   const std::vector<std::string>& syncs() const { return syncs_; }
 
  private:
-  // One thing that is either as it is durable or as it is now.
+  // A file or an entry whose state is either the durable or the current one.
   struct Doubt {
     NodeId node;
-    std::optional<std::string> name;  // of a directory's entry; none: a file's contents
+    std::optional<std::string> name;  // of a directory's entry; nullopt: a file's contents
     bool operator<(const Doubt& other) const {
       return std::tie(node, name) < std::tie(other.node, other.name);
     }
   };
 
-  // Keeps the node, and so its number, from being used again.
+  // Keeps the node open, so that its number is not reused.
   std::optional<NodeId> Hold(const std::string& path) {
     const int fd = open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW);
     return fd < 0 ? std::nullopt : HoldFd(fd);
@@ -130,7 +130,7 @@ class Recording {
     return id;
   }
 
-  // The path below the root; none for what lies elsewhere. Temporary names lose their numbers.
+  // The path below the root; nullopt for other files. Temporary names lose their numbers.
   std::optional<std::string> NameOf(int fd) const {
     std::error_code error;
     std::string path = fs::read_symlink(FdPath(fd), error).string();
@@ -148,7 +148,7 @@ class Recording {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
       const int child = openat(dirfd(stream), name.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW);
-      if (child < 0) continue;  // gone meanwhile
+      if (child < 0) continue;  // deleted meanwhile
       if (const auto id = HoldFd(child)) entries[name] = *id;
     }
     closedir(stream);
@@ -195,7 +195,7 @@ class Recording {
     }
   }
 
-  // What is now.
+  // The current state.
   struct Live {
     std::map<NodeId, Entries> entries;
     std::map<NodeId, std::string> contents;
@@ -235,8 +235,8 @@ class Recording {
     return at == map.end() ? typename Map::mapped_type() : at->second;
   }
 
-  // The files, where what is in `survivors` is as it is now and all else as it is durable.
-  // `zeros`: contents that were lost have their length, but not their bytes.
+  // The files, with the current state of what is in `survivors` and the durable state of the rest.
+  // `zeros`: lost contents have their length, but not their bytes.
   FileImage MakeImage(const Live& live, const std::set<Doubt>& survivors, bool zeros) {
     FileImage image;
     AddToImage(live, survivors, zeros, root_id_, "", image);
@@ -359,7 +359,7 @@ class Recorder final : public FileCallInterceptor {
   Recording recording_ ABSL_GUARDED_BY(mutex_);
 };
 
-Recorder* recorder = nullptr;  // of the scenario that runs
+Recorder* recorder = nullptr;  // of the running scenario
 
 void Empty(const std::string& root) {
   fs::remove_all(root);

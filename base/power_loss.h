@@ -1,13 +1,13 @@
 #ifndef TESSERA_BASE_POWER_LOSS_H_
 #define TESSERA_BASE_POWER_LOSS_H_
 
-// For tests: what a loss of power would leave of real files, worked out from the syncs that the
-// code under test has really made. With it a test shows that nothing promised is lost, and,
-// dropping one sync after the other, that none of them could be left out.
+// For tests: what a power loss would leave of real files, derived from the syncs that the code
+// under test has actually made. A test uses it to show that nothing promised is lost and, by
+// dropping one sync after the other, that none of them is superfluous.
 //
-// The rules are those of a file system that promises nothing but what POSIX says: a file's contents
-// are durable as of the last sync of the file, a directory's names as of the last sync of the
-// directory, each independent of all others. Everything else may be lost, or not.
+// The rules are those of a file system that guarantees only what POSIX does: a file's contents are
+// durable as of the last sync of the file, a directory's names as of the last sync of the
+// directory, each independent of all others. Everything else may or may not be lost.
 
 #include <sys/types.h>
 
@@ -22,34 +22,36 @@
 
 namespace tessera {
 
-// Files after a restart: path below the root -> contents. Directories end in '/' and have none.
+// Files after a restart: path below the root -> contents. Directories end in '/' and have no
+// contents.
 using FileImage = std::map<std::string, std::string>;
 
 struct PowerLossScenario {
-  // Puts files below `root` that are durable from the beginning; may be null.
+  // Creates files below `root` that are durable from the beginning; may be null.
   std::function<void(const std::string& root)> prepare;
-  // The code under test, which works below `root`. Each sync that it makes is one that a run of the
-  // scenario can be told to drop.
+  // The code under test, which works below `root`. A run of the scenario can drop each of its
+  // syncs.
   std::function<absl::Status(const std::string& root)> run;
-  // Says what is wrong with files that the power left, "" if nothing. `finished`: run() had
-  // returned OK, so that what it promises must be there; else it was at work.
+  // Returns what is wrong with the files after the power loss, or "". `finished`: run() had
+  // returned OK, so that everything it promises must hold; otherwise it was running.
   std::function<std::string(const FileImage& image, bool finished)> check;
 };
 
-// Runs the scenario in an empty directory `root`, looks at many possible losses of power before
-// each sync and rename, and after the end, and says what `check` found first; "" if nothing. The
-// sync named `dropped` is left out; null: none. `syncs` (may be null) receives the name of each:
-// the path below the root, "" for the root itself, and "#2" from the second time on.
+// Runs the scenario in an empty directory `root`, examines many possible power losses before each
+// sync and rename, and after the end, and returns the first failure of `check`, or "". The sync
+// named `dropped` is omitted; null: none. `syncs` (may be null) receives the name of each sync: the
+// path below the root, "" for the root itself, with "#2" and so on for repetitions.
 std::string RunWithPowerLoss(const PowerLossScenario& scenario, const std::string& root,
                              const std::string* dropped, std::vector<std::string>* syncs);
 
-// What must be: nothing is wrong with all syncs, and something with each of them dropped. Returns
-// problems, one a line, "" where all is well. `syncs` (may be null) receives the sorted names.
+// Checks that nothing is wrong with all syncs, and that something is wrong with each of them
+// dropped. Returns problems, one per line, or "". `syncs` (may be null) receives the sorted names.
 std::string CheckEverySync(const PowerLossScenario& scenario, const std::string& root,
                            std::vector<std::string>* syncs);
 
-// Machines that share a network file system: while one lives, directory syncs of this thread make
-// durable what NoteChange() said of the same machine, and what nobody has said anything of.
+// Simulates machines that share a network file system: while one exists, directory syncs of this
+// thread make durable only changes that NoteChange() recorded for the same machine, and unrecorded
+// ones.
 class ScopedMachine {
  public:
   explicit ScopedMachine(int machine);
@@ -61,8 +63,8 @@ class ScopedMachine {
   const int previous_;
 };
 
-// The machine of this thread has created, renamed or deleted `path`, below the root of the scenario
-// that runs.
+// Records that this thread's machine has created, renamed or deleted `path`, below the root of the
+// running scenario.
 void NoteChange(const std::string& path);
 
 }  // namespace tessera

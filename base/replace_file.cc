@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Leaves room for what the temporary name adds: names have at most 255 bytes.
+// Leaves room for the suffix of the temporary name: names have at most 255 bytes.
 constexpr size_t kMaxKeptNameBytes = 200;
 
 absl::Status PathError(std::string_view action, const std::string& path, int error) {
@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Create(const s
   const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   std::string name = path.substr(slash == std::string::npos ? 0 : slash + 1);
   if (name.empty() || name == "." || name == "..") return PathError("create", path, EISDIR);
-  // Opened before anything is written: a directory that cannot be synced later ends it here.
+  // Opened before anything is written: a directory that cannot be synced later is an error here.
   const int directory_fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory_fd < 0) return PathError("open the directory of", path, errno);
   std::unique_ptr<FileReplacement> file(new FileReplacement(path, std::move(name), directory_fd));
@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<FileReplacement>> FileReplacement::Create(const s
 }
 
 absl::Status FileReplacement::OpenTemporary() {
-  // Not mkstemp: it makes private files, and these are for everyone whom the umask lets in.
+  // mkstemp would create private files, but these must have the permissions of the umask.
   constexpr int kAttempts = 100;
   for (int attempt = 1;; ++attempt) {
     std::string temporary = TemporaryName(name_);
@@ -93,7 +93,7 @@ absl::Status FileReplacement::WriteAt(int64_t offset, std::span<const std::byte>
 
 absl::Status FileReplacement::Commit() {
   if (const int error = SyncContents(fd_); error != 0) return Error("sync", error);
-  // Linux has released the descriptor even when close() fails, EINTR included.
+  // Linux has closed the descriptor even when close() fails, EINTR included.
   if (close(std::exchange(fd_, -1)) != 0 && errno != EINTR) return Error("close", errno);
   if (const int error = RenameName(directory_fd_, temporary_.c_str(), directory_fd_, name_.c_str());
       error != 0) {

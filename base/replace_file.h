@@ -13,19 +13,19 @@
 
 namespace tessera {
 
-// A file that appears under its name complete and durable, or not at all.
+// Replaces a file atomically: it appears under its name complete and durable, or not at all.
 //
 //   file = FileReplacement::Create(path);
 //   file->Append(...); file->WriteAt(...);
 //   file->Commit();
 //
-// Until Commit() a file of that name keeps its contents, and readers that have it open keep them
-// afterwards. The new contents are written under a temporary name in the same directory, which no
-// other process or object uses; the directory must exist, be readable and stay where it is.
-// A symbolic link is replaced itself. After a crash or a loss of power the name has the old or the
-// new contents, and once Commit() has returned OK the new ones; the temporary file may remain.
+// Until Commit() an existing file of that name keeps its contents, and readers that have it open
+// keep them afterwards. The new contents are written under a temporary name in the same directory,
+// which no other process or object uses; the directory must exist, be readable and not be moved. A
+// symbolic link itself is replaced. After a crash or a power loss the name has the old or the new
+// contents, and once Commit() has returned OK the new ones; the temporary file may remain.
 //
-// Errors: the code that absl::ErrnoToStatus() gives; each names the path. Not thread-safe.
+// Errors: the codes of absl::ErrnoToStatus(); each message names the path. Not thread-safe.
 class FileReplacement {
  public:
   static absl::StatusOr<std::unique_ptr<FileReplacement>> Create(const std::string& path);
@@ -34,13 +34,13 @@ class FileReplacement {
   FileReplacement(const FileReplacement&) = delete;
   FileReplacement& operator=(const FileReplacement&) = delete;
 
-  // Writes behind everything that was appended before.
+  // Writes after everything that was appended before.
   absl::Status Append(std::span<const std::byte> bytes);
-  // Does not move the place of the next Append().
+  // Does not change the position of the next Append().
   absl::Status WriteAt(int64_t offset, std::span<const std::byte> bytes);
 
-  // Call once, last. Syncs the contents, renames, and syncs the directory. An error of the last
-  // leaves the new contents in place, though a loss of power may still undo the replacement.
+  // Call once, last. Syncs the contents, renames, and syncs the directory. If only the last step
+  // fails, the new contents are in place, but a power loss may still undo the replacement.
   absl::Status Commit();
 
  private:
@@ -48,9 +48,9 @@ class FileReplacement {
   absl::Status OpenTemporary();
   absl::Status Error(std::string_view action, int error) const;
 
-  const std::string path_, name_;  // the latter inside the directory
+  const std::string path_, name_;  // path, and name within the directory
   const int directory_fd_;
-  std::string temporary_;  // empty: there is none
+  std::string temporary_;  // empty: none
   int fd_ = -1;
   int64_t size_bytes_ = 0;
 };

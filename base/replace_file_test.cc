@@ -130,7 +130,7 @@ TEST_F(ReplaceFileTest, TwoAtOnceDoNotMeet) {
   EXPECT_EQ(Names(), NameSet({"file"}));
 }
 
-// Writers of one file, in threads as on other machines, never share a temporary file.
+// Writers of one file, on threads or on different machines, never share a temporary file.
 TEST_F(ReplaceFileTest, WritersOfOneFileDoNotMeet) {
   std::vector<std::thread> threads;
   std::atomic<int> failures = 0;
@@ -149,7 +149,7 @@ TEST_F(ReplaceFileTest, WritersOfOneFileDoNotMeet) {
   EXPECT_EQ(Names(), NameSet({"file"}));
 }
 
-// Lets the n-th call fail.
+// Makes the n-th call fail.
 class FailingCalls final : public FileCallInterceptor {
  public:
   FailingCalls(int number, int error) : left_(number), error_(error) {
@@ -172,7 +172,7 @@ TEST_F(ReplaceFileTest, AFailureLeavesNoTemporaryFile) {
     const absl::Status status = ReplaceFile(path_, "new");
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_NE(std::string(status.message()).find(path_), std::string::npos) << status;
-    // The last is the directory's sync: the file has been replaced, if not for good.
+    // The last call is the directory's sync: the file has been replaced, but not durably.
     EXPECT_EQ(Contents(path_), call == 2 ? "new" : "old");
     EXPECT_EQ(Names(), NameSet({"file"}));
   }

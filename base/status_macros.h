@@ -16,8 +16,8 @@
       return tessera_status_;                      \
   } while (false)
 
-// Evaluates an expression of type absl::StatusOr<T>; returns its status on error, else moves its
-// value into `lhs`, which may be a declaration. A declaration whose type has a comma in it needs
+// Evaluates an expression of type absl::StatusOr<T>; returns its status on error, otherwise moves
+// its value into `lhs`, which may be a declaration. A declaration whose type contains a comma needs
 // parentheses or `auto`.
 //   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> file, storage.Open(path));
 #define TESSERA_ASSIGN_OR_RETURN(lhs, expression)                                           \

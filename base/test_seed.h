@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Seed of a property test: a fresh one for each run, printed, or the one in TESSERA_TEST_SEED to
-// repeat a run.
+// Seed of a property test: a new one for each run, which is printed, or the one in
+// TESSERA_TEST_SEED to repeat a run.
 inline uint64_t TestSeed() {
   const char* fixed = std::getenv("TESSERA_TEST_SEED");
   const uint64_t seed =

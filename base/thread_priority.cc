@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// ioprio_set(2), whose header <linux/ioprio.h> is no C++ in every version.
+// ioprio_set(2), whose header <linux/ioprio.h> is not valid C++ in every version.
 constexpr int kWhoProcess = 1;
 constexpr int kIdleClass = 3;
 constexpr int kClassShift = 13;
@@ -18,7 +18,7 @@ constexpr int kClassShift = 13;
 }  // namespace
 
 void LowerThreadPriority(int nice, bool idle_io_priority) {
-  // On Linux both concern the calling thread alone, whatever their names say.
+  // On Linux both apply to the calling thread only, despite their names.
   const id_t thread = static_cast<id_t>(syscall(SYS_gettid));
   errno = 0;
   const int current = getpriority(PRIO_PROCESS, thread);

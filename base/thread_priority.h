@@ -3,9 +3,9 @@
 
 namespace tessera {
 
-// Lowers the calling thread's claim to processors by `nice` steps and, where asked, its claim to
-// the disk below everybody else's. Threads that it starts inherit both. Best effort: what the
-// system refuses stays as it was.
+// Lowers the calling thread's processor priority by `nice` steps and, if requested, its disk
+// priority to the lowest. Threads that it starts inherit both. Best effort: what the system refuses
+// stays unchanged.
 void LowerThreadPriority(int nice, bool idle_io_priority);
 
 // Processor time that the calling thread has used.

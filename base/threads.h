@@ -9,18 +9,18 @@
 
 namespace tessera {
 
-// std::thread's constructor throws where the system has no thread left (the limit of a control
-// group or a user, or memory), and a vector of running threads that is destroyed on the way out
-// ends the process. So every thread of ours is started here.
+// std::thread's constructor throws where the system cannot start a thread (the limit of a control
+// group or a user, or memory), and destroying a vector of running threads ends the process.
+// Therefore every thread of this program is started with these functions.
 
-// ResourceExhausted, with the system's reason, where there is no thread to be had.
+// ResourceExhausted, with the system's reason, if no thread can be started.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
-// Up to `count` threads that run body(0), body(1), ...: as many as can be had, none included. The
-// caller does the work of those that are missing, and joins the others. `body` is copied.
+// Starts up to `count` threads that run body(0), body(1), ...: as many as possible, perhaps none.
+// The caller does the work of the missing ones, and joins the others. `body` is copied.
 std::vector<std::thread> StartThreads(int count, const std::function<void(int)>& body);
 
-// For tests: `left` more threads can be started by this process; negative: no limit.
+// For tests: `left` more threads can be started by this process; negative: unlimited.
 void LimitThreads(int left);
 
 }  // namespace tessera

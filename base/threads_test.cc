@@ -44,7 +44,7 @@ TEST_F(ThreadsTest, AThreadThatCannotBeStartedIsAnError) {
   EXPECT_NE(std::string(second.status().message()).find("pids.max"), std::string::npos);
 }
 
-// Sanitizers take memory of their own for each thread, and die without it.
+// Sanitizers allocate memory for each thread, and abort without it.
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define TESSERA_SANITIZED 1
@@ -52,7 +52,7 @@ TEST_F(ThreadsTest, AThreadThatCannotBeStartedIsAnError) {
 #endif
 
 #ifndef TESSERA_SANITIZED
-// The system's own answer, in a process that has no room left for stacks.
+// The system's own error, in a process without space for more stacks.
 TEST_F(ThreadsTest, ALimitOfTheSystem) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);

@@ -9,8 +9,8 @@ namespace tessera {
 // "0 B", "1023 B", "1.00 KiB", "12.3 MiB", "123 GiB": three digits, powers of 1024.
 std::string HumanBytes(uint64_t bytes);
 
-// "1.53 GB/s": three digits, powers of 1000 as disks and buses are sold. "-" where no time has
-// passed.
+// "1.53 GB/s": three digits, powers of 1000 as in the specifications of disks and buses. "-" if no
+// time has passed.
 std::string HumanRate(uint64_t bytes, double seconds);
 
 // "850 us", "12.3 ms", "4.56 s", "2m 05s", "3h 07m", "2d 04h". Negative or NaN: "-".

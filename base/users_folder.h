@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// `bazel run` starts a program in a folder of Bazel's own; relative paths are meant from where the
-// user stands. Call first in main.
+// `bazel run` starts a program in a folder of Bazel's own; relative paths refer to the user's
+// folder. Call first in main.
 inline void EnterUsersFolder() {
   const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
   std::error_code gone;

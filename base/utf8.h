@@ -6,10 +6,11 @@
 
 namespace tessera {
 
-// Well-formed UTF-8 is that of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
+// Well-formed UTF-8 according to RFC 3629: no overlong forms, no surrogates, nothing above
+// U+10FFFF.
 
-// Bytes of the character that `text` begins with, 0 when that is not a well-formed one or when text
-// is empty.
+// Length in bytes of the first character of `text`; 0 when that is not well-formed or when text is
+// empty.
 size_t Utf8Length(std::string_view text);
 
 bool IsValidUtf8(std::string_view text);

@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-// Runs task(worker, i) for i in [0, count), taken in ascending order by `workers` threads, or as
-// many as the system gives, one of them the caller's. After an error no further task starts; the
-// error of the lowest i is returned. A task runs on one worker at a time, and worker numbers are
-// below max(1, min(workers, count)), so that each can own a buffer.
+// Runs task(worker, i) for i in [0, count), started in ascending order by `workers` threads, or as
+// many as the system permits, one of them the caller's. After an error no further task starts; the
+// error of the lowest i is returned. A worker runs one task at a time, and worker numbers are below
+// max(1, min(workers, count)), so that each can own a buffer.
 absl::Status RunTasks(int workers, size_t count,
                       const std::function<absl::Status(int worker, size_t i)>& task);
 

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Whether every virtual shard gets as many heads and columns as any other.
+// Whether the virtual shards have equal numbers of heads and columns.
 absl::Status CheckShards(const ModelConfig& config, int shards) {
   const struct {
     const char* name;

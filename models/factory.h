@@ -15,7 +15,7 @@ namespace tessera {
 // Builds the model that `config` (resolved or not) describes and allocates its parameters, which
 // are zero until ParameterSet::Initialize, an import or a checkpoint fills them. `backend` must
 // outlive the model. InvalidArgument for a wrong config, dtype or layer range, and for a model that
-// the shards do not divide.
+// is not divisible by the number of shards.
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelConfig& config,
                                                  const ModelOptions& options, Backend& backend);
 

@@ -1,5 +1,5 @@
-// What observers of the backward pass are told, and gradients in memory that comes and goes with
-// it.
+// The calls that observers of the backward pass receive, and gradients whose memory is allocated
+// and freed during the pass.
 
 #include "trainer/parallel/gradient_observer.h"
 
@@ -42,8 +42,8 @@ struct Case {
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-// Gives memory to gradients when they are prepared, full of rubbish, keeps what they are when they
-// are ready, and takes the memory away.
+// Allocates memory for gradients when they are prepared, fills it with garbage, copies them when
+// they are ready, and frees the memory.
 class LendingObserver final : public GradientObserver {
  public:
   LendingObserver(ParameterSet& parameters, Backend& backend)
@@ -139,7 +139,7 @@ TEST_P(GradientObserverTest, EveryElementIsPreparedAndReadyOnceInReverseOrder) {
     EXPECT_EQ(range.second, begin);
     begin = range.first;
   }
-  EXPECT_GE(observer.ready_ranges().size(), 2u);  // layers are told of one by one
+  EXPECT_GE(observer.ready_ranges().size(), 2u);  // layers are announced one by one
 
   const auto check = [&](int64_t offset, const TensorView& wanted, const std::string& what) {
     const TensorView found = observer.result().view().Slice(0, offset, offset + wanted.elements());

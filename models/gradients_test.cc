@@ -75,7 +75,7 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   batches.push_back(MakeTestBatch(2, 5, c.config.vocab_size(), 1));
   if (c.two_micro_batches) batches.push_back(MakeTestBatch(2, 5, c.config.vocab_size(), 2));
   const double scale = 0.25;
-  // The first micro-batch overwrites whatever is there.
+  // The first micro-batch overwrites the old contents.
   backend->Fill(model->parameters().grads(), 1e3);
   for (size_t i = 0; i < batches.size(); ++i) {
     ForwardBackward(*model, batches[i].batch, c.use, scale, /*accumulate=*/i > 0);

@@ -44,7 +44,7 @@ std::vector<LlmcTensor> Tensors(const ModelConfig& config, int64_t padded_vocab_
                                                     : llama3::LlmcTensors(config);
 }
 
-// A number of the file and of the configured model. Reals went through fp32 in the file.
+// A number in the file, compared with the configured model's. Reals in the file are fp32.
 struct Comparison {
   const char* field;
   double file;
@@ -55,7 +55,7 @@ struct Comparison {
   }
 };
 
-// FailedPrecondition with every field that differs.
+// FailedPrecondition listing every field that differs.
 absl::Status CompareConfigs(const std::string& path, const LlmcFileInfo& info,
                             const ModelConfig& model) {
   const ModelConfig& file = info.config;
@@ -83,7 +83,7 @@ absl::Status CompareConfigs(const std::string& path, const LlmcFileInfo& info,
     fields.push_back({"rotary_base", file.rotary_base(), model.rotary_base(), true});
     fields.push_back({"use_rope_scaling", as_double(file.use_rope_scaling()),
                       as_double(model.use_rope_scaling())});
-    // A truncated epsilon says nothing.
+    // A truncated epsilon carries no information.
     if (info.options.real_encoding == LlmcRealEncoding::kTruncated) {
       std::erase_if(fields, [](const Comparison& field) {
         return std::strcmp(field.field, "norm_epsilon") == 0;
@@ -100,7 +100,7 @@ absl::Status CompareConfigs(const std::string& path, const LlmcFileInfo& info,
   return absl::FailedPreconditionError(absl::StrCat(path, ": ", absl::StrJoin(differences, "; ")));
 }
 
-// A tied model has one matrix where the file has two: they must be the same.
+// A tied model has one matrix where the file has two, which must be equal.
 absl::Status CheckTied(const LlmcReader& reader, const ModelConfig& config, DType dtype) {
   constexpr int64_t kBlockBytes = 1 << 20;
   const int64_t size = config.vocab_size() * config.hidden_size() * ElementSize(dtype);

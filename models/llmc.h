@@ -1,8 +1,8 @@
 #ifndef TESSERA_MODELS_LLMC_H_
 #define TESSERA_MODELS_LLMC_H_
 
-// Model files of llm.c (https://github.com/karpathy/llm.c), and of InfiniTrain, which writes the
-// same: GPT-2 (versions 3 and 5) and Llama-3. Little-endian, 1024 bytes of header, then every
+// Model files of llm.c (https://github.com/karpathy/llm.c) and of InfiniTrain, which uses the same
+// format: GPT-2 (versions 3 and 5) and Llama-3. Little-endian, 1024 bytes of header, then every
 // tensor over all layers at once.
 
 #include <span>
@@ -19,15 +19,15 @@
 namespace tessera {
 
 // Reads the header and checks it against the file's length. DataLoss for bytes that cannot be such
-// a file (with what was expected and found), NotFound for no file. Allocates nothing in proportion
-// to what the header says.
+// a file (with expected and found values), NotFound for a missing file. Allocates nothing in
+// proportion to numbers in the header.
 absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const std::string& path);
 
 // Fills the pieces of `parameters` (the whole model, or the shards of a rank or stage) from the
-// file. `flat` is parameters.values(), or another floating buffer laid out in the same way, such as
-// fp32 master weights. Padding is left as it is. FailedPrecondition when the file is of another
-// model than `config` (resolved): every field that differs, with both values; nothing has been
-// written then. DataLoss as above. Memory: a few MiB.
+// file. `flat` is parameters.values(), or another floating buffer with the same layout, such as
+// fp32 master weights. Padding is left unchanged. FailedPrecondition when the file holds another
+// model than `config` (resolved), listing every field that differs with both values; nothing has
+// been written then. DataLoss as above. Memory: a few MiB.
 absl::Status ImportLlmc(const std::string& path, const ModelConfig& config,
                         const ParameterSet& parameters, const TensorView& flat);
 
@@ -38,13 +38,13 @@ absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const TensorView& flat);
 
 // The same for a model that several ranks hold together, each some parts of it. Every rank calls
-// it; the one that `writes` makes the file, and has it complete when it returns.
+// it; the one with `writes` creates the file, which is complete when the call returns.
 absl::Status ExportLlmc(const std::string& path, const ModelConfig& config,
                         const LlmcFileOptions& options, std::span<const LlmcPart> parts,
                         const LlmcRanks& ranks, bool writes);
 
-// Whether ExportLlmc() will find a model that such a file can hold, and a place to write it to:
-// makes the temporary file, and removes it.
+// Checks that ExportLlmc() will be able to write: that the format can represent the model, and that
+// the file can be created (creates and removes the temporary file).
 absl::Status CheckLlmcExport(const std::string& path, const ModelConfig& config,
                              const LlmcFileOptions& options);
 

@@ -30,7 +30,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// A folder of the test's own, removed at its end.
+// A temporary folder for each test.
 class LlmcTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -104,7 +104,7 @@ TEST_F(LlmcTest, RoundTripsBitForBitInBf16) {
   }
 }
 
-// llm.c cuts 1.3, 1e-5 and 50.0 to 1, 0 and 50.
+// llm.c truncates 1.3, 1e-5 and 50.0 to 1, 0 and 50.
 TEST_F(LlmcTest, TruncatedRealsAreDetectedAndKept) {
   std::string file = ReadFile(Fixture("llama3_untied.model.bin"));
   file = WithField(WithField(WithField(file, 8, 1), 10, 0), 11, 50);
@@ -157,7 +157,7 @@ TEST_F(LlmcTest, AnyPartOfAModelTakesItsPart) {
   }
 }
 
-// fp32 master weights in the parameters' layout start from all bits of the file.
+// fp32 master weights in the parameters' layout are initialised from all bits of the file.
 TEST_F(LlmcTest, FillsMasterWeightsOfABf16Model) {
   const std::string path = Fixture("gpt2.model.bin");
   const auto info = ReadLlmcInfo(path);
@@ -204,8 +204,8 @@ TEST_F(LlmcTest, WrongMagicAndVersionSayWhatWasExpected) {
       << version.status();
 }
 
-// Nothing that a header can say crashes or allocates; the fields that the model depends on are all
-// noticed.
+// No header crashes the reader or makes it allocate; every field that the model depends on is
+// checked.
 TEST_F(LlmcTest, HostileHeaderFieldsAreDataLoss) {
   for (const std::string name : {"gpt2", "llama3_untied"}) {
     const std::string file = ReadFile(Fixture(name + ".model.bin"));
@@ -275,7 +275,8 @@ TEST_F(LlmcTest, MissingFilesAndFolders) {
             absl::StatusCode::kNotFound);
 }
 
-// The shards of every rank take their parts; one process with all of them writes the file back.
+// The shards of every rank are filled with their parts; one process with all of them writes the
+// same file again.
 TEST_F(LlmcTest, ShardsAreFilledFromTheFileAndMakeItAgain) {
   for (const std::string name : {"gpt2", "llama3_tied", "llama3_untied"}) {
     const std::string file = Fixture(name + ".model.bin");

@@ -18,7 +18,7 @@ bool HasSize(const Architecture& architecture, std::string_view size) {
   return std::ranges::find(architecture.size_names(), size) != architecture.size_names().end();
 }
 
-// What the named size says, or nothing where no size is named.
+// The config of the named size, or an empty one without a name.
 absl::StatusOr<ModelConfig> Base(const std::string& size) {
   if (size.empty()) return ModelConfig();
   std::vector<std::string> known;

@@ -14,10 +14,9 @@ namespace tessera {
 // Every named size, GPT-2 first, in rising order of each architecture.
 std::vector<std::string_view> ModelSizeNames();
 
-// Fills in what `config` leaves out, from its named size, then from the architecture's defaults,
-// and validates the result: a resolved config has every field that its architecture uses, and only
-// those. Resolving twice changes nothing. InvalidArgument: one sentence that names the field and
-// its value.
+// Sets the unset fields of `config`, from its named size, then from the architecture's defaults,
+// and validates the result: a resolved config has every field that its architecture uses, and no
+// others. Idempotent. InvalidArgument: one sentence that names the field and its value.
 absl::StatusOr<ModelConfig> ResolveModelConfig(const ModelConfig& config);
 
 // "gpt2", or what an architecture is registered as: how manifests name it.
@@ -27,7 +26,8 @@ std::string ArchitectureName(const ModelConfig& config);
 // below): resolved.
 int64_t ParameterCount(const ModelConfig& config);
 
-// What a model's head costs in time, counted in layers: by the weights in matrix products, rounded.
+// The time that a model's head takes, in units of layers: by the weights in matrix products,
+// rounded.
 int64_t HeadInLayers(const ModelConfig& config);
 
 }  // namespace tessera

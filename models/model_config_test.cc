@@ -93,7 +93,8 @@ TEST(ModelConfigTest, FieldsOverrideTheNamedSize) {
   EXPECT_EQ(resolved->hidden_dropout(), 0.1);
 }
 
-// 6 per weight of a matrix product: 12 C^2 a layer and the head; attention: 6 C (T + 1) a layer.
+// 6 per weight of a matrix product: 12 C^2 per layer and the head; attention: 6 C (T + 1) per
+// layer.
 TEST(ModelConfigTest, FlopsPerToken) {
   const auto backend = MakeReferenceBackend();
   ModelConfig config = Named("gpt2-tiny");
@@ -105,7 +106,7 @@ TEST(ModelConfigTest, FlopsPerToken) {
   EXPECT_EQ(llama->FlopsPerToken(31), 6.0 * weights + 2 * 6.0 * 64 * 32);
 }
 
-// The count is that of the products that a step runs, forward and backward.
+// The count equals that of the products in a step, forward and backward.
 TEST(ModelConfigTest, FlopsPerTokenAreThoseOfTheProductsRun) {
   constexpr int64_t kBatch = 2, kSequence = 24;
   for (const std::string size : {"gpt2-tiny", "llama3-tiny"}) {

@@ -60,7 +60,7 @@ class NumericsTest : public ::testing::TestWithParam<Case> {
 
 double L2(const TensorView& x, Backend& backend) { return std::sqrt(backend.SumOfSquares(x)); }
 
-// The reference has the CPU model's own (rounded) weights, so that only the arithmetic differs.
+// The reference uses the CPU model's own (rounded) weights, so that only the arithmetic differs.
 TEST_P(NumericsTest, AgreesWithTheReference) {
   const bool bf16 = GetParam().dtype == DType::kBF16;
   const auto cpu = MakeCpuBackend(2);
@@ -108,7 +108,7 @@ TEST_P(NumericsTest, RecomputationThreadsAndRepetitionChangeNoBit) {
   ExpectBitwiseEqual(other->parameters().grads(), model->parameters().grads(), "gradients");
 }
 
-// What a pipeline does: the stages together are the model.
+// As in a pipeline: the stages together are the model.
 TEST_P(NumericsTest, TwoStagesAreTheModel) {
   const auto backend = MakeCpuBackend(2);
   const auto whole = Make(config_, GetParam().dtype, *backend);
@@ -130,7 +130,7 @@ TEST_P(NumericsTest, TwoStagesAreTheModel) {
 
   for (const Model* stage : {first.get(), last.get()}) {
     for (const Parameter* parameter : stage->parameters().parameters()) {
-      // A tied embedding has one part of its gradient on each stage.
+      // The gradient of a tied embedding has one part on each stage.
       if (!parameter->tied_name.empty()) continue;
       for (const Parameter* wanted : whole->parameters().parameters()) {
         if (wanted->pieces[0].name != parameter->pieces[0].name) continue;
@@ -150,8 +150,8 @@ TEST_P(NumericsTest, TwoStagesAreTheModel) {
   ExpectClose(parts, sum, {.of_maximum = 1e-6}, "tied embedding");
 }
 
-// Evaluation gives the same loss as training without dropout, in less memory; recomputation needs
-// less than keeping.
+// Evaluation returns the same loss as training without dropout, in less memory; recomputation needs
+// less memory than saving activations.
 TEST_P(NumericsTest, ActivationsOfEveryUse) {
   const auto backend = MakeCpuBackend(2);
   const auto model = Make(config_, GetParam().dtype, *backend);
@@ -166,7 +166,7 @@ TEST_P(NumericsTest, ActivationsOfEveryUse) {
   const double loss = model->Forward(batch_.batch, *training, {}, {}).value();
   EXPECT_EQ(model->Forward(batch_.batch, *forward, {}, {}).value(), loss);
   EXPECT_EQ(model->Forward(batch_.batch, *recompute, {}, {}).value(), loss);
-  // A fresh model knows nothing: about the entropy of a uniform guess.
+  // An untrained model has about the entropy of a uniform guess.
   EXPECT_NEAR(loss / (kBatch * kSequence - 1), std::log(251.0), 0.1);
 }
 

@@ -65,7 +65,7 @@ State ReadState(const std::string& path, int64_t vocab_size) {
   return state;
 }
 
-// What the file's header says and what it leaves out.
+// The header's config, completed by what the header omits.
 absl::StatusOr<ModelConfig> ReadConfig(const std::string& name) {
   auto info = ReadLlmcInfo(Path(name + ".model.bin"));
   if (!info.ok()) return info.status();

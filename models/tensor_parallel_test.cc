@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism: equalities that hold bit for bit over any number of ranks, and
-// nearness of different numbers of shards.
+// Tensor and sequence parallelism: results that are bitwise equal for any number of ranks, and
+// close for different numbers of shards.
 
 #include <cstdint>
 #include <iterator>
@@ -65,7 +65,7 @@ void ExpectNear(const ShardedResult& actual, const ShardedResult& expected, doub
   }
 }
 
-// The same function whatever the number of shards and ranks.
+// The same function for every number of shards and ranks.
 TEST_P(TensorParallelModelTest, ShardsChangeNothingButRounding) {
   const ShardedResult whole = RunSharded(Base(DType::kF64, 1));
   for (const auto& [shards, ranks] : {std::pair(2, 1), {4, 1}, {4, 2}, {4, 4}}) {
@@ -73,7 +73,7 @@ TEST_P(TensorParallelModelTest, ShardsChangeNothingButRounding) {
     run.ranks = ranks;
     run.sequence_parallel = ranks == 2;
     const ShardedResult sharded = RunSharded(run);
-    // Statistics and logits for sampling are fp32 nowhere but in the latter.
+    // Statistics, and logits for sampling, are fp32; the rest is fp64.
     EXPECT_NEAR(sharded.loss / whole.loss, 1, 1e-12);
     const auto grads = Logical(sharded, sharded.grads);
     for (const auto& [name, tensor] : Logical(whole, whole.grads)) {
@@ -134,7 +134,7 @@ TEST_P(TensorParallelModelTest, NoBitDependsOnTheRanksInAWiderModel) {
   }
 }
 
-// FAST: as many shards as ranks, also where they are no power of two.
+// FAST: as many shards as ranks, also for numbers that are not powers of two.
 TEST_P(TensorParallelModelTest, PlainTensorParallelismIsNearOneRank) {
   ShardedRun run = Base(DType::kF32, 1);
   run.config.set_num_attention_heads(12);
@@ -149,7 +149,7 @@ TEST_P(TensorParallelModelTest, PlainTensorParallelismIsNearOneRank) {
   }
 }
 
-// Rows that the shards do not divide stay whole, and give the same bits.
+// Rows that are not divisible by the shards stay whole, and give the same bits.
 TEST_P(TensorParallelModelTest, UnevenRowsAreNotSplit) {
   for (const int64_t sequence : {1, 5}) {
     ShardedRun run = Base(DType::kF32, 4);
@@ -164,8 +164,8 @@ TEST_P(TensorParallelModelTest, UnevenRowsAreNotSplit) {
   }
 }
 
-// A tied table has its two contributions on the stages that make them; one stage can keep them
-// apart.
+// A tied table has its two contributions on the stages that compute them; a single stage can keep
+// them separate.
 TEST_P(TensorParallelModelTest, StagesTogetherAreTheModel) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     ShardedRun run = Base(dtype, 4);
@@ -208,7 +208,7 @@ TEST_P(TensorParallelModelTest, ActivationsShrinkWithRanks) {
   EXPECT_LT(bytes[2], bytes[1] * 3 / 4);
 }
 
-// One rank gives up: the other's pass ends with its error, forward or backward.
+// One rank aborts: the other's pass returns its error, forward or backward.
 TEST_P(TensorParallelModelTest, ErrorsOfRanksComeBack) {
   for (const bool in_backward : {false, true}) {
     for (const bool sequence_parallel : {false, true}) {

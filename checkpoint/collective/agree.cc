@@ -29,7 +29,8 @@ absl::Status ToStatus(const RankMessage& message) {
   return absl::Status(static_cast<absl::StatusCode>(message.code()), message.error());
 }
 
-// Ranks that say the same are named together: a thousand ranks that miss one file are one message.
+// Ranks with equal errors are named together: a thousand ranks that miss one file yield one
+// message.
 struct SharedError {
   absl::StatusCode code;
   std::string text;
@@ -78,7 +79,7 @@ absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
   return combine(payloads);
 }
 
-// A message for each rank: its answer, or the error for all.
+// One message per rank: its answer, or the common error.
 std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
                                        const CombineEach& combine) {
   const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {

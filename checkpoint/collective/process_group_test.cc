@@ -1,4 +1,4 @@
-// The groups that come with the library, and what is built on them, over every size and with empty
+// The groups of the library and the operations built on them, for every size and with empty
 // messages.
 
 #include "checkpoint/collective/process_group.h"

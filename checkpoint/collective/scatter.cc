@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
-// The subtree of rank r is the ranks [r, r + span): span is the lowest set bit of r, cut at the
+// The subtree of rank r is the ranks [r, r + span): span is the lowest set bit of r, limited by the
 // size of the group; for rank 0 all of them. Its children are r + span/2, r + span/4, ..., each the
-// head of the half that it names.
+// head of its half.
 //
-// A rank is sent its subtree's parts: the number of bytes that follow; then the length of each
-// part; then the parts.
+// A rank receives its subtree's parts as one message: the number of bytes that follow; then the
+// length of each part; then the parts.
 
 namespace tessera::ckpt {
 namespace {
@@ -32,7 +32,7 @@ int SpanOf(int rank, int size) {
   return rank == 0 ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(size))) : rank & -rank;
 }
 
-// Widest first: the longest way is started first.
+// Widest first: the longest path is started first.
 std::vector<Subtree> ChildrenOf(int rank, int size) {
   std::vector<Subtree> children;
   for (int half = SpanOf(rank, size) / 2; half >= 1; half /= 2) {

@@ -10,9 +10,10 @@
 
 namespace tessera::ckpt {
 
-// parts[r] of rank 0, on rank r. `parts` counts on rank 0 and has one entry per rank there.
+// Returns parts[r] of rank 0 on rank r. `parts` is used on rank 0 only, where it has one entry per
+// rank.
 //
-// Collective. A binomial tree: each part travels over at most log2(size) ranks, and rank 0 sends
+// Collective. A binomial tree: each part passes through at most log2(size) ranks, and rank 0 sends
 // log2(size) messages. Memory: a rank holds the parts of its subtree once.
 absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::string> parts,
                                     absl::Duration deadline);

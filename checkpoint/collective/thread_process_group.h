@@ -66,8 +66,8 @@ class ThreadGroupHub {
     return seen;
   }
 
-  // One side of a message. Nothing moves before both sides are there, as with messages too large
-  // for a library's own buffers.
+  // One side of a message. Nothing is transferred before both sides have arrived, as with messages
+  // that are too large for a library's own buffers.
   struct Side {
     std::byte* to = nullptr;
     const std::byte* from = nullptr;
@@ -116,7 +116,7 @@ class ThreadGroupHub {
   struct Operation {
     std::vector<std::string> messages;
     std::vector<bool> arrived;
-    int left = 0;  // ranks that need it no more
+    int left = 0;  // ranks that no longer need it
   };
   struct Queue {
     std::deque<std::shared_ptr<Side>> sends, receives;

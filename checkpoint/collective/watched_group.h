@@ -16,8 +16,8 @@
 
 namespace tessera::ckpt {
 
-// A group that remembers its first error and answers everything with it from then on: after one,
-// ranks may be at different operations, and a message would be taken for another one.
+// A group that records its first error and returns it from every later call: after an error, ranks
+// may be at different operations, and a message would be matched with the wrong one.
 class WatchedGroup final : public ProcessGroup {
  public:
   explicit WatchedGroup(ProcessGroup& base) : base_(base) {}
@@ -64,7 +64,7 @@ class WatchedGroup final : public ProcessGroup {
 
    private:
     WatchedGroup& group_;
-    const std::unique_ptr<Transfer> base_;  // null where the group had failed before
+    const std::unique_ptr<Transfer> base_;  // null if the group had failed before
   };
 
   absl::Status Remember(const absl::Status& status) {

@@ -15,7 +15,7 @@ namespace {
 constexpr uint32_t kCrc32cPolynomial = 0x82F63B78;  // reflected
 constexpr size_t kMaxNamedTensors = 4;
 
-// One byte of zeros through the CRC register: r' = (r >> 8) ^ table[r & 0xff]; and the way back,
+// One byte of zeros through the CRC register: r' = (r >> 8) ^ table[r & 0xff]; and the inverse,
 // which is unique because the upper bytes of the table are all different.
 struct CrcStep {
   std::array<uint32_t, 256> table;
@@ -74,8 +74,8 @@ std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
   ++GetDamageCounters().located;
   static const CrcStep step;
   // The register is linear: the difference of the two checksums is what the changed bits alone
-  // would leave in it. Going back over the bytes after the change must give a register with only
-  // the lowest byte set: the change itself.
+  // would leave in it. Undoing the bytes after the change must give a register with only the lowest
+  // byte set: the change itself.
   uint32_t difference = expected ^ found;
   std::optional<uint64_t> place;
   for (uint64_t i = length_bytes; i-- > 0;) {

@@ -6,10 +6,10 @@
 
 namespace tessera::ckpt {
 
-// How often the costly parts of describing damage ran in this process. For tests: what is damaged
-// all over must not cost the square of the damage.
+// Counts the costly parts of describing damage in this process. For tests: the cost of reporting
+// extensive damage must not grow with its square.
 struct DamageCounters {
-  std::atomic<int64_t> maps = 0;     // FileMaps made: each goes over all shards
+  std::atomic<int64_t> maps = 0;     // FileMaps created: each visits all shards
   std::atomic<int64_t> located = 0;  // chunks searched for the damaged byte
 };
 

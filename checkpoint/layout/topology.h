@@ -16,7 +16,7 @@ namespace tessera::ckpt {
 
 enum class Axis { kTensor, kData, kPipeline };
 
-// Where a rank stands on each axis.
+// The position of a rank on each axis.
 struct Coordinate {
   int tensor = 0;
   int data = 0;
@@ -26,7 +26,7 @@ struct Coordinate {
 };
 
 // The sizes of the parallel axes. Ranks are numbered with the tensor axis fastest, then data, then
-// pipeline, as Megatron-LM does: tensor-parallel ranks, which talk most, are neighbours.
+// pipeline, as in Megatron-LM: tensor-parallel ranks, which communicate most, are neighbours.
 struct Topology {
   int tensor = 1;
   int data = 1;
@@ -57,7 +57,7 @@ absl::StatusOr<Topology> ParseTopology(std::string_view text);
 // as Megatron-LM's settings do ("tensor_model_parallel_size").
 absl::Status ValidateSizes(const Topology& topology);
 
-// The layers [first, last), by global index, of one chunk, and whether it has what stands before
+// The layers [first, last), by global index, of one chunk, and whether it includes the parts before
 // the first and after the last layer of the model.
 struct ChunkLayers {
   int64_t first = 0;
@@ -69,10 +69,10 @@ struct ChunkLayers {
 };
 
 // Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. The head
-// counts as `head_layers`, so the last stage, which has it, gets as many layers fewer, but at least
-// one; the others get as many as each other, and what is left over goes to those right before the
-// last, so that the first ranks, who hold the most activations, get it last. Preconditions: the
-// topology fits the model, and the chunk exists.
+// counts as `head_layers`: the last stage, which has it, gets that many layers fewer, but at least
+// one; the others get equal numbers, and the remaining layers go to those right before the last, so
+// that the first ranks, which hold the most activations, get them last. Preconditions: the topology
+// fits the model, and the chunk exists.
 ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
                           int pipeline, int chunk);
 

@@ -15,25 +15,25 @@
 
 namespace tessera::ckpt {
 
-// Where a wanted box goes in memory.
+// The destination of a wanted box in memory.
 struct Destination {
   Box box;
   std::byte* data;
   std::vector<int64_t> strides;
   size_t element_bytes;
   CopyElements copy;  // from the saved dtype
-  // Takes the digest while elements are placed; null: nobody does.
+  // Computes the digest while elements are placed; null: no digest.
   std::shared_ptr<PlacedDigest> digest = nullptr;
 };
 
-// What one process wants against what was saved.
+// One process's wanted state, compared with the saved one.
 struct Comparison {
-  // Parallel. What remains to be read once everything is agreed on.
+  // Parallel vectors: what remains to be read once all ranks agree.
   std::vector<WantedBox> wanted;
   std::vector<Destination> destinations;
 
-  std::vector<std::string> mismatches;  // lines that name the tensor and both sides
-  std::vector<std::string> missing;     // only where that is allowed
+  std::vector<std::string> mismatches;  // one line each, naming the tensor and both sides
+  std::vector<std::string> missing;     // only where missing tensors are allowed
   std::vector<std::string> from_master;
   std::vector<bool> used;  // by saved tensor
 };
@@ -41,7 +41,7 @@ struct Comparison {
 // Preconditions: a valid manifest, CheckStateDict(state).
 Comparison Compare(const Manifest& manifest, const StateDict& state, const LoadOptions& options);
 
-// Saved tensors that nobody uses; aliases are none, since what they name is there.
+// Saved tensors that no rank uses. Aliases do not count, since their targets do.
 std::vector<std::string> UnexpectedTensors(const Manifest& manifest, const std::vector<bool>& used);
 
 }  // namespace tessera::ckpt

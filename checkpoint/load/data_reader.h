@@ -21,7 +21,7 @@
 
 namespace tessera::ckpt {
 
-// Part of a file, at borders of its checksum chunks.
+// Part of a file, aligned to its checksum chunks.
 struct FilePiece {
   uint32_t file_index;
   uint64_t begin;
@@ -29,43 +29,44 @@ struct FilePiece {
   uint64_t size() const { return end - begin; }
 };
 
-// The files of a load plan, open and of the right size. By index into Manifest.files.
+// The files of a load plan, opened and checked for the right size. By index into Manifest.files.
 struct OpenFile {
   std::unique_ptr<ReadableFile> file;
-  std::string name;  // with the checkpoint's place, for messages
+  std::string name;  // with the checkpoint's path, for messages
 };
 using OpenFiles = std::map<uint32_t, OpenFile>;
 
-// NotFound or DataLoss lists every file that is missing or has another size than the manifest says.
+// NotFound or DataLoss lists every file that is missing or has another size than the manifest
+// records.
 absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view directory,
                                         const Manifest& manifest, const LoadPlan& plan);
 
-// Reads pieces of files, checks each chunk and puts the elements where one process wants them.
-// Everything that it is made from must outlive it. Thread-safe, for pieces that share no byte.
+// Reads pieces of files, checks each chunk and places the elements in one process's memory. All
+// arguments of Create() must outlive it. Thread-safe for pieces that share no byte.
 class DataReader {
  public:
-  // The destinations are parallel to the wanted boxes that the plan was made from. DataLoss for a
-  // layout that cannot be read in whole chunks.
+  // The destinations are parallel to the wanted boxes of the plan. DataLoss for a layout that
+  // cannot be read in whole chunks.
   static absl::StatusOr<DataReader> Create(const Manifest& manifest, const LoadPlan& plan,
                                            const OpenFiles& files,
                                            std::span<const Destination> destinations,
                                            bool verify_checksums);
 
-  // Fills `buffer` with the piece and places what is wanted of it. DataLoss, naming file, offset,
-  // tensor, expected and found; nothing of a damaged chunk is placed.
+  // Reads the piece into `buffer` and places the wanted elements. DataLoss, naming file, offset,
+  // tensor, expected and found; no element of a damaged chunk is placed.
   absl::Status ReadAndPlace(const FilePiece& piece, std::byte* buffer) const;
 
-  // Places what is wanted of a piece that another process has read and checked.
+  // Places the wanted elements of a piece that another process has read and checked.
   void Place(const FilePiece& piece, const std::byte* data) const;
 
-  // The same for the elements of a region of a saved shard in the piece, which are at `packed`,
-  // side by side in the order of the file. The region must be that of a placement of the plan.
+  // The same for the elements of a region of a saved shard within the piece, which are contiguous
+  // at `packed`, in the order of the file. The region must be that of a placement of the plan.
   void PlaceRegion(const FilePiece& piece, const ShardRegion& region,
                    const std::byte* packed) const;
 
  private:
-  // One placement, ready to run: bytes [begin, end) of a file hold a saved shard, parts of which go
-  // to a destination.
+  // One placement, prepared: bytes [begin, end) of a file hold a saved shard, parts of which are
+  // copied to a destination.
   struct Target {
     uint64_t begin;
     uint64_t end;
@@ -94,10 +95,10 @@ class DataReader {
   std::map<uint32_t, InputFile> files_;
 };
 
-// A region of a saved shard, to be packed for another process: see PlaceRegion().
+// A region of a saved shard, packed for another process: see PlaceRegion().
 class PackedRegion {
  public:
-  // InvalidArgument for a region that is none of the manifest's.
+  // InvalidArgument for a region that does not fit the manifest.
   static absl::StatusOr<PackedRegion> Create(const Manifest& manifest, const ShardRegion& region);
 
   uint64_t BytesIn(const FilePiece& piece) const;
@@ -112,8 +113,8 @@ class PackedRegion {
   BoxRuns runs_;
 };
 
-// Reads all that a plan says, each process for itself, in `io_threads` threads through buffers of
-// at most staging_bytes, or one chunk.
+// Reads everything in the plan, each process for itself, in `io_threads` threads with buffers of at
+// most staging_bytes, but at least one chunk.
 absl::Status ReadAlone(const Manifest& manifest, const LoadPlan& plan, const DataReader& reader,
                        int io_threads, uint64_t staging_bytes);
 

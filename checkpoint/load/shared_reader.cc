@@ -16,22 +16,22 @@
 namespace tessera::ckpt {
 namespace {
 
-// Before the contents of a piece: whether they are any.
+// The mark before the contents of a piece: whether they are valid.
 constexpr std::byte kGood{0};
 constexpr std::byte kFailed{1};
 constexpr uint64_t kMarkBytes = 1;
 
-// What goes in one message, and how many may be on their way to a rank: what comes in is still in
-// the second-level cache when it is placed. No element lies across a border.
+// Size of one message, and the number in flight to a rank: received data is still in the
+// second-level cache when it is placed. No element crosses a boundary.
 constexpr uint64_t kMessageBytes = uint64_t{512} << 10;
 constexpr uint64_t kReceives = 3;
 
-// In front of contents, for their mark. They themselves begin at a cache line where they are
-// copied, and at a page where the disk delivers them.
+// Space for the mark in front of the contents, which themselves begin at a cache line where they
+// are copied, and at a page where the disk delivers them.
 constexpr uint64_t kCopyRoomBytes = 64;
 constexpr uint64_t kReadRoomBytes = kIoAlignmentBytes;
 
-// fn(message) for the messages in which a piece travels whole.
+// Calls fn(message) for the messages that carry a complete piece.
 template <typename Function>
 void ForEachMessage(const FilePiece& piece, Function&& fn) {
   for (uint64_t at = piece.begin; at < piece.end; at += kMessageBytes) {
@@ -139,9 +139,10 @@ absl::Status SharedReader::AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>&
   return absl::OkStatus();
 }
 
-// Some for the exchange: messages come in while the one before is placed; one to pack. The rest is
-// for reading: each worker has one for what is ours alone, and two for what others wait for, so
-// that neither a slow read nor a slow rank holds up everybody at once.
+// Some buffers are for the exchange: messages arrive while the previous one is placed; one is for
+// packing. The rest is for reading: each worker has one for pieces that only this rank needs, and
+// two for pieces that others wait for, so that neither a slow read nor a slow rank delays all
+// others at once.
 absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
   const uint64_t receive_bytes = largest_incoming_ + kCopyRoomBytes;
   const uint64_t pack_bytes = packs_ ? largest_own_ + kReadRoomBytes : 0;
@@ -169,7 +170,7 @@ absl::Status SharedReader::MakeBuffers(int io_threads, uint64_t staging_bytes) {
   return absl::OkStatus();
 }
 
-// One run: the threads that read, and the caller's, which exchanges.
+// One run: the reading threads and the caller's thread, which exchanges messages.
 class SharedReader::Session {
  public:
   Session(SharedReader& reader, ProcessGroup& group, absl::Duration deadline)
@@ -201,7 +202,8 @@ class SharedReader::Session {
     size_t index;
   };
 
-  // Pieces that others wait for come first; those of our own while there is no buffer for one.
+  // Pieces that others wait for come first; pieces that only this rank needs are read while no
+  // buffer for a shared one is free.
   std::optional<Task> NextTask() {
     MutexLock lock(&mutex_);
     while (true) {
@@ -269,7 +271,7 @@ class SharedReader::Session {
     posted_.pop_front();
     const std::byte* const data = ReceiveBuffer(index);
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
-    if (!incoming_good_) return absl::OkStatus();  // the sender says why
+    if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
     if (message.region == nullptr) {
       r_.reader_.Place(message.piece, data);
     } else {
@@ -280,8 +282,8 @@ class SharedReader::Session {
   }
 
   absl::Status HandOut(size_t index) {
-    // What went out before has long been taken in, or is about to be: ranks go through the pieces
-    // in one order.
+    // Earlier messages have been received long ago, or are about to be: ranks process the pieces in
+    // one order.
     TESSERA_RETURN_IF_ERROR(FinishSends());
     const bool good = WaitForOwn(index);
     const OwnPiece& own = r_.own_[index];
@@ -300,7 +302,8 @@ class SharedReader::Session {
     return absl::OkStatus();
   }
 
-  // Returns whether the piece was read. Its buffer and those of pieces after it are free before.
+  // Returns whether the piece was read successfully. The buffers of this piece and of later ones
+  // are free before.
   bool WaitForOwn(size_t index) {
     MutexLock lock(&mutex_);
     released_ = index;
@@ -357,19 +360,19 @@ class SharedReader::Session {
 
   Mutex mutex_;
   CondVar changed_;
-  std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);  // of own pieces
+  std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);  // by own piece
   size_t next_own_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t next_private_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t released_ ABSL_GUARDED_BY(mutex_) = 0;  // own pieces whose buffers are free again
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 
-  // The exchanging thread's.
-  bool alone_ = false;  // there is no other: it reads, too
+  // Used by the exchanging thread only.
+  bool alone_ = false;  // there is no reading thread: this one reads, too
   std::vector<std::unique_ptr<Transfer>> sends_;
   std::deque<std::unique_ptr<Transfer>> posted_;
   size_t next_posted_ = 0;
-  bool incoming_good_ = false;  // the piece whose messages come in
+  bool incoming_good_ = false;  // the piece being received
   uint64_t pack_used_ = 0;
 };
 

@@ -1,21 +1,20 @@
 #ifndef TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_
 #define TESSERA_CHECKPOINT_LOAD_SHARED_READER_H_
 
-// The reading of ranks that need the same bytes: each byte is read and checked by one of them,
-// which hands it to the others while it reads on.
+// Shared reads of ranks that need the same bytes: each byte is read and checked by one of them,
+// which sends it to the others while it reads on.
 //
-// Every rank goes through the pieces that it has to do with in one order, (begin, file), the same
-// for all: what it reads it hands out, what others read it receives. Its threads read ahead
-// meanwhile, as far as there are buffers.
+// Every rank processes its pieces in one global order, (begin, file): it sends what it reads, and
+// receives what others read. Meanwhile its threads read ahead, as far as there are buffers.
 //
-// No rank can wait in a circle: take the first message of all, in that order, that has not arrived.
-// Its sender has sent everything before it, reads without waiting for anybody, and so comes to send
-// it; its receiver has received everything before it, and so comes to receive it.
+// This cannot deadlock. Take the first message, in that order, that has not arrived. Its sender has
+// sent everything before it, reads without waiting for other ranks, and so comes to send it; its
+// receiver has received everything before it, and so comes to receive it.
 //
-// A piece travels in several messages, so small that one is still in the receiver's cache when it
-// is placed. The first of them begins with a mark. A rank that cannot read a piece marks it so,
-// sends messages of the same sizes, and goes on taking part: nobody is left waiting, and the
-// agreement that follows tells everybody its error.
+// A piece is sent in several messages, each small enough to be still in the receiver's cache when
+// it is placed. The first of them begins with a mark. A rank that cannot read a piece sets the
+// mark, sends messages of the same sizes, and continues to take part: no rank waits in vain, and
+// the agreement that follows reports the error to all ranks.
 
 #include <cstdint>
 #include <map>
@@ -41,15 +40,16 @@ struct SharedReadCounters {
 
 class SharedReader {
  public:
-  // Works out what this rank's share means, and makes the buffers: at most staging_bytes, or seven
-  // pieces. No communication. Everything must outlive the reader.
+  // Derives this rank's work from its share, and allocates the buffers: at most staging_bytes, but
+  // at least seven pieces. Does not communicate. All arguments must outlive the reader.
   static absl::StatusOr<std::unique_ptr<SharedReader>> Create(const Manifest& manifest,
                                                               const DataReader& reader,
                                                               const ReadShare& share, int rank,
                                                               int io_threads,
                                                               uint64_t staging_bytes);
 
-  // Collective over the group, and called once. Errors: what this rank could not read; the group's.
+  // Collective over the group, and called once. Errors: failed reads of this rank; those of the
+  // group.
   absl::Status Run(ProcessGroup& group, absl::Duration deadline);
 
   const SharedReadCounters& counters() const { return counters_; }
@@ -59,9 +59,9 @@ class SharedReader {
   class Session;
   friend class Session;
 
-  // What part of a piece goes to whom.
+  // The receivers of one part of a piece.
   struct Group {
-    const ShardRegion* region;  // null: everything
+    const ShardRegion* region;  // null: the whole piece
     std::shared_ptr<const PackedRegion> packed;
     const std::vector<uint32_t>* ranks;
   };
@@ -70,13 +70,14 @@ class SharedReader {
     const std::vector<Group>* groups;
   };
   struct Incoming {
-    FilePiece piece;  // what the message has to do with
+    FilePiece piece;  // the piece that the message is part of
     uint32_t source;
-    const ShardRegion* region;  // null: everything
+    const ShardRegion* region;  // null: the whole piece
     uint64_t bytes;             // without the mark
     bool marked;
   };
-  // A step of the way through all pieces: a piece of our own, or a message.
+  // A step in the processing of all pieces: a piece that this rank reads, or a message from
+  // another.
   struct Step {
     bool own;
     size_t index;
@@ -94,7 +95,7 @@ class SharedReader {
   const DataReader& reader_;
   const uint32_t rank_;
   std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
-  std::vector<std::unique_ptr<std::vector<Group>>> groups_;  // of each shared segment
+  std::vector<std::unique_ptr<std::vector<Group>>> groups_;  // per shared segment
   std::vector<FilePiece> private_;
   std::vector<OwnPiece> own_;       // in order
   std::vector<Incoming> incoming_;  // in order
@@ -103,8 +104,8 @@ class SharedReader {
   bool packs_ = false;
 
   int workers_ = 1;
-  std::vector<AlignedBuffer> private_buffers_;  // of each worker
-  std::vector<AlignedBuffer> own_buffers_;      // own piece i is in the (i modulo their number)th
+  std::vector<AlignedBuffer> private_buffers_;  // per worker
+  std::vector<AlignedBuffer> own_buffers_;      // own piece i is in buffer i modulo their number
   std::vector<AlignedBuffer> receive_buffers_;
   std::vector<AlignedBuffer> pack_buffer_;  // one or none
   uint64_t buffer_bytes_ = 0;

@@ -31,30 +31,30 @@
 namespace tessera::ckpt {
 namespace {
 
-// What a thread digests at a time.
+// Bytes that a thread digests at a time.
 constexpr int64_t kTaskBytes = int64_t{4} << 20;
-// Overlaps of boxes are worked out pair by pair.
+// Overlaps of boxes are computed pair by pair.
 constexpr size_t kMostOverlappingBoxes = 4096;
 
 struct BoxHash {
   size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
 };
 
-// A box of a saved tensor that lies in this process's memory.
+// A box of a saved tensor in this process's memory.
 struct Held {
   const Destination* destination;
   uint32_t saved_tensor;
-  Box box;                               // in the destination's
-  const PlacedDigest* digest = nullptr;  // where it is known
+  Box box;                               // within the destination's box
+  const PlacedDigest* digest = nullptr;  // null: not computed yet
 };
 
-// Part of one, for a thread.
+// A part of a held box, for one thread.
 struct Task {
   size_t held;
   Box box;
 };
 
-// The box in slices of its first long dim.
+// Splits the box into slices of its first long dim.
 void CutIntoTasks(size_t held, const Box& box, int64_t element_bytes, std::vector<Task>& tasks) {
   size_t dim = 0;
   while (dim < box.shape.size() && box.shape[dim] == 1) ++dim;
@@ -101,7 +101,7 @@ class DigestSums {
   std::vector<LogicalDigest> sums_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Digests of all that is held, as rank 0 is told.
+// The digests of all held boxes, serialized for rank 0.
 std::string DigestAll(const Manifest& manifest, const std::vector<Held>& all, int threads) {
   std::vector<Task> tasks;
   DigestSums sums(all.size());
@@ -135,7 +135,7 @@ std::string Hex(const LogicalDigest& digest) {
   return absl::StrFormat("%016x%016x", digest.hi, digest.lo);
 }
 
-// On rank 0: what all ranks say of one tensor.
+// On rank 0: the reports of all ranks about one tensor.
 class LoadedTensor {
  public:
   void Add(uint32_t rank, Box box, const LogicalDigest& digest) {
@@ -155,7 +155,7 @@ class LoadedTensor {
 
   const std::vector<Box>& boxes() const { return boxes_; }
 
-  // The boxes in parts that overlap in whole or not at all.
+  // Splits the boxes into parts that either coincide or do not overlap.
   std::vector<Box> DisjointParts() const {
     std::vector<Box> parts;
     for (const Box& box : boxes_) {
@@ -178,7 +178,8 @@ class LoadedTensor {
     return parts;
   }
 
-  // Empty if replicas agree; otherwise who disagrees, and, where that can be told, who is wrong.
+  // Empty if replicas agree; otherwise the ranks that disagree and, where it can be determined, the
+  // one that is wrong.
   std::string FindDisagreement(const LogicalDigest& expected) const {
     LogicalDigest others;
     const std::vector<Found>* open = nullptr;
@@ -238,11 +239,11 @@ class LoadedTensor {
 
   absl::flat_hash_map<Box, size_t, BoxHash> index_;
   std::vector<Box> boxes_;                 // distinct
-  std::vector<std::vector<Found>> found_;  // of each box, one entry per digest
+  std::vector<std::vector<Found>> found_;  // for each box, one entry per digest
 };
 
-// On rank 0: the reports of all ranks -> what is known, and the parts that have to be digested once
-// more.
+// On rank 0: evaluates the reports of all ranks. Returns the results, and the parts that must be
+// digested again.
 class Judge {
  public:
   explicit Judge(const Manifest& manifest) : manifest_(manifest) {}
@@ -269,7 +270,7 @@ class Judge {
   }
 
  private:
-  // What is wrong with a tensor; empty if nothing is, or nobody knows.
+  // Describes the damage of a tensor; empty if there is none, or if it cannot be determined.
   std::string JudgeTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
     const LogicalTensor& tensor = manifest_.tensors(static_cast<int>(t));
     const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
@@ -310,7 +311,7 @@ bool KeepsDType(const LogicalTensor& tensor, const Destination& destination) {
 }
 
 // The shape of the array of which a box in memory is the first part, if its strides are those of
-// one: row-major order in it is the order of the memory.
+// such an array: its row-major order is the order of the memory.
 std::optional<Shape> ArrayAround(const Destination& to) {
   const Shape& shape = to.box.shape;
   Shape array(shape.size(), 1);
@@ -330,7 +331,7 @@ std::optional<Shape> ArrayAround(const Destination& to) {
   return array;
 }
 
-// Everything that this process can digest; the rest goes to `converted`.
+// All boxes that this process can digest; the others are added to `converted`.
 std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& comparison,
                               std::set<std::string>& converted) {
   std::vector<Held> all;
@@ -348,7 +349,7 @@ std::vector<Held> CollectHeld(const Manifest& manifest, const Comparison& compar
   return all;
 }
 
-// What this process holds of the parts that have to be digested once more.
+// This process's share of the parts that must be digested again.
 std::vector<Held> HeldParts(const std::vector<Held>& all, const LoadedVerdict& verdict) {
   std::map<uint32_t, std::vector<const Held*>> by_tensor;
   for (const Held& held : all) by_tensor[held.saved_tensor].push_back(&held);

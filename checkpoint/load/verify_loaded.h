@@ -15,24 +15,24 @@ namespace tessera::ckpt {
 
 struct LoadedDigests {
   int64_t verified = 0;                 // tensors
-  std::vector<std::string> unverified;  // names with the reason
+  std::vector<std::string> unverified;  // names with the reasons
 };
 
-// Makes the load take the digests of what it places, wherever it can: where elements keep their
-// dtype, and those of a row lie side by side in memory.
+// Makes the load compute the digests of what it places, wherever that is possible: where elements
+// keep their dtype and the elements of a row are contiguous in memory.
 void DigestWhilePlacing(const Manifest& manifest, Comparison& comparison);
 
-// Whether what all ranks have in memory after a load is what was saved: every rank knows the
-// digests of its boxes from their placing, or digests them where they lie; those of distinct boxes
-// add up to the one that the manifest says, and those of replicas are equal. Boxes of different
-// ranks that overlap in part are digested once more, in parts that do not.
+// Verifies that the memory of all ranks holds what was saved. Every rank knows the digests of its
+// boxes from placing them, or computes them in place; those of distinct boxes must add up to the
+// digest in the manifest, and those of replicas must be equal. Boxes of different ranks that
+// overlap in part are digested again, in parts that do not.
 //
-// Of a tensor that was converted, that the ranks together hold a part of only, or for which the
-// manifest has no digest, nothing is known: it is in `unverified`.
+// A tensor cannot be verified if it was converted, if the ranks together hold only a part of it, or
+// if the manifest has no digest for it: it is listed in `unverified`.
 //
-// DataLoss, naming the tensor and what is known of the ranks. Collective; every rank returns the
-// same. Bytes on the wire: some tens for each box of each rank to rank 0. Cost: one pass over the
-// memory whose digests are not known, in `threads` threads.
+// DataLoss, naming the tensor and the ranks as far as they are known. Collective; every rank
+// returns the same. Bytes on the wire: some tens from each rank to rank 0 for each of its boxes.
+// Cost: one pass over the memory whose digests are not known, in `threads` threads.
 absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Comparison& comparison,
                                            ProcessGroup& group, int threads,
                                            absl::Duration deadline);

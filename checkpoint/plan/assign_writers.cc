@@ -10,7 +10,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// Cuts a box into pieces of at most `limit` bytes along its first dims, as far as its elements
+// Splits a box into pieces of at most `limit` bytes along its first dims, as far as its elements
 // allow, in row-major order.
 template <typename Function>
 void ForEachPiece(const Box& box, uint64_t bytes, uint64_t limit, Function&& fn) {
@@ -88,7 +88,7 @@ std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
     }
   }
   std::ranges::stable_sort(open, std::greater(), &Open::bytes);
-  absl::flat_hash_map<uint32_t, LeastLoaded> queues;  // by set of ranks
+  absl::flat_hash_map<uint32_t, LeastLoaded> queues;  // by rank set
   for (const Open& o : open) {
     const uint32_t set = o.held->rank_set;
     LeastLoaded& queue = queues.try_emplace(set, state.rank_sets[set], load).first->second;

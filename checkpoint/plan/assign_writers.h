@@ -9,23 +9,23 @@
 
 namespace tessera::ckpt {
 
-// A box with its writer.
+// A box and the rank that writes it.
 struct Assignment {
   uint32_t tensor;  // into MergedState::tensors
   Box box;
   uint64_t bytes;
   uint32_t rank;
-  uint32_t local_tensor;  // of that rank
+  uint32_t local_tensor;  // into that rank's tensors
   uint32_t local_shard;   // which contains the box
 };
 
-// Boxes above `max_box_bytes` are cut; replicas also above the larger of `min_split_bytes` and one
-// part in 32 of a rank's fair share, so that the last one given to a rank lifts it above the others
-// by no more. Boxes with one holder are its own; the others, largest first, each go to that of its
-// holders who has the least to write so far.
+// Splits boxes above `max_box_bytes`. Also splits replicas above the larger of `min_split_bytes`
+// and 1/32 of a rank's fair share, so that the last assigned one lifts a rank above the others by
+// no more than that. A box with a single holder is assigned to it; the others, largest first, are
+// each assigned to the holder with the fewest bytes so far.
 //
 // The result is in the order of tensors and boxes, and a pure function of the input. Cost: n log n
-// in the boxes after cutting, and the ranks of each distinct set of holders once.
+// in the boxes after splitting, plus the ranks of each distinct set of holders once.
 std::vector<Assignment> AssignWriters(const MergedState& state, size_t ranks,
                                       uint64_t max_box_bytes, uint64_t min_split_bytes);
 

@@ -12,12 +12,12 @@
 
 namespace tessera::ckpt {
 
-// Finds the boxes of one tensor that overlap a given one without looking at all of them: boxes are
-// sorted along the dim in which they differ most, under a tree of the furthest end in each half, so
-// that a query looks only at those whose interval in that dim meets its own.
+// Finds the boxes of one tensor that overlap a given one without examining all of them: boxes are
+// sorted along the dim in which they differ most, under a tree of the largest end in each half, so
+// that a query examines only those whose interval in that dim overlaps its own.
 //
-// Cost: O(n log n) to build; a query O(log n) for each box met in that dim, of which the slabs,
-// grids and flat ranges that shardings are have few.
+// Cost: O(n log n) to build; a query O(log n) for each box that overlaps in that dim. Slabs, grids
+// and flat ranges, the usual shardings, have few of these.
 class BoxIndex {
  public:
   // Precondition: all boxes have the same rank.
@@ -25,11 +25,12 @@ class BoxIndex {
 
   const std::vector<Box>& boxes() const { return boxes_; }
 
-  // fn(index of the box, common part), ascending along the sorted dim. Empty boxes overlap nothing.
+  // Calls fn(index of the box, intersection), ascending along the sorted dim. Empty boxes overlap
+  // nothing.
   template <typename Function>
   void ForEachOverlap(const Box& query, Function&& fn) const {
     if (boxes_.empty()) return;
-    // A scalar has no dims to sort by.
+    // A scalar has no dim to sort by.
     const int64_t begin = has_dims_ ? query.global_offset[dim_] : 0;
     const int64_t end = has_dims_ ? begin + query.shape[dim_] : 1;
     Visit(1, 0, leaves_, CountBefore(end), begin, [&](size_t position) {
@@ -40,10 +41,10 @@ class BoxIndex {
   }
 
  private:
-  // How many boxes begin before `end`: those at the first positions of order_.
+  // The number of boxes that begin before `end`: those at the first positions of order_.
   size_t CountBefore(int64_t end) const;
 
-  // fn(position) for positions below `count` in [first, first + width) whose box ends after
+  // Calls fn(position) for positions below `count` in [first, first + width) whose box ends after
   // `begin`. `node` is the tree's node over that range.
   template <typename Function>
   void Visit(size_t node, size_t first, size_t width, size_t count, int64_t begin,
@@ -60,7 +61,7 @@ class BoxIndex {
   std::vector<Box> boxes_;
   std::vector<size_t> order_;  // by offset along dim_
   std::vector<int64_t>
-      max_end_;        // of the boxes under each node; the children of node i are 2i and 2i + 1
+      max_end_;        // over the boxes under each node; node i has children 2i and 2i + 1
   size_t leaves_ = 1;  // a power of two
   size_t dim_ = 0;
   bool has_dims_ = false;

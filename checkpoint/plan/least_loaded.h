@@ -9,8 +9,8 @@
 
 namespace tessera::ckpt {
 
-// Who of a set of ranks has the least to do, where ranks belong to several sets. An entry may say
-// less than a rank has by now, never more, and is put right when it comes first. Precondition:
+// The least loaded rank of a set, where ranks may belong to several sets. An entry may understate a
+// rank's current load, but never overstates it, and is corrected when it comes first. Precondition:
 // loads only grow; the set is not empty.
 class LeastLoaded {
  public:
@@ -21,8 +21,8 @@ class LeastLoaded {
     queue_ = Queue(std::greater<Entry>(), std::move(entries));
   }
 
-  // The lowest of the ranks with the least load, which grows by `bytes`. Cost: O(log n) for each
-  // rank whose load others have changed.
+  // Returns the lowest of the least loaded ranks, and adds `bytes` to its load. Cost: O(log n) for
+  // each rank whose load was changed through other sets.
   uint32_t Take(uint64_t bytes, std::vector<uint64_t>& load) {
     while (queue_.top().first != load[queue_.top().second]) {
       const uint32_t rank = queue_.top().second;

@@ -15,9 +15,9 @@
 namespace tessera::ckpt {
 namespace {
 
-// Appends the bytes of `region` in the row-major storage of `outer` that begins at `base`. Parts of
-// less than `gap_bytes` are taken whole, holes included: whole checksum chunks are read in any
-// case.
+// Appends the bytes of `region` in the row-major storage of `outer` that begins at `base`. Parts
+// shorter than `gap_bytes` are included completely, with their gaps: whole checksum chunks are read
+// in any case.
 class RangeCollector {
  public:
   RangeCollector(const Placement& placement, size_t element_bytes, uint64_t gap_bytes,
@@ -42,7 +42,7 @@ class RangeCollector {
 
   void Collect() { Collect(0, begin_); }
 
-  // From the first byte to past the last one.
+  // From the first byte to the end of the last one.
   uint64_t span_bytes() const { return span_bytes_[0]; }
   bool dense() const { return dense_[0]; }
 
@@ -59,10 +59,9 @@ class RangeCollector {
   const Box& region_;
   const uint64_t gap_bytes_;
   uint64_t begin_;
-  std::vector<uint64_t> stride_bytes_;  // of one step along a dim, in the file
-  std::vector<uint64_t>
-      span_bytes_;           // from the first to past the last byte, this dim and inner ones
-  std::vector<bool> dense_;  // no holes from this dim on
+  std::vector<uint64_t> stride_bytes_;  // step along each dim in the file
+  std::vector<uint64_t> span_bytes_;    // extent in the file of this dim and the inner ones
+  std::vector<bool> dense_;             // no gaps from this dim on
   std::vector<ByteRange>& out_;
 };
 
@@ -118,8 +117,8 @@ class Planner {
                                                            static_cast<uint32_t>(shard), box, begin,
                                                            begin + bytes, region});
     });
-    // A sum suffices: shards that overlap would be found as well, unless gaps make up for them; a
-    // load of the whole state proves coverage before (ValidateCoverage).
+    // Comparing sums suffices: shards that overlap would be found as well, unless gaps compensate
+    // for them; a load of the whole state proves coverage before (ValidateCoverage).
     if (found != ElementCount(wanted.box.shape)) {
       return absl::DataLossError(absl::StrCat("tensor ", tensor.name(), ": the saved shards hold ",
                                               found, " of the ", ElementCount(wanted.box.shape),

@@ -13,14 +13,13 @@
 
 namespace tessera::ckpt {
 
-// A box that somebody wants, of a tensor that was saved. Precondition of planning: the box lies
-// inside the tensor.
+// A wanted box of a saved tensor. Precondition of planning: the box lies inside the tensor.
 struct WantedBox {
   uint32_t saved_tensor = 0;  // into Manifest.tensors; not an alias
   Box box;
 };
 
-// The common part of a saved shard and a wanted box.
+// The intersection of a saved shard and a wanted box.
 struct Placement {
   uint32_t wanted = 0;        // into the wanted boxes
   uint32_t saved_tensor = 0;  // into Manifest.tensors
@@ -48,16 +47,17 @@ struct LoadPlan {
   uint64_t bytes = 0;            // sum of all ranges
 };
 
-// What to read, and where it goes. Each byte is read once, however many boxes want it.
+// Which bytes to read, and where their elements go. Each byte is read once, however many boxes want
+// it.
 //
 // Errors: DataLoss, naming tensor and box, where the saved shards do not hold every element of a
-// wanted box exactly once. Precondition: a valid manifest (ValidateManifest).
-// Cost: sub-quadratic in the number of shards of a tensor, see BoxIndex.
+// wanted box exactly once. Precondition: a valid manifest (ValidateManifest). Cost: sub-quadratic
+// in the number of shards of a tensor, see BoxIndex.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, std::span<const WantedBox> wanted);
 
-// The plan as ranks need to know it that share their reading: where a placement takes less than
-// three quarters of the bytes between its first and its last, in parts all over them, its region;
-// otherwise ranges alone.
+// The plan in the form that ranks exchange to share reads: the region of a placement that takes
+// less than three quarters of the bytes between its first and its last byte, in scattered parts;
+// otherwise only ranges.
 ReadNeeds DescribeNeeds(const Manifest& manifest, const LoadPlan& plan, uint64_t staging_bytes);
 
 }  // namespace tessera::ckpt

@@ -44,7 +44,7 @@ TEST(LoadPlanTest, OnlyChunksThatHoldWantedBytes) {
   EXPECT_THAT(ranges({{1, 0}, {2, 16}}), ElementsAre(ByteRange{128, 256}));
   EXPECT_THAT(ranges({{99, 15}, {1, 1}}), ElementsAre(ByteRange{6400, 6464}));  // the file's tail
   EXPECT_THAT(ranges({{0, 3}, {100, 1}}),
-              ElementsAre(ByteRange{0, 6464}));  // a column is everywhere
+              ElementsAre(ByteRange{0, 6464}));  // a column touches every chunk
   const auto two = PlanLoad(
       manifest, std::vector<WantedBox>{
                     {0, {{50, 0}, {1, 16}}}, {0, {{10, 0}, {1, 1}}}, {0, {{10, 5}, {1, 3}}}});
@@ -54,7 +54,7 @@ TEST(LoadPlanTest, OnlyChunksThatHoldWantedBytes) {
 }
 
 TEST(LoadPlanTest, DistantRowsAreReadApart) {
-  // Columns 0 and 1 of rows that are 4 KiB each: one chunk of 64 bytes a row.
+  // Columns 0 and 1 of rows of 4 KiB each: one chunk of 64 bytes per row.
   Manifest manifest = OneTensor({8, 1024}, 64, 32768);
   AddShard(WholeBox({8, 1024}), 0, 0, *manifest.mutable_tensors(0));
   const auto plan = PlanLoad(manifest, std::vector<WantedBox>{{0, {{0, 0}, {8, 2}}}});

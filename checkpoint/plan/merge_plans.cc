@@ -52,8 +52,8 @@ bool ColumnsFit(const LocalTensor& tensor) {
          static_cast<uint64_t>(tensor.shard_shape_size()) == numbers;
 }
 
-// fn(serialized LocalTensor) for each tensor of a serialized LocalPlan; false where it is none.
-// Nothing is copied: of the descriptions of thousands of ranks few differ.
+// Calls fn(serialized LocalTensor) for each tensor of a serialized RankState; false where it cannot
+// be parsed. Copies nothing: few of the descriptions of thousands of ranks differ.
 template <typename Function>
 bool ForEachTensor(const std::string& plan, Function&& fn) {
   using google::protobuf::internal::WireFormatLite;
@@ -160,10 +160,10 @@ class Merger {
   }
 
   MergedState state_;
-  absl::flat_hash_map<absl::string_view, uint32_t> by_bytes_;  // into the descriptions
-  absl::flat_hash_map<absl::string_view, size_t> by_name_;     // into the tensors
+  absl::flat_hash_map<absl::string_view, uint32_t> by_bytes_;  // indices of descriptions
+  absl::flat_hash_map<absl::string_view, size_t> by_name_;     // indices of tensors
   absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_sets_;
-  std::vector<BoxMap> boxes_;  // of each tensor
+  std::vector<BoxMap> boxes_;  // per tensor
 };
 
 std::vector<Box> BoxesOf(const MergedTensor& tensor) {
@@ -173,8 +173,8 @@ std::vector<Box> BoxesOf(const MergedTensor& tensor) {
   return boxes;
 }
 
-// Replicas that were cut differently on different ranks (a tied embedding in the buckets of two
-// pipeline stages, for example): keeps the largest boxes whole and cuts from the others what a
+// Replicas that were split differently on different ranks (for example a tied embedding in the
+// buckets of two pipeline stages): keeps the largest boxes whole and removes from the others what a
 // larger one holds.
 void RemovePartialOverlaps(MergedTensor& tensor) {
   std::ranges::stable_sort(tensor.boxes, std::greater(),
@@ -220,8 +220,8 @@ std::string DescribeCoverageProblem(const MergedState& state, const MergedTensor
   return message;
 }
 
-// Proves that the tensor's boxes hold every element exactly once, after making it so where ranks
-// overlap in part.
+// Proves that the tensor's boxes hold every element exactly once, after removing partial overlaps
+// between ranks.
 void ProveCoverage(const MergedState& state, MergedTensor& tensor,
                    std::vector<std::string>& problems) {
   const LocalTensor& description = state.DescriptionOf(tensor);

@@ -15,25 +15,25 @@
 
 namespace tessera::ckpt {
 
-// Of a rank's description. Precondition of the box: the shard is there.
+// The global shape in a rank's description. For a box, the shard must exist.
 Shape GlobalShape(const LocalTensor& tensor);
 Box LocalShardBox(const LocalTensor& tensor, uint32_t shard);
 
-// A rank that describes a tensor in certain words, and where in its list.
+// A rank that sent a certain description of a tensor, and its index in the rank's list.
 struct Describer {
   uint32_t rank;
   uint32_t local_tensor;
 };
 
-// One description of a tensor, word for word the same on all ranks that give it: the replicas of
-// data parallelism are one of these.
+// One description of a tensor, byte for byte the same on all ranks that sent it: data-parallel
+// replicas share one.
 struct Description {
   LocalTensor tensor;
   std::vector<Describer> describers;  // ascending by rank
-  uint32_t rank_set = 0;              // the ranks of all describers, into MergedState::rank_sets
+  uint32_t rank_set = 0;              // of all describers, into MergedState::rank_sets
 };
 
-// Where the elements of a box can be had: shard `shard` of every rank that gives the description.
+// A source of the elements of a box: shard `shard` of every rank that sent the description.
 struct ShardRef {
   uint32_t description;  // into MergedState::descriptions
   uint32_t shard;
@@ -42,7 +42,7 @@ struct ShardRef {
 struct HeldBox {
   Box box;
   absl::InlinedVector<ShardRef, 1> shards;  // one or more
-  uint32_t rank_set = 0;                    // whoever holds it, into MergedState::rank_sets
+  uint32_t rank_set = 0;                    // its holders, into MergedState::rank_sets
 };
 
 struct MergedTensor {
@@ -56,7 +56,7 @@ struct MergedTensor {
   }
 };
 
-// The state as all ranks together describe it.
+// The state that the descriptions of all ranks define together.
 struct MergedState {
   std::deque<Description> descriptions;          // in order of first appearance
   std::vector<std::vector<uint32_t>> rank_sets;  // distinct; each ascending
@@ -67,12 +67,12 @@ struct MergedState {
   }
 };
 
-// Joins the ranks' serialized LocalPlans: tensors by name, boxes that are equal, ranks that say the
-// same. Where boxes of one tensor overlap only in part, one keeps the common elements: afterwards
-// the boxes of every tensor hold each element exactly once.
+// Merges the ranks' serialized RankStates: tensors by name, equal boxes, and ranks with equal
+// descriptions. Where boxes of one tensor overlap only in part, one keeps the common elements:
+// afterwards the boxes of every tensor hold each element exactly once.
 //
 // Errors: InvalidArgument listing all disagreements between ranks (dtype, shape, role, alias of one
-// name), aliases that lead nowhere, and all tensors whose boxes leave a gap or lie outside, naming
+// name), aliases of missing tensors, and all tensors whose boxes leave a gap or lie outside, naming
 // tensor, ranks and boxes. Cost: reading the descriptions once; n log n in the distinct boxes of a
 // tensor.
 absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks);

@@ -48,7 +48,7 @@ std::vector<PendingFile> GroupIntoFiles(const MergedState& state,
 template <typename TensorOf, typename BoxOf>
 absl::StatusOr<std::string> LayOut(size_t items, const TensorOf& tensor_of, const BoxOf& box_of,
                                    SafetensorsHeader& header) {
-  header.metadata["format"] = "pt";  // what transformers asks for before it loads a file
+  header.metadata["format"] = "pt";  // transformers requires it
   header.entries.reserve(items);
   for (size_t i = 0; i < items; ++i) {
     const LocalTensor& tensor = tensor_of(i);

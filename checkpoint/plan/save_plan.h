@@ -15,40 +15,40 @@
 namespace tessera::ckpt {
 
 struct SavePlanOptions {
-  // A rank's data of one kind goes to more files beyond this; single boxes above it are cut along
-  // their first dims.
+  // Above this, a rank's data of one kind is split into more files; larger single boxes are split
+  // along their first dims.
   uint64_t max_file_bytes = uint64_t{4} << 30;
-  // Replicated boxes above this are cut along their first dims where that helps to balance their
+  // Replicated boxes above this are split along their first dims where that helps to balance their
   // holders.
   uint64_t min_split_bytes = uint64_t{256} << 10;
   uint32_t checksum_chunk_bytes = 1 << 20;
 };
 
 struct SavePlan {
-  // Tensors with all their shards, files with path, size and chunk size. Digests and checksums
-  // follow from the writing.
+  // Tensors with all their shards, files with path, size and chunk size. Digests and checksums are
+  // added after the writing.
   Manifest manifest;
-  std::vector<RankPlan> ranks;  // who writes which box to which bytes, one entry per rank
+  std::vector<RankPlan> ranks;  // which box goes to which bytes, one entry per rank
 };
 
-// One plan for all ranks from the description of each: serialized LocalPlans, by rank.
+// Makes one plan for all ranks from the description of each: serialized RankStates, by rank.
 //
 // Every element of every tensor is written exactly once: identical boxes on several ranks are
 // written by one of them, chosen so that bytes are balanced, and where boxes of different ranks
 // overlap in part only one writes the common elements. The result is a pure function of the input.
 //
-// Weights and buffers go to model-*, master weights and optimizer states to optimizer-* files.
+// Weights and buffers are stored in model-* files, master weights and optimizer states in
+// optimizer-* files.
 //
-// Errors: MergeLocalPlans's.
-// Cost: O(n log n) for n shards over all ranks; what ranks describe in the same words counts once.
+// Errors: those of MergeRankStates. Cost: O(n log n) for n shards over all ranks; equal
+// descriptions count once.
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options);
 
-// What part of its tensor an item is.
+// The part of its tensor that an item covers.
 Box ItemBox(const WriteItem& item);
 
-// The bytes before the data of a planned file; the same on the rank that plans and on the one that
-// writes.
+// The bytes before the data of a planned file; the same on the planning and the writing rank.
 absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file);
 
 }  // namespace tessera::ckpt

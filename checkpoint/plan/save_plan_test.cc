@@ -57,7 +57,7 @@ std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
   return bytes;
 }
 
-// What every plan must keep: the manifest is valid and covered, and each item is part of a shard of
+// Properties of every plan: the manifest is valid and covered, and each item is part of a shard of
 // the rank that writes it.
 void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
   for (DataFile& file : *plan.manifest.mutable_files()) {
@@ -86,7 +86,7 @@ void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
 }
 
 TEST(SavePlanTest, ReplicasAreWrittenOnceAndBalanced) {
-  // Data parallel 4: everybody holds everything.
+  // Data parallel 4: every rank holds everything.
   std::vector<LocalPlan> ranks(4);
   for (LocalPlan& rank : ranks) {
     Add(rank, "wte", WEIGHT, F32, {50000, 64}, {WholeBox({50000, 64})});
@@ -136,7 +136,7 @@ TEST(SavePlanTest, FilesByKindAndSize) {
                                           "optimizer-00001-of-00002.safetensors",
                                           "optimizer-00002-of-00002.safetensors"));
   SavePlanOptions options;
-  options.max_file_bytes = 1000;  // cuts the 1,600 bytes of "m" and of "master" by rows
+  options.max_file_bytes = 1000;  // splits the 1,600 bytes of "m" and "master" by rows
   plan = Plan(ranks, options);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ExpectSound(ranks, *plan);
@@ -145,7 +145,7 @@ TEST(SavePlanTest, FilesByKindAndSize) {
 }
 
 TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
-  // A tied embedding in the flat buckets of two pipeline stages: each cut over two ranks, at
+  // A tied embedding in the flat buckets of two pipeline stages: each split over two ranks, at
   // different elements.
   const Shape shape = {10, 7};
   std::vector<LocalPlan> ranks(4);
@@ -242,8 +242,8 @@ TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
   }
 }
 
-// Every rank holds random boxes; together they may or may not hold everything, partly several
-// times. The oracle looks at each element.
+// Every rank holds random boxes; together they may or may not cover the tensor, partly several
+// times. The oracle examines each element.
 TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
@@ -298,7 +298,7 @@ TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
 }
 
 // ZeRO over dp of a tensor-parallel model, random sizes: flat ranges of local boxes, replicated
-// over nothing or over tp.
+// over no axis or over tp.
 TEST(SavePlanTest, RandomZeroShardings) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);

@@ -19,12 +19,12 @@ namespace {
 // Large enough that a disk runs at full speed with a few in flight; small enough that many of them
 // balance.
 constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
-// A rank holds some of them at a time.
+// The number of pieces that a rank holds at a time.
 constexpr uint64_t kPiecesPerStaging = 12;
 
-constexpr uint32_t kEverything = 0;  // as a region
+constexpr uint32_t kEverything = 0;  // as the index of a region
 
-// Bytes [begin, end) of a file that some rank needs, whole or a region of them.
+// Bytes [begin, end) of a file that one rank needs, completely or a region of them.
 struct Claim {
   uint64_t begin;
   uint64_t end;
@@ -33,7 +33,7 @@ struct Claim {
   auto operator<=>(const Claim&) const = default;
 };
 
-// The same of all ranks that claim it.
+// The same bytes for all ranks that need them.
 struct JointClaim {
   uint64_t begin;
   uint64_t end;
@@ -94,7 +94,7 @@ class Sharer {
  private:
   struct Shared {
     ReadSegment segment;
-    uint32_t everybody;  // set of all receivers
+    uint32_t everybody;  // the set of all receivers
   };
 
   uint32_t InternRegion(const ShardRegion& region) {
@@ -127,7 +127,7 @@ class Sharer {
     return joint;
   }
 
-  // Between two neighbouring ends of claims the same ranks need the same.
+  // Between two adjacent ends of needs, the same ranks need the same.
   void CutIntoSegments(uint32_t file, const std::vector<JointClaim>& claims) {
     std::vector<uint64_t> ends;
     for (const JointClaim& claim : claims) {
@@ -177,7 +177,7 @@ class Sharer {
       if (region == kEverything) {
         rest = ranks;
       } else {
-        // Who gets everything needs no part of it.
+        // A rank that receives everything needs no region of it.
         std::ranges::set_difference(ranks, whole, std::back_inserter(rest));
       }
       if (rest.empty()) continue;
@@ -252,8 +252,8 @@ class Sharer {
   absl::flat_hash_map<std::string, uint32_t> region_ids_;
   std::vector<std::vector<uint32_t>> rank_sets_;  // each ascending
   absl::flat_hash_map<std::vector<uint32_t>, uint32_t> rank_set_ids_;
-  std::vector<std::pair<uint32_t, ReadSegment>> private_;  // of a rank
-  absl::flat_hash_map<uint32_t, size_t> last_private_;     // of each rank
+  std::vector<std::pair<uint32_t, ReadSegment>> private_;  // rank and segment
+  absl::flat_hash_map<uint32_t, size_t> last_private_;     // by rank
   std::vector<Shared> shared_;
   std::vector<uint64_t> load_;        // bytes to read, by rank
   std::vector<std::string> answers_;  // serialized parts of a ReadShare, by rank

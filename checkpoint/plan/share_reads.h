@@ -12,17 +12,17 @@
 
 namespace tessera::ckpt {
 
-// Who reads what, and for whom: serialized ReadNeeds by rank -> serialized ReadShares by rank.
-// Every byte that anybody needs is read by exactly one of the ranks that need it, and by no other;
-// so the replicas of data parallelism, who need the same, read an equal part each, and so do the
-// ranks of tensor parallelism where their parts lie side by side in a saved shard. Nobody is told
-// what the ranks' meshes are.
+// Assigns reads to ranks: serialized ReadNeeds by rank -> serialized ReadShares by rank. Every byte
+// that any rank needs is read by exactly one of the ranks that need it, and by no other.
+// Data-parallel replicas, which need the same, therefore read equal parts, and so do
+// tensor-parallel ranks where their parts are adjacent in a saved shard. The meshes of the ranks
+// are not an input.
 //
-// Pieces are given out in the order in which ranks go through them, by (begin, file), each to that
-// of its ranks which has the least to read so far.
+// Pieces are assigned in the order in which ranks process them, by (begin, file), each to the one
+// of its ranks with the fewest bytes to read so far.
 //
-// Errors: Internal for needs that cannot be parsed or do not fit the manifest.
-// Cost: n log n in the distinct ranges, and the pieces once.
+// Errors: Internal for needs that cannot be parsed or do not fit the manifest. Cost: n log n in the
+// distinct ranges, plus the pieces once.
 absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
                                                     std::span<const std::string> needs);
 

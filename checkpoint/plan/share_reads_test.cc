@@ -65,7 +65,7 @@ std::vector<ReadShare> Share(int files, const std::vector<ReadNeeds>& needs) {
 
 ReadNeeds WithStaging(uint64_t chunks) {
   ReadNeeds needs;
-  needs.set_staging_bytes(12 * kChunk * chunks);  // pieces of so many chunks
+  needs.set_staging_bytes(12 * kChunk * chunks);  // pieces of that many chunks
   return needs;
 }
 
@@ -111,7 +111,7 @@ TEST(ShareReadsTest, WhatMakesNoSenseIsRefused) {
   EXPECT_TRUE(refused(odd.SerializeAsString()));
 }
 
-// Against a list of who needs which chunk, whole or which regions of it.
+// Compared with a list of the ranks that need each chunk, completely or which regions of it.
 TEST(ShareReadsTest, EveryChunkIsReadOnceAndReachesWhoeverNeedsIt) {
   const uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
@@ -157,7 +157,7 @@ TEST(ShareReadsTest, EveryChunkIsReadOnceAndReachesWhoeverNeedsIt) {
           const uint64_t piece = (at - segment.begin()) / segment.piece_bytes();
           const uint32_t reader =
               segment.reader_size() == 0 ? r : segment.reader(static_cast<int>(piece));
-          // All who hear of a chunk hear of the same reader.
+          // All ranks that are assigned a chunk agree on its reader.
           EXPECT_EQ(reader_of.try_emplace(chunk, reader).first->second, reader);
           if (reader == static_cast<uint32_t>(r)) {
             load[r] += kChunk;

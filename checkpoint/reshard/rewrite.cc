@@ -39,16 +39,16 @@
 namespace tessera::ckpt {
 namespace {
 
-// Files of one kind are written side by side: ranks of tensor parallelism need the same chunks of
-// the source.
+// Files of one kind are written in parallel: tensor-parallel ranks need the same chunks of the
+// source.
 constexpr size_t kMostOpenFiles = 32;
-// Through which the source is read.
+// Limit of the buffers for reading the source.
 constexpr uint64_t kMostStagingBytes = uint64_t{64} << 20;
-// Checksummed and digested in one go: fits the second-level cache. A multiple of every element
-// size.
+// The unit of checksumming and digesting: fits into the second-level cache. A multiple of every
+// element size.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
-// One box on its way to bytes [begin, end) of a file.
+// One box that fills bytes [begin, end) of a file.
 struct Item {
   uint64_t begin;
   uint64_t end;
@@ -60,7 +60,7 @@ struct Item {
   BoxRuns global;  // file <-> row-major indices of the logical tensor
 };
 
-// A data file that is being written.
+// A data file being written.
 struct TargetFile {
   uint32_t index;  // into Manifest.files
   uint64_t size_bytes;
@@ -70,7 +70,7 @@ struct TargetFile {
   std::vector<uint32_t> crcs;
   std::unique_ptr<WritableFile> file;
 
-  // fn(item, first, last): elements [first, last) of the item lie in bytes [begin, end).
+  // Calls fn(item, first, last): elements [first, last) of the item are in bytes [begin, end).
   template <typename Function>
   void ForEachItem(uint64_t begin, uint64_t end, Function&& fn) const {
     auto item = std::ranges::upper_bound(items, begin, {}, &Item::end);
@@ -90,7 +90,7 @@ struct Window {
   std::byte* data;
 };
 
-// Something done while the caller goes on or, where the system gives no thread, before.
+// A task that runs while the caller continues or, where the system cannot start a thread, before.
 class BackgroundTask {
  public:
   BackgroundTask() = default;
@@ -108,7 +108,7 @@ class BackgroundTask {
     }
   }
 
-  // What the last task returned, once it is over; OK where there was none.
+  // Waits for the last task and returns its result; OK if there was none.
   absl::Status Join() {
     if (thread_.joinable()) thread_.join();
     return std::exchange(status_, absl::OkStatus());
@@ -137,7 +137,7 @@ class Rewriter {
            const RewriteOptions& options)
       : source_(source), plan_(plan), storage_(storage), options_(options) {}
 
-  // Before anything is written.
+  // Runs before anything is written.
   absl::Status Check() {
     if (options_.io_threads < 1) {
       return absl::InvalidArgumentError(
@@ -171,7 +171,7 @@ class Rewriter {
 
   WriteReport TakeWriteReport() {
     for (int t = 0; t < plan_.save.manifest.tensors_size(); ++t) {
-      // Nobody writes anything of an alias or of a tensor without elements, or says its digest.
+      // Aliases and tensors without elements are not written and have no digest.
       if (!HasElements(plan_.save.manifest.tensors(t))) continue;
       const LogicalDigest digest = Sum(t);
       TensorReport& report = *write_report_.add_tensors();
@@ -197,7 +197,7 @@ class Rewriter {
     uint32_t rank;
   };
 
-  // The plan must be one of the source's tensors, all of them and no others.
+  // The plan must contain exactly the tensors of the source.
   absl::Status MatchTensors() {
     absl::flat_hash_map<std::string, uint32_t> saved;
     for (int t = 0; t < source_.manifest.tensors_size(); ++t) {
@@ -235,10 +235,10 @@ class Rewriter {
   }
 
   uint64_t StagingBytes() const { return std::min(kMostStagingBytes, options_.memory_bytes / 4); }
-  // Windows are filled while those of before are written.
+  // Half of the memory: windows are filled while the previous ones are written.
   uint64_t WindowBytes() const { return (options_.memory_bytes - StagingBytes()) / 2; }
 
-  // Of files from `first` on that are written side by side: all of one chunk size.
+  // Number of files from `first` on that are written in parallel: all of one chunk size.
   size_t GroupSize(size_t first) const {
     const uint64_t chunk = ChunkOf(first);
     const size_t affordable = WindowBytes() / RoundUp(chunk, kIoAlignmentBytes);
@@ -310,7 +310,7 @@ class Rewriter {
     report_.buffer_bytes = std::max(report_.buffer_bytes, sets * stride * count + StagingBytes());
 
     std::array<std::vector<Window>, 2> windows;
-    BackgroundTask writing;  // gone, and so over, before what it uses
+    BackgroundTask writing;  // destroyed, and therefore finished, before what it uses
     for (uint64_t begin = 0, i = 0; begin < longest; begin += each, ++i) {
       std::vector<Window>& current = windows[i % 2];
       current = CutWindows(files, begin, each, stride, buffers[i % 2].data());
@@ -334,7 +334,7 @@ class Rewriter {
     return windows;
   }
 
-  // Reads what belongs into the windows from wherever the source has it.
+  // Reads the contents of the windows from the source.
   absl::Status Fill(const std::vector<Window>& windows) {
     std::vector<WantedBox> wanted;
     std::vector<Destination> destinations;
@@ -392,7 +392,7 @@ class Rewriter {
     });
   }
 
-  // Takes checksums and digests. Precondition: the piece begins with a chunk.
+  // Computes checksums and digests. Precondition: the piece begins at a chunk.
   static void Check(const Window& piece, Digests& digests) {
     TargetFile& file = *piece.file;
     for (uint64_t begin = piece.begin; begin < piece.end;) {
@@ -456,7 +456,7 @@ class Rewriter {
   std::string directory_;
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
-  std::vector<Digests> digests_;        // of each writing worker, by planned tensor
+  std::vector<Digests> digests_;        // per writing worker, by planned tensor
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;
   RewriteReport report_;  // but for bytes_written
@@ -466,7 +466,7 @@ class Rewriter {
 
 }  // namespace
 
-// A quarter is for reading; the rest is two sets of windows, of one chunk or more.
+// A quarter is for reading; the rest is for two sets of windows, each of one chunk or more.
 uint64_t LeastRewriteMemory(const Manifest& source, const Manifest& planned) {
   return 4 * std::max({LargestChunk(source), LargestChunk(planned), uint64_t{kIoAlignmentBytes}});
 }

@@ -16,9 +16,8 @@
 namespace tessera::ckpt {
 namespace {
 
-// What is copied, digested and checksummed in one go: fits the second-level cache with room to
-// spare. A multiple of every element size, as are all chunk sizes, so that no element straddles a
-// border.
+// The unit of copying, digesting and checksumming: well within the second-level cache. A multiple
+// of every element size, as are all chunk sizes, so that no element crosses a boundary.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
 }  // namespace
@@ -36,7 +35,8 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& 
                                        const RankPlan& plan) {
   const StagingRequest needed = NeededStaging(plan, options_);
   TESSERA_RETURN_IF_ERROR(pool_.Reserve(needed));
-  // Smaller pieces where there is less memory only: they would not fit what larger ones do.
+  // Only with less memory are pieces made smaller, since they do not fit the buffers of larger
+  // ones.
   const uint64_t memory_bytes = pool_.memory().size();
   const StagingLayout layout = LayOutStaging(
       plan, options_, memory_bytes < needed.wanted_bytes ? memory_bytes : options_.staging_bytes);
@@ -65,7 +65,7 @@ absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& 
 }
 
 void DataWriter::CutBuffers(uint64_t stride_bytes) {
-  // Two for each thread keep the disk busy whatever was touched before.
+  // Two per thread keep the disk busy, however much was prefaulted before.
   const uint64_t least = 2 * static_cast<uint64_t>(options_.io_threads);
   buffers_ = StagingBuffers(pool_.memory(), stride_bytes,
                             std::max(pool_.present_bytes() / stride_bytes, least));
@@ -83,7 +83,7 @@ void DataWriter::WaitUntilAllCopied() {
   WaitForPieces(all);
 }
 
-// A save that is over copies nothing more, but what it had begun has to end.
+// A finished save copies nothing more, but copies in progress have to complete.
 bool DataWriter::IsReleased(size_t piece) const {
   return pieces_[piece].state == PieceState::kCopied || (Over() && IsPending(piece));
 }
@@ -143,7 +143,7 @@ CopyLoad DataWriter::Load() const {
           .has_untouched = buffers_.has_untouched()};
 }
 
-// Copies while it may, else writes.
+// Copies while permitted, otherwise writes.
 void DataWriter::Work(Digests& digests) {
   const double processor_start = ThreadProcessorSeconds();
   const MutexLock lock(&mutex_);
@@ -244,7 +244,7 @@ absl::Status DataWriter::WriteToFile(const Piece& piece) {
   return file.file->WriteAt(piece.begin, {piece.buffer, piece.end - piece.begin});
 }
 
-// Precondition: the bytes of one chunk come in their order.
+// Precondition: the bytes of one chunk arrive in order.
 void DataWriter::ExtendChecksums(File& file, uint64_t offset,
                                  std::span<const std::byte> bytes) const {
   while (!bytes.empty()) {

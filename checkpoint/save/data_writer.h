@@ -43,24 +43,25 @@ namespace tessera::ckpt {
 // Make(), except the state's memory, the storage and the pool.
 class DataWriter {
  public:
-  // Reserves staging memory: ResourceExhausted where there is none.
+  // Reserves staging memory: ResourceExhausted where there is too little.
   static absl::StatusOr<std::shared_ptr<DataWriter>> Make(
       Storage& storage, std::string_view directory, const StateDict& state, const LocalPlan& local,
       const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool);
 
-  // Once. Returns checksums of all chunks and the digests of what was written. An error names phase
-  // and file. Nothing reads the state or uses the pool once this returned.
+  // Call once. Returns the checksum of every chunk and the digests of what was written. An error
+  // names phase and file. After it returns, neither the state nor the pool is used.
   absl::StatusOr<WriteReport> Run();
 
-  // Returns once Run() no longer reads bytes [data, data + size_bytes), having copied them or being
-  // over. The calling thread copies too. Any thread; also before and after Run().
+  // Returns once Run() no longer reads bytes [data, data + size_bytes), because it has copied them
+  // or has returned. The calling thread helps to copy. Thread-safe; may be called before and after
+  // Run(), too.
   void WaitUntilCopied(const std::byte* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // When the last piece was copied, if it was.
+  // The time at which the last piece was copied, if it was.
   std::optional<std::chrono::steady_clock::time_point> copied_at() const;
 
-  // Of Run()'s threads. After Run().
+  // Processor time of the threads that Run() started. Valid once Run() has returned.
   double processor_seconds() const {
     const MutexLock lock(&mutex_);
     return processor_seconds_;
@@ -69,7 +70,7 @@ class DataWriter {
  private:
   enum class PieceState : uint8_t { kPending, kCopying, kCopied };
 
-  // A data file with what is written of it.
+  // A data file, and how much of it has been written.
   struct File {
     OutputFile contents;
     std::vector<uint32_t> crcs;
@@ -84,7 +85,7 @@ class DataWriter {
     uint64_t begin;
     uint64_t end;
     PieceState state = PieceState::kPending;
-    bool checked = false;  // crcs and digests are taken
+    bool checked = false;  // crcs and digests are computed
     std::byte* buffer = nullptr;
   };
 
@@ -125,11 +126,11 @@ class DataWriter {
   const std::string directory_;
   const DataWriterOptions options_;
   const CopyPolicy policy_;
-  StagingPool& pool_;  // of the thread that calls Make() and Run()
+  StagingPool& pool_;  // used by the thread that calls Make() and Run()
   DigestSlots slots_;
   std::deque<File> files_;
   MemoryIndex memory_;
-  std::vector<Digests> digests_;  // one for each thread of Run()
+  std::vector<Digests> digests_;  // one per thread of Run()
   size_t piece_count_ = 0;
 
   mutable Mutex mutex_;
@@ -146,7 +147,7 @@ class DataWriter {
   double processor_seconds_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::chrono::steady_clock::time_point> copied_at_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<bool> released_ = false;  // everything is copied, or Run() is over
+  std::atomic<bool> released_ = false;  // everything is copied, or Run() has returned
 };
 
 }  // namespace tessera::ckpt

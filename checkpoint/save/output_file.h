@@ -17,15 +17,15 @@
 
 namespace tessera::ckpt {
 
-// Places of logical digests, by index into Manifest.tensors.
+// Slots of logical digests, by index into Manifest.tensors.
 using DigestSlots = std::map<uint32_t, size_t>;
 
-// What the bytes of a planned data file are, and where in this process's memory they come from.
+// The contents of a planned data file, and the places in this process's memory that they come from.
 // Thread-safe.
 class OutputFile {
  public:
-  // Tensors without a place in `slots` get one. The memory of `state` is read by Copy() and must
-  // stay; its description and the plans may go.
+  // Tensors without a slot in `slots` get one. Copy() reads the memory of `state`, which must stay
+  // valid; its description and the plans may be destroyed.
   static absl::StatusOr<OutputFile> Make(const StateDict& state, const LocalPlan& local,
                                          const FilePlan& plan, DigestSlots& slots);
 
@@ -33,27 +33,27 @@ class OutputFile {
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // Bytes [begin, end) of the file, read from the state. Neither end may cut an element: multiples
-  // of 8 do not.
+  // Copies bytes [begin, end) of the file from the state. Neither end may split an element:
+  // multiples of 8 never do.
   void Copy(uint64_t begin, uint64_t end, std::byte* out) const;
 
-  // Adds the digests of the tensors' elements in bytes [begin, end), which are at `bytes`.
+  // Adds the digests of the tensors' elements in bytes [begin, end), whose contents are at `bytes`.
   void Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
               std::vector<LogicalDigest>& digests) const;
 
-  // Both in one pass. fn(bytes) sees the range once more, in stretches of any length, in their
-  // order and still in the cache if the range fits it; what is at `out` need not be.
+  // Both in a single pass. fn(bytes) then receives the range again, in order and in parts of any
+  // length, still in the cache if the range fits; the memory at `out` may not be.
   void CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
                      std::vector<LogicalDigest>& digests,
                      const std::function<void(std::span<const std::byte>)>& fn) const;
 
-  // fn(first, last) for stretches of memory that hold everything that Copy() reads for the same
-  // range.
+  // Calls fn(first, last) for ranges of memory that contain everything that Copy() reads for the
+  // same bytes.
   void ForEachMemory(uint64_t begin, uint64_t end,
                      const std::function<void(const std::byte*, const std::byte*)>& fn) const;
 
  private:
-  // One box on its way to bytes [begin, end) of the file.
+  // One box that fills bytes [begin, end) of the file.
   struct Source {
     uint64_t begin;
     uint64_t end;

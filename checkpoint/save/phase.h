@@ -7,7 +7,7 @@
 
 namespace tessera::ckpt {
 
-// Where in a save an error arose, for its message.
+// The phases of a save, as named in error messages.
 inline constexpr absl::string_view kPlanning = "planning";
 inline constexpr absl::string_view kStaging = "staging";
 inline constexpr absl::string_view kWriting = "writing";

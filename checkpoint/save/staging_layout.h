@@ -9,7 +9,7 @@
 namespace tessera::ckpt {
 
 struct DataWriterOptions {
-  uint32_t chunk_bytes;  // of checksums
+  uint32_t chunk_bytes;  // of a checksum chunk
   int io_threads;
   // 0: a buffer for each thread, which copies a piece and writes it. Otherwise buffers for
   // everything, of which new ones are touched only while the copy is waited for, and so many of the
@@ -22,7 +22,7 @@ struct DataWriterOptions {
 struct StagingLayout {
   uint64_t piece_bytes;
   uint64_t stride_bytes;  // from buffer to buffer: aligned for direct I/O
-  uint64_t pieces;        // of all files
+  uint64_t pieces;        // in all files
 };
 
 // Of at most `limit_bytes` of staging memory, or one chunk.

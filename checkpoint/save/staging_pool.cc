@@ -14,7 +14,7 @@
 namespace tessera::ckpt {
 namespace {
 
-// At once: about what a slow machine touches in a hundredth of a second.
+// Prefaulted per call: about what a slow machine touches in a hundredth of a second.
 constexpr size_t kPrefaultBytes = size_t{4} << 20;
 
 uint64_t WholePages(uint64_t bytes) { return bytes / kIoAlignmentBytes * kIoAlignmentBytes; }
@@ -35,7 +35,7 @@ StagingPool::StagingPool(std::function<uint64_t()> available_bytes)
 
 absl::Status StagingPool::Reserve(const StagingRequest& request) {
   note_.clear();
-  // Never more than the limit, to the page.
+  // Never more than the limit, rounded down to a page.
   const uint64_t permitted = std::max(
       std::min(request.wanted_bytes, WholePages(request.limit_bytes)), request.least_bytes);
   if (buffer_.size_bytes() < permitted) {
@@ -60,7 +60,8 @@ absl::Status StagingPool::Reserve(const StagingRequest& request) {
   return absl::OkStatus();
 }
 
-// As much of `bytes` as the system gives. The old memory goes first: nobody has room for both.
+// Allocates as much of `bytes` as the system permits. Frees the old memory first, because there may
+// not be room for both.
 absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
   buffer_ = AlignedBuffer();
   present_bytes_ = 0;
@@ -68,8 +69,8 @@ absl::Status StagingPool::Allocate(uint64_t bytes, uint64_t least_bytes) {
     absl::StatusOr<AlignedBuffer> buffer = AlignedBuffer::Allocate(bytes);
     if (buffer.ok()) {
       buffer_ = *std::move(buffer);
-      // What was touched is not swapped out. Fails where the limit on locked memory is low: then it
-      // stays as it is.
+      // Pages that were touched are not swapped out. Has no effect where the limit on locked memory
+      // is low.
       mlock2(buffer_.data(), buffer_.size_bytes(), MLOCK_ONFAULT);
       return absl::OkStatus();
     }

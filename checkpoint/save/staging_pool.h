@@ -13,40 +13,40 @@
 
 namespace tessera::ckpt {
 
-// What a save wants of its staging memory; wanted_bytes and least_bytes are multiples of
+// A save's demand for staging memory; wanted_bytes and least_bytes are multiples of
 // kIoAlignmentBytes.
 struct StagingRequest {
-  uint64_t wanted_bytes = 0;  // everything at once
+  uint64_t wanted_bytes = 0;  // for the whole state at once
   uint64_t limit_bytes = 0;   // SaveOptions::staging_bytes
-  uint64_t least_bytes = 0;   // without which no byte can be saved
+  uint64_t least_bytes = 0;   // the minimum with which a save can run
 };
 
-// The memory through which a state goes to the disk: one piece of address space, kept from save to
-// save, since the first touch of memory costs more than filling it. One save at a time; not
-// thread-safe.
+// The staging memory of saves: one range of address space, kept from save to save, since the first
+// touch of memory costs more than filling it. One save at a time; not thread-safe.
 class StagingPool {
  public:
-  // `available_bytes` (may be null: AvailableMemoryBytes) says how much memory could be had.
+  // `available_bytes` (may be null: AvailableMemoryBytes) returns how much memory is available.
   explicit StagingPool(std::function<uint64_t()> available_bytes = nullptr);
 
-  // Makes memory() as large as the request, its limit and half of what is available allow; what is
-  // there already is kept where it is enough. ResourceExhausted, with what is needed, available and
-  // set, where not even least_bytes can be had.
+  // Makes memory() as large as the request, its limit and half of the available memory permit;
+  // keeps existing memory that is large enough. ResourceExhausted, with the needed, available and
+  // configured sizes, where not even least_bytes are available.
   absl::Status Reserve(const StagingRequest& request);
 
-  // Touches some more of the reserved memory, in the order of addresses. Returns false once there
-  // is nothing left to do.
+  // Prefaults some more of the reserved memory, in the order of addresses. Returns false once
+  // nothing is left to do.
   bool Prefault();
 
-  // How much of memory(), from its beginning on, was touched: the rest costs more than filling it.
+  // How much of memory(), from its beginning on, was touched: the first touch of the rest costs
+  // more than filling it.
   size_t present_bytes() const { return std::min(present_bytes_, usable_bytes_); }
-  // Something else touched the first `bytes` of memory().
+  // Records that the first `bytes` of memory() have been touched.
   void SetPresent(size_t bytes) { present_bytes_ = std::max(present_bytes_, bytes); }
 
-  // After Reserve(). Aligned for direct I/O.
+  // Valid after Reserve(). Aligned for direct I/O.
   std::span<std::byte> memory() { return {buffer_.data(), usable_bytes_}; }
 
-  // Why memory() is smaller than wanted; empty if it is not.
+  // The reason why memory() is smaller than wanted; empty if it is not.
   const std::string& note() const { return note_; }
 
  private:

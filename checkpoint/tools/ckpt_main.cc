@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),
       {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});
-  // What was printed can still be in a buffer: a full disk or a closed stdout shows here.
+  // Output may still be in a buffer: a full disk or a closed stdout is detected here.
   errno = 0;
   std::cout.flush();
   if (std::cout.good()) return exit_code;

@@ -12,7 +12,7 @@
 
 namespace tessera::ckpt {
 
-// How far the contents of one tensor are apart in two checkpoints.
+// The difference between the contents of one tensor in two checkpoints.
 struct DataDifference {
   bool same_bits = true;           // every bit of every element; false where the dtypes differ
   int64_t different_elements = 0;  // by value where floating, else by bits; NaN equals NaN
@@ -20,8 +20,8 @@ struct DataDifference {
 };
 
 // Compares tensors that both checkpoints hold under one name with one shape and comparable dtypes
-// (equal, or both floating). In bounded memory: tensors pass through in slabs of rows, of which
-// both sides are read at once, and only those whose bits differ are looked at as numbers.
+// (equal, or both floating). In bounded memory: tensors are read in slabs of rows, both sides at
+// once, and only those whose bits differ are compared as numbers.
 absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
     const Target& a, const Manifest& manifest_a, const Target& b, const Manifest& manifest_b,
     const std::vector<std::string>& names, int threads);

@@ -28,10 +28,10 @@ struct TensorDifference {
 };
 
 struct Differences {
-  std::vector<std::string> notes;     // that do not count: how and by whom it was saved
-  std::vector<std::string> metadata;  // one line a field
+  std::vector<std::string> notes;     // not counted: how it was saved, and by which program
+  std::vector<std::string> metadata;  // one line per field
   std::vector<TensorDifference> tensors;
-  std::vector<std::string> by_contents;  // names of tensors whose contents are to be compared
+  std::vector<std::string> by_contents;  // names of tensors whose contents must be compared
   int64_t equal_by_digest = 0;
   int64_t equal_by_contents = 0;
   int64_t equal_aliases = 0;
@@ -50,12 +50,12 @@ std::vector<std::string> CompareMessages(const google::protobuf::Message& a,
 }
 
 struct ConfigLine {
-  std::string path;  // of the field, with the messages that it is in
+  std::string path;  // of the field, including its parent messages
   std::string value;
 };
 
-// The text format as written here, a field a line. Other text, JSON say, becomes lines without
-// a path.
+// Text format as written by this program, one field per line. Other text, such as JSON, becomes
+// lines without a path.
 std::vector<ConfigLine> ConfigLines(const std::string& text) {
   std::vector<ConfigLine> lines;
   std::vector<std::string> inside;
@@ -135,7 +135,7 @@ std::string Describe(const LogicalTensor& tensor) {
   return text;
 }
 
-// A tensor without elements has a digest that nobody needs to write.
+// A tensor without elements needs no digest.
 bool HasDigest(const LogicalTensor& tensor) {
   return tensor.has_digest() || ElementCount(GlobalShape(tensor)) == 0;
 }
@@ -187,7 +187,7 @@ void AddDataDifferences(const std::map<std::string, DataDifference>& data,
   }
 }
 
-// What was looked at, and so what is proven.
+// A sentence on what was compared, and is therefore proven.
 std::string Proof(const Differences& differences) {
   std::vector<std::string> parts;
   if (differences.equal_by_digest > 0) {

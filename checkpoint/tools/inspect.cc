@@ -118,7 +118,7 @@ void PrintText(const Target& target, const Manifest& manifest, std::ostream& out
   out << "\n" << files.ToString();
 }
 
-// JSON has no infinities; they are written as protobuf does.
+// JSON has no infinities; they are written as in protobuf's JSON.
 Json Number(double value) {
   if (value - value == 0) return value;
   return NumberText(value) == "nan" ? "NaN" : value > 0 ? "Infinity" : "-Infinity";

@@ -7,10 +7,10 @@
 
 namespace tessera::ckpt {
 
-// One line that is drawn over and over, at most ten times a second, and gone at the end.
+// One line that is redrawn at most ten times a second, and erased at the end.
 class ProgressBar {
  public:
-  // `stream` may be null: nobody watches.
+  // `stream` may be null: nothing is shown.
   explicit ProgressBar(std::ostream* stream) : stream_(stream), start_(Clock::now()) {}
   ~ProgressBar();
 

@@ -10,15 +10,16 @@
 
 namespace tessera::ckpt {
 
-// Paths and names need not be UTF-8, which JSON must be: other bytes are replaced.
+// Paths and names need not be UTF-8, but JSON must be: other bytes are replaced.
 void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
 
-// Says why a command ends without an answer: "ckpt ls: ..." on stderr and, for machines, one object
-// {"error": "..."} on stdout. Returns `exit_code`.
+// Reports why a command ends without a result: "ckpt ls: ..." on stderr and, for machines, one
+// object {"error": "..."} on stdout. Returns `exit_code`.
 int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
          int exit_code);
 
-// The same of a checkpoint that cannot be read; the exit code tells damage from the rest.
+// The same for a checkpoint that cannot be read; the exit code distinguishes damage from other
+// errors.
 int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
          const absl::Status& status);
 

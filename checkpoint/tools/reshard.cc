@@ -32,7 +32,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Where the new checkpoint goes.
+// The destination of the new checkpoint.
 struct Place {
   std::string folder;     // of checkpoints
   std::string directory;  // in it
@@ -106,12 +106,12 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
                     .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
   };
   absl::StatusOr<RewriteReport> report = write();
-  // A folder that nothing came into.
+  // The folder is still empty.
   if (!report.ok() && !was_there) rmdir(work.place.folder.c_str());
   return report;
 }
 
-// One sentence about what was, or would be, written.
+// One sentence on what was, or would be, written.
 std::string Summary(const Work& work, const char* verb) {
   const size_t files = work.plan.manifest.files_size();
   return absl::StrCat(work.place.path(), ": ", verb, " for ", ToString(work.topology), ", ",

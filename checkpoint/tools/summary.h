@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_TOOLS_SUMMARY_H_
 #define TESSERA_CHECKPOINT_TOOLS_SUMMARY_H_
 
-// What several commands say about a manifest.
+// Text about a manifest that several commands print.
 
 #include <cstdint>
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace tessera::ckpt {
 
-// Of all data files.
+// Bytes of all data files.
 uint64_t DataBytes(const Manifest& manifest);
 
-// Of the tensor's elements.
+// Bytes of the tensor's elements.
 uint64_t TensorBytes(const LogicalTensor& tensor);
 
 // "dp4_zero2_tp2_pp2"; "-" where none was recorded.

@@ -9,16 +9,16 @@
 
 namespace tessera::ckpt {
 
-// A checkpoint that somebody named on a command line.
+// A checkpoint named on the command line.
 struct Target {
   std::unique_ptr<Storage> storage;
-  std::string directory;  // inside the storage; may be empty
+  std::string directory;  // within the storage; may be empty
 
   std::string Describe() const { return storage->Describe(directory); }
 };
 
-// `path` is a checkpoint's directory, or a folder of checkpoints, of which the newest is meant.
-// NotFound for anything else.
+// `path` is a checkpoint's directory, or a folder of checkpoints, of which the newest is used.
+// NotFound for any other path.
 absl::StatusOr<Target> OpenTarget(const std::string& path);
 
 }  // namespace tessera::ckpt

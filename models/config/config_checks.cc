@@ -3,7 +3,7 @@
 namespace tessera {
 namespace {
 
-// So many weights and everything that is computed from them fit int64 with room to spare.
+// With at most this many weights, everything computed from them fits int64 with room to spare.
 constexpr double kMostWeights = 1e15;
 
 absl::Status CheckCountable(const ModelConfig& config) {

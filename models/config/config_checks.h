@@ -1,7 +1,7 @@
 #ifndef TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 #define TESSERA_MODELS_CONFIG_CONFIG_CHECKS_H_
 
-// What the two architectures' config.cc share: defaults and checks of single fields.
+// Shared by the two architectures' config.cc: defaults and checks of single fields.
 
 #include <cstdint>
 #include <string_view>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Extents are bounded so that no product of two of them leaves 64 bits.
+// Extents are bounded so that the product of any two fits 64 bits.
 inline constexpr int64_t kMaxExtent = int64_t{1} << 30;
 
 inline absl::Status CheckExtent(const char* field, int64_t value) {
@@ -44,7 +44,7 @@ inline absl::Status NotForArchitecture(const char* field, const char* architectu
       absl::StrCat(field, " is set, but ", architecture, " has no such thing"));
 }
 
-// The fields that both have and that no default can replace.
+// Checks the fields that both architectures have and that no default can replace.
 absl::Status CheckCommonFields(const ModelConfig& config);
 
 }  // namespace tessera

@@ -11,9 +11,9 @@ namespace tessera::gpt2 {
 
 // OpenAI's sizes, and a tiny one for tests.
 std::span<const std::string_view> SizeNames();
-// Precondition: one of SizeNames(). Fills the fields that make the size.
+// Precondition: one of SizeNames(). Sets the fields that define the size.
 ModelConfig NamedSize(std::string_view name);
-// Fills what is left out with GPT-2's defaults.
+// Sets unset fields to GPT-2's defaults.
 void FillDefaults(ModelConfig& config);
 // InvalidArgument: one sentence about the first wrong field.
 absl::Status Validate(const ModelConfig& config);

@@ -16,11 +16,11 @@ namespace tessera::gpt2 {
 
 inline constexpr int32_t kLlmcMagic = 20240326;
 
-// What the header says, checked against the file's length.
+// The config in the header, checked against the file's length.
 absl::StatusOr<ModelConfig> ReadLlmcConfig(const LlmcReader& reader, int64_t element_bytes);
-// InvalidArgument where the header cannot express the config.
+// InvalidArgument where the header format cannot represent the config.
 absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config, int32_t version);
-// In the file's order. `padded_vocab_size`: the file's.
+// The tensors in the file's order. `padded_vocab_size`: the file's.
 std::vector<LlmcTensor> LlmcTensors(const ModelConfig& config, int64_t padded_vocab_size);
 
 }  // namespace tessera::gpt2

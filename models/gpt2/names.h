@@ -7,7 +7,7 @@
 
 namespace tessera::gpt2 {
 
-// Logical tensors, as Hugging Face's GPT2LMHeadModel names them.
+// Logical tensors, with the names of Hugging Face's GPT2LMHeadModel.
 inline constexpr char kTokenEmbedding[] = "transformer.wte.weight";
 inline constexpr char kPositionEmbedding[] = "transformer.wpe.weight";
 inline constexpr char kFinalNormWeight[] = "transformer.ln_f.weight";

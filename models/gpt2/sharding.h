@@ -1,8 +1,8 @@
 #ifndef TESSERA_MODELS_GPT2_SHARDING_H_
 #define TESSERA_MODELS_GPT2_SHARDING_H_
 
-// Which boxes of which logical tensors a rank of a stage holds, and how they lie in memory.
-// Legend: C hidden size, F MLP width, V vocabulary, Vp padded, P positions, S virtual shards.
+// The boxes of logical tensors that a rank of a stage holds, and their memory layout. Legend: C
+// hidden size, F MLP width, V vocabulary, Vp padded, P positions, S virtual shards.
 
 #include <vector>
 
@@ -42,8 +42,8 @@ struct StageParameters {
   DecoderLayout layout;
 };
 
-// Declares the parameters of the stage's virtual shards that are here, in the order of the forward
-// pass. options.stage.last_layer is set.
+// Declares the parameters of this rank's virtual shards of the stage, in the order of the forward
+// pass. Precondition: options.stage.last_layer is set.
 StageParameters DeclareParameters(const ModelConfig& config, const ModelOptions& options,
                                   ParameterSet& set);
 

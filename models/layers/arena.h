@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Lays buffers out in one allocation whose size is known beforehand: the same code runs twice,
-// first to measure (no base), then to place.
+// Lays out buffers in one allocation of known size: the same code runs twice, first to measure
+// (without a base), then to assign addresses.
 class Arena {
  public:
   explicit Arena(void* base = nullptr) : base_(static_cast<std::byte*>(base)) {}
@@ -22,7 +22,7 @@ class Arena {
     high_water_bytes_ = std::max(high_water_bytes_, used_bytes_);
     return base_ == nullptr ? TensorView() : TensorView(base_ + offset, dtype, std::move(shape));
   }
-  // What was taken since the mark is dead: the next Take may use its place.
+  // Releases everything taken since the mark: the next Take may reuse its memory.
   int64_t Mark() const { return used_bytes_; }
   void Rewind(int64_t mark) { used_bytes_ = mark; }
 

@@ -17,15 +17,15 @@ struct AttentionShape {
   int64_t first_head = 0;       // of the model's query heads, the shard's first
 };
 
-// Causal self-attention between the two projections, of the heads of one virtual shard. qkv
-// [R,(H+2K)D]: q, k and v side by side.
+// Causal self-attention between the two projections, for the heads of one virtual shard. qkv
+// [R,(H+2K)D]: q, k and v are adjacent.
 class Attention {
  public:
   // `rope`: rotation of q and k, null for none.
   Attention(const AttentionShape& shape, DropoutSite dropout, std::shared_ptr<const Rope> rope)
       : shape_(shape), dropout_(dropout), rope_(std::move(rope)) {}
 
-  // q and k are rotated in place: Backward wants them so. out [R,HD], log_sum_exp [B,H,T].
+  // q and k are rotated in place, as Backward expects them. out [R,HD], log_sum_exp [B,H,T].
   void Forward(const Pass& pass, const TensorView& qkv, const TensorView& out,
                const TensorView& log_sum_exp) const;
   // d_qkv [R,(H+2K)D] is overwritten.

@@ -15,13 +15,13 @@ inline constexpr Initialization kInitZeros = {Initialization::kZeros, 0};
 inline constexpr Initialization kInitOnes = {Initialization::kOnes, 0};
 inline Initialization InitNormal(double deviation) { return {Initialization::kNormal, deviation}; }
 
-// Which virtual shard of how many.
+// The index of a virtual shard, and the number of shards.
 struct VirtualShard {
   int index = 0;
   int count = 1;
 };
 
-// Those of this rank.
+// The virtual shards of this rank.
 std::vector<VirtualShard> LocalShards(const TensorParallel& tensor_parallel);
 
 // A logical tensor that every tensor-parallel rank has whole. Vectors do not decay.
@@ -42,8 +42,8 @@ Parameter ShardedParameter(const std::vector<FusedTensor>& tensors, const Partit
 Parameter ShardedParameter(std::string name, Shape global_shape, const Partition& partition,
                            const VirtualShard& shard, Initialization init);
 
-// One virtual shard of the rows of a table [rows,C] that is padded to `padded_rows`, which the
-// number of shards divides. The last shards may have few rows that are no padding, or none.
+// One virtual shard of the rows of a table [rows,C] that is padded to `padded_rows`, a multiple of
+// the number of shards. The last shards may have few rows that are not padding, or none.
 Parameter TableParameter(std::string name, Shape global_shape, int64_t padded_rows, Place place,
                          const VirtualShard& shard, Initialization init);
 

@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// Above this the head works in chunks of rows. Training in either mode has the same limit, so that
-// recomputation changes no sum.
+// Above this size the head works in chunks of rows. Training with and without recomputation has the
+// same limit, so that recomputation changes no sum.
 constexpr int64_t kMaxTrainingLogitsBytes = int64_t{512} << 20;
 constexpr int64_t kMaxForwardLogitsBytes = int64_t{64} << 20;
 
@@ -34,7 +34,7 @@ struct Decoder::Buffers : public Activations {
   int64_t sequence = 0;
   ActivationUse use = ActivationUse::kTraining;
   Tensor memory;
-  std::vector<TensorView> inputs;  // [r,C]; entry i of block i, the last one of the head
+  std::vector<TensorView> inputs;  // [r,C]; inputs of each block and, last, of the head
   std::vector<TransformerBlock::Kept> kept;
   TransformerBlock::Scratch scratch;
   Embedding::Scratch embedding;
@@ -73,7 +73,7 @@ Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& are
   buffers.batch = pass.batch;
   buffers.sequence = pass.sequence;
   buffers.use = use;
-  // Forward only: two buffers in turn.
+  // Forward only: two alternating buffers.
   const int64_t inputs = backward ? blocks + 1 : std::min<int64_t>(blocks + 1, 2);
   for (int64_t i = 0; i <= blocks; ++i) {
     buffers.inputs.push_back(i < inputs ? arena.Take(dtype(), shape) : buffers.inputs[i - 2]);
@@ -167,7 +167,7 @@ absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations
 absl::Status Decoder::BackwardHead(const Pass& pass, const MicroBatch& batch,
                                    const Buffers& buffers, double loss_scale, bool accumulate,
                                    const TensorView& d, GradientObserver* observer) const {
-  // To the end of the gradient space: second contributions are the head's.
+  // To the end of the gradient space: the second gradients belong to the head.
   const int64_t begin = parts_.layout.boundaries.back(),
                 end = parts_.parameters->gradient_elements();
   TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
@@ -182,7 +182,7 @@ absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& b
                                     GradientObserver* observer) const {
   const TransformerBlock& block = parts_.blocks[i];
   const TensorView& x = buffers.inputs[i];
-  // The one set of a recomputing model still holds the last block's.
+  // With recomputation, the only set of saved activations still holds the last block's.
   if (buffers.use == ActivationUse::kTrainingRecompute && i + 1 != parts_.blocks.size()) {
     TESSERA_RETURN_IF_ERROR(block.ForwardKept(pass, x, buffers.kept[i], buffers.scratch));
   }
@@ -211,8 +211,8 @@ absl::Status Decoder::LastLogits(const MicroBatch& batch, Activations& activatio
 }
 
 double Decoder::FlopsPerToken(int64_t sequence) const {
-  // Query t meets t + 1 keys: (T + 1) / 2 on average, twice (scores and values), two operations
-  // each, three times (forward, and twice that backward).
+  // Query t attends to t + 1 keys: (T + 1) / 2 on average, twice (scores and values), two
+  // operations each, three times (forward, and twice that backward).
   return 6.0 * static_cast<double>(parts_.matrix_weights) +
          6.0 * static_cast<double>(parts_.attention_columns) * static_cast<double>(sequence + 1);
 }

@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-// What a model family puts together. All parameters belong to `parameters`, which the family has
-// allocated.
+// The parts that a model family assembles. All parameters belong to `parameters`, which the family
+// has allocated.
 struct DecoderParts {
   std::unique_ptr<ParameterSet> parameters;
   int64_t hidden_size = 0;  // C
@@ -33,18 +33,21 @@ struct DecoderParts {
   int64_t attention_columns = 0;  // of the whole model: sum over layers of heads * head size
 };
 
-// A decoder-only transformer, or the consecutive layers of it that one pipeline stage holds, or
-// some virtual shards of these: embedding, blocks, final norm and head.
+// A decoder-only transformer, or the consecutive layers of it on one pipeline stage, or some
+// virtual shards of these: embedding, blocks, final norm and head.
 //
-// What an observer is told, in this order: the head's gradients (with the second contribution to a
-// tied table, if that is apart), each block's from the last to the first, the embedding's. A table
-// that both ends write to is prepared before the head, and ready with the embedding.
+// An observer is called in this order: with the head's gradients (and the tied-embedding gradient
+// of the head, if it is separate), those of each block from the last to the first, and the
+// embedding's. A table to which both ends contribute is prepared before the head, and ready with
+// the embedding.
 //
 // Memory of one Activations, in one allocation:
 //   inputs  each block's input and the last one's output
-//   kept    what a block's backward reads: a set a block, or one for all where they are recomputed
-//   shared  what lives inside one block's forward or backward; in the same place, the head's
-//           buffers: its forward and its backward have no block between them; and the embedding's
+//   saved   what a block's backward pass reads: one set per block, or a single one with
+//           recomputation
+//   shared  temporary memory of one block's forward or backward pass; in the same place, the
+//           buffers of the head, between whose forward and backward pass no block runs; and those
+//           of the embedding
 class Decoder final : public Model {
  public:
   Decoder(DecoderParts parts, Backend& backend);

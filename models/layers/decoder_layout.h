@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-// Where the parts of a decoder have their parameters in the flat space, which is in the order of
-// the forward pass: embedding, blocks, head.
+// The positions of a decoder's parameters in the flat space, which is in the order of the forward
+// pass: embedding, blocks, head.
 struct DecoderLayout {
   std::vector<int64_t> boundaries;  // begin of each block, and, last, of the head
-  // Where embedding and head of one stage write to one gradient: the end of the table, which comes
-  // first; else 0.
+  // If embedding and head of one stage accumulate into one gradient: the end of the table, which
+  // comes first; otherwise 0.
   int64_t shared_table_end = 0;
 };
 

@@ -18,7 +18,7 @@ absl::Status Embedding::Forward(const Pass& pass, const TensorView& ids, const S
                                 const TensorView& x) const {
   Backend& backend = pass.backend;
   const TensorView& all = pass.splits_rows() ? scratch.all : x;
-  // Every row is in one shard and zero in the others: the sum is exact.
+  // Every row is in one shard and zero in the others, so the sum is exact.
   for (size_t i = 0; i < shards_.size(); ++i) {
     const VocabularyShard& shard = shards_[i];
     const TensorView& found = i == 0 ? all : scratch.shard;
@@ -36,7 +36,7 @@ absl::Status Embedding::Forward(const Pass& pass, const TensorView& ids, const S
   return absl::OkStatus();
 }
 
-// This rank's rows may begin and end inside a sequence: whole sequences are added in one call.
+// This rank's rows may begin and end within a sequence: whole sequences are added in one call.
 void Embedding::AddPositions(const Pass& pass, const TensorView& x) const {
   const int64_t rows = x.dim(0), sequence = pass.sequence;
   for (int64_t row = 0; row < rows;) {
@@ -73,7 +73,7 @@ void Embedding::BackwardPositions(const Pass& pass, const TensorView& d_x, bool 
   const TensorView& d_positions = positions_->grad;
   pass.backend.AddPositionsBackward(d_x, pass.sequence, d_positions.Slice(0, 0, pass.sequence),
                                     accumulate);
-  // Positions beyond this micro-batch's sequence have no gradient, and nobody else would say so.
+  // Positions beyond this micro-batch's sequence have no gradient; it must be set to zero here.
   if (!accumulate && pass.sequence < d_positions.dim(0)) {
     pass.backend.Fill(d_positions.Slice(0, pass.sequence, d_positions.dim(0)), 0);
   }

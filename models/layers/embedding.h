@@ -17,7 +17,7 @@ namespace tessera {
 // x[r,C] = dropout(table[ids] + positions[r % T]). Positions are GPT-2's; null for none.
 class Embedding {
  public:
-  // What lives inside one Forward or Backward; nothing for one shard.
+  // Temporary memory of one Forward or Backward; empty for one shard.
   struct Scratch {
     TensorView shard;  // [R,C]: what one virtual shard has, where there are several here
     TensorView all;    // [R,C]: all rows, where they are split
@@ -31,9 +31,9 @@ class Embedding {
 
   absl::Status Forward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
                        const TensorView& x) const;
-  // d_x [r,C] is overwritten (the dropout). The table's gradient is always added to:
-  // `table_has_gradient` says whether it already holds something (a tied head's part, an earlier
-  // micro-batch) or must be cleared first.
+  // d_x [r,C] is overwritten (by the dropout). The table's gradient is always accumulated:
+  // `table_has_gradient` is true if it already holds a contribution (of a tied head or an earlier
+  // micro-batch), and false if it must be cleared first.
   absl::Status Backward(const Pass& pass, const TensorView& ids, const Scratch& scratch,
                         const TensorView& d_x, bool table_has_gradient, bool accumulate) const;
 

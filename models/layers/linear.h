@@ -6,15 +6,15 @@
 
 namespace tessera {
 
-// How a weight lies in memory, which is how its family's files have it.
+// The memory layout of a weight, which is that of its family's files.
 enum class WeightLayout {
   kInOut,  // [in, out]: GPT-2 (Conv1D)
   kOutIn,  // [out, in]: Llama
 };
 
-// y[R,out] = x[R,in] W (+ bias): a layer or one virtual shard of it. A column-parallel shard has
-// some of the outputs, and its part of the bias; a row-parallel one has some of the inputs, and its
-// product is a term of a sum. Parameters belong to the model's ParameterSet.
+// y[R,out] = x[R,in] W (+ bias): a layer or one virtual shard of it. A column-parallel shard
+// computes some of the outputs, with its part of the bias; a row-parallel one takes some of the
+// inputs, and its product is a term of a sum. Parameters belong to the model's ParameterSet.
 class Linear {
  public:
   Linear(Parameter& weight, Parameter* bias, WeightLayout layout)
@@ -23,11 +23,11 @@ class Linear {
   void Forward(Backend& backend, const TensorView& x, const TensorView& y) const;
   // d_x[R,in] = d_y W^T
   void BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const;
-  // Gradients of weight and bias: added to, or overwritten when `accumulate` is false.
+  // Gradients of weight and bias: accumulated, or overwritten when `accumulate` is false.
   void BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
                       bool accumulate) const;
 
-  // The products themselves, bias aside, as terms of a sum over shards.
+  // The products without the bias, as terms of a sum over shards.
   MatMulOperands ForwardTerm(const TensorView& x) const;
   MatMulOperands BackwardInputTerm(const TensorView& d_y) const;
 

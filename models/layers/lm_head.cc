@@ -13,7 +13,7 @@ struct Chunk {
   int64_t end = 0;
 };
 
-// Chunk `i` of the rows, cut by the height of the logits buffer.
+// Chunk `i` of the rows, whose number is limited by the height of the logits buffer.
 Chunk RowChunk(int64_t i, int64_t rows, int64_t height) {
   return {i * height, std::min(rows, (i + 1) * height)};
 }
@@ -121,7 +121,7 @@ absl::Status LmHead::Backward(const Pass& pass, const TensorView& x, const Tenso
   return buffers.norms.Finish(pass, norms, accumulate);
 }
 
-// last [B,C] = the last row of each sequence, whichever rank has it.
+// last [B,C] = the last row of each sequence, whichever rank holds it.
 absl::Status LmHead::LastRows(const Pass& pass, const TensorView& x, const TensorView& last) const {
   const int ranks = pass.splits_rows() ? pass.tensor_parallel.size() : 1;
   // Sequences that end before this rank's first row, for every rank and their end.

@@ -20,9 +20,10 @@
 namespace tessera {
 
 // Final norm, projection to the vocabulary and cross-entropy. Logits have the compute dtype, losses
-// fp32; a rank has the logits of its shards of the vocabulary alone. They are made in chunks of
-// rows: where one chunk holds all rows (the usual case) they are kept for the backward pass, which
-// turns them into their gradient in place; otherwise it computes every chunk but the last again.
+// are fp32; a rank computes only the logits of its shards of the vocabulary. They are computed in
+// chunks of rows: if one chunk holds all rows (the usual case), it is kept for the backward pass,
+// which turns it into its gradient in place; otherwise the backward pass recomputes every chunk
+// except the last.
 class LmHead {
  public:
   struct Buffers {
@@ -39,17 +40,17 @@ class LmHead {
     NormGradients norms;
   };
 
-  // This rank's virtual shards, of a vocabulary of `vocab_size` tokens. Gradients of weights that
-  // have a second one go there.
+  // This rank's virtual shards, of a vocabulary of `vocab_size` tokens. For weights with a second
+  // gradient, the gradient is accumulated there.
   LmHead(std::unique_ptr<Norm> norm, std::vector<VocabularyShard> shards, int64_t vocab_size)
       : norm_(std::move(norm)), shards_(std::move(shards)), vocab_size_(vocab_size) {}
 
-  // `max_logits_bytes`: of one chunk, over the whole vocabulary, so that the chunks, which sums
-  // over rows depend on, are the same wherever the shards are.
+  // `max_logits_bytes`: limit for one chunk, over the whole vocabulary, so that the chunks, which
+  // sums over rows depend on, are the same on every topology.
   Buffers LayOut(Arena& arena, const Pass& pass, DType dtype, bool backward,
                  int64_t max_logits_bytes) const;
 
-  // Sum of the losses of the rows of x [r,C], all ranks' together, against targets [R].
+  // The sum of the losses of the rows of x [r,C] over all ranks, against targets [R].
   absl::StatusOr<double> Forward(const Pass& pass, const TensorView& x, const TensorView& targets,
                                  const Buffers& buffers) const;
   // d [r,C] is overwritten with loss_scale times the gradient of x.

@@ -20,7 +20,7 @@ struct Result {
   Tensor d_table;
 };
 
-// Forward and backward with logits of at most so many rows at once.
+// Forward and backward with logits of at most `logits_rows` rows at once.
 Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const TensorView& targets) {
   const auto backend = MakeReferenceBackend();
   const TensorParallel tensor_parallel(nullptr, shards, false);

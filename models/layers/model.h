@@ -17,14 +17,15 @@ namespace tessera {
 struct MicroBatch {
   TensorView ids;      // int32 [B,T]
   TensorView targets;  // int32 [B,T], negative: ignored; empty: no loss (sampling)
-  // Coordinates for dropout: every sample of a step has a global index, whoever computes it.
+  // Coordinates for dropout: every sample of a step has a global index, which does not depend on
+  // the rank that computes it.
   int64_t step = 0;
   int64_t first_sample = 0;
   bool training = false;  // dropout on
 };
 
-// What the forward pass keeps for the backward pass of one micro-batch. A pipeline schedule holds
-// several at once.
+// The activations of one micro-batch that the forward pass saves for the backward pass. A pipeline
+// schedule holds several at once.
 class Activations {
  public:
   virtual ~Activations() = default;
@@ -37,8 +38,8 @@ enum class ActivationUse { kTraining, kTrainingRecompute, kForwardOnly };
 // backward.
 //
 // Under tensor parallelism every rank of the axis makes the same calls with the same micro-batch.
-// Forward, Backward and LastLogits end with an error only where a collective operation or the
-// observer does; the activations and gradients are then of no use.
+// Forward, Backward and LastLogits return an error only where a collective operation or the
+// observer does; the activations and gradients are then unusable.
 class Model {
  public:
   virtual ~Model() = default;
@@ -51,9 +52,9 @@ class Model {
   virtual std::unique_ptr<Activations> NewActivations(int64_t batch, int64_t sequence,
                                                       ActivationUse use) = 0;
 
-  // Rows of the activations that this rank hands from stage to stage: R = batch * sequence, or,
-  // where sequence parallelism splits them, R / size of the tensor axis. Micro-batches whose R the
-  // number of shards does not divide are not split.
+  // Rows of the activations that this rank sends to the next stage: R = batch * sequence, or, where
+  // sequence parallelism splits them, R / size of the tensor axis. Micro-batches whose R is not
+  // divisible by the number of shards are not split.
   virtual int64_t BoundaryRows(int64_t batch, int64_t sequence) const = 0;
 
   // `input` [BoundaryRows,C]: activations of the previous stage, empty on the first. `output`
@@ -63,9 +64,9 @@ class Model {
                                          TensorView input, TensorView output) = 0;
 
   // Backward of the last Forward with these activations. loss_scale multiplies every token's loss
-  // (1 / tokens of the global batch). Adds to parameter gradients, or overwrites them when
-  // `accumulate` is false (first micro-batch). d_output empty on the last stage, d_input empty on
-  // the first. `observer` is told of the gradients as they come; null for none.
+  // (1 / tokens of the global batch). Accumulates parameter gradients, or overwrites them when
+  // `accumulate` is false (first micro-batch). d_output is empty on the last stage, d_input on the
+  // first. `observer` is called as gradients are computed; null for none.
   virtual absl::Status Backward(const MicroBatch& batch, Activations& activations,
                                 double loss_scale, bool accumulate, TensorView d_output,
                                 TensorView d_input, GradientObserver* observer) = 0;
@@ -75,9 +76,9 @@ class Model {
   virtual absl::Status LastLogits(const MicroBatch& batch, Activations& activations,
                                   TensorView logits) = 0;
 
-  // Floating-point operations of forward and backward for one token at this sequence length, of the
-  // WHOLE model, whatever part of it is here: 6 per weight that takes part in a matrix product,
-  // plus attention's lower triangle. Recomputation is not counted.
+  // Floating-point operations of forward and backward per token at this sequence length, for the
+  // WHOLE model, whichever part of it this rank holds: 6 per weight in a matrix product, plus the
+  // lower triangle of attention. Excludes recomputation.
   virtual double FlopsPerToken(int64_t sequence) const = 0;
 };
 

@@ -9,18 +9,18 @@
 
 namespace tessera {
 
-// How a model is computed, apart from what it is.
+// Options of the computation, apart from the definition of the model.
 struct ModelOptions {
   DType compute_dtype = DType::kF32;  // or kBF16; kF64 with the reference backend
-  // Memory for gradients. Without it: forward only (evaluation, sampling), or gradients in memory
-  // that ParameterSet::BindGradients gives.
+  // Allocates memory for gradients. Without it: forward only (evaluation, sampling), or gradients
+  // in memory bound by ParameterSet::BindGradients.
   bool with_gradients = true;
-  uint64_t seed = 1234;  // of dropout; initial weights take theirs in ParameterSet::Initialize
+  uint64_t seed = 1234;  // for dropout; ParameterSet::Initialize has its own
   StageLayers stage;     // which layers; all of them by default
-  // Which shards of them; null: one rank, one shard. Its communicator must outlive the model.
+  // The shards of these layers; null: one rank, one shard. Its communicator must outlive the model.
   const TensorParallel* tensor_parallel = nullptr;
-  // Where one stage uses a tied table at both ends: the head's contribution to its gradient is kept
-  // apart (Parameter::second_grad).
+  // Where one stage uses a tied table at both ends: keeps the head's tied-embedding gradient
+  // separate (Parameter::second_grad).
   bool separate_tied_gradients = false;
 };
 

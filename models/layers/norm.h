@@ -6,11 +6,11 @@
 
 namespace tessera {
 
-// Normalises the rows of x [R,C]. Row statistics ([statistics(), R], fp32 or fp64) are kept instead
-// of the output, which a second Forward gives back bit for bit at the cost of one pass.
+// Normalises the rows of x [R,C]. Saves row statistics ([statistics(), R], fp32 or fp64) instead of
+// the output, which a second Forward reproduces bit for bit at the cost of one pass.
 class Norm {
  public:
-  // Of the parameters, fp32 or fp64, [C].
+  // Gradients of the parameters, fp32 or fp64, [C].
   struct Gradients {
     TensorView weight;
     TensorView bias;  // empty where there is none
@@ -22,12 +22,12 @@ class Norm {
   virtual int64_t gradient_vectors() const = 0;  // of Gradients
   virtual void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                        const TensorView& stats) const = 0;
-  // d_x: overwritten, or added to when accumulate_dx (the residual branch). `gradients` likewise
-  // by `accumulate`.
+  // d_x: overwritten, or accumulated if accumulate_dx (the residual add). `gradients` likewise, by
+  // `accumulate`.
   virtual void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                         const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
                         const Gradients& gradients, bool accumulate) const = 0;
-  // The parameters' own.
+  // The parameters' own gradients.
   virtual Gradients gradients() const = 0;
 };
 

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// A dense run of a piece: elements that follow each other both in the buffer and in the logical
+// A dense run of a piece: elements that are contiguous both in the buffer and in the logical
 // tensor.
 struct Run {
   int64_t local = 0;    // flat element of the parameter's buffer
@@ -75,7 +75,7 @@ TensorView PartOf(const TensorView& flat, int64_t offset, const Shape& shape) {
   return flat.Slice(0, offset, offset + ElementCount(shape)).Reshape(shape);
 }
 
-// Rows are independent: any cut between threads gives the same values.
+// Rows are independent: any split among threads gives the same values.
 void ParallelRows(int64_t rows, int64_t row_elements,
                   const std::function<void(int64_t, int64_t)>& work) {
   constexpr int64_t kElementsPerThread = 1 << 18;

@@ -30,7 +30,8 @@ struct Initialization {
 };
 
 // A trainable buffer of this rank: a whole tensor, or one virtual shard of a tensor-parallel layer
-// (trainer/parallel/tensor_parallel.h), which has a buffer of its own however many a rank holds.
+// (trainer/parallel/tensor_parallel.h). Each virtual shard has its own buffer, however many a rank
+// holds.
 struct Parameter {
   Shape shape;  // of the local buffer, padding included; padding is zero and stays zero
   std::vector<ParameterPiece> pieces;  // at least one; cover all of the buffer except padding
@@ -71,9 +72,8 @@ class ParameterSet {
   // LOGICAL tensor), whatever the sharding.
   void Initialize(uint64_t seed);
 
-  // From now on the gradients in [begin, end) of the gradient space lie in `memory` (end - begin
-  // elements of grad_dtype()), or nowhere when it is empty. Precondition: the range cuts no
-  // parameter.
+  // Binds the gradients in [begin, end) of the gradient space to `memory` (end - begin elements of
+  // grad_dtype()), or to nothing if it is empty. Precondition: the range splits no parameter.
   void BindGradients(int64_t begin, int64_t end, const TensorView& memory);
 
   const std::vector<Parameter*>& parameters() const { return order_; }

@@ -72,7 +72,7 @@ TEST(ParameterSetTest, ValuesDependOnSeedAndName) {
   EXPECT_EQ(At(a, 0, 0), first);
 }
 
-// A slice of the columns of three logical blocks, as a tensor-parallel rank would hold of a fused
+// A slice of the columns of three logical blocks, as a tensor-parallel rank holds of a fused
 // matrix, and rows stacked in another order: the same element has the same value everywhere.
 TEST(ParameterSetTest, AnyShardingGivesTheSameValues) {
   ParameterSet whole_set;
@@ -122,7 +122,7 @@ TEST(ParameterSetTest, ShardsOfFusedSectionsAreBoxesOfTheirLogicalTensors) {
     EXPECT_EQ(piece.local_offset, (std::vector<int64_t>{0, 2 * i}));
     EXPECT_EQ(piece.shape, (Shape{2, 2}));
   }
-  // Unsharded, they are one box again.
+  // Unsharded, they form a single box.
   const Parameter whole = ShardedParameter("w", {2, 12}, partition, {}, kInitZeros);
   ASSERT_EQ(whole.pieces.size(), 1u);
   EXPECT_EQ(whole.pieces[0].shape, (Shape{2, 12}));

@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-// What every layer needs to know of the micro-batch that passes through it.
+// The properties of the current micro-batch that every layer needs.
 //
 // R = batch * sequence rows, batch-major. Between tensor-parallel regions a rank has r of them, in
-// one run: all, or, where sequence parallelism splits them, R / ranks.
+// one run: all, or, with sequence parallelism, R / ranks.
 struct Pass {
   Backend& backend;
   const TensorParallel& tensor_parallel = kNoTensorParallel;
@@ -25,27 +25,26 @@ struct Pass {
 
   int64_t rows() const { return batch * sequence; }
   int shards() const { return tensor_parallel.shards(); }
-  // Rows that cannot be cut evenly (a sampled text of any length) stay whole.
+  // Rows that are not divisible (a sampled text of any length) are not split.
   bool splits_rows() const {
     return tensor_parallel.sequence_parallel() && rows() % tensor_parallel.shards() == 0;
   }
   int64_t own_rows() const { return splits_rows() ? rows() / tensor_parallel.size() : rows(); }
   int64_t first_own_row() const { return splits_rows() ? own_rows() * tensor_parallel.rank() : 0; }
-  // Of x [R, ...].
+  // This rank's rows of x [R, ...].
   TensorView OwnRows(const TensorView& x) const {
     return splits_rows() ? x.Slice(0, first_own_row(), first_own_row() + own_rows()) : x;
   }
-  // Own rows of x [R, ...] are in place: the others come from their ranks.
+  // Fills x [R, ...], which holds this rank's rows, with the rows of the other ranks.
   absl::Status GatherRows(const TensorView& x, std::string_view what) const {
     return splits_rows() ? tensor_parallel.AllGather(x, what) : absl::OkStatus();
   }
 };
 
-// fp32, or fp64 where the compute dtype is: of sums, statistics and losses.
+// The dtype of sums, statistics and losses: fp32, or fp64 where the compute dtype is fp64.
 inline DType SumDType(DType compute) { return compute == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// One place of the model where elements are dropped: a random stream of its own, keyed by (seed,
-// step, name).
+// A dropout layer of the model: has its own random stream, keyed by (seed, step, name).
 class DropoutSite {
  public:
   DropoutSite() = default;  // never drops
@@ -58,7 +57,8 @@ class DropoutSite {
     return {seed_, RandomUse::kDropout,
             MixCoordinates(static_cast<uint64_t>(pass.step), name_hash_)};
   }
-  // x [r,C], this rank's rows, in place; the backward pass is the same call on the gradient.
+  // Applies dropout to x [r,C], this rank's rows, in place; the backward pass is the same call on
+  // the gradient.
   void Apply(const Pass& pass, const TensorView& x) const {
     if (!active(pass)) return;
     Dropout dropout;

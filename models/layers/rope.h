@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Llama-3.1's stretch of the low frequencies to contexts longer than trained.
+// Llama-3.1's scaling of the low frequencies to contexts longer than trained.
 struct RopeScaling {
   bool enabled = false;
   double factor = 8;
@@ -17,13 +17,13 @@ struct RopeScaling {
   double original_max_positions = 8192;
 };
 
-// Rotary position embedding (Su et al., 2021), as Hugging Face's Llama has it: pairs (i, i + D/2).
-// The angles of all positions that have been prepared for, computed in fp64.
+// Rotary position embedding (Su et al., 2021), in the convention of Hugging Face's Llama: pairs (i,
+// i + D/2). Holds the angles of all prepared positions, computed in fp64.
 class Rope {
  public:
   Rope(int64_t head_size, double base, const RopeScaling& scaling);
 
-  // Makes tables for sequences up to this length. Not while a pass is under way.
+  // Computes the tables for sequences up to this length. Must not be called during a pass.
   void Prepare(int64_t sequence);
   // [T, D/2] fp32. Precondition: prepared for `sequence`.
   TensorView cos(int64_t sequence) const { return cos_.view().Slice(0, 0, sequence); }

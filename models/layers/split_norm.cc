@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-// The blocks [first, first + count) of `all`, in which this rank has its rows.
+// The blocks [first, first + count) of `all`, which contain this rank's rows.
 struct RowBlocks {
   int64_t all = 0;
   int64_t first = 0;
@@ -32,7 +32,7 @@ Norm::Gradients VectorsOf(const TensorView& x) {
   return {Part(x, 0), x.dim(0) > 1 ? Part(x, 1) : TensorView()};
 }
 
-// Part `begin` becomes T(begin, end) of the parts.
+// Replaces part `begin` by T(begin, end) of the parts.
 void AddInTree(Backend& backend, const TensorView& parts, int64_t begin, int64_t end) {
   if (end - begin == 1) return;
   const int64_t middle =

@@ -1,11 +1,11 @@
 #ifndef TESSERA_MODELS_LAYERS_SPLIT_NORM_H_
 #define TESSERA_MODELS_LAYERS_SPLIT_NORM_H_
 
-// Norms between tensor-parallel regions, over the rows that a rank has of them.
+// Norms between tensor-parallel regions, over a rank's own rows.
 //
-// The gradient of a norm's weights is a sum over rows, which sequence parallelism splits. So that
-// its bits do not depend on who has which rows, it is always taken over S blocks of rows (fewer
-// where there are not as many rows), which are added in the tree T(0, S).
+// The gradient of a norm's weights is a sum over rows, which sequence parallelism splits. To make
+// its bits independent of the split, it is always computed over S blocks of rows (fewer if there
+// are fewer rows), which are added in the tree T(0, S).
 //
 // Legend: R rows, r of them on this rank, C channels, W weight vectors of a norm (1 or 2).
 
@@ -23,19 +23,19 @@ absl::Status NormForward(const Pass& pass, const Norm& norm, const TensorView& x
                          const TensorView& out, const TensorView& stats);
 
 // Memory for the backward passes of norms whose weight gradients are completed together, in one
-// message. All have the same C and W.
+// message. All norms have the same C and W.
 class NormGradients {
  public:
   NormGradients() = default;
-  // For `count` norms like this one. For one shard there is nothing to lay out.
+  // For `count` norms like this one. Empty for one shard.
   NormGradients(Arena& arena, const Pass& pass, DType dtype, const Norm& norm, int count);
 
   // Backward of norm number `index` over this rank's rows.
   void Backward(const Pass& pass, const Norm& norm, int index, const TensorView& d_out,
                 const TensorView& x, const TensorView& stats, const TensorView& d_x,
                 bool accumulate_dx, bool accumulate) const;
-  // Adds to the parameters' gradients what the Backward calls found, or overwrites them. `norms`:
-  // all, by index.
+  // Accumulates the results of the Backward calls into the parameters' gradients, or overwrites
+  // them. `norms`: all, by index.
   absl::Status Finish(const Pass& pass, std::span<const Norm* const> norms, bool accumulate) const;
 
  private:

@@ -111,7 +111,7 @@ absl::Status TransformerBlock::EndBranch(const Pass& pass, const BranchEnd& end,
 }
 
 // The gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d itself,
-// or a copy in `buffer` [R,C] with dropped elements cleared and other ranks' rows.
+// or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other ranks.
 absl::StatusOr<TensorView> TransformerBlock::BackwardEnd(const Pass& pass, const BranchEnd& end,
                                                          const TensorView& d,
                                                          const TensorView& buffer,

@@ -27,7 +27,7 @@ struct AttentionShard {
   Attention attention;
   Linear projection;  // row-parallel
 
-  // What the backward pass reads.
+  // The activations that the backward pass reads.
   struct Kept {
     TensorView qkv;          // [R,(H+2K)D], q and k rotated
     TensorView out;          // [R,HD]
@@ -46,7 +46,7 @@ struct MlpShard {
   };
 };
 
-// What follows the sum of a branch's shards.
+// The residual add at the end of a branch.
 struct BranchEnd {
   Parameter* bias = nullptr;  // [C]; null for none
   DropoutSite dropout;
@@ -55,7 +55,7 @@ struct BranchEnd {
 // One layer of a decoder:
 //   mid = x   + dropout(bias + sum over shards of projection(attention(qkv(norm1(x)))))
 //   y   = mid + dropout(bias + sum over shards of down(activation(up(norm2(mid)))))
-// GPT-2 and Llama differ only in the parts.
+// GPT-2 and Llama differ only in these parts.
 struct TransformerBlockParts {
   std::unique_ptr<Norm> attention_norm;
   std::vector<AttentionShard> attention;  // this rank's virtual shards, in order
@@ -68,7 +68,7 @@ struct TransformerBlockParts {
 
 class TransformerBlock {
  public:
-  // What the backward pass reads, besides the block's input.
+  // The activations that the backward pass reads, besides the block's input.
   struct Kept {
     TensorView attention_norm_stats;  // [1|2, r]
     std::vector<AttentionShard::Kept> attention;
@@ -76,7 +76,7 @@ class TransformerBlock {
     TensorView mlp_norm_stats;  // [1|2, r]
     std::vector<MlpShard::Kept> mlp;
   };
-  // What lives only inside one Forward or one Backward.
+  // Temporary memory of one Forward or one Backward.
   struct Scratch {
     TensorView normed;    // [R,C]
     TensorView sum;       // [R,C] in SumDType, where NeedsSumScratch; in the place of `normed`,
@@ -87,19 +87,19 @@ class TransformerBlock {
     std::vector<TensorView> d_qkv;  // [R,(H+2K)D], by shard
     std::vector<TensorView> d_act;  // [R,F], by shard; shared where d_up is not in its place
     std::vector<TensorView> d_up;   // [R,U], by shard
-    NormGradients norms;            // of both
+    NormGradients norms;            // for both norms
   };
 
   explicit TransformerBlock(TransformerBlockParts parts) : parts_(std::move(parts)) {}
 
   Kept LayOutKept(Arena& arena, const Pass& pass, DType dtype) const;
-  // `backward`: false leaves out what only Backward uses.
+  // `backward`: false omits what only Backward uses.
   Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype, bool backward) const;
 
   // x, y [r,C], distinct.
   absl::Status Forward(const Pass& pass, const TensorView& x, const Kept& kept,
                        const Scratch& scratch, const TensorView& y) const;
-  // Forward without its end, which nothing in Backward reads: fills `kept` again from x.
+  // Recomputes `saved` from x: Forward without its last step, whose result Backward does not read.
   absl::Status ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
                            const Scratch& scratch) const;
   // d [r,C]: on entry the gradient of y, on return that of x.

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// One virtual shard of a table over the vocabulary: rows [first_id, first_id + rows), padding at
-// the end of the vocabulary included.
+// One virtual shard of a table over the vocabulary: rows [first_id, first_id + rows), including the
+// padding at the end of the vocabulary.
 struct VocabularyShard {
   Parameter* table = nullptr;  // [rows,C]
   int64_t first_id = 0;
@@ -22,7 +22,7 @@ struct VocabularyShard {
 struct TableDeclaration {
   std::string name;
   int64_t vocab_size = 0;
-  int64_t padded_rows = 0;  // the number of virtual shards divides it
+  int64_t padded_rows = 0;  // a multiple of the number of virtual shards
   int64_t channels = 0;
   Place place;
   Initialization init;

@@ -97,7 +97,7 @@ ModelConfig NamedSize(std::string_view name) {
 
 int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_of) {
   const double scaled = multiplier * static_cast<double>(8 * hidden_size / 3);
-  // Outside what Validate() accepts; the cast would be undefined.
+  // Validate() rejects these values; the cast would be undefined.
   if (!(scaled >= 0 && scaled <= kMaxExtent) || multiple_of < 1 || multiple_of > kMaxExtent) {
     return 0;
   }

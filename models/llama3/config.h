@@ -12,15 +12,15 @@ namespace tessera::llama3 {
 
 // Llama-3.2 1B and 3B (tied), Llama-3.1 8B (untied), and a tiny one for tests.
 std::span<const std::string_view> SizeNames();
-// Precondition: one of SizeNames(). Fills the fields that make the size.
+// Precondition: one of SizeNames(). Sets the fields that define the size.
 ModelConfig NamedSize(std::string_view name);
-// Fills what is left out with Llama-3.1's defaults.
+// Sets unset fields to Llama-3.1's defaults.
 void FillDefaults(ModelConfig& config);
 // InvalidArgument: one sentence about the first wrong field.
 absl::Status Validate(const ModelConfig& config);
 
-// Llama's rule: 2/3 of 4 * hidden_size, cut, times the multiplier, cut, rounded up to a multiple of
-// multiple_of.
+// Llama's rule: 2/3 of 4 * hidden_size, truncated, times the multiplier, truncated, rounded up to a
+// multiple of multiple_of.
 int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_of);
 
 }  // namespace tessera::llama3

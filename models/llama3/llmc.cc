@@ -33,7 +33,7 @@ enum Field {
 constexpr double kMultipliers[] = {1.3, 1.0, 1.5};  // of Llama's published sizes
 constexpr double kEpsilon = 1e-5;                   // of all of them
 
-// An fp32 in the file stands for the decimal number that was meant: the shortest that rounds to it.
+// An fp32 in the file stands for a decimal number: the shortest one that rounds to it.
 double FromFloatBits(int32_t bits) {
   double value = 0;
   const auto text = absl::StrCat(absl::SixDigits(std::bit_cast<float>(bits)));

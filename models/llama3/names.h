@@ -7,7 +7,7 @@
 
 namespace tessera::llama3 {
 
-// Logical tensors, as Hugging Face's LlamaForCausalLM names them.
+// Logical tensors, with the names of Hugging Face's LlamaForCausalLM.
 inline constexpr char kTokenEmbedding[] = "model.embed_tokens.weight";
 inline constexpr char kFinalNorm[] = "model.norm.weight";
 inline constexpr char kHead[] = "lm_head.weight";

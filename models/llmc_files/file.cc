@@ -24,7 +24,7 @@ absl::Status SystemError(const char* action, const std::string& path) {
 absl::StatusOr<LlmcReader> LlmcReader::Open(const std::string& path) {
   LlmcReader reader;
   reader.path_ = path;
-  // Non-blocking so that a pipe by this name is reported below and does not wait for its writer.
+  // Non-blocking, so that a pipe by this name is reported below instead of waiting for its writer.
   reader.descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (reader.descriptor_ < 0) return SystemError("open", path);
   struct stat info;

@@ -32,12 +32,12 @@ class LlmcReader {
   const std::string& path() const { return path_; }
   const LlmcHeader& header() const { return header_; }
   int64_t size_bytes() const { return size_bytes_; }
-  // Fills `out` from this offset. DataLoss where the file ends before.
+  // Fills `out` from this offset. DataLoss if the file is too short.
   absl::Status ReadAt(int64_t offset, std::span<std::byte> out) const;
 
   // DataLoss that names the file.
   absl::Status Corrupt(const std::string& what) const;
-  // OK when the file has exactly header + elements * element size.
+  // OK if the file has exactly header + elements * element size.
   absl::Status CheckLength(__int128 elements, int64_t element_bytes) const;
 
  private:
@@ -48,8 +48,7 @@ class LlmcReader {
   LlmcHeader header_ = {};
 };
 
-// The file appears under its name, complete and durable, when Close() succeeds. Without it nothing
-// stays.
+// Close() renames the file to its own name, complete and durable. Without Close(), nothing remains.
 class LlmcWriter {
  public:
   static absl::StatusOr<LlmcWriter> Create(const std::string& path, const LlmcHeader& header);

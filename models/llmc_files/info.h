@@ -8,15 +8,15 @@
 
 namespace tessera {
 
-// Llama-3's header has three real numbers in int32 fields.
+// The encoding of the three real numbers that Llama-3's header stores in int32 fields.
 enum class LlmcRealEncoding {
-  kTruncated,  // llm.c: cut to an integer
+  kTruncated,  // llm.c: truncated to an integer
   kFloatBits,  // InfiniTrain: the bits of the fp32
 };
 
 struct LlmcFileOptions {
   DType dtype = DType::kF32;  // of the stored weights: kF32 (version 3) or kBF16 (version 5)
-  // Llama-3 only; carried so that import and export give back the same file.
+  // Llama-3 only; kept so that export after import reproduces the file.
   LlmcRealEncoding real_encoding = LlmcRealEncoding::kFloatBits;
   int32_t max_batch = 4;
   int32_t version_major = 3;

@@ -26,7 +26,7 @@ struct Target {
 
 using Targets = std::multimap<std::string, Target>;
 
-// `wanted` (may be null) chooses among the parameters.
+// `wanted` (may be null) selects parameters.
 void FindTargets(const ParameterSet& parameters, const TensorView& flat,
                  const std::function<bool(const Parameter&)>& wanted, Targets* targets) {
   for (const Parameter* parameter : parameters.parameters()) {
@@ -55,8 +55,7 @@ struct Block {
   int64_t elements() const { return (end_row - begin_row) * (end_column - begin_column); }
 };
 
-// Cuts [rows, columns] into blocks that follow each other in the file: of whole rows where one
-// fits.
+// Splits [rows, columns] into blocks that are consecutive in the file: of whole rows if one fits.
 absl::Status ForEachBlock(int64_t rows, int64_t columns,
                           const std::function<absl::Status(const Block&)>& visit) {
   const int64_t height = std::max<int64_t>(1, kBlockElements / columns);
@@ -79,7 +78,7 @@ int64_t LogicalRow(const LlmcTensor& tensor, int64_t row) {
 }
 
 // Calls visit(index in the block's buffer, flat element) for every element of the block that the
-// target holds. The inner loop follows the memory's order.
+// target holds. The inner loop follows the order of memory.
 template <typename Visit>
 void ForEachCommonElement(const LlmcTensor& tensor, const Block& block, const Target& target,
                           const Visit& visit) {
@@ -125,7 +124,7 @@ void WithElements(const TensorView& flat, const Use& use) {
   LOG(FATAL) << "weights of type " << DTypeName(flat.dtype());
 }
 
-// Zeros in the rows of a block that are padding.
+// Zeroes the rows of a block that are padding.
 void ClearPadding(const LlmcTensor& tensor, const Block& block, float* values) {
   const int64_t width = block.end_column - block.begin_column;
   const int64_t first = std::max(block.begin_row, tensor.real_rows);
@@ -134,7 +133,7 @@ void ClearPadding(const LlmcTensor& tensor, const Block& block, float* values) {
             values + (block.end_row - block.begin_row) * width, 0.0f);
 }
 
-// Values of one block, as fp32 and as the file has them.
+// The values of one block, as fp32 and in the file's dtype.
 class BlockBuffer {
  public:
   explicit BlockBuffer(DType dtype) : dtype_(dtype) { CHECK(dtype != DType::kF64); }
@@ -236,7 +235,7 @@ absl::Status ExportLlmcTensors(LlmcWriter* writer, DType file_dtype,
   for (const LlmcPart& part : parts) {
     FindTargets(*part.parameters, part.flat, ranks.gives, &targets);
   }
-  // Adds nothing to any number, a negative zero included.
+  // Adding this changes no number, not even a negative zero.
   constexpr float kNothing = -0.0f;
   BlockBuffer buffer(file_dtype);
   for (const LlmcTensor& tensor : tensors) {

@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-// Passes every call on to another backend, and adds up time and operations by kind and shape.
+// Forwards every call to another backend, and adds up time and operations by kind and shape.
 class ProfilingBackend final : public Backend {
  public:
   explicit ProfilingBackend(Backend& backend) : backend_(backend) {}

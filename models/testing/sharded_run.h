@@ -1,8 +1,8 @@
 #ifndef TESSERA_MODELS_TESTING_SHARDED_RUN_H_
 #define TESSERA_MODELS_TESTING_SHARDED_RUN_H_
 
-// Models under tensor parallelism: the same forward and backward passes on any number of ranks, and
-// what they found, put together.
+// Models under tensor parallelism: runs the same forward and backward passes on any number of
+// ranks, and assembles their results.
 
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,8 @@
 
 namespace tessera::testing {
 
-// Small configurations that four shards divide; of the vocabulary the last has no token at all.
+// Small configurations that are divisible by four shards; the last shard of the vocabulary has no
+// token at all.
 ModelConfig ShardedGpt2();
 ModelConfig ShardedLlama3(bool tied);  // grouped-query attention
 ModelConfig WithDropout(ModelConfig config);
@@ -52,8 +53,8 @@ struct ShardedResult {
   int64_t activation_bytes = 0;  // of rank 0, all stages
 };
 
-// Random weights and tokens. Fails the test where ranks disagree about the loss, the logits or what
-// is replicated.
+// Random weights and tokens. Fails the test where ranks disagree about the loss, the logits or
+// replicated tensors.
 ShardedResult RunSharded(const ShardedRun& run);
 
 // `tensors` (values or grads) as logical tensors: name -> [global shape], fp64. Fails the test

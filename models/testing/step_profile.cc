@@ -1,4 +1,4 @@
-// Where the time of a training step goes: forward and backward of a named model, by operation.
+// Profiles a training step: forward and backward of a named model, by operation.
 //
 //   bazel run //models/testing:step_profile -- gpt2-124m 4 64 float32 [threads [shards]]
 
@@ -55,7 +55,7 @@ int Run(const std::string& size, int64_t batch, int64_t sequence, bool bf16, int
   const auto activations = model->NewActivations(batch, sequence, ActivationUse::kTraining);
   std::printf("activations %.1f MB\n", static_cast<double>(activations->bytes()) / 1e6);
 
-  // The least of several steps, operation by operation: other work on the machine only adds.
+  // The minimum over several steps, operation by operation: other load on the machine only adds.
   std::map<std::string, testing::ProfilingBackend::Total> least;
   double least_step = 1e9;
   for (int step = 0; step <= kSteps; ++step) {

@@ -12,16 +12,16 @@
 
 namespace tessera::testing {
 
-// Small configurations whose extents differ from each other, so that a swapped dim shows.
+// Small configurations with distinct extents, so that swapped dims are detected.
 ModelConfig SmallGpt2();
-ModelConfig SmallLlama3(bool tied);  // grouped-query attention, RoPE scaling that bites
+ModelConfig SmallLlama3(bool tied);  // grouped-query attention, effective RoPE scaling
 
 // Builds the model or fails the test program.
 std::unique_ptr<Model> MakeTestModel(const ModelConfig& config, const ModelOptions& options,
                                      Backend& backend);
 
-// Every weight from the same random numbers in fp32 and fp64, deviation 0.2, norms' weights around
-// one, biases too: gradients of every kind are then far from zero.
+// Draws every weight from the same random numbers in fp32 and fp64, deviation 0.2, norms' weights
+// around one, biases too, so that gradients of every kind are far from zero.
 void RandomizeWeights(Model& model, uint64_t seed);
 
 // A micro-batch of random tokens that owns its buffers; one target is ignored.

@@ -1,4 +1,4 @@
-// A file that the safetensors Python package wrote (safetensors_check.py --write), read by our
+// A file written by the safetensors Python package (safetensors_check.py --write), read by this
 // codec.
 
 #include <cstdint>

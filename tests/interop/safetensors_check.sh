@@ -1,5 +1,5 @@
 #!/bin/sh
-# Our data files, opened by Python's safetensors: with one shard a file and with several.
+# Opens data files with Python's safetensors: with one shard per file and with several.
 set -eu
 python="${TESSERA_PYTHON:-python3}"
 if ! "$python" -c "import safetensors, torch" 2> /dev/null; then

@@ -14,8 +14,9 @@
 namespace tessera {
 namespace {
 
-// Of the ranks with a copy of a parameter, the first gives it: data ranks have the same weights,
-// tensor ranks all that is not sharded, and the first and the last stage a tied table.
+// The first of the ranks with a copy of a parameter contributes it: data ranks have the same
+// weights, tensor ranks the same unsharded ones, and the first and the last stage the same tied
+// table.
 bool IsFirstCopy(const Mesh& mesh, const Parameter& parameter) {
   if (mesh.coordinate().data != 0) return false;
   if (parameter.shard < 0 && mesh.coordinate().tensor != 0) return false;

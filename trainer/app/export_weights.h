@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// Whether the file that export_llmc names can be written, at the end of a run that may take weeks.
-// For rank 0. One sentence with the name of the setting.
+// Checks that the file named by export_llmc can be written, since that happens at the end of a run
+// that may take weeks. For rank 0. The error is one sentence with the name of the setting.
 absl::Status CheckExport(const TrainConfig& config);
 
-// Writes the session's weights, in the precision in which they are computed with, to the llm.c file
-// that export_llmc names. Every rank calls it; rank 0 writes. No rank holds more of the model than
-// it did, but for some MiB.
+// Writes the session's weights, in the compute precision, to the llm.c file named by export_llmc.
+// Every rank calls it; rank 0 writes. A rank needs only some MiB in addition to its part of the
+// model.
 absl::Status ExportWeights(const Session& session);
 
 }  // namespace tessera

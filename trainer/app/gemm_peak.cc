@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kLongestSide = 4096;
 constexpr int kMostRuns = 12;
-// Of one run, as far as it can be known beforehand; of all runs of one product.
+// Limits of a single run, as far as it can be predicted, and of all runs of one product.
 constexpr double kMostSecondsOfARun = 0.1, kMostSecondsOfAProduct = 0.1;
 
 double SecondsSince(Clock::time_point start) {
@@ -31,7 +31,7 @@ double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
     if (run <= 0) first_start = start;
     backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
     backend.Synchronize();
-    // The first one makes the product and touches its memory.
+    // The first run creates the product and touches its memory.
     if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));
     if (run >= 0 && SecondsSince(first_start) > kMostSecondsOfAProduct) break;
   }
@@ -46,7 +46,7 @@ double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSiz
     sizes.push_back({std::min(size.m, kLongestSide), std::min(size.n, kLongestSide),
                      std::min(size.k, kLongestSide)});
   }
-  // From what is quick to what may be left out.
+  // From fast to slow, so that the slowest are the ones left out.
   std::ranges::sort(sizes, {}, &ProductSize::flops);
   double best = 0;
   for (const ProductSize& size : sizes) {

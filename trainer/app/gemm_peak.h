@@ -9,19 +9,19 @@
 
 namespace tessera {
 
-// y[m,n] = x[m,k] W[n,k]^T, as layers compute it.
+// y[m,n] = x[m,k] W[n,k]^T, the product of a linear layer.
 struct ProductSize {
   int64_t m = 0, n = 0, k = 0;
 
   double flops() const { return 2.0 * static_cast<double>(m * n * k); }
 };
 
-// The best FLOP/s of a matrix product on this backend, over cubes of several sizes and the
-// products of `model`: what the share of peak in the progress line is a share of. Each is run
-// several times and its best run counts, since other work on the machine can only slow it down.
+// The best FLOP/s of a matrix product on this backend, over cubes of several sizes and the products
+// of `model`: the basis of the share of peak in the progress line. Each product runs several times
+// and its best run counts, since other load on the machine can only slow it down.
 //
-// Cost: some 0.5 s; a product that would take long by what has been measured so far is left out,
-// and no operand has a side above 4,096.
+// Cost: about 0.5 s; a product that is predicted to take long is left out, and no operand has a
+// side above 4,096.
 double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSize> model);
 
 }  // namespace tessera

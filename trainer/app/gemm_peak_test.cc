@@ -25,7 +25,7 @@ TEST(GemmPeakTest, TheModelsProductsAreAmongThoseMeasured) {
   }
 }
 
-// As on an emulated processor.
+// Simulates an emulated processor.
 TEST(GemmPeakTest, ProductsThatWouldTakeLongAreLeftOut) {
   const auto naive = MakeReferenceBackend();
   testing::ProfilingBackend backend(*naive);

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// ", for its 8 processes" where a machine has several.
+// ", for its 8 processes" where a machine runs several.
 std::string ForProcesses(const HostShare& host) {
   return host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here");
 }

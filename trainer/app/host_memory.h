@@ -11,16 +11,16 @@
 
 namespace tessera {
 
-// Whether a machine with `available` bytes left has room for its ranks. Memory that is allocated is
-// not taken before it is touched: without these checks a run would end somewhere in its first step.
+// Checks that a machine with `available` bytes left has room for its ranks. Allocated memory is not
+// taken before it is touched: without these checks a run would end somewhere in its first step.
 // Collective over the world of `host`. ResourceExhausted, with the sizes.
 
-// For the weights and what belongs to them, before anything of that size is made.
+// Checks weights and the memory that depends on them, before anything of that size is allocated.
 absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
                             const HostShare& host);
 
-// For all that has been allocated, of which this rank has `mine`, and, so far, hardly touched.
-// Returns each rank's part of what is left.
+// Checks everything that has been allocated but hardly touched, `mine` being this rank's. Returns
+// each rank's part of the rest.
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,
                                     const HostShare& host);
 

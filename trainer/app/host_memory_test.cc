@@ -33,7 +33,7 @@ TEST(SpareMemoryTest, OneProcessHasAllThatItLeaves) {
   EXPECT_EQ(*SpareMemory(MemoryOf(0), 10 * kMebibyte, *alone), 0);
 }
 
-// What is left once every rank has touched all of its own is for all of them.
+// The memory left after every rank has touched all of its own is shared by all of them.
 TEST(SpareMemoryTest, RanksOfAMachineShareWhatAllOfThemLeave) {
   for (const int size : {2, 3, 5}) {
     const int64_t needed = 10 * kMebibyte * size * (size + 1) / 2;

@@ -22,8 +22,8 @@ cpu_set_t Processors() {
   return processors;
 }
 
-// The same in all processes of a machine, whatever network namespace they are in: the kernel's
-// number of this boot.
+// The same in all processes of a machine, whatever network namespace they are in: the kernel's boot
+// id.
 std::string MachineName() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string name;
@@ -53,7 +53,7 @@ absl::StatusOr<HostShare> HostShare::Find(Communicator* world) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
                            world->GatherBytes(description, 0, options));
   std::string all;
-  // Machines' names may differ in length: each description has its length before it.
+  // Machine names may differ in length: each description is preceded by its length.
   for (const std::string& text : gathered) {
     const uint32_t size = static_cast<uint32_t>(text.size());
     all.append(reinterpret_cast<const char*>(&size), sizeof(size));

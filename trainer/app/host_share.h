@@ -10,15 +10,15 @@
 
 namespace tessera {
 
-// What of its machine a rank may count on, others of the same run being there as well.
+// The share of its machine that a rank may use, next to other ranks of the same run.
 class HostShare {
  public:
   // Collective over `world`, which must outlive the share; null: this process is alone.
   static absl::StatusOr<HostShare> Find(Communicator* world);
 
   int ranks() const { return static_cast<int>(on_this_host_.size()); }
-  // This rank's part of the processors that it may run on: all of them over the ranks that may run
-  // on any of them, at least 1.
+  // This rank's number of threads: the processors that it may run on, divided by the ranks that
+  // share them, at least 1.
   int threads() const { return threads_; }
 
   // The sum of `mine` over the ranks of this host. Collective over the world.

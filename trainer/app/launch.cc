@@ -20,7 +20,7 @@ std::optional<int> NumberFrom(const char* variable) {
 
 Launch DetectLaunch() {
   Launch launch;
-  // Open MPI's own launcher, then the ways in which srun can offer its processes to MPI.
+  // Variables of Open MPI's own launcher, then of srun's ways to offer its processes to MPI.
   for (const char* rank : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
     if (const std::optional<int> number = NumberFrom(rank); number.has_value()) {
       launch.in_world = true;
@@ -28,12 +28,12 @@ Launch DetectLaunch() {
       break;
     }
   }
-  // srun without any: MPI will not see the others, and the world's size will be wrong.
+  // srun without PMI: MPI would not see the other processes, and the world's size would be wrong.
   if (!launch.in_world && NumberFrom("SLURM_STEP_NUM_TASKS").value_or(1) > 1) {
     launch.in_world = true;
     launch.rank = NumberFrom("SLURM_PROCID").value_or(0);
   }
-  // A rank's own stdout may be a pseudo-terminal whatever is at the launcher's other end.
+  // A rank's own stdout may be a pseudo-terminal whatever the launcher's stdout is.
   if (launch.in_world) launch.terminal_columns = NumberFrom("TESSERA_TERMINAL_COLUMNS").value_or(0);
   return launch;
 }

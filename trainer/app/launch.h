@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_APP_LAUNCH_H_
 #define TESSERA_TRAINER_APP_LAUNCH_H_
 
-// How this process came to be, before any message passing is started.
+// How this process was started, before any message passing.
 
 #include <string>
 
@@ -13,18 +13,18 @@ namespace tessera {
 struct Launch {
   // A launcher (mpirun, srun) has started this process as one of a world.
   bool in_world = false;
-  // In that world, as far as the environment tells.
+  // The rank in that world, as far as the environment provides it.
   int rank = 0;
-  // What rank 0's output ends up on: the columns of a terminal, 0 for anything else; only known
-  // from a launcher that says so. Negative: this process's own stdout is the answer.
+  // Where rank 0's output goes: the number of columns of a terminal, 0 for anything else; known
+  // only from a launcher that provides it. Negative: determined by this process's own stdout.
   int terminal_columns = -1;
 };
 
 // From the environment that Open MPI's mpirun, Slurm's srun and trainer/configs/launch.py set.
 Launch DetectLaunch();
 
-// Whether as many processes have been started as the topology needs. InvalidArgument: one sentence
-// with the number that mpirun needs.
+// Checks that as many processes have been started as the topology needs. InvalidArgument: one
+// sentence with the number that mpirun needs.
 absl::Status CheckWorldSize(const Topology& topology, int processes);
 
 }  // namespace tessera

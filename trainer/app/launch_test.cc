@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// What launchers set; a test that itself runs under one must not see it.
+// Variables that launchers set; a test that itself runs under one must not see them.
 constexpr const char* kVariables[] = {
     "OMPI_COMM_WORLD_RANK", "PMIX_RANK",    "PMI_RANK",
     "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "TESSERA_TERMINAL_COLUMNS"};

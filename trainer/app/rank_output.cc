@@ -17,7 +17,7 @@ class RankOutput::LogFile : public google::LogSink {
   explicit LogFile(std::FILE* file) : file_(file) {
     FLAGS_logtostderr = false;
     FLAGS_stderrthreshold = google::GLOG_ERROR;
-    // Else glog would make files of its own.
+    // Otherwise glog would create files of its own.
     for (const google::LogSeverity severity :
          {google::GLOG_INFO, google::GLOG_WARNING, google::GLOG_ERROR, google::GLOG_FATAL}) {
       google::SetLogDestination(severity, "");

@@ -9,13 +9,13 @@
 
 namespace tessera {
 
-// Where a rank says what rank 0 says on the terminal: to RUN_DIR/rank-00003.log, or, without a
-// run_dir, to nobody. Only one rank speaks to the person who started the run; what LOG(ERROR) says
-// reaches the terminal from any.
+// Where other ranks write what rank 0 prints on the terminal: RUN_DIR/rank-00003.log, or, without a
+// run_dir, nowhere. Only one rank prints for the user; LOG(ERROR) messages reach the terminal from
+// any rank.
 class RankOutput {
  public:
-  // Creates the folder; a file that is there is continued. InvalidArgument naming run_dir where it
-  // cannot be written. From here on, until the end of the process, glog's messages go there.
+  // Creates the folder; appends to an existing file. InvalidArgument naming run_dir where it cannot
+  // be written. From here on, until the end of the process, glog's messages go there.
   static absl::StatusOr<std::unique_ptr<RankOutput>> Open(const std::string& run_dir, int rank);
 
   RankOutput(const RankOutput&) = delete;

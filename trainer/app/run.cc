@@ -22,12 +22,12 @@
 namespace tessera {
 namespace {
 
-// On rank 0: checks and opens what a run writes besides checkpoints. Null without a run_dir.
+// On rank 0: checks and opens the outputs of a run other than checkpoints. Null without a run_dir.
 absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenOutput(const Session& session,
                                                           ProgressLine& progress_line) {
   const std::string& run_dir = session.config.output().run_dir();
   if (!run_dir.empty()) TESSERA_RETURN_IF_ERROR(WriteConfig(session.config, run_dir));
-  // Now that run_dir, which may be where the weights go, is there.
+  // Only now does run_dir, which may be the destination of the weights, exist.
   TESSERA_RETURN_IF_ERROR(CheckExport(session.config));
   if (run_dir.empty()) return nullptr;
   const std::optional<int64_t> resumed_step =
@@ -48,7 +48,7 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
   return loop.stopped_by();
 }
 
-// What the weights are worth, where there is nothing to train.
+// Evaluates the weights where there is nothing to train.
 absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
   if (!session.valid_data.has_value() || session.config.training().eval_interval() == 0) {
     return absl::OkStatus();
@@ -96,7 +96,7 @@ ProgressLine::Options LineOptions(const TrainConfig& config, const Launch& launc
   return options;
 }
 
-// Trains, or does what is left to do without.
+// Trains, or does the rest if there is nothing to train.
 absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stopped_by) {
   const TrainConfig& config = session.config;
   if (session.trains) {
@@ -132,7 +132,7 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
       const std::unique_ptr<Session> session,
       BuildSession(config, world, [&](const std::string& note) { progress_line.Message(note); }));
   const absl::Status status = RunSession(*session, progress_line, stopped_by);
-  // The others hear at once; the session first waits for a save in flight.
+  // The other ranks are notified immediately; the session then waits for a save in flight.
   if (!status.ok() && world != nullptr) world->Abort(status);
   return status;
 }

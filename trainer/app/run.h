@@ -8,10 +8,10 @@
 
 namespace tessera {
 
-// One rank's run from its config to the end: build, train or only evaluate, export, sample.
-// Rank 0 talks to the person and writes the run folder's config and metrics; the others write a log
-// there. `world` is null for one process. `stopped_by` becomes the signal that ended training
-// early, the same on every rank, or 0.
+// One rank's run from its config to the end: build, train or only evaluate, export, sample. Rank 0
+// prints for the user and writes the run folder's config and metrics; the others write a log there.
+// `world` is null for one process. `stopped_by` becomes the signal that ended training early, the
+// same on every rank, or 0.
 absl::Status RunRank(const TrainConfig& resolved_config, const Launch& launch, Communicator* world,
                      int* stopped_by);
 

@@ -13,21 +13,21 @@
 
 namespace tessera {
 
-// What every rank must have alike, or they would train something that nobody asked for without a
-// word. Collective; InvalidArgument on each rank that differs from rank 0 unless said otherwise.
+// Properties that every rank must have in common, or the run would silently train something else.
+// Collective; InvalidArgument on each rank that differs from rank 0 unless stated otherwise.
 
-// Names the settings that differ. Where data and run folder are, and the number of threads, is each
-// machine's own business.
+// Names the settings that differ. The paths of data and run folder, and the number of threads, may
+// differ between machines.
 absl::Status CheckSameSettings(const TrainConfig& config, const RankGroup& group);
 
-// `fingerprint` is that of the files that `setting` has led to. What one rank does not know of its
-// files is not compared.
+// `fingerprint` is that of the files that `setting` names. Fingerprints that one rank does not know
+// are not compared.
 absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fingerprint,
                             const RankGroup& group);
 
-// Whether all ranks compute the same bits, by their fingerprints. In EXACT numerics rank 0 gets
-// InvalidArgument naming the ranks that differ from it, and in what; else it tells `notes` so. The
-// others get the verdict when they hear from rank 0, or that it has left.
+// Checks whether all ranks compute the same bits, by their fingerprints. In EXACT numerics rank 0
+// returns InvalidArgument naming the ranks that differ from it, and how; otherwise it adds that to
+// `notes`. The other ranks learn the result from rank 0's next message, or from its leaving.
 absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, bool exact,
                                const RankGroup& group,
                                const std::function<void(const std::string&)>& notes);

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// What each of three ranks finds of its settings.
+// The result of the check on each of three ranks.
 std::vector<std::string> Check(const std::vector<TrainConfig>& configs) {
   std::vector<std::string> found(configs.size());
   ThreadWorld world(static_cast<int>(configs.size()));
@@ -74,7 +74,7 @@ TEST(SameRunTest, OtherFilesAreNoticed) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What rank 0 of four says of ranks that compute otherwise.
+// Rank 0's message, of four ranks, about ranks with other numerics.
 std::pair<absl::Status, std::vector<std::string>> CheckNumerics(
     const std::vector<NumericsFingerprint>& fingerprints, bool exact) {
   std::vector<std::string> notes;

@@ -16,16 +16,16 @@
 namespace tessera {
 
 // Chooses the next token from logits[V]: softmax(logits / temperature) over the top_k most likely
-// (0: all), by a uniform number in [0, 1). Temperature 0 takes the most likely; among equals the
-// lowest id.
+// (0: all), by a uniform number in [0, 1). Temperature 0 chooses the most likely token, and the
+// lowest id among equals.
 int32_t ChooseToken(std::span<const float> logits, double temperature, int64_t top_k,
                     float uniform);
 
 // Logits of the token after a context, for the whole vocabulary.
 using NextLogits = std::function<absl::StatusOr<std::vector<float>>(std::span<const int32_t>)>;
 
-// Continues config.prompt() by num_tokens_to_generate tokens and hands each token's text to `emit`
-// as it comes; ends early at end of text. The model sees the last `max_context` tokens.
+// Continues config.prompt() by num_tokens_to_generate tokens and passes each token's text to `emit`
+// immediately; ends early at end of text. The model sees the last `max_context` tokens.
 // Deterministic in `stream`: ranks that get the same logits choose the same tokens. Errors: those
 // of the tokenizer and of `next_logits`.
 absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenizer,

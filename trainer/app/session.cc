@@ -32,11 +32,11 @@ int ThreadCount(const TrainConfig& config, const HostShare& host) {
   return host.threads();
 }
 
-// More bytes of token files without checksums are not read before the first step: this takes some
+// Larger token files without checksums are not read before the first step: this much takes some
 // seconds.
 constexpr int64_t kMostBytesToChecksum = int64_t{8} << 30;
 
-// Collective. `setting` is where `pattern` is from.
+// Collective. `setting` names the origin of `pattern`.
 absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& pattern,
                                     const Session& session, const Notes& notes) {
   const TrainConfig& config = session.config;
@@ -45,7 +45,7 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
   TESSERA_ASSIGN_OR_RETURN(
       source.dataset,
       TokenDataset::Open(pattern, config.training().seq_length(), config.model().vocab_size()));
-  // Checksums that rank 0 puts beside shared files, the others find there.
+  // Checksums that rank 0 stores beside shared files are found there by the others.
   if (group.ranks.rank() != 0) {
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
   }
@@ -69,13 +69,13 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(const TrainConfig& conf
   return tokenizer;
 }
 
-// Names the checkpoint that an error is about.
+// Adds the checkpoint's name to an error.
 absl::Status In(const SavedRun& saved, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(saved.Describe(), ": ", status.message()));
 }
 
-// Where the run goes on: what the checkpoint says, as far as the flags let it.
+// The starting point of the run: the checkpoint's progress, as far as the flags permit.
 absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
                                        const std::optional<SavedRun>& saved) {
   const uint64_t seed = static_cast<uint64_t>(config.training().seed());
@@ -91,7 +91,7 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
     }
   }
   progress.seed = seed;
-  // An epoch under way goes on in the order that it began with.
+  // An epoch in progress continues in its original order.
   if (progress.consumed_samples == 0) progress.data_seed = seed;
   return progress;
 }
@@ -105,7 +105,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   } else if (!same_model.ok()) {
     notes(std::string(same_model.message()));
   }
-  // What is not loaded starts afresh.
+  // Tensors that are not loaded are initialised.
   if (policy.partial()) {
     session.trainer->InitializeWeights(session.progress.seed);
     if (session.trains) session.trainer->ResetOptimizer();
@@ -139,8 +139,8 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   return absl::OkStatus();
 }
 
-// Master weights take the file's full precision; what is computed with is rounded from them. The
-// fp32 buffer of a chunk lives no longer than its turn.
+// Master weights take the file's full precision; the compute weights are rounded from them. The
+// fp32 buffer of a chunk is freed before the next one is allocated.
 absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
   for (const TrainedChunk& chunk : session.trainer->chunks()) {
     const ParameterSet& parameters = *chunk.parameters;
@@ -202,9 +202,9 @@ absl::Status OpenFiles(Session& session, const Notes& notes) {
   return absl::OkStatus();
 }
 
-// Saves read the state behind the training's back: an update waits for what it overwrites. Their
-// copies are made of the memory that neither the training nor another rank will need. No checkpoint
-// outlives the records of the steps that led to it.
+// Asynchronous saves read the state during training: an update waits for the memory that it
+// overwrites. Their copies use only memory that neither training nor another rank will need. The
+// records of the steps that led to a checkpoint are durable before it is.
 absl::Status OpenSaver(Session& session, int64_t spare_memory) {
   if (!session.trains || session.config.checkpoint().save().empty()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(

@@ -28,14 +28,14 @@
 
 namespace tessera {
 
-// Token files, opened, and the order in which they are read.
+// Open token files, and the order in which they are read.
 struct DataSource {
   std::unique_ptr<TokenDataset> dataset;
   std::unique_ptr<BatchLoader> loader;
 };
 
-// Everything that a rank of a run works with, ready at `progress`: built from the config, then
-// filled from a checkpoint, from an llm.c file, or with initial weights.
+// The complete state of one rank of a run at `progress`: built from the config, then filled from a
+// checkpoint, from an llm.c file, or with initial weights.
 struct Session {
   TrainConfig config;  // resolved
   std::unique_ptr<Mesh> mesh;
@@ -47,26 +47,26 @@ struct Session {
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
-  std::unique_ptr<FolderLock> save_folder;  // of rank 0; null when nothing is saved
+  std::unique_ptr<FolderLock> save_folder;  // on rank 0; null without saves
   // Rank 0's record of the run; null without one, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
-  // Null when nothing is saved. A save in flight uses what stands before it.
+  // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
-  bool resumed = false;          // a checkpoint gave the progress
-  NumericsFingerprint numerics;  // of this rank; in EXACT numerics, of all
+  bool resumed = false;          // the progress came from a checkpoint
+  NumericsFingerprint numerics;  // of this rank; in EXACT numerics, of all ranks
 
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;
-  // What the trainer holds, as checkpoints see it.
+  // The trainer's state in the form that checkpoints use.
   std::vector<StateChunk> state() const;
   RankGroup group() const;
 };
 
 // Builds a session. `world` (null for one process) must have as many ranks as the config's topology
-// and outlive the session; every rank of it calls this, and of an error on one of them alone the
-// others hear when it leaves. `notes` is told, in sentences, where weights and state came from.
-// Errors name the setting or file that is wrong. Writes nothing; only creates the folder `save`
-// where it is missing, so that a run that could not save ends before it trains.
+// and outlive the session; every rank of it calls this, and an error on one rank alone reaches the
+// others when it leaves. `notes` receives sentences about the origin of weights and state. Errors
+// name the wrong setting or file. Writes nothing; only creates the folder `save` if it is missing,
+// so that a run that could not save ends before it trains.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, Communicator* world,
     const std::function<void(const std::string&)>& notes);

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-sigset_t original_mask;  // constant from before the second thread on
+sigset_t original_mask;  // constant once the second thread exists
 
 void RestoreMask() { pthread_sigmask(SIG_SETMASK, &original_mask, nullptr); }
 

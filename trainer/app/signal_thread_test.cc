@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kComputing = 3;
 
-// What a process made for it returns; 128 + the signal that ends it.
+// The exit code of a child process that runs `work`; 128 + the signal that ends it.
 int InAChild(const std::function<int()>& work) {
   const pid_t child = fork();
   if (child == 0) _exit(work());
@@ -41,7 +41,7 @@ std::set<int> BlockedHere() {
   return blocked;
 }
 
-// False after ten seconds.
+// Returns false after ten seconds.
 bool WaitUntil(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!condition()) {
@@ -77,7 +77,7 @@ TEST(SignalThreadTest, HandlersMeetNoThreadThatComputes) {
         while (!stop) std::this_thread::yield();
       });
     }
-    // A profiler's timer, besides what others send.
+    // A profiler's timer, in addition to signals from other processes.
     const itimerval often = {{0, 1000}, {0, 1000}};
     setitimer(ITIMER_PROF, &often, nullptr);
     bool all = true;
@@ -103,7 +103,7 @@ TEST(SignalThreadTest, WhatAThreadDoesItselfIsNotBlocked) {
     for (int signal = 1; signal <= SIGRTMAX; ++signal) {
       if (signal != SIGKILL && signal != SIGSTOP) expected.insert(signal);
     }
-    // The C library's own, between the two ranges.
+    // Reserved by the C library, between the two ranges.
     for (int signal = 32; signal < SIGRTMIN; ++signal) expected.erase(signal);
     for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPIPE,
                           SIGXFSZ, SIGTTIN, SIGTTOU}) {
@@ -169,7 +169,7 @@ TEST(SignalThreadTest, ChildrenAreForkedWithTheOriginalMask) {
 
 struct StopCase {
   int first, meant;
-  int second;  // 0: the first one, again, which is no second one
+  int second;  // 0: the first one repeated, which does not count
 };
 
 int Stop(const StopCase& signals) {

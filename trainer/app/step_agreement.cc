@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr std::array<std::string_view, 5> kGroups = {"tp", "dp", "pp", "tied", "world"};
-// Shares travel as whole numbers, so that one sum carries everything.
+// Shares are sent as integers, so that one sum carries everything.
 constexpr double kShareUnits = 1e9;
 
 // Summed over ranks.

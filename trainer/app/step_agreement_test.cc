@@ -38,7 +38,7 @@ TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
     const int signal = mesh->rank() == 2 ? SIGTERM : 0;
     TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, signal, 0));
     EXPECT_EQ(agreed.stop_signal, SIGTERM);
-    // Whoever is interrupted wins over whoever is to end: all take the same.
+    // SIGINT has precedence over SIGTERM: all ranks return the same.
     const int either = mesh->rank() == 1 ? SIGINT : mesh->rank() == 3 ? SIGTERM : 0;
     TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, either, 0));
     EXPECT_EQ(agreed.stop_signal, SIGINT);
@@ -70,7 +70,7 @@ TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
     EXPECT_EQ(agreed.wire[1].axis, "dp");
     EXPECT_EQ(agreed.wire[1].operation, CommOpName(CommOp::kSend));
     EXPECT_EQ(agreed.wire[1].bytes, 2 * 400);
-    // The next step sends nothing but what the agreement itself took.
+    // The next step sends nothing except the agreement itself.
     TESSERA_ASSIGN_OR_RETURN(agreed, AgreeOnStep(*mesh, 0, 0));
     EXPECT_EQ(agreed.wire.size(), 1u);
     if (!agreed.wire.empty()) EXPECT_EQ(agreed.wire[0].axis, "world");

@@ -3,13 +3,13 @@
 
 namespace tessera {
 
-// From here on SIGINT and SIGTERM ask for a clean end; a second one of either ends the process at
-// once. SIGUSR1 asks for the same as SIGINT, and SIGUSR2 as SIGTERM, however often they come:
-// mpirun hands these two on to its ranks, where it answers the real ones by ending the job a second
-// later. Call once, from main, after StartSignalThread().
+// After this call, SIGINT and SIGTERM request a clean end; a second one of either ends the process
+// immediately. SIGUSR1 requests the same as SIGINT, and SIGUSR2 as SIGTERM, however often they
+// arrive: mpirun forwards these two to its ranks, whereas it answers SIGINT and SIGTERM by ending
+// the job a second later. Call once, from main, after StartSignalThread().
 void CatchStopSignals();
 
-// The signal that asked for the end, SIGINT or SIGTERM; 0 when none did.
+// The signal that requested the end, SIGINT or SIGTERM; 0 if there was none.
 int StopSignal();
 
 }  // namespace tessera

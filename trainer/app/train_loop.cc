@@ -22,14 +22,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// After this many updates in a row with broken gradients there is nothing left to save by going on.
+// After this many consecutive updates with broken gradients, continuing is pointless.
 constexpr int64_t kMostSkippedInARow = 10;
 
 double Seconds(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Those of one micro-batch on one rank that are the largest.
+// The largest products of one micro-batch on one rank.
 std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
   const ModelConfig& model = config.model();
   const int64_t rows = config.training().micro_batch_size() * config.training().seq_length();
@@ -40,8 +40,8 @@ std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
           {rows, model.vocab_size() / tensor, model.hidden_size()}};
 }
 
-// What products of matrices all ranks reach together, each with its own threads and at the same
-// time.
+// The rate of matrix products that all ranks reach together, each with its own threads and at the
+// same time.
 absl::StatusOr<double> MeasurePeak(const Session& session) {
   Communicator* const world = session.mesh->world();
   if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
@@ -75,7 +75,7 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
 absl::Status TrainLoop::Run() {
   TESSERA_ASSIGN_OR_RETURN(const RateMeter::Options rates, RateOptions(session_));
   rates_.emplace(rates);
-  // What building the session sent belongs to no step.
+  // Bytes sent while building the session do not belong to any step.
   session_.mesh->TakeTraffic();
   TESSERA_RETURN_IF_ERROR(Train());
   return FinishSaves();
@@ -104,7 +104,7 @@ absl::Status TrainLoop::Train() {
     }
     if (last) break;
   }
-  // The last one is not left out because an earlier one is still being written.
+  // The last save is not skipped because an earlier one is still being written.
   if (session_.saver != nullptr) ReportSaves(session_.saver->Finish());
   return Save();
 }

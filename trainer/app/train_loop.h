@@ -15,20 +15,20 @@
 
 namespace tessera {
 
-// One optimizer step after the other: train, report, evaluate, save. Every rank of a run has its
-// loop, and all do the same.
+// Runs optimizer steps: trains, reports, evaluates, saves. Every rank of a run has its own loop,
+// and all do the same.
 class TrainLoop {
  public:
-  // `session` (with something to train) must outlive the loop; its progress moves on.
-  // `progress_line` is where a person looks.
+  // `session` (with something to train) must outlive the loop, which updates its progress.
+  // `progress_line` prints for the user.
   TrainLoop(Session& session, ProgressLine& progress_line);
 
   // Trains up to train_iters, or until exit_interval or a stop signal to any rank ends the run.
-  // Saves every save_interval steps and after the last one; a run that a signal ends saves nothing
-  // more than it has. Errors: those of data, ranks, checkpoint and metrics.
+  // Saves every save_interval steps and after the last one; a run that is ended by a signal makes
+  // no additional save. Errors: those of data, ranks, checkpoint and metrics.
   absl::Status Run();
 
-  // The signal that ended Run(), the same on every rank; 0 when none did.
+  // The signal that ended Run(), the same on every rank; 0 if there was none.
   int stopped_by() const { return stopped_by_; }
 
  private:
@@ -37,17 +37,17 @@ class TrainLoop {
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
   absl::Status Save();
-  // Tells of saves that are over. A save in the background that failed is a message, not an error:
-  // the training can go on.
+  // Reports finished saves. An asynchronous save that failed is a message, not an error: training
+  // can continue.
   void ReportSaves(const std::vector<SaveOutcome>& outcomes);
-  // Waits for saves in flight; the newest one's error is the run's.
+  // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
   bool AtInterval(int64_t interval) const;
 
   Session& session_;
   const TrainConfig& config_;
   ProgressLine& progress_line_;
-  std::optional<RateMeter> rates_;  // from Run() on
+  std::optional<RateMeter> rates_;  // set by Run()
   int64_t saved_step_ = -1;
   absl::Status last_save_;
   int stopped_by_ = 0;

@@ -1,6 +1,6 @@
-// Trains a model: `train --config FILE --flag=value ...`, see --help. One process, or one of those
-// that mpirun or srun has started; trainer/configs/launch.py starts as many as the settings ask
-// for, which it learns by `train --print-launch ...`.
+// Trains a model: `train --config FILE --flag=value ...`, see --help. Runs as a single process, or
+// as one of those that mpirun or srun has started; trainer/configs/launch.py starts as many as the
+// settings need, which it queries with `train --print-launch ...`.
 
 #include <unistd.h>
 
@@ -32,9 +32,9 @@ namespace {
 constexpr int kWrongSettings = 2;
 constexpr unsigned kSecondsForRank0 = 5;
 
-// One sentence for what every process of a world finds out by itself: rank 0 says it. The others
-// stay until it has, for a launcher may end them all with the first; who is still there then has
-// found out alone.
+// Prints one sentence for an error that every process of a world detects by itself: rank 0 prints
+// it. The others wait until it has, because a launcher may end them all with the first one; a
+// process that is still running afterwards was the only one with the error.
 int Refuse(const absl::Status& status, const Launch& launch) {
   std::string who = "train";
   if (launch.in_world && launch.rank != 0) {
@@ -46,7 +46,7 @@ int Refuse(const absl::Status& status, const Launch& launch) {
   return absl::IsInvalidArgument(status) ? kWrongSettings : 1;
 }
 
-// What launch.py asks for, as JSON, of settings that may still lack training data.
+// Prints the answer to launch.py as JSON, for settings that may still lack training data.
 absl::Status PrintLaunch(TrainConfig config) {
   const bool has_data = !config.data().train_data_path().empty();
   const DataConfig given = config.data();
@@ -75,7 +75,7 @@ CommOptions WorldOptions(const TrainConfig& config) {
   return options;
 }
 
-// `given`: what the user says; its topology may depend on the world.
+// `given`: the user's settings; the topology may depend on the world.
 int RunInWorld(const TrainConfig& given, const Launch& launch) {
   int stopped_by = 0;
   const int code = RunMpiRank(WorldOptions(given), [&](Communicator& world) -> absl::Status {

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// How far one size is from another, by ratio.
+// The ratio between two sizes, as a distance.
 double Distance(int64_t a, int64_t b) {
   return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
 }
@@ -72,7 +72,7 @@ absl::StatusOr<Topology> ChooseTopology(const Topology& wanted, int world_size,
   if (below > 0) nearest.push_back(below);
   if (above <= 2 * world_size) nearest.push_back(above);
   if (nearest.empty()) {
-    // Then one process cannot have it either, and says why.
+    // If so, the model does not fit one process either, whose error is returned.
     TESSERA_RETURN_IF_ERROR(ValidateTopology(Topology{}, model, batch, exact_tp_shards));
   }
   return absl::InvalidArgumentError(

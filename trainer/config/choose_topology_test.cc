@@ -50,19 +50,20 @@ TEST(ChooseTopologyTest, TheReplicaShrinksWhereItMust) {
   EXPECT_EQ(Choose("dp4_tp2_pp2", 2), "tp2");
   EXPECT_EQ(Choose("dp4_tp2_pp2_sp", 1), "single");
   EXPECT_EQ(Choose("tp4_sp", 2), "tp2_sp");
-  // Six ranks hold no four: the nearest is six, then three, two.
+  // Six ranks cannot form groups of four: the nearest is six, then three, two.
   EXPECT_EQ(Choose("dp4_tp2_pp2", 6), "dp2_pp3");
   EXPECT_EQ(Choose("pp2_vpp4", 3), "pp3_vpp4");
 }
 
 TEST(ChooseTopologyTest, NothingFits) {
-  // 48 / 2 micro-batches over 5 replicas, 4 groups over 5, but 12 layers over 5 stages go.
+  // 24 micro-batches are not divisible by 5 replicas, nor 4 groups by 5, but 12 layers fit 5
+  // stages.
   EXPECT_EQ(Choose("dp4", 5), "pp5");
   EXPECT_EQ(
       Choose("dp4", 13),
       "topology=auto: the model and the batch cannot be split over 13 processes; it goes with "
       "12 or 14");
-  // 24 micro-batches and twelve stages of four tensor ranks are the most that there is.
+  // 24 micro-batches and twelve stages of four tensor ranks are the maximum.
   EXPECT_THAT(Choose("dp4", 6007), HasSubstr("over 6007 processes; it goes with 1152"));
 }
 

@@ -31,7 +31,7 @@ struct CommandLine {
 // they stand. Flags are those of flags.h over TrainConfig, and `--help`, `--help=GROUP`.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
-// `source` is the file name that errors mention: "source:line:column: message".
+// `source` is the file name in error messages: "source:line:column: message".
 absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source);
 absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
 
@@ -43,16 +43,16 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int process
 // Whether the number of processes decides the topology.
 bool HasAutoTopology(const TrainConfig& config);
 
-// The sizes of the parallel axes that a resolved config asks for. Processes of the run:
+// The sizes of the parallel axes of a resolved config. Number of processes of the run:
 // ConfigTopology(config).world_size().
 Topology ConfigTopology(const TrainConfig& config);
 // exact_tp_shards of a resolved config in EXACT numerics; 0 in FAST ones.
 int ExactShards(const TrainConfig& config);
 
-// Complete text, one field a line; ParseConfig reads it back to the same config.
+// Complete text, one field per line; ParseConfig reads it back to the same config.
 std::string ConfigText(const TrainConfig& config);
-// "name=value" of the fields that differ from their defaults, grouped by message, one line a group:
-// for the terminal.
+// "name=value" of the fields that differ from their defaults, grouped by message, one line per
+// group: for the terminal.
 std::string ConfigDifferences(const TrainConfig& config);
 // Writes ConfigText to PATH/config.textproto (temporary name, synced, renamed). Creates the folder.
 absl::Status WriteConfig(const TrainConfig& config, const std::string& run_dir);

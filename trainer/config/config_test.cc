@@ -30,7 +30,7 @@ absl::StatusOr<CommandLine> Parse(std::vector<std::string> arguments) {
   return ParseCommandLine(static_cast<int>(argv.size()), argv.data());
 }
 
-// A run that is complete and free of contradictions, plus `more`.
+// A complete and consistent run, plus `more`.
 absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more, int processes = 1) {
   std::vector<std::string> arguments = {"--size=gpt2-tiny", "--train-iters=100",
                                         "--train-data-path=train_*.bin"};
@@ -329,7 +329,7 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--temperature=-1"}, "temperature=-1: must be a finite number that is not negative"},
     }));
 
-// That the sizes are checked against each other; how, is tested beside ValidateTopology.
+// Sizes are checked against each other; the details are tested beside ValidateTopology.
 TEST(ResolveConfigTest, SizesThatDoNotFitTogetherAreNamed) {
   for (const auto& [flags, names] :
        std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>>{

@@ -62,7 +62,7 @@ std::string FlagName(const FieldDescriptor& field) {
   return absl::StrCat("--", absl::StrReplaceAll(field.name(), {{"_", "-"}}));
 }
 
-// proto3 asks for a zero value that means "not given": nobody types it.
+// The zero value "unspecified", which proto3 requires, cannot be given.
 bool IsUnspecified(const EnumValueDescriptor& value) {
   return value.number() == 0 && absl::EndsWith(value.name(), "_UNSPECIFIED");
 }
@@ -77,7 +77,7 @@ std::string EnumChoices(const EnumDescriptor& type) {
   return absl::StrJoin(names, "|");
 }
 
-// What a value of the field is called in help and in error messages.
+// The name of a field's values in help and in error messages.
 std::string ValueKind(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:
@@ -119,7 +119,7 @@ absl::Status UnknownFlag(const std::string& argument, const std::string& name,
   for (const Flag& flag : flags) known.push_back(flag.field->name());
   std::string nearest;
   int best = std::max<int>(2, static_cast<int>(name.size()) / 3) + 1;
-  // A name of no more letters than the allowed distance resembles everything.
+  // Any name would be similar to one of no more letters than the allowed distance.
   if (name.size() < 3) best = 2;
   for (const std::string& candidate : known) {
     const int distance = TypingDistance(name, candidate);
@@ -164,7 +164,7 @@ const EnumValueDescriptor* ParseEnum(const EnumDescriptor& type, const std::stri
   return nullptr;
 }
 
-// False where `value` is none of the field's type.
+// Returns false if `value` is not of the field's type.
 bool SetField(const FieldDescriptor& field, const std::string& value, Message* group) {
   const Reflection& reflection = *group->GetReflection();
   const auto set = [&](auto parsed, auto setter) {
@@ -202,11 +202,11 @@ bool SetField(const FieldDescriptor& field, const std::string& value, Message* g
 std::string ShortestNumber(double value) {
   char buffer[64];
   const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  // "3e-4" as people write it, not "3e-04".
+  // "3e-4" as usually written, not "3e-04".
   return absl::StrReplaceAll(std::string(buffer, result.ptr), {{"e-0", "e-"}, {"e+0", "e"}});
 }
 
-// What stands for the value in help.
+// The placeholder for the value in help.
 std::string Placeholder(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_BOOL:
@@ -223,7 +223,7 @@ std::string Placeholder(const FieldDescriptor& field) {
   }
 }
 
-// Appends `text` to `lines`, going on below its own beginning where a line would be too long.
+// Appends `text` to `lines`; continuation lines are indented to its beginning.
 void AppendWrapped(std::string_view text, size_t indent, std::string* lines) {
   size_t column = lines->size();
   for (const absl::string_view word : absl::StrSplit(View(text), ' ')) {

@@ -1,10 +1,10 @@
 #ifndef TESSERA_TRAINER_CONFIG_FLAGS_H_
 #define TESSERA_TRAINER_CONFIG_FLAGS_H_
 
-// A command line for any protobuf message of groups: message -> one sub-message a group -> scalar
+// A command line for any protobuf message of groups: message -> one sub-message per group -> scalar
 // and enum fields, whose names are unique over all groups. A field `num_layers` is the flag
-// --num-layers or --num_layers, as `--num-layers 12` or `--num-layers=12`; a boolean is set by its
-// bare name, too. Enum values are accepted in any case.
+// --num-layers or --num_layers, as `--num-layers 12` or `--num-layers=12`; a boolean is also set by
+// its bare name. Enum values are accepted in any case.
 
 #include <span>
 #include <string>
@@ -16,18 +16,17 @@
 
 namespace tessera {
 
-// Applies the flags to `message`, the last one winning. Unknown flag: InvalidArgument with the
-// nearest name; a value that does not parse: InvalidArgument naming flag, value and what is
-// expected.
+// Applies the flags to `message`; the last one wins. Unknown flag: InvalidArgument with the nearest
+// name; a value that does not parse: InvalidArgument naming flag, value and the expected kind.
 absl::Status ApplyFlags(std::span<const std::string> arguments, google::protobuf::Message* message);
 
-// Appends one entry a flag, under its group's name: flag, placeholder of its value, help,
-// [default]; wrapped at 100 columns. `group` empty: all of them. InvalidArgument where there is no
+// Appends one entry per flag, under its group's name: flag, placeholder of its value, help,
+// [default]; wrapped at 100 columns. `group` empty: all of them. InvalidArgument if there is no
 // such group.
 absl::Status FlagHelp(const google::protobuf::Message& message, std::string_view group,
                       std::string* help);
 
-// One line "group --flag <kind> = default" a flag, for a test that freezes the command line.
+// One line "group --flag <kind> = default" per flag, for a test that freezes the command line.
 std::vector<std::string> FlagInventory(const google::protobuf::Message& message);
 
 // `value` as ApplyFlags would read it for a field of a group, shortest form that reads back to the

@@ -113,7 +113,7 @@ TEST(ApplyFlagsTest, AWrongValueIsNamedWithItsFlag) {
   EXPECT_EQ(Error({"--bf16=maybe"}), "--bf16=maybe: expected true|false");
   EXPECT_EQ(Error({"--lr-decay-style=cosin"}),
             "--lr-decay-style=cosin: expected constant|linear|cosine|wsd");
-  // The zero value of proto3 is nothing to ask for.
+  // The zero value of proto3 cannot be requested.
   EXPECT_EQ(Error({"--architecture=ARCHITECTURE_UNSPECIFIED"}),
             "--architecture=ARCHITECTURE_UNSPECIFIED: expected gpt2|llama3|other");
 }
@@ -167,7 +167,7 @@ TEST(FlagHelpTest, OneGroup) {
             "data, sampling, output");
 }
 
-// The command line is a promise to users: a change of it must be a change of this file, too.
+// The command line is a promise to users: changing it must change this file, too.
 TEST(FrozenCommandLineTest, FlagsAndDefaultsAreThoseOfTheGoldenFile) {
   std::ifstream file("trainer/config/testdata/flags.golden");
   ASSERT_TRUE(file) << "testdata is missing";

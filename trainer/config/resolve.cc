@@ -1,4 +1,4 @@
-// Defaults that depend on other fields, and every contradiction between fields.
+// Computes defaults that depend on other fields, and reports every contradiction between fields.
 
 #include <algorithm>
 #include <cmath>
@@ -28,7 +28,7 @@ constexpr int64_t kDefaultEvalInterval = 1000;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxProcesses = int64_t{1} << 20;
 constexpr int64_t kMaxTimeoutMinutes = 366 * 24 * 60;
-// Of one step or evaluation: what is counted in int64 stays far from its end.
+// Limit per step or evaluation: numbers counted in int64 stay far from its limits.
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
 template <typename... Parts>
@@ -36,7 +36,7 @@ absl::Status Wrong(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// Writes every declared default out, so that the saved config does not change with a later
+// Writes every declared default explicitly, so that the saved config does not change with a later
 // version's defaults.
 void FillDeclaredDefaults(Message* group) {
   const Reflection& reflection = *group->GetReflection();
@@ -85,8 +85,8 @@ void FillDependentDefaults(TrainConfig* config) {
   }
 }
 
-// No number of any group may be negative or non-finite; what else a field demands is checked with
-// its group.
+// No number of any group may be negative or non-finite; other requirements of a field are checked
+// with its group.
 absl::Status CheckRanges(const TrainConfig& config) {
   const Reflection& groups = *config.GetReflection();
   for (int g = 0; g < config.GetDescriptor()->field_count(); ++g) {
@@ -242,7 +242,7 @@ absl::Status CheckAdam(const OptimizerConfig& optimizer) {
   return absl::OkStatus();
 }
 
-// Settings that say how to do what is not done at all.
+// Reports settings of a feature that is not in use.
 absl::Status CheckIdle(const char* missing,
                        std::initializer_list<std::pair<const char*, bool>> set) {
   for (const auto& [name, is_set] : set) {
@@ -309,7 +309,7 @@ BatchSizes Batches(const TrainingConfig& training) {
           .sequence_length = training.seq_length()};
 }
 
-// What sizes fit together is the business of whoever splits the model.
+// Which sizes are consistent is decided by the code that splits the model.
 absl::Status CheckTopology(const TrainConfig& config) {
   return ValidateTopology(ConfigTopology(config), config.model(), Batches(config.training()),
                           ExactShards(config));
@@ -363,7 +363,7 @@ int ExactShards(const TrainConfig& config) {
 bool HasAutoTopology(const TrainConfig& config) { return config.parallel().topology() == "auto"; }
 
 absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int processes) {
-  // Before the model's own checks: they would report the same field in other words.
+  // Before the model's own checks, which would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
   absl::StatusOr<ModelConfig> model = ResolveModelConfig(config.model());

@@ -32,7 +32,7 @@ constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-// Keeps the first error: those after it are mostly its consequences.
+// Keeps the first error: later ones are mostly its consequences.
 class FirstError : public google::protobuf::io::ErrorCollector {
  public:
   explicit FirstError(std::string_view source) : source_(source) {}
@@ -67,8 +67,8 @@ std::string GroupDifferences(const std::string& name, const Message& group,
   return line;
 }
 
-// What the model's own choices (its size, or its extents where it has no name) leave to defaults;
-// the choices themselves are left out, so that they are always shown.
+// The model with all defaults that its own choices (its size, or its extents without a name) leave;
+// the choices themselves are not set, so that they are always shown.
 ModelConfig UsualModel(const ModelConfig& model) {
   ModelConfig choices;
   if (model.size().empty()) {
@@ -128,7 +128,7 @@ absl::StatusOr<TrainConfig> LoadConfig(const std::string& path) {
   if (!file) return ErrnoError("cannot read the config file", path);
   std::string text(kMaxConfigBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  // Reading a folder opens, then fails.
+  // Opening a folder succeeds; reading it fails.
   if (file.bad()) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot read the config file ", path, ": expected a file"));

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// How a step's samples are split.
+// How the samples of a step are split.
 struct BatchSizes {
   int64_t micro_batch = 1;
   int64_t global_batch = 1;
@@ -18,7 +18,7 @@ struct BatchSizes {
 
 // Whether a model (resolved) and its batches can be split like this, in EXACT numerics with
 // `exact_tp_shards` virtual shards, or, where that is 0, in FAST ones. InvalidArgument: one
-// sentence that names the settings that do not go together, and both sizes.
+// sentence that names the inconsistent settings, and both sizes.
 absl::Status ValidateTopology(const Topology& topology, const ModelConfig& model,
                               const BatchSizes& batch, int exact_tp_shards = 0);
 

@@ -1,5 +1,4 @@
-// Every config that is shipped parses, is free of contradictions and describes the model that its
-// name says.
+// Every shipped config parses, is consistent and describes the model in its name.
 
 #include <gtest/gtest.h>
 
@@ -41,7 +40,7 @@ const std::map<std::string, Description>& Expected() {
 constexpr const char* kTopologies[] = {"single", "dp2",         "dp4_zero2", "tp2",
                                        "pp2",    "dp2_tp2_pp2", "pp2_vpp2",  "dp4_zero2_tp2_pp2"};
 
-// As the launcher completes it.
+// The config after the launcher has completed it.
 absl::StatusOr<TrainConfig> Resolved(const std::string& name) {
   absl::StatusOr<TrainConfig> config = LoadConfig("trainer/configs/" + name);
   if (!config.ok()) return config.status();

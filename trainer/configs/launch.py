@@ -13,7 +13,7 @@ Environment: TESSERA_HOSTFILE, as --hostfile. TESSERA_MPIRUN_FLAGS, more flags f
 TESSERA_DATA_DIR, where text is prepared for settings that name no data.
 """
 
-# Until there is a job to end in order, Ctrl-C ends this program alone, without a traceback.
+# Until a job has been started, Ctrl-C ends this program only, without a traceback.
 import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -29,23 +29,24 @@ import sys
 import termios
 import threading
 
-# What was closed is nowhere from here on: its number must not become that of a pipe.
+# Closed streams are connected to /dev/null: otherwise a pipe could get their descriptors.
 for stream in ("stdin", "stdout", "stderr"):
     if getattr(sys, stream) is None:
         null = os.open(os.devnull, os.O_RDWR)
         setattr(sys, stream, os.fdopen(null, "r" if stream == "stdin" else "w"))
 
-# What tells a process that a launcher has started it in a world of several.
+# Variables that tell a process that a launcher has started it in a world of several.
 WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
-# Ranks take these for SIGINT and SIGTERM: mpirun hands them on, where those two end its job at
-# once.
+# Sent to ranks in place of SIGINT and SIGTERM: mpirun forwards these, whereas SIGINT and SIGTERM
+# end its job at once.
 FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2,
              signal.SIGHUP: signal.SIGUSR2}
-# Whoever sends these to us, as Slurm's --signal does before the time is up, means the same.
+# The meaning of these signals when sent to the launcher, as by Slurm's --signal before the time
+# limit.
 MEANT = {signal.SIGUSR1: signal.SIGINT, signal.SIGUSR2: signal.SIGTERM}
-# mpirun hands a signal to the ranks that it has started so far: it is repeated for those that come
-# later.
+# mpirun forwards a signal to the ranks that it has started so far: it is repeated for those that
+# start later.
 SECONDS_TO_REPEAT = 1
 
 
@@ -91,7 +92,7 @@ def describe(command):
     try:
         return json.loads(result.stdout)
     except ValueError:
-        # It was asked for help.
+        # Help was requested.
         sys.stdout.write(result.stdout)
         sys.exit(0)
 
@@ -136,14 +137,14 @@ def physical_cores():
 def mpirun_command(processes, hostfile):
     if shutil.which("mpirun") is None:
         fail(f"{processes} processes need mpirun, which is not installed (Debian: openmpi-bin)")
-    # By its bare name: from an absolute path mpirun would conclude where it is installed on other
+    # Called by its bare name: from an absolute path mpirun would derive its location on other
     # hosts.
     command = ["mpirun", "--bind-to", "none"]
     elsewhere = hostfile is not None or "SLURM_JOB_ID" in os.environ
     reasons = []
     if processes == 0 and not elsewhere:
         processes = physical_cores()
-    if processes > 0:  # else one for each slot of the hosts
+    if processes > 0:  # otherwise one for each slot of the hosts
         command += ["-n", str(processes)]
     if hostfile is not None:
         command += ["--hostfile", hostfile]
@@ -156,13 +157,13 @@ def mpirun_command(processes, hostfile):
     command += shlex.split(os.environ.get("TESSERA_MPIRUN_FLAGS", ""))
     count = f"{processes} processes" if processes > 0 else "a process for each slot"
     say(f"{count}{': ' + ', '.join(reasons) if reasons else ''}: {shlex.join(command)}")
-    # Ranks write to a pseudo-terminal of mpirun's: whether ours is one, and how wide, they must be
-    # told.
+    # Ranks write to a pseudo-terminal of mpirun: whether the launcher's stdout is a terminal, and
+    # how wide, must be passed on.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     if os.environ.get("TERM", "") in ("", "dumb"):
         columns = 0
     command += ["-x", f"TESSERA_TERMINAL_COLUMNS={columns}"]
-    # Ranks on other hosts inherit nothing else of this environment.
+    # Ranks on other hosts inherit nothing else from this environment.
     if "TESSERA_CPU" in os.environ:
         command += ["-x", "TESSERA_CPU"]
     return command
@@ -301,7 +302,7 @@ def main():
     launch = describe(command + flags)
     command += default_data(prepare_data, launch, may_prepare=not in_world) + flags
     if launch["processes"] == 1 or in_world:
-        # Python ignores this one, and TRAIN would inherit that.
+        # Python ignores SIGPIPE, which TRAIN would inherit.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execv(train, command)
     sys.exit(run(mpirun_command(launch["processes"], hostfile) + command))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train.sh LAUNCHER PROGRAM PREPARE_DATA CONFIG FLAGS...: trains, with relative paths meant from
-# where the user stands.
+# train.sh LAUNCHER PROGRAM PREPARE_DATA CONFIG FLAGS...: trains; relative paths refer to the user's
+# directory.
 set -euo pipefail
 launcher=$PWD/$1 train=$PWD/$2 prepare_data=$PWD/$3 config=$PWD/$4
 shift 4

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Memory for buckets under way, made on demand and reused, in two sizes: buckets within the bucket
-// size, and those of one parameter that is larger.
+// Memory for buckets in flight, allocated on demand and reused, in two sizes: for buckets within
+// the bucket size, and for those of a single larger parameter.
 class BucketBuffers {
  public:
   struct Loan {
@@ -20,22 +20,22 @@ class BucketBuffers {
     bool none() const { return buffer < 0; }
   };
 
-  // Every stretch asked for is at most `large` long. `limits`: of buffers per size that Borrow()
-  // makes.
+  // Every request is for at most `large` elements. `limits`: the number of buffers per size that
+  // Borrow() allocates.
   BucketBuffers(DType dtype, Device device, int64_t small_elements, int64_t large_elements,
                 int small_limit, int large_limit)
       : dtype_(dtype),
         device_(device),
         sizes_{Size{small_elements, small_limit, {}}, Size{large_elements, large_limit, {}}} {}
 
-  // None where all of that size are lent and the limit is reached.
+  // No loan if all buffers of that size are lent and the limit is reached.
   Loan Borrow(int64_t elements);
-  // Beyond the limit if need be.
+  // Exceeds the limit if necessary.
   Loan BorrowAnyway(int64_t elements);
   // Empties the loan.
   void Return(Loan& loan);
 
-  // Of all that the limits allow.
+  // Elements of all buffers within the limits.
   int64_t most_elements() const {
     return sizes_[0].elements * sizes_[0].limit + sizes_[1].elements * sizes_[1].limit;
   }

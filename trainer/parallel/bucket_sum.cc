@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// Whether contribution i opens a subtree, which later ones are added to.
+// Whether contribution i opens a subtree, to which later ones are added.
 bool Opens(int64_t i, int64_t contributions, bool tree) {
   return i == 0 || (tree && i % 2 == 0 && i + 1 < contributions);
 }

@@ -10,25 +10,26 @@
 
 namespace tessera {
 
-// The sum over the n contributions of a step, which come in order, for one stretch of gradients:
-// plain, or the binary tree T(0, n) of tree_sum.h by element. A tree of open subtrees is a binary
-// counter: each term holds a power of two of contributions, and equal neighbours are added at once.
+// The sum over the n contributions of a step, which arrive in order, for one range of gradients:
+// plain, or elementwise the binary tree T(0, n) of tree_sum.h. A tree of open subtrees is a binary
+// counter: each term holds a power of two of contributions, and equal neighbours are added
+// immediately.
 //
-// `Place(i)` says where contribution i has to be kept: the result for the first, a buffer of its
-// own where it opens a subtree, and nowhere (empty) where it is added as soon as it is there, from
-// wherever it is.
+// `Place(i)` returns where contribution i has to be stored: the result for the first, a separate
+// buffer where it opens a subtree, and nothing (empty) where it is added as soon as it is complete,
+// from any memory.
 class BucketSum {
  public:
-  // `result`: where the sum ends up; contiguous, may have no elements. Buffers are made when they
+  // `result`: receives the sum; contiguous, may have no elements. Buffers are allocated when they
   // are first needed, in the current memory category.
   BucketSum(TensorView result, Device device, int64_t contributions, bool tree)
       : result_(std::move(result)), device_(device), contributions_(contributions), tree_(tree) {}
 
-  // Between Place(i) and Add(i), neither is called for another contribution.
+  // Between Place(i) and Add(i), neither may be called for another contribution.
   TensorView Place(int64_t i);
-  // `from`: Place(i), or any memory of the result's shape, which is free again after the call.
+  // `from`: Place(i), or any memory of the result's shape, which may be reused after the call.
   void Add(Backend& backend, int64_t i, TensorView from);
-  // Before the next step.
+  // Must be called before the next step.
   void Reset();
 
   const TensorView& result() const { return result_; }
@@ -50,7 +51,7 @@ class BucketSum {
   std::vector<int> free_;
 };
 
-// How many buffers a BucketSum makes besides the result.
+// The number of buffers that a BucketSum allocates besides the result.
 int64_t MostOpenTerms(int64_t contributions, bool tree);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Whole optimizer steps over data-parallel ranks: reduction, norm, update and gathering of values,
-// against one rank.
+// Complete optimizer steps over data-parallel ranks: reduction, norm, update and gathering of
+// values, compared with one rank.
 
 #include <gtest/gtest.h>
 

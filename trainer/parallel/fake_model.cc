@@ -108,8 +108,8 @@ absl::Status FakeModel::Backward(int64_t micro_batch, bool accumulate, GradientO
     return std::pair(layout_.parameters[first].begin,
                      layout_.parameters[last].begin + layout_.parameters[last].elements);
   };
-  // A tied table without a second contribution gets both of them in one place: from the head, which
-  // comes first, and from the embedding, which comes last.
+  // A tied table without a second gradient accumulates both contributions in one place: from the
+  // head, which comes first, and from the embedding, which comes last.
   const auto at_both_ends = [this](int i) {
     return parameters_[i].tied && !parameters_[i].second && !parameters_[i].on_two_stages;
   };

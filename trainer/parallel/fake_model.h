@@ -1,8 +1,8 @@
 #ifndef TESSERA_TRAINER_PARALLEL_FAKE_MODEL_H_
 #define TESSERA_TRAINER_PARALLEL_FAKE_MODEL_H_
 
-// A model for tests of what happens to gradients: its gradients are random numbers that depend on
-// (parameter, contribution, element, global micro-batch) alone.
+// A model for tests of gradient processing: its gradients are random numbers that depend only on
+// (parameter, contribution, element, global micro-batch).
 
 #include <cstdint>
 #include <string>
@@ -20,26 +20,26 @@ struct FakeParameter {
   std::string key;
   int64_t elements = 0;
   bool tied = false;
-  bool second = false;  // with a second contribution
+  bool second = false;  // with a second gradient
   bool on_two_stages = false;
-  int contribution = 0;  // which one `grad` gets
+  int contribution = 0;  // the one that `grad` receives
 };
 
 GradientLayout FakeLayout(const std::vector<FakeParameter>& parameters);
 
-// Of one micro-batch. Of very different sizes, so that the order of sums matters.
+// The gradient of one micro-batch. Magnitudes vary widely, so that the order of sums matters.
 float FakeGradient(std::string_view key, int contribution, int64_t element, int64_t micro_batch);
-// The binary tree over all micro-batches [begin, end), by the definition.
+// The binary tree over all micro-batches [begin, end), by definition.
 float FakeGradientTree(std::string_view key, int contribution, int64_t element, int64_t begin,
                        int64_t end);
 // In fp64.
 double FakeGradientSum(std::string_view key, int contribution, int64_t element,
                        int64_t micro_batches);
 
-// The backward pass alone.
+// Only the backward pass.
 class FakeModel {
  public:
-  // `told_at_once`: how many parameters Prepare() and Ready() tell together.
+  // `told_at_once`: the number of parameters per call of Prepare() and Ready().
   FakeModel(std::vector<FakeParameter> parameters, int told_at_once)
       : parameters_(std::move(parameters)),
         layout_(FakeLayout(parameters_)),
@@ -50,7 +50,7 @@ class FakeModel {
   const GradientLayout& layout() const { return layout_; }
   void BindGradients(int64_t begin, int64_t end, const TensorView& memory);
   absl::Status Backward(int64_t micro_batch, bool accumulate, GradientObserver& observer);
-  // Where the gradient is now; null: nowhere.
+  // The current address of the gradient; null: none.
   const float* grad(int parameter) const { return grads_[parameter]; }
 
  private:

@@ -39,8 +39,8 @@ bool Alone(const FlatParameter& parameter) {
   return parameter.tied || parameter.on_two_stages || parameter.second_begin >= 0;
 }
 
-// A tied table's buckets must be cut alike wherever the table is: without the gap behind it, whose
-// size depends on what follows.
+// A tied table's buckets must have the same boundaries on every stage: without the gap behind it,
+// whose size depends on the next parameter.
 int64_t AlignedEnd(int64_t begin, const FlatParameter& parameter) {
   return begin + AlignedElements(parameter.elements);
 }

@@ -62,8 +62,8 @@ TEST(GradientBucketsTest, SpaceThatEndsWithinABlock) {
   EXPECT_EQ(buckets[0].piece_elements, (std::vector<int64_t>{256, 44, 0}));
 }
 
-// The table is cut in the same way on the stage where it stands first and where it stands last, and
-// so is its second contribution.
+// The table has the same boundaries on the stage where it comes first and where it comes last, and
+// so has its second gradient.
 TEST(GradientBucketsTest, TiedTablesStandAloneAndAreCutAlike) {
   GradientLayout first = Layout({1111, 100, 100}), last = Layout({100, 1111}), both = first;
   first.parameters[0].on_two_stages = last.parameters[1].on_two_stages = true;

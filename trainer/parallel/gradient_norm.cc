@@ -23,7 +23,7 @@ void AppendNumber(int64_t number, std::string* bytes) {
   bytes->append(reinterpret_cast<const char*>(&number), sizeof(number));
 }
 
-// Takes numbers and strings from the front of bytes that a rank of this program wrote.
+// Reads numbers and strings from the front of bytes that a rank of this program wrote.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -53,7 +53,7 @@ void AppendString(std::string_view string, std::string* bytes) {
   bytes->append(string);
 }
 
-// Every rank's string, everywhere.
+// Returns every rank's string, on every rank.
 absl::StatusOr<std::vector<std::string>> AllGatherStrings(std::string_view mine,
                                                           Communicator& group) {
   const CallOptions call = {.what = "keys of gradients"};
@@ -242,7 +242,7 @@ absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
 
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all,
                            AllGatherValues(sums, data_counts_, *data_));
-  // Where each rank's next number is.
+  // The index of each rank's next number.
   std::vector<int64_t> next(data_counts_.size(), 0);
   std::partial_sum(data_counts_.begin(), data_counts_.end() - 1, next.begin() + 1);
   std::vector<double> subtrees;
@@ -280,7 +280,7 @@ absl::StatusOr<std::vector<double>> GradientNorm::MakeExchange(const Exchange& e
     double sum = all[copies[0]];
     std::vector<ReplicaBits> bits;
     for (const size_t copy : copies) {
-      // One that is broken must be seen: nothing is updated anywhere.
+      // A value that is not finite must be preserved, so that no rank updates.
       if (!std::isfinite(all[copy])) sum = all[copy];
       bits.push_back({ranks[copy], std::bit_cast<uint64_t>(all[copy])});
     }

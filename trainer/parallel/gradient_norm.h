@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-// What a rank owns of the gradient of one parameter.
+// The part of a parameter's gradient that a rank owns.
 struct GradientPart {
   std::string key;
   int64_t elements = 0;  // of the whole parameter
@@ -32,38 +32,38 @@ struct GradientPart {
 void AppendGradientParts(const GradientLayout& layout, std::span<const OwnedGradient> owned,
                          std::vector<GradientPart>* parts);
 
-// The gradients' global norm. Sums of squares of blocks of kGradientBlock elements, in fp64, are
-// added in the tree over the blocks of their parameter (tree_sum.h), and parameters in the order of
-// their keys, each key once: so the bits depend neither on how parameters are spread over ranks nor
-// on how a ZeRO owner's range is cut. Every rank gets the same bits. A gradient that is not finite
-// gives a norm that is not, everywhere.
+// The global norm of the gradients. Sums of squares of blocks of kGradientBlock elements, in fp64,
+// are added in the tree over the blocks of their parameter (tree_sum.h), and parameters in the
+// order of their keys, each key once: the bits depend neither on how parameters are distributed
+// over ranks nor on the boundaries of a ZeRO owner's range. Every rank gets the same bits. A
+// gradient that is not finite makes the norm not finite on every rank.
 //
 // Where several ranks hold the same gradient, sums of squares that differ in any bit are a
 // divergence (replicas.h).
 class GradientNorm {
  public:
-  // Groups of the mesh's axes; null where the axis has one rank.
+  // Communicators of the mesh's axes; null where the axis has one rank.
   struct Groups {
     Communicator* data = nullptr;      // ranks with the same parameters
     Communicator* tensor = nullptr;    // ranks with other shards
     Communicator* pipeline = nullptr;  // ranks with other layers
   };
 
-  // Exchanges keys and sizes. `parts`: all parameters of this rank, of all chunks, whatever is
-  // owned of them. Internal when parts do not fit together: a key with two sizes, a hole between
+  // Exchanges keys and sizes. `parts`: all parameters of this rank, of all chunks, including those
+  // of which it owns nothing. Internal for inconsistent parts: a key with two sizes, a gap between
   // owners. Collective over the groups, as is Compute(). The backend must outlive the norm.
   static absl::StatusOr<std::unique_ptr<GradientNorm>> Create(Backend& backend,
                                                               std::vector<GradientPart> parts,
                                                               const Groups& groups);
 
-  // Of what the parts' views hold now. Sends at most 16 log2(blocks) bytes per parameter to each
-  // data rank (8 in all where every one owns everything), and 8 per parameter to each tensor and
-  // pipeline rank. Errors: those of `on_divergence` as well; where that is OK, one of the copies
-  // counts.
+  // The norm of the current contents of the parts' views. Sends at most 16 log2(blocks) bytes per
+  // parameter to each data rank (8 in total where every one owns everything), and 8 per parameter
+  // to each tensor and pipeline rank. Errors: also those of `on_divergence`; if that returns OK,
+  // one of the copies is used.
   absl::StatusOr<double> Compute(const OnDivergence& on_divergence);
 
  private:
-  // What a rank owns of a parameter, in blocks.
+  // The blocks of a parameter that a rank owns.
   struct Run {
     std::string key;
     int64_t elements = 0;
@@ -71,8 +71,8 @@ class GradientNorm {
     int64_t end_block = 0;
   };
   using Runs = std::vector<Run>;  // by key
-  // How values that the ranks of a group have by key, some keys on several ranks, become one value
-  // per key.
+  // Combines values that the ranks of a group have by key, some keys on several ranks, into one
+  // value per key.
   struct Exchange {
     Communicator* group = nullptr;  // null: nothing to do
     std::vector<std::string> keys;
@@ -86,11 +86,11 @@ class GradientNorm {
   absl::StatusOr<Runs> MakeRuns();
   static absl::StatusOr<std::vector<Runs>> ExchangeRuns(const Runs& mine, Communicator* group);
   absl::Status PlanOwners(const std::vector<Runs>& ranks, Communicator* group);
-  // Replaces the group rank's runs by those of the group.
+  // Replaces this rank's runs by those of the whole group.
   static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);
-  // Of squares, by part.
+  // Sums of squares, by part.
   absl::StatusOr<std::vector<double>> ParameterSums();
-  // Compares the sums of data ranks that own everything.
+  // Compares the sums of data ranks that own all gradients.
   absl::Status CompareOwners(const std::vector<double>& sums, const OnDivergence& on_divergence);
   static absl::StatusOr<std::vector<double>> MakeExchange(const Exchange& exchange,
                                                           std::vector<double> mine,

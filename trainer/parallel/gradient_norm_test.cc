@@ -66,7 +66,7 @@ struct Broken {
   int rank = 0;
 };
 
-// What has become of the norm on every rank.
+// The status of the norm on every rank.
 absl::Status TryNorms(const Mesh& mesh, const Broken& broken, const OnDivergence& on_divergence,
                       std::vector<double>* norms_of_ranks) {
   std::vector<double>& norms = *norms_of_ranks;
@@ -192,7 +192,7 @@ TEST(GradientNormTest, WhatIsNotFiniteIsSeenEverywhere) {
   }
 }
 
-// What a rank says of a gradient that is not what the other ranks have.
+// A rank's message about a gradient that differs from the other ranks'.
 std::string Divergence(const Mesh& mesh, const Broken& broken) {
   std::vector<double> norms;
   return std::string(TryNorms(mesh, broken, Stop, &norms).message());
@@ -202,7 +202,7 @@ TEST(GradientNormTest, CopiesThatDifferAreNamed) {
   const Mesh all = {.tensor = 2, .data = 2, .pipeline = 2};
   // A norm, on both tensor ranks; with ZeRO no data rank has another copy.
   const Mesh zero = {.tensor = 2, .data = 2, .pipeline = 2, .zero = true};
-  // Whichever owns the element: both groups of tensor ranks add up the same parts.
+  // Whichever rank owns the element, both groups of tensor ranks add the same parts.
   const std::string broken =
       Divergence(zero, {"3.norm", 32, 0.5, 5}) + Divergence(zero, {"3.norm", 32, 0.5, 7});
   EXPECT_NE(broken.find("gradient of '3.norm' is not the same on all ranks that hold it: rank "),

@@ -7,17 +7,17 @@
 
 namespace tessera {
 
-// What a backward pass tells about the parameters' gradients while it runs, so that their memory
-// can be made late, and their reduction over data-parallel ranks can start early.
+// Notifications of a backward pass about the parameters' gradients, so that their memory can be
+// allocated late, and their reduction over data-parallel ranks can start early.
 //
-// Ranges are of the gradient space: the flat space of the parameters, and behind it the second
-// contributions of tied ones. A backward pass goes through the parameters in reverse order, each
-// range being told once a pass; a tied table that a stage uses at both ends is ready last.
+// Ranges refer to the gradient space: the flat space of the parameters, followed by the second
+// gradients of tied ones. A backward pass visits the parameters in reverse order and announces each
+// range once; a tied table that a stage uses at both ends is ready last.
 class GradientObserver {
  public:
   virtual ~GradientObserver() = default;
-  // Gradients in [begin, end) are about to be written: from now until Ready() their views must
-  // point to memory.
+  // Gradients in [begin, end) are about to be written: until Ready() their views must point to
+  // memory.
   virtual absl::Status Prepare(int64_t begin, int64_t end) = 0;
   // Gradients in [begin, end) have their final values for this micro-batch.
   virtual absl::Status Ready(int64_t begin, int64_t end) = 0;

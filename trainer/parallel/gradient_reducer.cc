@@ -308,7 +308,7 @@ void GradientReducer::AddSecondContribution(int second_bucket) {
   }
 }
 
-// The sum of two terms does not depend on their order: both stages get the same bits.
+// The sum of two terms does not depend on their order: both stages compute the same bits.
 absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
   Communicator& tie = *options_.tie;
   const int other = 1 - tie.rank();

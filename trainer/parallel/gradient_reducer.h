@@ -24,21 +24,21 @@ namespace tessera {
 struct GradientReducerOptions {
   // Ranks with the same parameters and other micro-batches; null: there are none.
   Communicator* data_parallel = nullptr;
-  // The two ranks with copies of on_two_stages parameters, same data and tensor coordinate; null:
-  // there are no such parameters.
+  // The two ranks with copies of on_two_stages parameters, which have the same data and tensor
+  // coordinates; null: there are no such parameters.
   Communicator* tie = nullptr;
   int zero_stage = 0;  // 0, 1 or 2
   bool exact = false;  // sums over micro-batches in the tree over their global index
   int64_t bucket_elements = int64_t{4} << 20;
-  int64_t micro_batches = 1;  // of a step, on this rank
-  DType dtype = DType::kF32;  // of gradients
-  // Points the gradient views of everything inside [begin, end) of the gradient space at `memory`
+  int64_t micro_batches = 1;  // per step on this rank
+  DType dtype = DType::kF32;  // dtype of gradients
+  // Binds the gradient views of everything within [begin, end) of the gradient space to `memory`
   // [end - begin].
   std::function<void(int64_t begin, int64_t end, TensorView memory)> bind;
 };
 
-// What this rank updates: a flat range of values and its gradient. Gaps between parameters hold
-// anything.
+// A flat range of values that this rank updates, and its gradient. Gaps between parameters have
+// unspecified contents.
 struct OwnedGradient {
   int64_t begin = 0;
   int64_t end = 0;
@@ -54,45 +54,45 @@ struct OwnedGradient {
 //   ... update the values of owned() ...
 //   GatherValues(values)
 //
-// ZeRO 0: an all-reduce per bucket, every rank owns everything. ZeRO 1: a reduce-scatter per
-// bucket, a rank owns a piece of each; gradients have full size. ZeRO 2: a reduce-scatter per
-// bucket and micro-batch out of bucket buffers that are made on demand and reused; of gradients
-// only owned pieces are kept. Reductions start inside Ready(), in the last backward pass (ZeRO 2:
-// in each), and move on in later calls of Prepare() and Ready(); Finish() waits for the rest.
+// ZeRO 0: an all-reduce per bucket; every rank owns everything. ZeRO 1: a reduce-scatter per
+// bucket; a rank owns a piece of each; gradients have full size. ZeRO 2: a reduce-scatter per
+// bucket and micro-batch from bucket buffers that are allocated on demand and reused; only owned
+// pieces of gradients are kept. Reductions start within Ready(), in the last backward pass (ZeRO 2:
+// in each), and progress in later calls of Prepare() and Ready(); Finish() waits for the rest.
 //
-// Sums: with `exact`, the binary tree over global micro-batches, however they are split
-// (micro_batches.h says which splits can), whatever the bucket size and the ZeRO stage. Otherwise
-// plain sums, in one fixed order. Second contributions of tied parameters are summed apart and
-// added at the end, when both are complete.
+// Sums: with `exact`, the binary tree over global micro-batches for every valid split
+// (micro_batches.h), bucket size and ZeRO stage. Otherwise plain sums, in one fixed order. Second
+// gradients of tied parameters are accumulated separately and added at the end, when both are
+// complete.
 //
-// One data rank costs nothing: no copies, no messages; without `exact` (or with one micro-batch)
-// the backward pass writes to where the optimizer reads.
+// With one data rank there is no overhead: no copies, no messages; without `exact` (or with one
+// micro-batch) the backward pass writes directly to the memory that the optimizer reads.
 //
-// Memory (MemoryCategory::kGradients): what is owned (ZeRO 0, 1: the gradient space), plus, with
-// `exact`, as many times the same as subtrees are open at once (MostOpenTerms()), plus bucket
+// Memory (MemoryCategory::kGradients): the owned gradients (ZeRO 0, 1: the gradient space); with
+// `exact`, the same again for each subtree that is open at once (MaxOpenTerms()); and bucket
 // buffers: at most kBucketBuffers of the largest bucket within bucket_elements and one of the
 // largest bucket beyond; more only where a backward pass writes more buckets at once. For
-// on_two_stages parameters a buffer of at most bucket_elements.
+// on_two_stages parameters, a buffer of at most bucket_elements.
 //
-// Wire, per step, bytes of data rank r of P: by bucket of n bytes, piece n_r, what
-// trainer/comm/communicator.h says of the operation.
+// Wire, per step, bytes of data rank r of P: for each bucket of n bytes with piece n_r, those of
+// the operation in trainer/comm/communicator.h.
 //
-// Collective over data_parallel (and tie): all its ranks have the same layout and options and make
-// the same calls in the same order. An error is the communicator's. The views given out stay valid
-// as long as the reducer. Not thread-safe.
+// Collective over data_parallel (and tie): all ranks have the same layout and options and make the
+// same calls in the same order. Errors are those of the communicator. The returned views are valid
+// for the lifetime of the reducer. Not thread-safe.
 class GradientReducer : public GradientObserver {
  public:
   static constexpr int kBucketBuffers = 3;
-  // Exchanges of buckets that are under way at once. Far fewer than the numbers by which messages
-  // of a group's operations are told apart.
+  // Number of bucket exchanges in flight. Far fewer than the numbers that distinguish the messages
+  // of a group's operations.
   static constexpr size_t kMostExchanges = 32;
 
   // CHECKs the layout. Binds all gradients, except where Prepare() does so later.
   GradientReducer(Backend& backend, GradientLayout layout, GradientReducerOptions options);
 
-  // 0 <= micro_batch < options.micro_batches, one after the other.
+  // Requires 0 <= micro_batch < options.micro_batches, in order.
   void StartMicroBatch(int64_t micro_batch);
-  // Whether the backward pass of this micro-batch adds to the gradients that are there, instead of
+  // Whether the backward pass of this micro-batch accumulates into the gradients instead of
   // overwriting them.
   bool accumulate() const;
   absl::Status Prepare(int64_t begin, int64_t end) override;
@@ -100,28 +100,28 @@ class GradientReducer : public GradientObserver {
   // Ends the step: owned() holds the gradients of the whole global batch.
   absl::Status Finish();
 
-  // Ordered by `begin`, disjoint, none empty. A parameter lies in at most one of them, or partly in
-  // one: what a rank owns of it is contiguous. ZeRO 0: all values in one.
+  // Ordered by `begin`, disjoint, none empty. A parameter lies in at most one of them, completely
+  // or partly: what a rank owns of it is contiguous. ZeRO 0: all values in one.
   const std::vector<OwnedGradient>& owned() const { return owned_; }
-  // Sends what this rank owns of the flat `values` [value_elements], contiguous, to the others, and
-  // receives the rest. Nothing to do for ZeRO 0.
+  // Sends the owned ranges of the flat `values` [value_elements], contiguous, to the other ranks,
+  // and receives the rest. No effect for ZeRO 0.
   absl::Status GatherValues(TensorView values, const BeforeOverwrite& before = nullptr);
 
-  // Of gradients, as above: what a step takes at most, made or not yet.
+  // The maximum memory of a step, as above, whether allocated yet or not.
   int64_t memory_bytes() const;
 
   const GradientLayout& layout() const { return layout_; }
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
 
  private:
-  // A parameter's gradient, or a second contribution, in the gradient space.
+  // A parameter's gradient, or a second gradient, in the gradient space.
   struct Range {
     int64_t begin;
     int64_t end;
     int bucket;
   };
   struct Bucket {
-    BucketSum sum;             // of what this rank keeps: the bucket, or its owned piece
+    BucketSum sum;             // of the part that this rank keeps: the bucket, or its piece
     TensorView work;           // where the backward pass of this micro-batch writes
     BucketBuffers::Loan loan;  // work's memory, unless it is the sum's
     int64_t unfinished = 0;    // ranges of this micro-batch
@@ -129,9 +129,9 @@ class GradientReducer : public GradientObserver {
   };
   struct Reduction {
     int bucket;
-    int64_t micro_batch;       // whose piece is to be added; negative: of the whole step
+    int64_t micro_batch;       // whose piece is added; negative: the whole step's
     TensorView piece;          // where the reduced piece arrives
-    BucketBuffers::Loan loan;  // of what is reduced
+    BucketBuffers::Loan loan;  // memory of the reduced bucket
     Pending pending;
   };
 
@@ -144,10 +144,10 @@ class GradientReducer : public GradientObserver {
   std::vector<OwnedGradient> OwnedRanges() const;
   BucketBuffers MakeBuffers() const;
   int64_t TieBufferElements() const;
-  // Where the gradients are between steps.
+  // Binds the gradients to their memory between steps.
   void BindResult();
   TensorView OwnedPiece(int bucket) const;
-  // Of each range in [begin, end), the last first.
+  // Visits each range in [begin, end), the last first.
   absl::Status ForEachRange(int64_t begin, int64_t end,
                             const std::function<absl::Status(const Range&)>& visit) const;
 
@@ -167,18 +167,18 @@ class GradientReducer : public GradientObserver {
   const GradientLayout layout_;
   const GradientReducerOptions options_;
   const std::vector<GradientBucket> buckets_;
-  // Reductions are per micro-batch (ZeRO 2), not per step.
+  // Reduces once per micro-batch (ZeRO 2) instead of once per step.
   const bool by_micro_batch_;
-  // The backward pass writes to the result at every micro-batch.
+  // The backward pass writes to the result in every micro-batch.
   const bool in_place_;
   const std::vector<Range> ranges_;  // by `begin`
   Tensor gradients_;  // the gradient space, or (by_micro_batch_) the owned pieces of all buckets
   std::vector<Bucket> states_;  // by bucket
   const std::vector<OwnedGradient> owned_;
   BucketBuffers buffers_;
-  Tensor tie_buffer_;                 // what another stage sends
-  int64_t micro_batch_ = -1;          // of this step; negative before the first
-  std::deque<Reduction> reductions_;  // oldest first. The last member: ends before its memory
+  Tensor tie_buffer_;                 // received from the other stage
+  int64_t micro_batch_ = -1;          // within this step; negative before the first
+  std::deque<Reduction> reductions_;  // oldest first; destroyed before the memory it uses
 };
 
 }  // namespace tessera

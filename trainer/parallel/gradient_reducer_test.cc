@@ -68,7 +68,7 @@ GradientReducerOptions Options(const Case& which, Communicator* group, FakeModel
   return options;
 }
 
-// `step` shifts the micro-batches, so that every step has other gradients.
+// `step` shifts the micro-batches, so that every step has different gradients.
 absl::Status RunStep(const Case& which, int rank, int64_t step, FakeModel& model,
                      GradientReducer& reducer) {
   const MicroBatchSplit split = {
@@ -86,7 +86,7 @@ struct Element {
   int owners = 0;
 };
 
-// Notes what a rank owns in the flat space of values.
+// Records the ranges that a rank owns in the flat space of values.
 void Note(const GradientReducer& reducer, std::vector<Element>& flat) {
   flat.resize(reducer.layout().value_elements);
   for (const OwnedGradient& owned : reducer.owned()) {
@@ -140,7 +140,7 @@ std::vector<Element> RunSteps(const Case& which, Table table, int64_t steps) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status << " " << which.name();
-  // With ZeRO 0 every rank's copy counts.
+  // With ZeRO 0 every rank's copy is checked.
   for (const std::vector<Element>& mine : by_rank) {
     flat.resize(mine.size());
     for (size_t i = 0; i < mine.size(); ++i) {
@@ -175,7 +175,7 @@ TEST_P(GradientReducerTest, SumsOverMicroBatchesAndRanks) {
   }
 }
 
-// Without a second contribution of its own a table gets both in place.
+// Without a second gradient, a table accumulates both contributions in place.
 TEST_P(GradientReducerTest, TiedTableInOnePlace) {
   Case which{.ranks = GetParam(), .local = 3};
   for (which.zero = 0; which.zero <= 2; ++which.zero) {
@@ -239,7 +239,7 @@ TEST(GradientReducerOneRankTest, FastWritesWhereTheOptimizerReads) {
   }
 }
 
-// What trainer/comm/communicator.h says of each operation, summed over buckets.
+// The bytes of each operation according to trainer/comm/communicator.h, summed over buckets.
 int64_t TheoreticalBytes(const Case& which, const GradientReducer& reducer, int rank) {
   int64_t bytes = 0;
   for (const GradientBucket& bucket : reducer.buckets()) {
@@ -285,7 +285,7 @@ TEST(GradientReducerWireTest, BytesAreTheTheory) {
   }
 }
 
-// As soon as its bucket is complete.
+// A reduction starts as soon as its bucket is complete.
 TEST(GradientReducerWireTest, ReductionsStartDuringTheBackwardPass) {
   for (const int zero : {0, 1, 2}) {
     const Case which{.ranks = 2, .zero = zero};
@@ -337,7 +337,7 @@ TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
   }
 }
 
-// However many buckets there are, few are under way: no rank is further ahead of another.
+// However many buckets there are, few are in flight: no rank is further ahead of another.
 TEST(GradientReducerGatherTest, FewBucketsAtATime) {
   std::vector<FakeParameter> parameters;
   for (int i = 0; i < 200; ++i) {
@@ -367,7 +367,7 @@ TEST(GradientReducerGatherTest, FewBucketsAtATime) {
   EXPECT_EQ(begun_by_first, parameters.size());
 }
 
-// Many equal parameters: what bucket buffers take is little beside them.
+// Many equal parameters: bucket buffers are small compared with them.
 TEST(GradientReducerMemoryTest, ZeRO2KeepsOwnedPiecesAlone) {
   std::vector<FakeParameter> parameters;
   for (int i = 0; i < 40; ++i) {

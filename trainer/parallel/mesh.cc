@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Com
 
 absl::Status Mesh::SplitWorld() {
   const Coordinate& at = coordinate_;
-  // The first rank of each group names it; the place on the axis orders it.
+  // The first rank of each group names it; the position on the axis orders it.
   const auto first_of = [&](Coordinate first, int Coordinate::*axis) {
     first.*axis = 0;
     return topology_.RankOf(first);

@@ -24,7 +24,7 @@ std::vector<int> WorldRanks(const Communicator& group) {
   return ranks;
 }
 
-// A group of one axis: who is in it, in which order, and that it adds over them alone.
+// Checks the group of one axis: its members and their order, and that it reduces over them only.
 void ExpectGroup(Communicator* group, const std::vector<int>& ranks, int place,
                  const std::string& name) {
   if (ranks.size() == 1) {

@@ -12,22 +12,22 @@ constexpr bool IsPowerOfTwo(int64_t n) {
   return n > 0 && std::has_single_bit(static_cast<uint64_t>(n));
 }
 
-// Which micro-batches of a global step a data-parallel rank computes.
+// The micro-batches of a global step that a data-parallel rank computes.
 struct MicroBatchSplit {
   int zero_stage = 0;
   int data_ranks = 1;
-  int64_t micro_batches = 1;  // of the global step: global batch / micro-batch
+  int64_t micro_batches = 1;  // per global step: global batch / micro-batch
 
   int64_t local() const { return micro_batches / data_ranks; }
 };
 
 // The global index of micro-batch `i` of data rank `rank`, 0 <= i < split.local(). ZeRO 0 and 1
-// reduce once a step: a rank has a run of neighbours. ZeRO 2 reduces at every micro-batch: those
-// that are reduced together are neighbours.
+// reduce once per step: a rank has a contiguous run. ZeRO 2 reduces at every micro-batch: those
+// that are reduced together are contiguous.
 int64_t GlobalMicroBatch(const MicroBatchSplit& split, int rank, int64_t i);
 
-// Whether micro-batches can be split evenly, and, for `exact`, whether the split's sums are those
-// of the binary tree over global micro-batches. That needs, with M = global batch / micro-batch,
+// Whether micro-batches can be split evenly, and, for `exact`, whether the split's sums equal the
+// binary tree over global micro-batches. With M = global batch / micro-batch, that requires
 // - ZeRO 0, 1: M / data_ranks to be a power of two, or one data rank;
 // - ZeRO 2: data_ranks to be a power of two, or M = data_ranks.
 // InvalidArgument in one sentence with the names of the settings.

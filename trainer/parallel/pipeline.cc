@@ -20,7 +20,7 @@ double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Adds up the time that one run spends in waits.
+// Adds up the time that one run spends waiting.
 class Stopwatch {
  public:
   explicit Stopwatch(const std::function<double()>& clock) : clock_(clock), started_(clock_()) {}
@@ -40,14 +40,14 @@ class Stopwatch {
   double waited_ = 0;
 };
 
-// One end of the way between two neighbouring virtual stages in one direction.
+// One end of the connection between two neighbouring virtual stages in one direction.
 struct Link {
   Communicator* communicator = nullptr;
   int peer = 0;
   int tag = 0;
-  std::string_view what;            // travels on it
+  std::string_view what;            // names the data
   int64_t messages = 0;             // in this run, one for each micro-batch
-  std::vector<TensorView> buffers;  // none: there is no such link
+  std::vector<TensorView> buffers;  // empty: there is no such link
 
   bool exists() const { return !buffers.empty(); }
   std::string Describe(int64_t micro_batch) const {
@@ -55,12 +55,12 @@ struct Link {
   }
 };
 
-// Messages that arrive, in the order of micro-batches.
+// Incoming messages, in the order of micro-batches.
 class Inbox {
  public:
   explicit Inbox(Link link) : link_(std::move(link)) { PostAhead(); }
 
-  // The next message, valid until Release(). Empty where nothing arrives.
+  // The next message, valid until Release(). Empty if there is no previous stage.
   absl::StatusOr<TensorView> Take(Stopwatch& stopwatch) {
     if (!link_.exists()) return TensorView();
     absl::Status status = stopwatch.Wait(pending_[released_ % kBuffers]);
@@ -88,12 +88,12 @@ class Inbox {
   std::array<Pending, kBuffers> pending_;
 };
 
-// Messages that leave, in the order of micro-batches.
+// Outgoing messages, in the order of micro-batches.
 class Outbox {
  public:
   explicit Outbox(Link link) : link_(std::move(link)) {}
 
-  // Where to write the next message. Empty where nothing leaves.
+  // The buffer for the next message. Empty if there is no next stage.
   absl::StatusOr<TensorView> Prepare(Stopwatch& stopwatch) {
     if (!link_.exists()) return TensorView();
     absl::Status status = stopwatch.Wait(pending_[sent_ % kBuffers]);
@@ -163,7 +163,7 @@ class Pipeline::Run {
   }
 
  private:
-  // What enters and leaves one chunk.
+  // Inputs and outputs of one chunk.
   struct Boundaries {
     Inbox input;
     Outbox output;
@@ -333,7 +333,8 @@ absl::StatusOr<PipelineRun> Pipeline::Execute(PipelineStage& stage,
   const bool backward = &actions == &schedule_;
   Run run(*this, stage, micro_batches, rows, backward);
   absl::StatusOr<PipelineRun> result = run.Execute(actions);
-  // Before the run's end, which waits for what is under way: others have no reason to complete it.
+  // Before the run is destroyed, which waits for messages in flight: other ranks would not complete
+  // them.
   if (!result.ok() && communicator_ != nullptr) communicator_->Abort(result.status());
   return result;
 }

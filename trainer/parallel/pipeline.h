@@ -14,39 +14,39 @@
 
 namespace tessera {
 
-// One micro-batch's way through one chunk of this rank's layers.
+// One micro-batch's pass through one chunk of this rank's layers.
 struct PipelinePass {
   int chunk = 0;
-  int64_t micro_batch = 0;  // of those of this data-parallel rank in this run
-  int64_t slot = 0;         // which of the chunk's sets of activations
+  int64_t micro_batch = 0;  // index within this run of this data-parallel rank
+  int64_t slot = 0;         // index of the chunk's set of activations
 };
 
-// What a pipeline runs: the layers of one rank. For sampling, the one that has the last layers
-// reads the logits in its Forward().
+// The layers of one rank, as run by a pipeline. For sampling, the stage with the last layers reads
+// the logits in its Forward().
 class PipelineStage {
  public:
   virtual ~PipelineStage() = default;
   // `input` [R,C]: empty for the first layers of the model; may be overwritten. `output` [R,C]:
-  // empty for the last ones. Both are the pipeline's, for the time of the call. Returns the loss of
-  // the micro-batch after the last layers; elsewhere it does not matter.
+  // empty for the last ones. Both belong to the pipeline and are valid during the call. Returns the
+  // loss of the micro-batch after the last layers; ignored elsewhere.
   virtual absl::StatusOr<double> Forward(const PipelinePass& pass, TensorView input,
                                          TensorView output) = 0;
-  // Of the last Forward with this chunk and slot. `d_output` empty for the last layers, `d_input`
-  // for the first ones.
+  // Backward of the last Forward with this chunk and slot. `d_output` is empty for the last layers,
+  // `d_input` for the first ones.
   virtual absl::Status Backward(const PipelinePass& pass, TensorView d_output,
                                 TensorView d_input) = 0;
 };
 
 struct PipelineOptions {
-  int chunks = 1;             // of layers, on each rank
-  int64_t micro_batches = 1;  // of one Train()
+  int chunks = 1;             // chunks of layers on each rank
+  int64_t micro_batches = 1;  // per Train()
   bool trains = true;         // false: Train() must not be called
-  // What travels between stages: [R,C].
+  // Shape of the messages between stages: [R,C].
   int64_t rows = 0;
   int64_t columns = 0;
   DType dtype = DType::kF32;
   Device device;
-  // Seconds, for the measurements below. Empty: the steady clock.
+  // Clock in seconds for the measurements below. Empty: the steady clock.
   std::function<double()> clock;
 };
 
@@ -54,54 +54,53 @@ struct PipelineRun {
   // By micro-batch, on the rank that has the last layers; empty elsewhere.
   std::vector<double> losses;
   double total_s = 0;
-  // Of which: waiting for messages. On the first stage, whose run is the longest, waited_s /
-  // total_s is the bubble's share (BubbleShare()) plus what messages and unequal stages cost; other
-  // stages end earlier and wait elsewhere for the rest of their share.
+  // The part of total_s spent waiting for messages. On the first stage, whose run is the longest,
+  // waited_s / total_s is the pipeline bubble (BubbleShare()) plus the cost of messages and unequal
+  // stages; other stages end earlier and spend the rest of their bubble elsewhere.
   double waited_s = 0;
   int64_t most_in_flight = 0;  // sets of activations in use at once
 
   double waiting_share() const { return total_s > 0 ? waited_s / total_s : 0; }
 };
 
-// One rank's part in moving micro-batches through all stages.
+// One rank's part in a pipeline: moves micro-batches through all stages.
 //
 // Training follows PipelineSchedule(): forward and backward passes of one chunk come in the order
 // of micro-batches. Messages never block a rank that has work: receives are posted as soon as their
 // buffers are free, and a send is waited for only when its buffer is needed again. Each chunk has
-// kBuffers buffers for what it receives and as many for what it sends, in each direction, kept from
-// run to run; with them no shape of pipeline can come to a standstill, even where no send ends
-// before it is received, or wait longer than theory says.
+// kBuffers buffers for receiving and as many for sending, in each direction, kept from run to run;
+// with these no shape of pipeline can deadlock, even where no send completes before it is received,
+// or wait longer than in theory.
 //
-// Errors: what the stage or the communicator says. The stage's own error ends all ranks of the
-// world with it (Communicator::Abort).
+// Errors: those of the stage or the communicator. The stage's own error ends all ranks of the world
+// with it (Communicator::Abort).
 //
-// Threads: one at a time.
-// Bytes on the wire: each boundary that this rank sends over costs R*C elements for each
-// micro-batch and direction.
+// Threads: one at a time. Bytes on the wire: each boundary over which this rank sends costs R*C
+// elements for each micro-batch and direction.
 class Pipeline {
  public:
   static constexpr int kBuffers = 2;
 
-  // `pipeline`: the stages in order, this rank among them; null for one. It must outlive the
-  // pipeline. InvalidArgument where the sizes do not go together.
+  // `pipeline`: the stages in order, including this rank; null for one. It must outlive the
+  // pipeline. InvalidArgument for inconsistent sizes.
   static absl::StatusOr<std::unique_ptr<Pipeline>> Create(Communicator* pipeline,
                                                           PipelineOptions options);
   ~Pipeline();
 
-  // How many sets of activations a chunk needs for Train(): PipelinePass::slot is below.
-  // Micro-batch m uses set m % slots(chunk).
+  // The number of sets of activations that a chunk needs for Train(), and the bound of
+  // PipelinePass::slot. Micro-batch m uses set m % slots(chunk).
   int64_t slots(int chunk) const { return slots_[chunk]; }
   // Whether this rank has the model's first layers (in its first chunk) or last (in its last).
   bool first() const { return rank_ == 0; }
   bool last() const { return rank_ == shape_.ranks - 1; }
 
-  // Every micro-batch forward and backward through all layers. Every stage calls it.
+  // Runs every micro-batch forward and backward through all layers. Every stage calls it.
   absl::StatusOr<PipelineRun> Train(PipelineStage& stage);
 
-  // Every micro-batch forward only, all with slot 0, a chunk's in order: for evaluation, and with
-  // one micro-batch for sampling. `rows`: of these micro-batches; 0: the options'. Where they are
-  // more (rows that cannot be split over tensor ranks), buffers grow and stay so. Every stage calls
-  // it with the same numbers.
+  // Runs every micro-batch forward only, all with slot 0, in order per chunk: for evaluation, and
+  // with one micro-batch for sampling. `rows`: of these micro-batches; 0: those of the options. If
+  // there are more (rows that cannot be split over tensor ranks), buffers grow permanently. Every
+  // stage calls it with the same numbers.
   absl::StatusOr<PipelineRun> Forward(PipelineStage& stage, int64_t micro_batches,
                                       int64_t rows = 0);
 

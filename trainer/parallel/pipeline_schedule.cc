@@ -9,8 +9,8 @@ namespace tessera {
 namespace {
 
 // The n-th pass of a rank in one direction: `ranks` micro-batches through the first chunk, the same
-// through the next, and so on; then the next `ranks` micro-batches. Backward, chunks run the other
-// way.
+// through the next, and so on; then the next `ranks` micro-batches. Backward, the chunks are in
+// reverse order.
 PipelineAction NthPass(const PipelineShape& shape, PipelineAction::Kind kind, int64_t n) {
   if (shape.chunks == 1) return {.kind = kind, .micro_batch = n, .chunk = 0};
   const int64_t round = int64_t{shape.ranks} * shape.chunks;
@@ -50,8 +50,8 @@ std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int ran
 
 std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape) {
   std::vector<PipelineAction> actions;
-  // As many micro-batches as there are ranks through all chunks, as far as there are as many: the
-  // last rank's messages meet a first rank that is done with the chunk before.
+  // As many micro-batches as there are ranks through all chunks, if there are as many: the last
+  // rank's messages then reach a first rank that has finished the previous chunk.
   const int64_t round = shape.chunks == 1 ? shape.micro_batches : shape.ranks;
   for (int64_t begin = 0; begin < shape.micro_batches; begin += round) {
     const int64_t end = std::min(begin + round, shape.micro_batches);

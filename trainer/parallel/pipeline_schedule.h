@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// One piece of work of a pipeline rank: the forward or backward pass of one micro-batch through one
-// of its chunks of layers.
+// One action of a pipeline rank: the forward or backward pass of one micro-batch through one of its
+// chunks of layers.
 struct PipelineAction {
   enum Kind { kForward, kBackward } kind = kForward;
   int64_t micro_batch = 0;
@@ -22,26 +22,26 @@ struct PipelineShape {
   int64_t micro_batches = 1;
 };
 
-// What one rank does in one step, in order. With one chunk: 1F1B (Narayanan et al.,
+// The actions of one rank in one step, in order. With one chunk: 1F1B (Narayanan et al.,
 // PipeDream-Flush, ICML 2021). With several: interleaved 1F1B (Narayanan et al., "Efficient
 // large-scale language model training on GPU clusters using Megatron-LM", SC 2021).
 //
-// Every (micro-batch, chunk) goes forward once and backward once, backward later; backward passes
-// of one chunk come in the order of micro-batches, which fixes the order of gradient sums.
-// Precondition: interleaved schedules need micro_batches to be a multiple of ranks.
+// Every (micro-batch, chunk) has one forward and, later, one backward pass; backward passes of one
+// chunk come in the order of micro-batches, which fixes the order of gradient sums. Precondition:
+// interleaved schedules need micro_batches to be a multiple of ranks.
 std::vector<PipelineAction> PipelineSchedule(const PipelineShape& shape, int rank);
 
-// What each rank does, in order, when all micro-batches go forward only. Any number of them.
+// The actions of each rank, in order, when all micro-batches run forward only. Any number of them.
 std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape);
 
-// The most (micro-batch, chunk) pairs that have gone forward and not yet backward: how many sets of
-// activations the rank must hold.
+// The maximum number of (micro-batch, chunk) pairs between their forward and backward passes: the
+// number of sets of activations that the rank must hold.
 int64_t MostInFlight(const std::vector<PipelineAction>& actions);
-// The same of one chunk alone.
+// The same for one chunk only.
 int64_t MostInFlight(const std::vector<PipelineAction>& actions, int chunk);
 
-// Share of time that ranks wait, when all chunks take equally long and messages take none:
-// (ranks - 1) / (chunks * micro_batches + ranks - 1).
+// The pipeline bubble: the share of time that ranks wait, if all chunks take equally long and
+// messages take no time: (ranks - 1) / (chunks * micro_batches + ranks - 1).
 double BubbleShare(const PipelineShape& shape);
 
 }  // namespace tessera

@@ -37,11 +37,10 @@ std::string Name(const PipelineShape& shape) {
          std::to_string(shape.micro_batches) + " micro-batches";
 }
 
-// Runs all ranks' schedules against the clock: an action starts when its rank is free, what it
-// needs has arrived, and it has a buffer for what it sends. A chunk has `buffers` buffers for what
-// it sends in one direction and as many for what it receives, and a message leaves its sender's
-// buffer when there is one at its receiver. Returns the time at which the last action ends; nullopt
-// when the ranks wait for each other for ever.
+// Simulates all ranks' schedules in time: an action starts when its rank is free, its input has
+// arrived, and it has a buffer for its output. A chunk has `buffers` buffers for sending in one
+// direction and as many for receiving, and a message leaves its sender's buffer when its receiver
+// has one. Returns the time at which the last action ends; nullopt if the ranks deadlock.
 std::optional<double> SimulatedTime(const PipelineShape& shape, int64_t buffers) {
   std::vector<std::vector<PipelineAction>> schedules;
   for (int rank = 0; rank < shape.ranks; ++rank) {
@@ -60,7 +59,7 @@ std::optional<double> SimulatedTime(const PipelineShape& shape, int64_t buffers)
       const PipelineAction& action = schedules[rank][next[rank]];
       const int64_t stage = int64_t{action.chunk} * shape.ranks + rank;
       const bool forward = action.kind == PipelineAction::kForward;
-      // When another pass ended; nullopt before that.
+      // The end of another pass; nullopt before that.
       const auto end_of = [](const auto& ends, int64_t micro_batch, int64_t stage) {
         const auto end = ends.find({micro_batch, stage});
         return end == ends.end() ? std::nullopt : std::optional<double>(end->second);
@@ -146,7 +145,7 @@ TEST(PipelineScheduleTest, ChunksTogetherHoldWhatTheRankHolds) {
       int64_t sum = 0;
       for (int chunk = 0; chunk < shape.chunks; ++chunk) sum += MostInFlight(actions, chunk);
       EXPECT_GE(sum, MostInFlight(actions));
-      // The chunks' highest numbers come at different times.
+      // The chunks reach their maxima at different times.
       EXPECT_LE(sum, MostInFlight(actions) + int64_t{shape.ranks} * shape.chunks / 2);
     }
   }

@@ -25,8 +25,8 @@ namespace tessera {
 namespace {
 
 // The "activations" of a micro-batch after v virtual stages, and the "gradients" before stage v: a
-// chain of which each stage adds its own link, modulo 2^24, so that fp32 holds it exactly. A wrong,
-// missing or exchanged stage or micro-batch changes the end.
+// chain to which each stage adds its own link, modulo 2^24, so that fp32 holds it exactly. A wrong,
+// missing or swapped stage or micro-batch changes the result.
 int64_t Link(int64_t value, int64_t stage) { return (value * 31 + stage + 1) % (1 << 24); }
 int64_t Start(int64_t micro_batch, int64_t element) { return micro_batch * 1009 + element * 7 + 5; }
 
@@ -196,8 +196,8 @@ TEST(PipelineTest, OneRankNeedsNoCommunicator) {
   EXPECT_TRUE((*pipeline)->first() && (*pipeline)->last());
 }
 
-// Whatever the size, a send of ThreadWorld does not end before there is a receive for it; a large
-// message takes long besides.
+// In ThreadWorld a send never completes before there is a receive for it; a large message also
+// takes long.
 TEST(PipelineTest, LargeMessages) {
   const PipelineShape shape{.ranks = 3, .chunks = 2, .micro_batches = 6};
   ThreadWorld world(3);
@@ -317,7 +317,7 @@ TEST(PipelineTest, AFailureOnOneRankEndsAllWithItsMessage) {
             FailingStage stage(shape, comm.rank(),
                                {.kind = kind, .micro_batch = micro_batch, .chunk = chunk});
             absl::Status result = (*pipeline)->Train(stage).status();
-            // Where the rank was through before the failure.
+            // The rank may have finished before the failure.
             return result.ok() ? comm.Barrier() : result;
           });
           EXPECT_EQ(status, absl::DataLossError(absl::StrCat("rank ", rank, ": no such token")));
@@ -333,9 +333,9 @@ TEST(PipelineTest, AFailureOnOneRankEndsAllWithItsMessage) {
   }
 }
 
-// Time that passes on one rank only as its stage works, or as it waits for a message from a rank
-// whose time is further on. Messages themselves take none: each is followed by the time at which it
-// was sent.
+// Simulated time, which passes on a rank only while its stage computes, or while it waits for a
+// message from a rank whose time is ahead. Messages take no time: each is followed by the time at
+// which it was sent.
 class SimulatedComm final : public Communicator {
  public:
   explicit SimulatedComm(Communicator* real) : real_(real) {}
@@ -441,8 +441,8 @@ class TimedStage final : public PipelineStage {
   const double chunks_;
 };
 
-// On every rank, of the time until the last rank ends; and on the first, who ends last, as it is
-// measured.
+// For every rank, relative to the time until the last rank ends; and for the first one, which ends
+// last, as measured.
 TEST(PipelineTest, WaitsAsLongAsTheorySays) {
   for (int ranks = 2; ranks <= 5; ++ranks) {
     for (int chunks = 1; chunks <= 3; ++chunks) {

@@ -14,20 +14,20 @@
 namespace tessera {
 
 // Ranks hold copies of the same weights and gradients, which are computed and communicated so that
-// they have the same bits. Copies that differ never meet again: the model that is trained, or
-// saved, is then none at all.
+// they have the same bits. Copies that differ never converge again: the trained, or saved, model is
+// then not a model at all.
 
-// What a rank knows of one of its copies.
+// A rank's knowledge of one of its copies.
 struct ReplicaBits {
   int world_rank = 0;
-  uint64_t bits = 0;  // of a sum or of a checksum
+  uint64_t bits = 0;  // bits of a sum or of a checksum
 };
 
-// "ranks 0, 1, 3 against rank 2", the largest party first; empty if all have the same bits.
+// "ranks 0, 1, 3 against rank 2", the largest group first; empty if all have the same bits.
 std::string DescribeParties(std::span<const ReplicaBits> copies);
 
 // Called on all ranks of a group that have found a divergence, with the same `message`, which names
-// tensor and ranks; `speaks` on one of them. The result is that of the check: OK goes on.
+// tensor and ranks; `speaks` on one of them. Its result is that of the check: OK continues.
 using OnDivergence = std::function<absl::Status(const std::string& message, bool speaks)>;
 
 // "weight of 'h.0.ln_1.bias' and 3 more tensors differ between ...": `parties` of the first tensor
@@ -42,8 +42,8 @@ struct ReplicatedTensor {
 };
 
 // Compares the copies of every tensor by their checksums (CRC-32C). Collective over `group`, which
-// may be null: then there is nothing to compare with. Sends 8 bytes to each rank; where something
-// differs, 4 for each tensor as well. Cost: one pass over the memory.
+// may be null: then there is nothing to compare. Sends 8 bytes to each rank and, if anything
+// differs, 4 more for each tensor. Cost: one pass over the memory.
 absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
                            Communicator* group, const OnDivergence& on_divergence);
 

@@ -14,17 +14,17 @@ namespace tessera {
 // How the layers of a model are split over the ranks of the tensor axis, and what those ranks
 // exchange.
 //
-// Layers are cut into `shards` virtual shards, whatever the number of ranks: rank r of P holds the
-// S / P shards from r * S / P on, and computes each by the same calls as anybody else would. Sums
-// over shards are taken in the binary tree T(0, S) (see ReduceOp): inside a rank first, then over
-// ranks. With a power of two of shards, results are therefore bitwise the same for every number of
-// ranks that divides it.
+// Layers are divided into `shards` virtual shards, whatever the number of ranks: rank r of P holds
+// the S / P shards from r * S / P on, and computes each with the same calls as any other rank
+// would. Sums over shards are taken in the binary tree T(0, S) (see ReduceOp): first within a rank,
+// then over ranks. If the number of shards is a power of two, results are therefore bitwise the
+// same for every number of ranks that divides it.
 //
 // With sequence parallelism the rows of activations between two tensor-parallel regions are split
 // over the ranks, in contiguous runs.
 //
-// The collectives return at once on a single rank; elsewhere every rank of the axis calls them in
-// the same order. Errors: the communicator's. `what` names the data in diagnoses.
+// The collectives return immediately on a single rank; otherwise every rank of the axis calls them
+// in the same order. Errors: those of the communicator. `what` names the data in diagnostics.
 class TensorParallel {
  public:
   constexpr TensorParallel() = default;  // one rank, one shard
@@ -39,12 +39,12 @@ class TensorParallel {
   int first_shard() const { return rank_ * local_shards(); }
   bool sequence_parallel() const { return sequence_parallel_; }  // false on a single rank
 
-  // Below, x is contiguous, and its first dim is cut into equal pieces by rank.
-  // x becomes the sum of all ranks' x.
+  // In the following, x is contiguous, and its first dim is divided into equal pieces by rank.
+  // Replaces x by the sum of all ranks' x.
   absl::Status AllReduce(const TensorView& x, std::string_view what) const;
-  // This rank's piece of x becomes its piece of the sum; the rest is left alone.
+  // Replaces this rank's piece of x by its piece of the sum; the rest is unchanged.
   absl::Status ReduceScatter(const TensorView& x, std::string_view what) const;
-  // Every rank's own piece of its x becomes that piece of all ranks' x.
+  // Replaces every piece of x by that of the rank that owns it.
   absl::Status AllGather(const TensorView& x, std::string_view what) const;
   // The same with rows[i] rows in rank i's piece.
   absl::Status AllGather(const TensorView& x, std::span<const int64_t> rows,

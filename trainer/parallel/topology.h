@@ -14,7 +14,7 @@ using ckpt::ParseTopology;
 using ckpt::Topology;
 using ckpt::ValidateSizes;
 
-// Parts that a tensor-parallel layer is computed in: exact_tp_shards, or in FAST numerics, where
+// Number of virtual shards of a tensor-parallel layer: exact_tp_shards, or, in FAST numerics, where
 // that is 0, the tensor-parallel size.
 inline int VirtualShards(const Topology& topology, int exact_tp_shards) {
   return exact_tp_shards > 0 ? exact_tp_shards : topology.tensor;

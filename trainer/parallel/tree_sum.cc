@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Where T(begin, end) is split. Precondition: at least two leaves.
+// The split point of T(begin, end). Precondition: at least two leaves.
 int64_t Middle(int64_t begin, int64_t end) {
   const auto below = static_cast<uint64_t>(end - begin - 1);
   return begin + static_cast<int64_t>(std::bit_floor(below));
@@ -37,7 +37,7 @@ void ForEachSubtree(int64_t node_begin, int64_t node_end, int64_t begin, int64_t
   ForEachSubtree(middle, node_end, begin, end, visit);
 }
 
-// Walks T(0, n) in the order in which owners hand over their sums.
+// Traverses T(0, n) in the order in which owners contribute their sums.
 class Combiner {
  public:
   Combiner(std::span<const int64_t> ends, std::span<const double> sums)

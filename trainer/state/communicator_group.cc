@@ -8,12 +8,12 @@
 namespace tessera {
 namespace {
 
-// Of the transfers between two ranks, which arrive in order.
+// All messages between two ranks use one tag, and arrive in order.
 constexpr int kTag = 0;
 
-// Contents of tensors take their time to come, and the threads that read and place need the
-// processors meanwhile, of which a waiting rank is to take none: it looks some times at once, then
-// after naps, for as long as a disk may take, before it waits as a step of training does.
+// Contents of tensors take time to arrive, and the threads that read and place need the processors
+// meanwhile: a waiting rank polls a few times, then backs off between polls for as long as a disk
+// may take, before it waits like a training step does.
 constexpr int kLooks = 50;
 constexpr absl::Duration kNap = absl::Microseconds(20);
 constexpr absl::Duration kPatience = absl::Milliseconds(100);

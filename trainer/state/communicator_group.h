@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// The ranks of a communicator as the checkpoint library knows them. Nothing else may use the
+// Adapts a communicator to the checkpoint library's interface. Nothing else may use the
 // communicator while the library works. It must outlive the group.
 class CommunicatorGroup final : public ckpt::ProcessGroup {
  public:

@@ -62,7 +62,7 @@ TEST(CommunicatorGroupTest, AWaitEndsAtItsDeadlineNamingTheMissingRank) {
   const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
     CommunicatorGroup group(comm);
     if (comm.rank() == 1) {
-      // Until the other has given up.
+      // Waits until the other rank has given up.
       return comm.Barrier({.timeout = kDeadline});
     }
     return group.Gather("mine", absl::Milliseconds(100)).status();

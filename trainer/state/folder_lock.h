@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-// Keeps a folder for one run: two that save the same step there at the same time would mix their
-// bytes under one manifest. An advisory lock on the folder itself, which the system takes back
+// Locks a folder for one run: two that save the same step there at the same time would mix their
+// bytes under one manifest. An advisory lock on the folder itself, which the system releases
 // however the process ends; it leaves no file behind.
 class FolderLock {
  public:
-  // FailedPrecondition where another holder lives; other errors where the folder cannot be opened.
-  // A file system without locks is no error: then nothing is kept.
+  // FailedPrecondition while another holder exists; other errors where the folder cannot be opened.
+  // A file system without locks is not an error: nothing is locked then.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Acquire(const std::string& folder);
 
   FolderLock(const FolderLock&) = delete;

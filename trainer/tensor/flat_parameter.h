@@ -21,11 +21,11 @@ struct FlatParameter {
   int64_t elements = 0;
   bool weight_decay = true;
   // The storage has a second name (a tied table). Its gradient is complete at another time than its
-  // neighbours', and its other copy may be elsewhere: it has a bucket of its own.
+  // neighbours', and its other copy may be on another stage: it has a bucket of its own.
   bool tied = false;
-  // Where the second contribution stands in the gradient space; negative: there is none.
+  // Position of the tied-embedding gradient of the head in the gradient space; negative: none.
   int64_t second_begin = -1;
-  // A copy of the parameter on another pipeline stage has the rest of the gradient.
+  // A copy of the parameter on another pipeline stage has the other part of the gradient.
   bool on_two_stages = false;
 };
 
