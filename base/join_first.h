@@ -15,9 +15,10 @@ namespace tessera {
 // For messages: the first ten items, then "and 146 more" if there are more.
 inline std::string JoinFirst(const std::vector<std::string>& items, absl::string_view separator) {
   constexpr size_t kMost = 10;
-  const size_t said = std::min(items.size(), kMost);
-  std::string text = absl::StrJoin(items.begin(), items.begin() + said, separator);
-  if (said < items.size()) absl::StrAppend(&text, separator, "and ", items.size() - said, " more");
+  const size_t shown = std::min(items.size(), kMost);
+  std::string text = absl::StrJoin(items.begin(), items.begin() + shown, separator);
+  if (shown < items.size())
+    absl::StrAppend(&text, separator, "and ", items.size() - shown, " more");
   return text;
 }
 

@@ -59,13 +59,13 @@ absl::Status SharedReader::Schedule(const Manifest& manifest, const ReadShare& s
   struct SharedPiece {
     FilePiece piece;
     uint32_t reader;
-    const std::vector<Group>* groups;
+    const std::vector<ReceiverGroup>* groups;
   };
   std::vector<SharedPiece> pieces;
   for (const ReadSegment& segment : share.segments()) {
-    std::vector<Group>* groups = nullptr;
+    std::vector<ReceiverGroup>* groups = nullptr;
     if (segment.reader_size() > 0) {
-      groups = groups_.emplace_back(std::make_unique<std::vector<Group>>()).get();
+      groups = groups_.emplace_back(std::make_unique<std::vector<ReceiverGroup>>()).get();
       TESSERA_RETURN_IF_ERROR(AddGroups(manifest, segment, *groups));
     }
     int next = 0;
@@ -90,11 +90,11 @@ absl::Status SharedReader::Schedule(const Manifest& manifest, const ReadShare& s
 }
 
 absl::Status SharedReader::AddGroups(const Manifest& manifest, const ReadSegment& segment,
-                                     std::vector<Group>& groups) const {
+                                     std::vector<ReceiverGroup>& groups) const {
   for (const Receivers& receivers : segment.receivers()) {
     const auto ranks = rank_sets_.find(receivers.rank_set());
     if (ranks == rank_sets_.end()) return absl::InternalError("a set of ranks that was not told");
-    Group& group = groups.emplace_back(Group{nullptr, nullptr, &ranks->second});
+    ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
     if (!receivers.has_region()) continue;
     group.region = &receivers.region();
     TESSERA_ASSIGN_OR_RETURN(PackedRegion packed,
@@ -105,15 +105,15 @@ absl::Status SharedReader::AddGroups(const Manifest& manifest, const ReadSegment
 }
 
 void SharedReader::AddShared(const FilePiece& piece, uint32_t reader,
-                             const std::vector<Group>& groups) {
+                             const std::vector<ReceiverGroup>& groups) {
   if (reader == rank_) {
     steps_.push_back({true, own_.size()});
     own_.push_back({piece, &groups});
     largest_own_ = std::max(largest_own_, piece.size());
-    for (const Group& group : groups) packs_ |= group.packed != nullptr;
+    for (const ReceiverGroup& group : groups) packs_ |= group.packed != nullptr;
     return;
   }
-  for (const Group& group : groups) {
+  for (const ReceiverGroup& group : groups) {
     if (!std::ranges::binary_search(*group.ranks, rank_)) continue;
     if (group.packed != nullptr) {
       const uint64_t bytes = group.packed->BytesIn(piece);
@@ -245,7 +245,7 @@ class SharedReader::Session {
   absl::Status Exchange() {
     for (const Step& step : r_.steps_) {
       TESSERA_RETURN_IF_ERROR(PostReceives());
-      TESSERA_RETURN_IF_ERROR(step.own ? HandOut(step.index) : TakeIn(step.index));
+      TESSERA_RETURN_IF_ERROR(step.own ? SendPiece(step.index) : ReceivePiece(step.index));
     }
     return FinishSends();
   }
@@ -265,7 +265,7 @@ class SharedReader::Session {
     return r_.receive_buffers_[index % r_.receive_buffers_.size()].data() + kCopyRoomBytes;
   }
 
-  absl::Status TakeIn(size_t index) {
+  absl::Status ReceivePiece(size_t index) {
     const Incoming& message = r_.incoming_[index];
     TESSERA_RETURN_IF_ERROR(posted_.front()->Wait(deadline_));
     posted_.pop_front();
@@ -281,7 +281,7 @@ class SharedReader::Session {
     return absl::OkStatus();
   }
 
-  absl::Status HandOut(size_t index) {
+  absl::Status SendPiece(size_t index) {
     // Earlier messages have been received long ago, or are about to be: ranks process the pieces in
     // one order.
     TESSERA_RETURN_IF_ERROR(FinishSends());
@@ -289,7 +289,7 @@ class SharedReader::Session {
     const OwnPiece& own = r_.own_[index];
     std::byte* const data = OwnBuffer(index);
     data[-static_cast<ptrdiff_t>(kMarkBytes)] = good ? kGood : kFailed;
-    for (const Group& group : *own.groups) {
+    for (const ReceiverGroup& group : *own.groups) {
       if (group.packed != nullptr) {
         TESSERA_RETURN_IF_ERROR(SendPacked(group, own.piece, data, good));
         continue;
@@ -320,7 +320,7 @@ class SharedReader::Session {
     return done_[index] == Done::kGood;
   }
 
-  absl::Status SendPacked(const Group& group, const FilePiece& piece, const std::byte* data,
+  absl::Status SendPacked(const ReceiverGroup& group, const FilePiece& piece, const std::byte* data,
                           bool good) {
     const uint64_t bytes = group.packed->BytesIn(piece);
     if (bytes == 0 || (group.ranks->size() == 1 && (*group.ranks)[0] == r_.rank_)) {
@@ -337,7 +337,7 @@ class SharedReader::Session {
     return absl::OkStatus();
   }
 
-  void Send(const Group& group, const std::byte* data, uint64_t bytes, bool marked) {
+  void Send(const ReceiverGroup& group, const std::byte* data, uint64_t bytes, bool marked) {
     const uint64_t mark_bytes = marked ? kMarkBytes : 0;
     for (const uint32_t rank : *group.ranks) {
       if (rank == r_.rank_) continue;

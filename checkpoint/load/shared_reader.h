@@ -60,14 +60,14 @@ class SharedReader {
   friend class Session;
 
   // The receivers of one part of a piece.
-  struct Group {
+  struct ReceiverGroup {
     const ShardRegion* region;  // null: the whole piece
     std::shared_ptr<const PackedRegion> packed;
     const std::vector<uint32_t>* ranks;
   };
   struct OwnPiece {
     FilePiece piece;
-    const std::vector<Group>* groups;
+    const std::vector<ReceiverGroup>* groups;
   };
   struct Incoming {
     FilePiece piece;  // the piece that the message is part of
@@ -86,8 +86,8 @@ class SharedReader {
   SharedReader(const DataReader& reader, int rank) : reader_(reader), rank_(rank) {}
   absl::Status Schedule(const Manifest& manifest, const ReadShare& share);
   absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
-                         std::vector<Group>& groups) const;
-  void AddShared(const FilePiece& piece, uint32_t reader, const std::vector<Group>& groups);
+                         std::vector<ReceiverGroup>& groups) const;
+  void AddShared(const FilePiece& piece, uint32_t reader, const std::vector<ReceiverGroup>& groups);
   void AddIncoming(const Incoming& message);
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes);
   absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to);
@@ -95,7 +95,7 @@ class SharedReader {
   const DataReader& reader_;
   const uint32_t rank_;
   std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
-  std::vector<std::unique_ptr<std::vector<Group>>> groups_;  // per shared segment
+  std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment
   std::vector<FilePiece> private_;
   std::vector<OwnPiece> own_;       // in order
   std::vector<Incoming> incoming_;  // in order

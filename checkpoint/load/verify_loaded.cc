@@ -34,7 +34,7 @@ namespace {
 // Bytes that a thread digests at a time.
 constexpr int64_t kTaskBytes = int64_t{4} << 20;
 // Overlaps of boxes are computed pair by pair.
-constexpr size_t kMostOverlappingBoxes = 4096;
+constexpr size_t kMaxOverlappingBoxes = 4096;
 
 struct BoxHash {
   size_t operator()(const Box& box) const { return absl::HashOf(box.global_offset, box.shape); }
@@ -244,9 +244,9 @@ class LoadedTensor {
 
 // On rank 0: evaluates the reports of all ranks. Returns the results, and the parts that must be
 // digested again.
-class Judge {
+class DigestComparison {
  public:
-  explicit Judge(const Manifest& manifest) : manifest_(manifest) {}
+  explicit DigestComparison(const Manifest& manifest) : manifest_(manifest) {}
 
   absl::StatusOr<std::string> Combine(const std::vector<std::string>& payloads) const {
     std::map<uint32_t, LoadedTensor> tensors;
@@ -261,7 +261,7 @@ class Judge {
     LoadedVerdict verdict;
     std::vector<std::string> wrong;
     for (const auto& [t, loaded] : tensors) {
-      std::string problem = JudgeTensor(t, loaded, verdict);
+      std::string problem = CheckTensor(t, loaded, verdict);
       if (!problem.empty()) wrong.push_back(std::move(problem));
     }
     if (wrong.empty()) return verdict.SerializeAsString();
@@ -271,7 +271,7 @@ class Judge {
 
  private:
   // Describes the damage of a tensor; empty if there is none, or if it cannot be determined.
-  std::string JudgeTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
+  std::string CheckTensor(uint32_t t, const LoadedTensor& loaded, LoadedVerdict& verdict) const {
     const LogicalTensor& tensor = manifest_.tensors(static_cast<int>(t));
     const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
     const std::string disagreement = loaded.FindDisagreement(expected);
@@ -283,7 +283,7 @@ class Judge {
     if (!tensor.has_digest()) return unverified("saved without a digest");
     const auto problem = FindCoverageProblem(GlobalShape(tensor), loaded.boxes());
     if (problem && problem->kind == CoverageProblem::Kind::kOverlap) {
-      if (loaded.boxes().size() > kMostOverlappingBoxes) return unverified("too many overlaps");
+      if (loaded.boxes().size() > kMaxOverlappingBoxes) return unverified("too many overlaps");
       for (const Box& part : loaded.DisjointParts()) AskFor(t, part, verdict);
       return "";
     }
@@ -388,7 +388,7 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
                              Agree(
                                  group, DigestAll(manifest, held, threads),
                                  [&](const std::vector<std::string>& payloads) {
-                                   return Judge(manifest).Combine(payloads);
+                                   return DigestComparison(manifest).Combine(payloads);
                                  },
                                  deadline));
     LoadedVerdict verdict;

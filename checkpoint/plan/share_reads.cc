@@ -25,26 +25,26 @@ constexpr uint64_t kPiecesPerStaging = 12;
 constexpr uint32_t kEverything = 0;  // as the index of a region
 
 // Bytes [begin, end) of a file that one rank needs, completely or a region of them.
-struct Claim {
+struct Need {
   uint64_t begin;
   uint64_t end;
   uint32_t region;
   uint32_t rank;
-  auto operator<=>(const Claim&) const = default;
+  auto operator<=>(const Need&) const = default;
 };
 
 // The same bytes for all ranks that need them.
-struct JointClaim {
+struct SharedNeed {
   uint64_t begin;
   uint64_t end;
   uint32_t region;
   uint32_t rank_set;
 };
 
-class Sharer {
+class ReadAssigner {
  public:
-  Sharer(const Manifest& manifest, size_t ranks)
-      : manifest_(manifest), load_(ranks), answers_(ranks), sets_told_(ranks) {
+  ReadAssigner(const Manifest& manifest, size_t ranks)
+      : manifest_(manifest), load_(ranks), answers_(ranks), sets_sent_(ranks) {
     regions_.emplace_back();
   }
 
@@ -60,7 +60,7 @@ class Sharer {
       const auto add = [&](const auto& range, uint32_t region) {
         for (int i = 0; i + 1 < range.size(); i += 2) {
           if (range[i] >= range[i + 1]) return false;
-          claims_[file.file_index()].push_back({range[i], range[i + 1], region, rank});
+          needs_[file.file_index()].push_back({range[i], range[i + 1], region, rank});
         }
         return range.size() % 2 == 0;
       };
@@ -73,14 +73,14 @@ class Sharer {
   }
 
   std::vector<std::string> Finish() && {
-    for (auto& [file, claims] : claims_) CutIntoSegments(file, JoinClaims(claims));
+    for (auto& [file, needs] : needs_) CutIntoSegments(file, MergeNeeds(needs));
     AssignReaders();
-    for (const auto& [rank, segment] : private_) Tell(rank, segment);
+    for (const auto& [rank, segment] : private_) Send(rank, segment);
     for (const Shared& shared : shared_) {
       const std::string bytes = AsField(shared.segment);
-      for (const uint32_t rank : rank_sets_[shared.everybody]) {
+      for (const uint32_t rank : rank_sets_[shared.all_receivers]) {
         for (const Receivers& receivers : shared.segment.receivers()) {
-          TellSet(rank, receivers.rank_set());
+          SendRankSet(rank, receivers.rank_set());
         }
         answers_[rank] += bytes;
       }
@@ -94,7 +94,7 @@ class Sharer {
  private:
   struct Shared {
     ReadSegment segment;
-    uint32_t everybody;  // the set of all receivers
+    uint32_t all_receivers;  // the set of all receivers
   };
 
   uint32_t InternRegion(const ShardRegion& region) {
@@ -111,16 +111,16 @@ class Sharer {
     return at->second;
   }
 
-  std::vector<JointClaim> JoinClaims(std::vector<Claim>& claims) {
-    std::ranges::sort(claims);
-    std::vector<JointClaim> joint;
-    for (size_t i = 0; i < claims.size();) {
-      const Claim& first = claims[i];
+  std::vector<SharedNeed> MergeNeeds(std::vector<Need>& needs) {
+    std::ranges::sort(needs);
+    std::vector<SharedNeed> joint;
+    for (size_t i = 0; i < needs.size();) {
+      const Need& first = needs[i];
       std::vector<uint32_t> ranks;
-      for (; i < claims.size() && claims[i].begin == first.begin && claims[i].end == first.end &&
-             claims[i].region == first.region;
+      for (; i < needs.size() && needs[i].begin == first.begin && needs[i].end == first.end &&
+             needs[i].region == first.region;
            ++i) {
-        if (ranks.empty() || ranks.back() != claims[i].rank) ranks.push_back(claims[i].rank);
+        if (ranks.empty() || ranks.back() != needs[i].rank) ranks.push_back(needs[i].rank);
       }
       joint.push_back({first.begin, first.end, first.region, InternSet(std::move(ranks))});
     }
@@ -128,20 +128,20 @@ class Sharer {
   }
 
   // Between two adjacent ends of needs, the same ranks need the same.
-  void CutIntoSegments(uint32_t file, const std::vector<JointClaim>& claims) {
+  void CutIntoSegments(uint32_t file, const std::vector<SharedNeed>& needs) {
     std::vector<uint64_t> ends;
-    for (const JointClaim& claim : claims) {
-      ends.push_back(claim.begin);
-      ends.push_back(claim.end);
+    for (const SharedNeed& need : needs) {
+      ends.push_back(need.begin);
+      ends.push_back(need.end);
     }
     std::ranges::sort(ends);
     ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
-    std::vector<JointClaim> active;
+    std::vector<SharedNeed> active;
     size_t next = 0;
     for (size_t i = 0; i + 1 < ends.size(); ++i) {
-      std::erase_if(active, [&](const JointClaim& claim) { return claim.end <= ends[i]; });
-      for (; next < claims.size() && claims[next].begin == ends[i]; ++next) {
-        active.push_back(claims[next]);
+      std::erase_if(active, [&](const SharedNeed& need) { return need.end <= ends[i]; });
+      for (; next < needs.size() && needs[next].begin == ends[i]; ++next) {
+        active.push_back(needs[next]);
       }
       if (!active.empty()) AddSegment(file, ends[i], ends[i + 1], active);
     }
@@ -154,21 +154,21 @@ class Sharer {
   }
 
   void AddSegment(uint32_t file, uint64_t begin, uint64_t end,
-                  const std::vector<JointClaim>& active) {
+                  const std::vector<SharedNeed>& active) {
     std::map<uint32_t, std::vector<uint32_t>> by_region;
-    std::vector<uint32_t> everybody;
-    for (const JointClaim& claim : active) {
-      std::vector<uint32_t>& ranks = by_region[claim.region];
-      ranks = Union(ranks, rank_sets_[claim.rank_set]);
-      everybody = Union(everybody, rank_sets_[claim.rank_set]);
+    std::vector<uint32_t> all_receivers;
+    for (const SharedNeed& need : active) {
+      std::vector<uint32_t>& ranks = by_region[need.region];
+      ranks = Union(ranks, rank_sets_[need.rank_set]);
+      all_receivers = Union(all_receivers, rank_sets_[need.rank_set]);
     }
     ReadSegment segment;
     segment.set_file_index(file);
     segment.set_begin(begin);
     segment.set_end(end);
     segment.set_piece_bytes(PieceBytes(file));
-    if (everybody.size() == 1) {
-      AddPrivate(everybody[0], segment);
+    if (all_receivers.size() == 1) {
+      AddPrivate(all_receivers[0], segment);
       return;
     }
     const std::vector<uint32_t> whole = by_region[kEverything];
@@ -185,7 +185,7 @@ class Sharer {
       if (region != kEverything) *receivers.mutable_region() = regions_[region];
       receivers.set_rank_set(InternSet(std::move(rest)));
     }
-    shared_.push_back({std::move(segment), InternSet(std::move(everybody))});
+    shared_.push_back({std::move(segment), InternSet(std::move(all_receivers))});
   }
 
   void AddPrivate(uint32_t rank, const ReadSegment& segment) {
@@ -222,7 +222,7 @@ class Sharer {
     for (const auto& [begin, file, s] : pieces) {
       ReadSegment& segment = shared_[s].segment;
       const uint64_t bytes = std::min(segment.piece_bytes(), segment.end() - begin);
-      const uint32_t set = shared_[s].everybody;
+      const uint32_t set = shared_[s].all_receivers;
       LeastLoaded& queue = queues.try_emplace(set, rank_sets_[set], load_).first->second;
       segment.add_reader(queue.Take(bytes, load_));
     }
@@ -234,10 +234,10 @@ class Sharer {
     return share.SerializeAsString();
   }
 
-  void Tell(uint32_t rank, const ReadSegment& segment) { answers_[rank] += AsField(segment); }
+  void Send(uint32_t rank, const ReadSegment& segment) { answers_[rank] += AsField(segment); }
 
-  void TellSet(uint32_t rank, uint32_t set) {
-    if (!sets_told_[rank].insert(set).second) return;
+  void SendRankSet(uint32_t rank, uint32_t set) {
+    if (!sets_sent_[rank].insert(set).second) return;
     ReadShare share;
     RankSet& told = *share.add_rank_sets();
     told.set_id(set);
@@ -247,7 +247,7 @@ class Sharer {
 
   const Manifest& manifest_;
   uint64_t staging_bytes_ = std::numeric_limits<uint64_t>::max();
-  std::map<uint32_t, std::vector<Claim>> claims_;  // by file
+  std::map<uint32_t, std::vector<Need>> needs_;  // by file
   std::vector<ShardRegion> regions_;
   absl::flat_hash_map<std::string, uint32_t> region_ids_;
   std::vector<std::vector<uint32_t>> rank_sets_;  // each ascending
@@ -257,18 +257,18 @@ class Sharer {
   std::vector<Shared> shared_;
   std::vector<uint64_t> load_;        // bytes to read, by rank
   std::vector<std::string> answers_;  // serialized parts of a ReadShare, by rank
-  std::vector<absl::flat_hash_set<uint32_t>> sets_told_;
+  std::vector<absl::flat_hash_set<uint32_t>> sets_sent_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> ShareReads(const Manifest& manifest,
                                                     std::span<const std::string> needs) {
-  Sharer sharer(manifest, needs.size());
+  ReadAssigner assigner(manifest, needs.size());
   for (uint32_t rank = 0; rank < needs.size(); ++rank) {
-    TESSERA_RETURN_IF_ERROR(sharer.AddRank(rank, needs[rank]));
+    TESSERA_RETURN_IF_ERROR(assigner.AddRank(rank, needs[rank]));
   }
-  return std::move(sharer).Finish();
+  return std::move(assigner).Finish();
 }
 
 }  // namespace tessera::ckpt

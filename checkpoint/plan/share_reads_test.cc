@@ -27,12 +27,13 @@ Manifest Files(int count) {
   return manifest;
 }
 
-struct Range {
+struct ChunkRange {
   uint64_t begin, end;
 };
 
 // Adds ranges of chunks of a file; `region` > 0: of that region only.
-void Need(ReadNeeds& needs, uint32_t file_index, const std::vector<Range>& chunks, int region) {
+void Need(ReadNeeds& needs, uint32_t file_index, const std::vector<ChunkRange>& chunks,
+          int region) {
   FileNeeds* file = nullptr;
   for (FileNeeds& f : *needs.mutable_files()) {
     if (f.file_index() == file_index) file = &f;
@@ -47,7 +48,7 @@ void Need(ReadNeeds& needs, uint32_t file_index, const std::vector<Range>& chunk
     sparse.mutable_region()->set_saved_tensor(region);
     to = sparse.mutable_range();
   }
-  for (const Range& r : chunks) {
+  for (const ChunkRange& r : chunks) {
     to->Add(r.begin * kChunk);
     to->Add(r.end * kChunk);
   }
@@ -128,7 +129,7 @@ TEST(ShareReadsTest, EveryChunkIsReadOnceAndReachesWhoeverNeedsIt) {
         const uint32_t file = random() % files;
         const int region = static_cast<int>(random() % 3);
         uint64_t at = random() % 4;
-        std::vector<Range> ranges;
+        std::vector<ChunkRange> ranges;
         for (int i = static_cast<int>(random() % 3); i >= 0; --i) {
           const uint64_t end = at + 1 + random() % 9;
           ranges.push_back({at, end});

@@ -41,9 +41,9 @@ namespace {
 
 // Files of one kind are written in parallel: tensor-parallel ranks need the same chunks of the
 // source.
-constexpr size_t kMostOpenFiles = 32;
+constexpr size_t kMaxOpenFiles = 32;
 // Limit of the buffers for reading the source.
-constexpr uint64_t kMostStagingBytes = uint64_t{64} << 20;
+constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
 // The unit of checksumming and digesting: fits into the second-level cache. A multiple of every
 // element size.
 constexpr uint64_t kBlockBytes = 128 << 10;
@@ -234,7 +234,7 @@ class Rewriter {
     return absl::OkStatus();
   }
 
-  uint64_t StagingBytes() const { return std::min(kMostStagingBytes, options_.memory_bytes / 4); }
+  uint64_t StagingBytes() const { return std::min(kMaxStagingBytes, options_.memory_bytes / 4); }
   // Half of the memory: windows are filled while the previous ones are written.
   uint64_t WindowBytes() const { return (options_.memory_bytes - StagingBytes()) / 2; }
 
@@ -243,7 +243,7 @@ class Rewriter {
     const uint64_t chunk = ChunkOf(first);
     const size_t affordable = WindowBytes() / RoundUp(chunk, kIoAlignmentBytes);
     size_t count = 1;
-    while (first + count < files_.size() && count < std::min(affordable, kMostOpenFiles) &&
+    while (first + count < files_.size() && count < std::min(affordable, kMaxOpenFiles) &&
            ChunkOf(first + count) == chunk) {
       ++count;
     }
@@ -373,8 +373,7 @@ class Rewriter {
     std::vector<Window> pieces;
     for (const Window& window : windows) {
       const uint64_t size =
-          LayOutPieces(window.file->chunk_bytes, options_.io_threads, kMostStagingBytes)
-              .piece_bytes;
+          LayOutPieces(window.file->chunk_bytes, options_.io_threads, kMaxStagingBytes).piece_bytes;
       for (uint64_t begin = window.begin; begin < window.end; begin += size) {
         pieces.push_back({window.file, begin, std::min(window.end, begin + size),
                           window.data + (begin - window.begin)});

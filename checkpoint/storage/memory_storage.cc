@@ -346,7 +346,7 @@ absl::Status MemoryStorage::MakeDirectory(std::string_view path) {
     }
     if (!child->is_directory) {
       return Fail(absl::StatusCode::kAlreadyExists, "MakeDirectory", path.substr(0, end),
-                  "there is something that is no directory");
+                  "the name exists, but is not a directory");
     }
     node = child;
     begin = end + 1;

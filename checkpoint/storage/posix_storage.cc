@@ -278,7 +278,7 @@ absl::Status PosixStorage::MakeDirectory(std::string_view path_view) {
   const int error = MakeDirectories(root_fd_.get(), path);
   if (error == EEXIST) {
     return absl::AlreadyExistsError(absl::StrCat("MakeDirectory ", Describe(path),
-                                                 ": there is something that is no directory"));
+                                                 ": the name exists, but is not a directory"));
   }
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "MakeDirectory", Describe(path));
 }

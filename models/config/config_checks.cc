@@ -4,7 +4,7 @@ namespace tessera {
 namespace {
 
 // With at most this many weights, everything computed from them fits int64 with room to spare.
-constexpr double kMostWeights = 1e15;
+constexpr double kMaxWeights = 1e15;
 
 absl::Status CheckCountable(const ModelConfig& config) {
   const double hidden = static_cast<double>(config.hidden_size());
@@ -12,11 +12,11 @@ absl::Status CheckCountable(const ModelConfig& config) {
   const double weights = static_cast<double>(config.num_layers()) * layer +
                          2 * hidden * static_cast<double>(config.vocab_size()) +
                          hidden * static_cast<double>(config.max_position_embeddings());
-  if (weights <= kMostWeights) return absl::OkStatus();
+  if (weights <= kMaxWeights) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "num_layers = ", config.num_layers(), ", hidden_size = ", config.hidden_size(),
       ", ffn_hidden_size = ", config.ffn_hidden_size(), ", vocab_size = ", config.vocab_size(),
-      ": about ", weights, " weights, more than ", kMostWeights));
+      ": about ", weights, " weights, more than ", kMaxWeights));
 }
 
 }  // namespace

@@ -33,14 +33,14 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
          .projection = MakeLinear(shard.projection_weight, nullptr)});
     shape.first_head += heads;
   }
-  parts.attention_end = {p.projection_bias, site(dropout, "attn.resid_dropout")};
+  parts.attention_residual = {p.projection_bias, site(dropout, "attn.resid_dropout")};
   parts.mlp_norm = std::make_unique<LayerNorm>(*p.norm2_weight, *p.norm2_bias, epsilon);
   for (const MlpParameters& shard : p.mlp) {
     parts.mlp.push_back({.up = MakeLinear(shard.up_weight, shard.up_bias),
                          .down = MakeLinear(shard.down_weight, nullptr)});
   }
   parts.activation = Activation::kGelu;
-  parts.mlp_end = {p.down_bias, site(dropout, "mlp.dropout")};
+  parts.mlp_residual = {p.down_bias, site(dropout, "mlp.dropout")};
   return TransformerBlock(std::move(parts));
 }
 

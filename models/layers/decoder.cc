@@ -35,7 +35,7 @@ struct Decoder::Buffers : public Activations {
   ActivationUse use = ActivationUse::kTraining;
   Tensor memory;
   std::vector<TensorView> inputs;  // [r,C]; inputs of each block and, last, of the head
-  std::vector<TransformerBlock::Kept> kept;
+  std::vector<TransformerBlock::SavedActivations> saved;
   TransformerBlock::Scratch scratch;
   Embedding::Scratch embedding;
   LmHead::Buffers head;
@@ -80,8 +80,8 @@ Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& are
   }
   for (int64_t i = 0; i < blocks; ++i) {
     const bool own = i == 0 || use == ActivationUse::kTraining;
-    buffers.kept.push_back(own ? parts_.blocks[i].LayOutKept(arena, pass, dtype())
-                               : buffers.kept.front());
+    buffers.saved.push_back(own ? parts_.blocks[i].LayOutSaved(arena, pass, dtype())
+                                : buffers.saved.front());
   }
   if (backward && parts_.embedding.has_value()) buffers.d = arena.Take(dtype(), shape);
   const int64_t mark = arena.Mark();
@@ -131,7 +131,7 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
     backend_.Copy(input, buffers.inputs.front());
   }
   for (size_t i = 0; i < parts_.blocks.size(); ++i) {
-    TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.kept[i],
+    TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.saved[i],
                                                      buffers.scratch, buffers.inputs[i + 1]));
   }
   if (!parts_.head.has_value()) {
@@ -184,11 +184,12 @@ absl::Status Decoder::BackwardBlock(const Pass& pass, size_t i, const Buffers& b
   const TensorView& x = buffers.inputs[i];
   // With recomputation, the only set of saved activations still holds the last block's.
   if (buffers.use == ActivationUse::kTrainingRecompute && i + 1 != parts_.blocks.size()) {
-    TESSERA_RETURN_IF_ERROR(block.ForwardKept(pass, x, buffers.kept[i], buffers.scratch));
+    TESSERA_RETURN_IF_ERROR(block.Recompute(pass, x, buffers.saved[i], buffers.scratch));
   }
   const int64_t begin = parts_.layout.boundaries[i], end = parts_.layout.boundaries[i + 1];
   TESSERA_RETURN_IF_ERROR(Prepare(observer, begin, end));
-  TESSERA_RETURN_IF_ERROR(block.Backward(pass, x, buffers.kept[i], buffers.scratch, accumulate, d));
+  TESSERA_RETURN_IF_ERROR(
+      block.Backward(pass, x, buffers.saved[i], buffers.scratch, accumulate, d));
   return Ready(observer, begin, end);
 }
 

@@ -10,26 +10,26 @@ enum NormIndex { kAttentionNorm, kMlpNorm, kNorms };
 
 }  // namespace
 
-TransformerBlock::Kept TransformerBlock::LayOutKept(Arena& arena, const Pass& pass,
-                                                    DType dtype) const {
+TransformerBlock::SavedActivations TransformerBlock::LayOutSaved(Arena& arena, const Pass& pass,
+                                                                 DType dtype) const {
   const int64_t rows = pass.rows(), own_rows = pass.own_rows();
   const DType stats = SumDType(dtype);
-  Kept kept;
-  kept.attention_norm_stats = arena.Take(stats, {parts_.attention_norm->statistics(), own_rows});
+  SavedActivations saved;
+  saved.attention_norm_stats = arena.Take(stats, {parts_.attention_norm->statistics(), own_rows});
   for (const AttentionShard& shard : parts_.attention) {
-    kept.attention.push_back(
+    saved.attention.push_back(
         {.qkv = arena.Take(dtype, {rows, shard.qkv.out_features()}),
          .out = arena.Take(dtype, {rows, shard.projection.in_features()}),
          .log_sum_exp =
              arena.Take(stats, {pass.batch, shard.attention.shape().heads, pass.sequence})});
   }
-  kept.mid = arena.Take(dtype, {own_rows, parts_.mlp_norm->channels()});
-  kept.mlp_norm_stats = arena.Take(stats, {parts_.mlp_norm->statistics(), own_rows});
+  saved.mid = arena.Take(dtype, {own_rows, parts_.mlp_norm->channels()});
+  saved.mlp_norm_stats = arena.Take(stats, {parts_.mlp_norm->statistics(), own_rows});
   for (const MlpShard& shard : parts_.mlp) {
-    kept.mlp.push_back({.up = arena.Take(dtype, {rows, shard.up.out_features()}),
-                        .act = arena.Take(dtype, {rows, shard.down.in_features()})});
+    saved.mlp.push_back({.up = arena.Take(dtype, {rows, shard.up.out_features()}),
+                         .act = arena.Take(dtype, {rows, shard.down.in_features()})});
   }
-  return kept;
+  return saved;
 }
 
 TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pass& pass,
@@ -64,76 +64,79 @@ TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pa
   return scratch;
 }
 
-absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x, const Kept& kept,
-                                       const Scratch& scratch, const TensorView& y) const {
-  TESSERA_RETURN_IF_ERROR(ForwardKept(pass, x, kept, scratch));
+absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x,
+                                       const SavedActivations& saved, const Scratch& scratch,
+                                       const TensorView& y) const {
+  TESSERA_RETURN_IF_ERROR(Recompute(pass, x, saved, scratch));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
-    products.push_back(parts_.mlp[i].down.ForwardTerm(kept.mlp[i].act));
+    products.push_back(parts_.mlp[i].down.ForwardTerm(saved.mlp[i].act));
   }
-  return EndBranch(pass, parts_.mlp_end, products, kept.mid, scratch.sum, y);
+  return AddResidual(pass, parts_.mlp_residual, products, saved.mid, scratch.sum, y);
 }
 
-absl::Status TransformerBlock::ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
-                                           const Scratch& scratch) const {
+absl::Status TransformerBlock::Recompute(const Pass& pass, const TensorView& x,
+                                         const SavedActivations& saved,
+                                         const Scratch& scratch) const {
   TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.attention_norm, x, scratch.normed, kept.attention_norm_stats));
+      NormForward(pass, *parts_.attention_norm, x, scratch.normed, saved.attention_norm_stats));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
-    const AttentionShard::Kept& own = kept.attention[i];
+    const AttentionShard::SavedActivations& own = saved.attention[i];
     shard.qkv.Forward(pass.backend, scratch.normed, own.qkv);
     shard.attention.Forward(pass, own.qkv, own.out, own.log_sum_exp);
     products.push_back(shard.projection.ForwardTerm(own.out));
   }
   TESSERA_RETURN_IF_ERROR(
-      EndBranch(pass, parts_.attention_end, products, x, scratch.sum, kept.mid));
+      AddResidual(pass, parts_.attention_residual, products, x, scratch.sum, saved.mid));
 
   TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.mlp_norm, kept.mid, scratch.normed, kept.mlp_norm_stats));
+      NormForward(pass, *parts_.mlp_norm, saved.mid, scratch.normed, saved.mlp_norm_stats));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
-    parts_.mlp[i].up.Forward(pass.backend, scratch.normed, kept.mlp[i].up);
-    ActivationForward(parts_.activation, pass.backend, kept.mlp[i].up, kept.mlp[i].act);
+    parts_.mlp[i].up.Forward(pass.backend, scratch.normed, saved.mlp[i].up);
+    ActivationForward(parts_.activation, pass.backend, saved.mlp[i].up, saved.mlp[i].act);
   }
   return absl::OkStatus();
 }
 
 // out [r,C] = residual + dropout(sum over shards + bias)
-absl::Status TransformerBlock::EndBranch(const Pass& pass, const BranchEnd& end,
-                                         std::span<const MatMulOperands> products,
-                                         const TensorView& residual, const TensorView& sum,
-                                         const TensorView& out) const {
-  const TensorView bias = end.bias == nullptr ? TensorView() : end.bias->value;
-  TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, bias, sum, out, "end of a branch"));
-  end.dropout.Apply(pass, out);
+absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& add,
+                                           std::span<const MatMulOperands> products,
+                                           const TensorView& residual, const TensorView& sum,
+                                           const TensorView& out) const {
+  const TensorView bias = add.bias == nullptr ? TensorView() : add.bias->value;
+  TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, bias, sum, out, "output of a branch"));
+  add.dropout.Apply(pass, out);
   pass.backend.Add(residual, out, out);
   return absl::OkStatus();
 }
 
 // The gradient [R,C] of the sum over shards, given that of the block's output, d [r,C]: d itself,
 // or a copy in `buffer` [R,C] with dropped elements zeroed and with the rows of other ranks.
-absl::StatusOr<TensorView> TransformerBlock::BackwardEnd(const Pass& pass, const BranchEnd& end,
-                                                         const TensorView& d,
-                                                         const TensorView& buffer,
-                                                         bool accumulate) const {
+absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(const Pass& pass,
+                                                              const ResidualAdd& add,
+                                                              const TensorView& d,
+                                                              const TensorView& buffer,
+                                                              bool accumulate) const {
   TensorView d_sum = d;
-  if (end.dropout.active(pass) || pass.splits_rows()) {
+  if (add.dropout.active(pass) || pass.splits_rows()) {
     pass.backend.Copy(d, pass.OwnRows(buffer));
-    end.dropout.Apply(pass, pass.OwnRows(buffer));
+    add.dropout.Apply(pass, pass.OwnRows(buffer));
     TESSERA_RETURN_IF_ERROR(pass.GatherRows(buffer, "gradient of a branch"));
     d_sum = buffer;
   }
-  if (end.bias != nullptr) pass.backend.SumRows(d_sum, end.bias->grad, accumulate);
+  if (add.bias != nullptr) pass.backend.SumRows(d_sum, add.bias->grad, accumulate);
   return d_sum;
 }
 
 // d [r,C] += the gradient of x, the norm's input; `products` [R,C] are the shards' parts of that of
 // the norm's output.
-absl::Status TransformerBlock::BackwardStart(const Pass& pass, int norm,
-                                             std::span<const MatMulOperands> products,
-                                             const TensorView& x, const TensorView& stats,
-                                             const Scratch& scratch, bool accumulate,
-                                             const TensorView& d) const {
+absl::Status TransformerBlock::BackwardNorm(const Pass& pass, int norm,
+                                            std::span<const MatMulOperands> products,
+                                            const TensorView& x, const TensorView& stats,
+                                            const Scratch& scratch, bool accumulate,
+                                            const TensorView& d) const {
   const TensorView d_normed = scratch.d_branch.Slice(0, 0, pass.own_rows());
   TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, /*bias=*/{}, scratch.sum, d_normed,
                                         "gradient of normalised rows"));
@@ -142,64 +145,66 @@ absl::Status TransformerBlock::BackwardStart(const Pass& pass, int norm,
   return absl::OkStatus();
 }
 
-absl::Status TransformerBlock::Backward(const Pass& pass, const TensorView& x, const Kept& kept,
-                                        const Scratch& scratch, bool accumulate,
-                                        const TensorView& d) const {
-  TESSERA_RETURN_IF_ERROR(BackwardMlp(pass, kept, scratch, accumulate, d));
-  TESSERA_RETURN_IF_ERROR(BackwardAttention(pass, x, kept, scratch, accumulate, d));
+absl::Status TransformerBlock::Backward(const Pass& pass, const TensorView& x,
+                                        const SavedActivations& saved, const Scratch& scratch,
+                                        bool accumulate, const TensorView& d) const {
+  TESSERA_RETURN_IF_ERROR(BackwardMlp(pass, saved, scratch, accumulate, d));
+  TESSERA_RETURN_IF_ERROR(BackwardAttention(pass, x, saved, scratch, accumulate, d));
   const Norm* norms[kNorms] = {parts_.attention_norm.get(), parts_.mlp_norm.get()};
   return scratch.norms.Finish(pass, norms, accumulate);
 }
 
-absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const Kept& kept,
+absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivations& saved,
                                            const Scratch& scratch, bool accumulate,
                                            const TensorView& d) const {
   Backend& backend = pass.backend;
-  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum,
-                           BackwardEnd(pass, parts_.mlp_end, d, scratch.d_branch, accumulate));
+  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum, BackwardResidual(pass, parts_.mlp_residual, d,
+                                                                    scratch.d_branch, accumulate));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& down = parts_.mlp[i].down;
-    down.BackwardWeight(backend, kept.mlp[i].act, d_sum, accumulate);
+    down.BackwardWeight(backend, saved.mlp[i].act, d_sum, accumulate);
     down.BackwardInput(backend, d_sum, scratch.d_act[i]);
-    ActivationBackward(parts_.activation, backend, scratch.d_act[i], kept.mlp[i].up,
+    ActivationBackward(parts_.activation, backend, scratch.d_act[i], saved.mlp[i].up,
                        scratch.d_up[i]);
   }
   TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.mlp_norm, kept.mid, scratch.normed, kept.mlp_norm_stats));
+      NormForward(pass, *parts_.mlp_norm, saved.mid, scratch.normed, saved.mlp_norm_stats));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& up = parts_.mlp[i].up;
     up.BackwardWeight(backend, scratch.normed, scratch.d_up[i], accumulate);
     products.push_back(up.BackwardInputTerm(scratch.d_up[i]));
   }
-  return BackwardStart(pass, kMlpNorm, products, kept.mid, kept.mlp_norm_stats, scratch, accumulate,
-                       d);
+  return BackwardNorm(pass, kMlpNorm, products, saved.mid, saved.mlp_norm_stats, scratch,
+                      accumulate, d);
 }
 
 absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorView& x,
-                                                 const Kept& kept, const Scratch& scratch,
-                                                 bool accumulate, const TensorView& d) const {
+                                                 const SavedActivations& saved,
+                                                 const Scratch& scratch, bool accumulate,
+                                                 const TensorView& d) const {
   Backend& backend = pass.backend;
-  TESSERA_ASSIGN_OR_RETURN(const TensorView d_sum, BackwardEnd(pass, parts_.attention_end, d,
-                                                               scratch.d_branch, accumulate));
+  TESSERA_ASSIGN_OR_RETURN(
+      const TensorView d_sum,
+      BackwardResidual(pass, parts_.attention_residual, d, scratch.d_branch, accumulate));
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
-    const AttentionShard::Kept& own = kept.attention[i];
+    const AttentionShard::SavedActivations& own = saved.attention[i];
     shard.projection.BackwardWeight(backend, own.out, d_sum, accumulate);
     shard.projection.BackwardInput(backend, d_sum, scratch.d_attention_out);
     shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
                              scratch.d_qkv[i]);
   }
   TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.attention_norm, x, scratch.normed, kept.attention_norm_stats));
+      NormForward(pass, *parts_.attention_norm, x, scratch.normed, saved.attention_norm_stats));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const Linear& qkv = parts_.attention[i].qkv;
     qkv.BackwardWeight(backend, scratch.normed, scratch.d_qkv[i], accumulate);
     products.push_back(qkv.BackwardInputTerm(scratch.d_qkv[i]));
   }
-  return BackwardStart(pass, kAttentionNorm, products, x, kept.attention_norm_stats, scratch,
-                       accumulate, d);
+  return BackwardNorm(pass, kAttentionNorm, products, x, saved.attention_norm_stats, scratch,
+                      accumulate, d);
 }
 
 }  // namespace tessera

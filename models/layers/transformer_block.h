@@ -28,7 +28,7 @@ struct AttentionShard {
   Linear projection;  // row-parallel
 
   // The activations that the backward pass reads.
-  struct Kept {
+  struct SavedActivations {
     TensorView qkv;          // [R,(H+2K)D], q and k rotated
     TensorView out;          // [R,HD]
     TensorView log_sum_exp;  // [B,H,T]
@@ -40,14 +40,14 @@ struct MlpShard {
   Linear up;    // column-parallel
   Linear down;  // row-parallel
 
-  struct Kept {
+  struct SavedActivations {
     TensorView up;   // [R,U]
     TensorView act;  // [R,F]
   };
 };
 
 // The residual add at the end of a branch.
-struct BranchEnd {
+struct ResidualAdd {
   Parameter* bias = nullptr;  // [C]; null for none
   DropoutSite dropout;
 };
@@ -59,22 +59,22 @@ struct BranchEnd {
 struct TransformerBlockParts {
   std::unique_ptr<Norm> attention_norm;
   std::vector<AttentionShard> attention;  // this rank's virtual shards, in order
-  BranchEnd attention_end;
+  ResidualAdd attention_residual;
   std::unique_ptr<Norm> mlp_norm;
   std::vector<MlpShard> mlp;
   Activation activation = Activation::kGelu;
-  BranchEnd mlp_end;
+  ResidualAdd mlp_residual;
 };
 
 class TransformerBlock {
  public:
   // The activations that the backward pass reads, besides the block's input.
-  struct Kept {
+  struct SavedActivations {
     TensorView attention_norm_stats;  // [1|2, r]
-    std::vector<AttentionShard::Kept> attention;
+    std::vector<AttentionShard::SavedActivations> attention;
     TensorView mid;             // [r,C]
     TensorView mlp_norm_stats;  // [1|2, r]
-    std::vector<MlpShard::Kept> mlp;
+    std::vector<MlpShard::SavedActivations> mlp;
   };
   // Temporary memory of one Forward or one Backward.
   struct Scratch {
@@ -92,35 +92,35 @@ class TransformerBlock {
 
   explicit TransformerBlock(TransformerBlockParts parts) : parts_(std::move(parts)) {}
 
-  Kept LayOutKept(Arena& arena, const Pass& pass, DType dtype) const;
+  SavedActivations LayOutSaved(Arena& arena, const Pass& pass, DType dtype) const;
   // `backward`: false omits what only Backward uses.
   Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype, bool backward) const;
 
   // x, y [r,C], distinct.
-  absl::Status Forward(const Pass& pass, const TensorView& x, const Kept& kept,
+  absl::Status Forward(const Pass& pass, const TensorView& x, const SavedActivations& saved,
                        const Scratch& scratch, const TensorView& y) const;
   // Recomputes `saved` from x: Forward without its last step, whose result Backward does not read.
-  absl::Status ForwardKept(const Pass& pass, const TensorView& x, const Kept& kept,
-                           const Scratch& scratch) const;
+  absl::Status Recompute(const Pass& pass, const TensorView& x, const SavedActivations& saved,
+                         const Scratch& scratch) const;
   // d [r,C]: on entry the gradient of y, on return that of x.
-  absl::Status Backward(const Pass& pass, const TensorView& x, const Kept& kept,
+  absl::Status Backward(const Pass& pass, const TensorView& x, const SavedActivations& saved,
                         const Scratch& scratch, bool accumulate, const TensorView& d) const;
 
  private:
-  absl::Status EndBranch(const Pass& pass, const BranchEnd& end,
-                         std::span<const MatMulOperands> products, const TensorView& residual,
-                         const TensorView& sum, const TensorView& out) const;
-  absl::StatusOr<TensorView> BackwardEnd(const Pass& pass, const BranchEnd& end,
-                                         const TensorView& d, const TensorView& buffer,
-                                         bool accumulate) const;
-  absl::Status BackwardMlp(const Pass& pass, const Kept& kept, const Scratch& scratch,
+  absl::Status AddResidual(const Pass& pass, const ResidualAdd& add,
+                           std::span<const MatMulOperands> products, const TensorView& residual,
+                           const TensorView& sum, const TensorView& out) const;
+  absl::StatusOr<TensorView> BackwardResidual(const Pass& pass, const ResidualAdd& add,
+                                              const TensorView& d, const TensorView& buffer,
+                                              bool accumulate) const;
+  absl::Status BackwardMlp(const Pass& pass, const SavedActivations& saved, const Scratch& scratch,
                            bool accumulate, const TensorView& d) const;
-  absl::Status BackwardAttention(const Pass& pass, const TensorView& x, const Kept& kept,
-                                 const Scratch& scratch, bool accumulate,
-                                 const TensorView& d) const;
-  absl::Status BackwardStart(const Pass& pass, int norm, std::span<const MatMulOperands> products,
-                             const TensorView& x, const TensorView& stats, const Scratch& scratch,
-                             bool accumulate, const TensorView& d) const;
+  absl::Status BackwardAttention(const Pass& pass, const TensorView& x,
+                                 const SavedActivations& saved, const Scratch& scratch,
+                                 bool accumulate, const TensorView& d) const;
+  absl::Status BackwardNorm(const Pass& pass, int norm, std::span<const MatMulOperands> products,
+                            const TensorView& x, const TensorView& stats, const Scratch& scratch,
+                            bool accumulate, const TensorView& d) const;
 
   TransformerBlockParts parts_;
 };

@@ -32,13 +32,13 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
          .projection = MakeLinear(shard.out)});
     shape.first_head += heads;
   }
-  parts.attention_end = {/*bias=*/nullptr, site(dropout, "self_attn.residual_dropout")};
+  parts.attention_residual = {/*bias=*/nullptr, site(dropout, "self_attn.residual_dropout")};
   parts.mlp_norm = std::make_unique<RmsNorm>(*p.norm2, epsilon);
   for (const MlpParameters& shard : p.mlp) {
     parts.mlp.push_back({.up = MakeLinear(shard.gate_up), .down = MakeLinear(shard.down)});
   }
   parts.activation = Activation::kSwiGlu;
-  parts.mlp_end = {/*bias=*/nullptr, site(dropout, "mlp.residual_dropout")};
+  parts.mlp_residual = {/*bias=*/nullptr, site(dropout, "mlp.residual_dropout")};
   return TransformerBlock(std::move(parts));
 }
 

@@ -3,7 +3,7 @@
 //   figure comm.allreduce.<bytes>.ratio <our time / Open MPI's> ratio
 //   figure comm.reduce_scatter.<bytes>.ratio ...
 // Each is the median over rounds of the ratio within a round; a round's time is the slowest rank's.
-// The best times say more where other programs disturb the ranks.
+// The best times are more meaningful where other programs disturb the ranks.
 
 #include <mpi/mpi.h>
 

@@ -56,7 +56,7 @@ struct Model {
 };
 
 // Topologies that can share one global batch of micro-batches of one sequence.
-struct Group {
+struct TopologyGroup {
   int64_t global_batch_size;
   std::vector<std::string> topologies;
 };
@@ -76,8 +76,8 @@ const Model kModels[] = {{"GPT-2", R"pb(
                             vocab_size: 211
                           )pb"}};
 
-const std::vector<Group>& Groups() {
-  static const auto& groups = *new std::vector<Group>{
+const std::vector<TopologyGroup>& Groups() {
+  static const auto& groups = *new std::vector<TopologyGroup>{
       {16,
        {kFrom, "single", "dp2", "dp8", "tp4", "pp4", "dp2_tp4", "dp4_pp4", "tp2_pp2", "dp16",
         "dp2_zero1_tp2_sp", "pp2_vpp2", "dp16_zero2", "pp6", "dp2_zero2_tp2_pp2_vpp2_sp"}},
@@ -109,7 +109,7 @@ class Experiment {
  public:
   Experiment(const Model& model, std::string folder) : model_(model), folder_(std::move(folder)) {}
 
-  absl::StatusOr<GroupOutcome> Run(const Group& group) const {
+  absl::StatusOr<GroupOutcome> Run(const TopologyGroup& group) const {
     GroupOutcome result{.global_batch_size = group.global_batch_size};
     TESSERA_ASSIGN_OR_RETURN(result.exact, Train(group, kFrom, /*exact=*/true, /*resumed=*/false));
     TESSERA_ASSIGN_OR_RETURN(result.fast, Train(group, kFrom, /*exact=*/false, /*resumed=*/false));
@@ -123,7 +123,7 @@ class Experiment {
   }
 
  private:
-  absl::StatusOr<TrainConfig> Config(const Group& group, const std::string& topology,
+  absl::StatusOr<TrainConfig> Config(const TopologyGroup& group, const std::string& topology,
                                      bool exact) const {
     return testing::MakeConfig({.model = model_.config,
                                 .tokens = folder_ + "/tokens.bin",
@@ -137,13 +137,13 @@ class Experiment {
                                 .bucket_elements = 20000});
   }
 
-  std::string Checkpoints(const Group& group, bool exact) const {
+  std::string Checkpoints(const TopologyGroup& group, bool exact) const {
     return absl::StrCat(folder_, "/", model_.name, group.global_batch_size,
                         exact ? "exact" : "fast");
   }
 
-  absl::StatusOr<TrainedRun> Train(const Group& group, const std::string& topology, bool exact,
-                                   bool resumed) const {
+  absl::StatusOr<TrainedRun> Train(const TopologyGroup& group, const std::string& topology,
+                                   bool exact, bool resumed) const {
     TESSERA_ASSIGN_OR_RETURN(TrainConfig config, Config(group, topology, exact));
     CheckpointConfig& checkpoint = *config.mutable_checkpoint();
     if (resumed) {
@@ -156,7 +156,7 @@ class Experiment {
     return testing::TrainOnThreads(config);
   }
 
-  absl::StatusOr<Outcome> Resume(const Group& group, const std::string& topology,
+  absl::StatusOr<Outcome> Resume(const TopologyGroup& group, const std::string& topology,
                                  const GroupOutcome& all) const {
     Outcome outcome{.topology = topology};
     TESSERA_ASSIGN_OR_RETURN(const TrainConfig fast, Config(group, topology, /*exact=*/false));
@@ -260,7 +260,7 @@ absl::StatusOr<bool> RunAll(const std::string& folder) {
   std::vector<Panel> panels;
   for (const Model& model : kModels) {
     const Experiment experiment(model, folder);
-    for (const Group& group : Groups()) {
+    for (const TopologyGroup& group : Groups()) {
       TESSERA_ASSIGN_OR_RETURN(const GroupOutcome outcome, experiment.Run(group));
       PrintTable(model, outcome);
       for (Panel& panel : Panels(model, outcome)) panels.push_back(std::move(panel));

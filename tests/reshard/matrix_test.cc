@@ -32,7 +32,7 @@ constexpr uint64_t kStagingBytes = uint64_t{64} << 20;  // LoadOptions' default
 struct Kind {
   std::string name;
   std::string model;
-  int most_tensor_ranks = 1;
+  int max_tensor_ranks = 1;
   bool saved_bf16 = false;
   bool loaded_bf16 = false;
 };
@@ -87,7 +87,7 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     for (const Layout& layout : Layouts()) {
       const absl::StatusOr<Topology> topology = ParseTopology(layout.topology);
       ASSERT_TRUE(topology.ok()) << topology.status();
-      if (topology->tensor <= GetParam().most_tensor_ranks) layouts_.push_back(layout);
+      if (topology->tensor <= GetParam().max_tensor_ranks) layouts_.push_back(layout);
     }
   }
   void TearDown() override { std::filesystem::remove_all(root_); }

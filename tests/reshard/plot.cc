@@ -50,7 +50,7 @@ std::string Colour(size_t i) {
 
 double Width(size_t i) { return std::max(5.0 - 0.9 * static_cast<double>(i), 1.2); }
 
-struct Range {
+struct AxisLimits {
   double least = std::numeric_limits<double>::infinity();
   double most = -std::numeric_limits<double>::infinity();
   void Add(double value) {
@@ -60,7 +60,7 @@ struct Range {
 };
 
 // A round distance for at most about six ticks.
-double TickDistance(const Range& range) {
+double TickDistance(const AxisLimits& range) {
   const double raw = std::max(range.most - range.least, 1e-12) / 6;
   const double power = std::pow(10, std::floor(std::log10(raw)));
   for (const double factor : {1.0, 2.0, 5.0}) {
@@ -95,8 +95,8 @@ class Scale {
     return top_ + (1 - (y - y_.least) / (y_.most - y_.least)) * height();
   }
 
-  const Range& x() const { return x_; }
-  const Range& y() const { return y_; }  // of exponents where the axis is logarithmic
+  const AxisLimits& x() const { return x_; }
+  const AxisLimits& y() const { return y_; }  // of exponents where the axis is logarithmic
   double left() const { return left_; }
   double top() const { return top_; }
   static double width() { return kPanelWidth - kLeft - kRight; }
@@ -105,7 +105,7 @@ class Scale {
  private:
   const bool log_;
   const double left_, top_;
-  Range x_, y_;
+  AxisLimits x_, y_;
 };
 
 std::string Axes(const Panel& panel, const Scale& scale) {

@@ -12,9 +12,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kLongestSide = 4096;
-constexpr int kMostRuns = 12;
+constexpr int kMaxRuns = 12;
 // Limits of a single run, as far as it can be predicted, and of all runs of one product.
-constexpr double kMostSecondsOfARun = 0.1, kMostSecondsOfAProduct = 0.1;
+constexpr double kMaxSecondsOfARun = 0.1, kMaxSecondsOfAProduct = 0.1;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -26,14 +26,14 @@ double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
   backend.Fill(w, 0.25);
   double best_seconds = 1e9;
   Clock::time_point first_start;
-  for (int run = -1; run < kMostRuns; ++run) {
+  for (int run = -1; run < kMaxRuns; ++run) {
     const Clock::time_point start = Clock::now();
     if (run <= 0) first_start = start;
     backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
     backend.Synchronize();
     // The first run creates the product and touches its memory.
     if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));
-    if (run >= 0 && SecondsSince(first_start) > kMostSecondsOfAProduct) break;
+    if (run >= 0 && SecondsSince(first_start) > kMaxSecondsOfAProduct) break;
   }
   return size.flops() / best_seconds;
 }
@@ -50,7 +50,7 @@ double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSiz
   std::ranges::sort(sizes, {}, &ProductSize::flops);
   double best = 0;
   for (const ProductSize& size : sizes) {
-    if (best > 0 && size.flops() / best > kMostSecondsOfARun) break;
+    if (best > 0 && size.flops() / best > kMaxSecondsOfARun) break;
     best = std::max(best, BestRate(backend, dtype, size));
   }
   return best;

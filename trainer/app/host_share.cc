@@ -49,7 +49,7 @@ absl::StatusOr<HostShare> HostShare::Find(Communicator* world) {
   const cpu_set_t mine = Processors();
   if (world == nullptr) return HostShare(nullptr, {0}, Threads(mine, 1));
   const std::string description = Describe(mine);
-  const CallOptions options{.what = "who shares this machine"};
+  const CallOptions options{.what = "processes of this machine"};
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
                            world->GatherBytes(description, 0, options));
   std::string all;

@@ -34,7 +34,7 @@ int ThreadCount(const TrainConfig& config, const HostShare& host) {
 
 // Larger token files without checksums are not read before the first step: this much takes some
 // seconds.
-constexpr int64_t kMostBytesToChecksum = int64_t{8} << 30;
+constexpr int64_t kMaxBytesToChecksum = int64_t{8} << 30;
 
 // Collective. `setting` names the origin of `pattern`.
 absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& pattern,
@@ -49,7 +49,7 @@ absl::StatusOr<DataSource> OpenData(const char* setting, const std::string& patt
   if (group.ranks.rank() != 0) {
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
   }
-  TESSERA_RETURN_IF_ERROR(source.dataset->AddChecksums(kMostBytesToChecksum, notes));
+  TESSERA_RETURN_IF_ERROR(source.dataset->AddChecksums(kMaxBytesToChecksum, notes));
   if (group.ranks.rank() == 0) {
     TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
   }

@@ -23,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // After this many consecutive updates with broken gradients, continuing is pointless.
-constexpr int64_t kMostSkippedInARow = 10;
+constexpr int64_t kMaxSkippedInARow = 10;
 
 double Seconds(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -137,7 +137,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
 absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   progress_line_.Step(metrics);
   if (session_.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session_.metrics->Write(metrics));
-  if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMostSkippedInARow) {
+  if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
         "training has diverged: the gradients of the last %d steps were not finite; resume from an "
         "earlier checkpoint with a lower --lr",

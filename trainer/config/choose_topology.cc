@@ -30,11 +30,11 @@ auto Preference(const Topology& topology, const Topology& wanted) {
 std::optional<Topology> Best(const Topology& wanted, int world_size, const ModelConfig& model,
                              const BatchSizes& batch, int exact_tp_shards) {
   std::optional<Topology> best;
-  const int64_t most_tensor = std::min<int64_t>(world_size, model.num_attention_heads());
-  for (int tensor = 1; tensor <= most_tensor; ++tensor) {
+  const int64_t max_tensor = std::min<int64_t>(world_size, model.num_attention_heads());
+  for (int tensor = 1; tensor <= max_tensor; ++tensor) {
     if (world_size % tensor != 0) continue;
-    const int64_t most_pipeline = std::min<int64_t>(world_size / tensor, model.num_layers());
-    for (int pipeline = 1; pipeline <= most_pipeline; ++pipeline) {
+    const int64_t max_pipeline = std::min<int64_t>(world_size / tensor, model.num_layers());
+    for (int pipeline = 1; pipeline <= max_pipeline; ++pipeline) {
       if (world_size / tensor % pipeline != 0) continue;
       for (const int virtual_pipeline : {wanted.virtual_pipeline, 1}) {
         const Topology topology = {

@@ -23,7 +23,7 @@
 namespace tessera {
 
 struct CommandLine {
-  TrainConfig config;  // what the file and the flags say, nothing filled in
+  TrainConfig config;  // the settings of file and flags, without defaults
   std::string help;    // not empty: the user asked for it; print it and end
 };
 

@@ -58,7 +58,7 @@ TEST(ApplyFlagsTest, EveryTypeReachesItsGroup) {
   EXPECT_EQ(config.model().architecture(), ModelConfig::LLAMA3);
   EXPECT_EQ(config.parallel().numerics(), Numerics::EXACT);
   EXPECT_EQ(config.training().seed(), 1);
-  EXPECT_FALSE(config.training().has_micro_batch_size()) << "presence: nobody set it";
+  EXPECT_FALSE(config.training().has_micro_batch_size()) << "presence: not set";
 }
 
 TEST(ApplyFlagsTest, BooleansBareOrWithAValue) {

@@ -252,10 +252,10 @@ absl::Status CheckIdle(const char* missing,
 }
 
 absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
-  constexpr int64_t kMostKept = std::numeric_limits<int>::max();
-  if (checkpoint.max_checkpoint_keep() > kMostKept) {
+  constexpr int64_t kMaxKept = std::numeric_limits<int>::max();
+  if (checkpoint.max_checkpoint_keep() > kMaxKept) {
     return Wrong("max_checkpoint_keep=", checkpoint.max_checkpoint_keep(), ": must be at most ",
-                 kMostKept, " (0: all)");
+                 kMaxKept, " (0: all)");
   }
   if (!checkpoint.async_save()) {
     const absl::Status status =

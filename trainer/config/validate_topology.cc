@@ -10,10 +10,10 @@
 namespace tessera {
 namespace {
 
-// "num_attention_heads = 8 is no multiple of tensor_model_parallel_size = 3".
+// "num_attention_heads = 8 is not a multiple of tensor_model_parallel_size = 3".
 absl::Status Refuse(absl::string_view what, int64_t value, absl::string_view by, int64_t divisor) {
   return absl::InvalidArgumentError(
-      absl::StrCat(what, " = ", value, " is no multiple of ", by, " = ", divisor));
+      absl::StrCat(what, " = ", value, " is not a multiple of ", by, " = ", divisor));
 }
 
 absl::Status ValidateShards(const Topology& topology, int exact_tp_shards) {
@@ -22,12 +22,12 @@ absl::Status ValidateShards(const Topology& topology, int exact_tp_shards) {
   if (!IsPowerOfTwo(topology.tensor)) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor_model_parallel_size = ", topology.tensor,
-                     " is no power of two: EXACT numerics go with powers of two up to ",
+                     " is not a power of two: EXACT numerics go with powers of two up to ",
                      "exact_tp_shards = ", exact_tp_shards));
   }
   if (!IsPowerOfTwo(exact_tp_shards)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("exact_tp_shards = ", exact_tp_shards, " is no power of two"));
+        absl::StrCat("exact_tp_shards = ", exact_tp_shards, " is not a power of two"));
   }
   if (exact_tp_shards < topology.tensor) {
     return absl::InvalidArgumentError(absl::StrCat(

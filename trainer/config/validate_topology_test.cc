@@ -47,10 +47,11 @@ TEST(ValidateTopologyTest, RowsAreSplitNotSequences) {
   const BatchSizes even{.micro_batch = 2, .global_batch = 4, .sequence_length = 33};
   EXPECT_TRUE(ValidateTopology(split, Model(), even).ok());
   const BatchSizes odd{.micro_batch = 1, .global_batch = 4, .sequence_length = 33};
-  EXPECT_EQ(ValidateTopology(split, Model(), odd).message(),
-            "micro_batch_size * seq_length = 33 is no multiple of tensor_model_parallel_size = 2");
+  EXPECT_EQ(
+      ValidateTopology(split, Model(), odd).message(),
+      "micro_batch_size * seq_length = 33 is not a multiple of tensor_model_parallel_size = 2");
   EXPECT_EQ(ValidateTopology({}, Model(), odd, 2).message(),
-            "micro_batch_size * seq_length = 33 is no multiple of exact_tp_shards = 2");
+            "micro_batch_size * seq_length = 33 is not a multiple of exact_tp_shards = 2");
   EXPECT_TRUE(ValidateTopology({}, Model(), odd, 1).ok());
 }
 
@@ -60,8 +61,9 @@ TEST(ValidateTopologyTest, WithoutSequenceParallelismFastNumericsSplitNoRows) {
   model.set_num_query_groups(3);
   const BatchSizes batch{.micro_batch = 1, .global_batch = 4, .sequence_length = 40};
   EXPECT_TRUE(ValidateTopology({.tensor = 3}, model, batch).ok());
-  EXPECT_EQ(ValidateTopology({.tensor = 3, .sequence_parallel = true}, model, batch).message(),
-            "micro_batch_size * seq_length = 40 is no multiple of tensor_model_parallel_size = 3");
+  EXPECT_EQ(
+      ValidateTopology({.tensor = 3, .sequence_parallel = true}, model, batch).message(),
+      "micro_batch_size * seq_length = 40 is not a multiple of tensor_model_parallel_size = 3");
 }
 
 TEST(ValidateTopologyTest, ExactNumericsSplitIntoVirtualShards) {
@@ -71,21 +73,22 @@ TEST(ValidateTopologyTest, ExactNumericsSplitIntoVirtualShards) {
   EXPECT_EQ(VirtualShards({.tensor = 2}, 0), 2);
   EXPECT_EQ(VirtualShards({.tensor = 2}, 4), 4);
   for (const int tensor : {1, 2, 4}) EXPECT_EQ(message({.tensor = tensor}, 4), "");
-  EXPECT_EQ(message({}, 3), "exact_tp_shards = 3 is no power of two");
-  EXPECT_EQ(message({}, -4), "exact_tp_shards = -4 is no power of two");
+  EXPECT_EQ(message({}, 3), "exact_tp_shards = 3 is not a power of two");
+  EXPECT_EQ(message({}, -4), "exact_tp_shards = -4 is not a power of two");
   EXPECT_EQ(
       message({.tensor = 4}, 2),
       "exact_tp_shards = 2 is less than tensor_model_parallel_size = 4: it must be a power of "
       "two that is at least as large");
   // At once: whatever exact_tp_shards is, there is none that goes with 3 ranks.
   for (const int shards : {1, 3, 4, 6}) {
-    EXPECT_EQ(message({.tensor = 3}, shards),
-              "tensor_model_parallel_size = 3 is no power of two: EXACT numerics go with powers of "
-              "two up to exact_tp_shards = " +
-                  std::to_string(shards));
+    EXPECT_EQ(
+        message({.tensor = 3}, shards),
+        "tensor_model_parallel_size = 3 is not a power of two: EXACT numerics go with powers of "
+        "two up to exact_tp_shards = " +
+            std::to_string(shards));
   }
   EXPECT_EQ(message({.tensor = 2}, 8),
-            "num_query_groups = 4 is no multiple of exact_tp_shards = 8");
+            "num_query_groups = 4 is not a multiple of exact_tp_shards = 8");
 }
 
 // kBatch has 12 micro-batches.

@@ -83,7 +83,7 @@ def take_hostfile(flags):
 
 
 def describe(command):
-    """What TRAIN says about these settings; ends with its message where it refuses them."""
+    """Returns TRAIN's description of these settings; exits with its message if it refuses them."""
     result = subprocess.run(command + ["--print-launch"], check=False, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
     if result.returncode != 0:
@@ -121,7 +121,7 @@ def default_data(prepare_data, launch, may_prepare):
 
 
 def physical_cores():
-    """What mpirun counts as this machine's slots."""
+    """The number of slots that mpirun counts on this machine."""
     cores = set()
     for cpu in os.sched_getaffinity(0):
         topology = f"/sys/devices/system/cpu/cpu{cpu}/topology/"
@@ -214,7 +214,7 @@ class ErrorOutput:
 
 
 def die_with_parent():
-    """In the child: whatever ends this launcher ends mpirun, and with it the ranks."""
+    """Runs in the child: when this launcher ends, so do mpirun and the ranks."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
@@ -250,7 +250,7 @@ class Job:
                     self.process.send_signal(FORWARDED[self.asked_to_stop])
 
     def wait(self):
-        """The exit code, after all that the ranks had to say."""
+        """Returns the exit code, after all messages of the ranks."""
         output = ErrorOutput()
 
         def read():

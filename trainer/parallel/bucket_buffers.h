@@ -36,12 +36,12 @@ class BucketBuffers {
   void Return(Loan& loan);
 
   // Elements of all buffers within the limits.
-  int64_t most_elements() const {
+  int64_t max_elements() const {
     return sizes_[0].elements * sizes_[0].limit + sizes_[1].elements * sizes_[1].limit;
   }
 
  private:
-  struct Buffer {
+  struct PooledBuffer {
     Tensor tensor;
     int size;
   };
@@ -57,7 +57,7 @@ class BucketBuffers {
   const DType dtype_;
   const Device device_;
   std::array<Size, 2> sizes_;
-  std::vector<Buffer> buffers_;
+  std::vector<PooledBuffer> buffers_;
 };
 
 }  // namespace tessera

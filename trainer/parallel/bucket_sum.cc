@@ -65,7 +65,7 @@ void BucketSum::Reset() {
   terms_.clear();
 }
 
-int64_t MostOpenTerms(int64_t contributions, bool tree) {
+int64_t MaxOpenTerms(int64_t contributions, bool tree) {
   // Open subtrees: those of the contributions so far, by powers of two.
   std::vector<int64_t> terms;
   size_t most = 1;

@@ -52,7 +52,7 @@ class BucketSum {
 };
 
 // The number of buffers that a BucketSum allocates besides the result.
-int64_t MostOpenTerms(int64_t contributions, bool tree);
+int64_t MaxOpenTerms(int64_t contributions, bool tree);
 
 }  // namespace tessera
 

@@ -40,8 +40,8 @@ int GradientReducer::rank() const {
   return options_.data_parallel == nullptr ? 0 : options_.data_parallel->rank();
 }
 
-std::vector<GradientReducer::Range> GradientReducer::Ranges() const {
-  std::vector<Range> ranges;
+std::vector<GradientReducer::GradientRange> GradientReducer::Ranges() const {
+  std::vector<GradientRange> ranges;
   for (int b = 0; b < static_cast<int>(buckets_.size()); ++b) {
     for (const int i : buckets_[b].parameters) {
       const FlatParameter& parameter = layout_.parameters[i];
@@ -50,7 +50,7 @@ std::vector<GradientReducer::Range> GradientReducer::Ranges() const {
     }
   }
   std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+            [](const GradientRange& a, const GradientRange& b) { return a.begin < b.begin; });
   return ranges;
 }
 
@@ -115,8 +115,8 @@ int64_t GradientReducer::memory_bytes() const {
   const int64_t kept = gradients_.view().elements();
   int64_t elements = kept + TieBufferElements();
   if (!in_place_) {
-    elements += kept * MostOpenTerms(options_.micro_batches, options_.exact);
-    elements += buffers_.most_elements();
+    elements += kept * MaxOpenTerms(options_.micro_batches, options_.exact);
+    elements += buffers_.max_elements();
   }
   return elements * ElementSize(options_.dtype);
 }
@@ -133,9 +133,10 @@ TensorView GradientReducer::OwnedPiece(int bucket) const {
 }
 
 absl::Status GradientReducer::ForEachRange(
-    int64_t begin, int64_t end, const std::function<absl::Status(const Range&)>& visit) const {
+    int64_t begin, int64_t end,
+    const std::function<absl::Status(const GradientRange&)>& visit) const {
   auto range = std::lower_bound(ranges_.begin(), ranges_.end(), end,
-                                [](const Range& a, int64_t b) { return a.begin < b; });
+                                [](const GradientRange& a, int64_t b) { return a.begin < b; });
   while (range != ranges_.begin()) {
     --range;
     if (range->end <= begin && range->begin < begin) break;
@@ -164,7 +165,7 @@ absl::Status GradientReducer::Prepare(int64_t begin, int64_t end) {
   TESSERA_RETURN_IF_ERROR(Poll());
   if (in_place_) return absl::OkStatus();
   return ForEachRange(begin, end,
-                      [this](const Range& range) { return PrepareBucket(range.bucket); });
+                      [this](const GradientRange& range) { return PrepareBucket(range.bucket); });
 }
 
 absl::Status GradientReducer::PrepareBucket(int bucket) {
@@ -192,7 +193,7 @@ absl::StatusOr<BucketBuffers::Loan> GradientReducer::Borrow(int64_t elements) {
 }
 
 absl::Status GradientReducer::Ready(int64_t begin, int64_t end) {
-  TESSERA_RETURN_IF_ERROR(ForEachRange(begin, end, [this](const Range& range) {
+  TESSERA_RETURN_IF_ERROR(ForEachRange(begin, end, [this](const GradientRange& range) {
     Bucket& state = states_[range.bucket];
     CHECK(in_place_ || state.prepared) << "a gradient that was not prepared";
     CHECK_GT(state.unfinished, 0) << "a gradient that is ready twice";
@@ -234,7 +235,7 @@ void GradientReducer::ReduceMicroBatch(int bucket) {
 }
 
 absl::Status GradientReducer::ReduceStep(int bucket) {
-  if (reductions_.size() == kMostExchanges) TESSERA_RETURN_IF_ERROR(WaitForOldest());
+  if (reductions_.size() == kMaxExchanges) TESSERA_RETURN_IF_ERROR(WaitForOldest());
   const TensorView& sum = states_[bucket].sum.result();
   Communicator& group = *options_.data_parallel;
   const CallOptions call = {.what = "gradients"};
@@ -337,7 +338,7 @@ absl::Status GradientReducer::GatherValues(TensorView values, const BeforeOverwr
   std::deque<Pending> gathers;  // oldest first
   for (const GradientBucket& bucket : buckets_) {
     if (bucket.second) continue;
-    if (gathers.size() == kMostExchanges) {
+    if (gathers.size() == kMaxExchanges) {
       TESSERA_RETURN_IF_ERROR(gathers.front().Wait());
       gathers.pop_front();
     }

@@ -85,7 +85,7 @@ class GradientReducer : public GradientObserver {
   static constexpr int kBucketBuffers = 3;
   // Number of bucket exchanges in flight. Far fewer than the numbers that distinguish the messages
   // of a group's operations.
-  static constexpr size_t kMostExchanges = 32;
+  static constexpr size_t kMaxExchanges = 32;
 
   // CHECKs the layout. Binds all gradients, except where Prepare() does so later.
   GradientReducer(Backend& backend, GradientLayout layout, GradientReducerOptions options);
@@ -115,7 +115,7 @@ class GradientReducer : public GradientObserver {
 
  private:
   // A parameter's gradient, or a second gradient, in the gradient space.
-  struct Range {
+  struct GradientRange {
     int64_t begin;
     int64_t end;
     int bucket;
@@ -139,7 +139,7 @@ class GradientReducer : public GradientObserver {
   int rank() const;
   bool last() const { return micro_batch_ + 1 == options_.micro_batches; }
   bool owns_all() const { return options_.zero_stage == 0 || ranks() == 1; }
-  std::vector<Range> Ranges() const;
+  std::vector<GradientRange> Ranges() const;
   std::vector<Bucket> MakeSums();
   std::vector<OwnedGradient> OwnedRanges() const;
   BucketBuffers MakeBuffers() const;
@@ -149,7 +149,7 @@ class GradientReducer : public GradientObserver {
   TensorView OwnedPiece(int bucket) const;
   // Visits each range in [begin, end), the last first.
   absl::Status ForEachRange(int64_t begin, int64_t end,
-                            const std::function<absl::Status(const Range&)>& visit) const;
+                            const std::function<absl::Status(const GradientRange&)>& visit) const;
 
   absl::Status PrepareBucket(int bucket);
   absl::StatusOr<BucketBuffers::Loan> Borrow(int64_t elements);
@@ -171,7 +171,7 @@ class GradientReducer : public GradientObserver {
   const bool by_micro_batch_;
   // The backward pass writes to the result in every micro-batch.
   const bool in_place_;
-  const std::vector<Range> ranges_;  // by `begin`
+  const std::vector<GradientRange> ranges_;  // by `begin`
   Tensor gradients_;  // the gradient space, or (by_micro_batch_) the owned pieces of all buckets
   std::vector<Bucket> states_;  // by bucket
   const std::vector<OwnedGradient> owned_;

@@ -356,10 +356,10 @@ TEST(GradientReducerGatherTest, FewBucketsAtATime) {
     if (group.rank() == 0) {
       return reducer.GatherValues(values, [&](const TensorView&) { ++begun_by_first; });
     }
-    while (begun_by_first < GradientReducer::kMostExchanges) std::this_thread::yield();
+    while (begun_by_first < GradientReducer::kMaxExchanges) std::this_thread::yield();
     size_t begun = 0;
     return reducer.GatherValues(values, [&](const TensorView&) {
-      EXPECT_LE(begun_by_first, begun + GradientReducer::kMostExchanges);
+      EXPECT_LE(begun_by_first, begun + GradientReducer::kMaxExchanges);
       ++begun;
     });
   });

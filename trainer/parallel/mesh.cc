@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Com
   std::unique_ptr<Mesh> mesh(new Mesh(topology, world));
   status = mesh->SplitWorld();
   if (!status.ok()) return status;
-  for (Group& group : mesh->groups_) {
+  for (AxisGroup& group : mesh->groups_) {
     if (group.communicator != nullptr) group.seen = group.communicator->counters();
   }
   return mesh;
@@ -57,7 +57,7 @@ absl::Status Mesh::SplitWorld() {
            Part{kTied, topology_.pipeline, at_an_end ? pipeline_color : -1, at.pipeline},
        }) {
     if (part.size == 1) continue;  // the same on all ranks
-    Group& group = groups_[part.group];
+    AxisGroup& group = groups_[part.group];
     absl::StatusOr<std::unique_ptr<Communicator>> split =
         world()->Split(part.color, part.key, group.name);
     if (!split.ok()) return split.status();
@@ -69,7 +69,7 @@ absl::Status Mesh::SplitWorld() {
 
 std::vector<WireTraffic> Mesh::TakeTraffic() {
   std::vector<WireTraffic> traffic;
-  for (Group& group : groups_) {
+  for (AxisGroup& group : groups_) {
     if (group.communicator == nullptr) continue;
     const CommCounters now = group.communicator->counters();
     for (int i = 0; i < kCommOpCount; ++i) {

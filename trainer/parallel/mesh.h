@@ -62,7 +62,7 @@ class Mesh {
 
  private:
   enum GroupIndex { kTensor, kData, kPipeline, kTied, kWorld, kGroupCount };
-  struct Group {
+  struct AxisGroup {
     std::string_view name;
     std::unique_ptr<Communicator> owned;
     Communicator* communicator = nullptr;
@@ -74,7 +74,7 @@ class Mesh {
 
   const Topology topology_;
   Coordinate coordinate_;
-  std::array<Group, kGroupCount> groups_;
+  std::array<AxisGroup, kGroupCount> groups_;
 };
 
 }  // namespace tessera

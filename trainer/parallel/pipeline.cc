@@ -208,7 +208,7 @@ class Pipeline::Run {
     const absl::StatusOr<TensorView> output = chunk.output.Prepare(stopwatch_);
     if (!output.ok()) return output.status();
     if (backward_) ++in_flight_;
-    result_.most_in_flight = std::max(result_.most_in_flight, backward_ ? in_flight_ : int64_t{1});
+    result_.max_in_flight = std::max(result_.max_in_flight, backward_ ? in_flight_ : int64_t{1});
     const absl::StatusOr<double> loss = stage_.Forward(PassOf(action), *input, *output);
     if (!loss.ok()) return loss.status();
     chunk.output.Send();
@@ -283,7 +283,7 @@ Pipeline::Pipeline(Communicator* pipeline, PipelineOptions options)
     return made;
   };
   for (int chunk = 0; chunk < shape_.chunks; ++chunk) {
-    slots_.push_back(MostInFlight(schedule_, chunk));
+    slots_.push_back(MaxInFlight(schedule_, chunk));
     const bool before = !first() || chunk > 0;
     const bool after = !last() || chunk < shape_.chunks - 1;
     buffers_.push_back({.input = tensors(before),

@@ -58,7 +58,7 @@ struct PipelineRun {
   // waited_s / total_s is the pipeline bubble (BubbleShare()) plus the cost of messages and unequal
   // stages; other stages end earlier and spend the rest of their bubble elsewhere.
   double waited_s = 0;
-  int64_t most_in_flight = 0;  // sets of activations in use at once
+  int64_t max_in_flight = 0;  // sets of activations in use at once
 
   double waiting_share() const { return total_s > 0 ? waited_s / total_s : 0; }
 };

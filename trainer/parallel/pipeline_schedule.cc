@@ -64,14 +64,14 @@ std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape) {
   return actions;
 }
 
-int64_t MostInFlight(const std::vector<PipelineAction>& actions, int chunk) {
+int64_t MaxInFlight(const std::vector<PipelineAction>& actions, int chunk) {
   std::vector<PipelineAction> of_chunk;
   std::copy_if(actions.begin(), actions.end(), std::back_inserter(of_chunk),
                [chunk](const PipelineAction& action) { return action.chunk == chunk; });
-  return MostInFlight(of_chunk);
+  return MaxInFlight(of_chunk);
 }
 
-int64_t MostInFlight(const std::vector<PipelineAction>& actions) {
+int64_t MaxInFlight(const std::vector<PipelineAction>& actions) {
   int64_t in_flight = 0, most = 0;
   for (const PipelineAction& action : actions) {
     in_flight += action.kind == PipelineAction::kForward ? 1 : -1;

@@ -36,9 +36,9 @@ std::vector<PipelineAction> ForwardSchedule(const PipelineShape& shape);
 
 // The maximum number of (micro-batch, chunk) pairs between their forward and backward passes: the
 // number of sets of activations that the rank must hold.
-int64_t MostInFlight(const std::vector<PipelineAction>& actions);
+int64_t MaxInFlight(const std::vector<PipelineAction>& actions);
 // The same for one chunk only.
-int64_t MostInFlight(const std::vector<PipelineAction>& actions, int chunk);
+int64_t MaxInFlight(const std::vector<PipelineAction>& actions, int chunk);
 
 // The pipeline bubble: the share of time that ranks wait, if all chunks take equally long and
 // messages take no time: (ranks - 1) / (chunks * micro_batches + ranks - 1).

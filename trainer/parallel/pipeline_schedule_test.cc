@@ -132,7 +132,7 @@ TEST(PipelineScheduleTest, HoldsNoMoreActivationsThanThePipelineIsDeep) {
       const int64_t bound = shape.chunks == 1
                                 ? behind
                                 : 2 * (behind - 1) + int64_t{shape.chunks - 1} * shape.ranks + 1;
-      EXPECT_EQ(MostInFlight(PipelineSchedule(shape, rank)), std::min(all, bound));
+      EXPECT_EQ(MaxInFlight(PipelineSchedule(shape, rank)), std::min(all, bound));
     }
   }
 }
@@ -143,10 +143,10 @@ TEST(PipelineScheduleTest, ChunksTogetherHoldWhatTheRankHolds) {
       SCOPED_TRACE(Name(shape) + ", rank " + std::to_string(rank));
       const std::vector<PipelineAction> actions = PipelineSchedule(shape, rank);
       int64_t sum = 0;
-      for (int chunk = 0; chunk < shape.chunks; ++chunk) sum += MostInFlight(actions, chunk);
-      EXPECT_GE(sum, MostInFlight(actions));
+      for (int chunk = 0; chunk < shape.chunks; ++chunk) sum += MaxInFlight(actions, chunk);
+      EXPECT_GE(sum, MaxInFlight(actions));
       // The chunks reach their maxima at different times.
-      EXPECT_LE(sum, MostInFlight(actions) + int64_t{shape.ranks} * shape.chunks / 2);
+      EXPECT_LE(sum, MaxInFlight(actions) + int64_t{shape.ranks} * shape.chunks / 2);
     }
   }
 }

@@ -147,21 +147,21 @@ absl::Status TwoSteps(const PipelineShape& shape, Communicator* communicator, in
     if (!run.ok()) return run.status();
     ExpectLosses(shape, **pipeline, *run, evaluated);
     EXPECT_EQ(stage.highest_slot(), 0);
-    EXPECT_EQ(run->most_in_flight, 1);
+    EXPECT_EQ(run->max_in_flight, 1);
 
     ChainStage trained(shape, rank, rows * columns);
     run = (*pipeline)->Train(trained);
     if (!run.ok()) return run.status();
     ExpectLosses(shape, **pipeline, *run, shape.micro_batches);
     const std::vector<PipelineAction> schedule = PipelineSchedule(shape, rank);
-    EXPECT_EQ(run->most_in_flight, MostInFlight(schedule));
-    int64_t most_slots = 0;
+    EXPECT_EQ(run->max_in_flight, MaxInFlight(schedule));
+    int64_t max_slots = 0;
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
       EXPECT_EQ(trained.backward_passes(chunk), shape.micro_batches);
-      EXPECT_EQ((*pipeline)->slots(chunk), MostInFlight(schedule, chunk));
-      most_slots = std::max(most_slots, (*pipeline)->slots(chunk));
+      EXPECT_EQ((*pipeline)->slots(chunk), MaxInFlight(schedule, chunk));
+      max_slots = std::max(max_slots, (*pipeline)->slots(chunk));
     }
-    EXPECT_EQ(trained.highest_slot(), most_slots - 1);
+    EXPECT_EQ(trained.highest_slot(), max_slots - 1);
     EXPECT_LE(run->waited_s, run->total_s);
   }
   return absl::OkStatus();

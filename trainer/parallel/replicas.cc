@@ -11,10 +11,10 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kMostRanksNamed = 16;
+constexpr size_t kMaxRanksNamed = 16;
 
 std::string RankList(const std::vector<int>& ranks) {
-  const size_t named = std::min(ranks.size(), kMostRanksNamed);
+  const size_t named = std::min(ranks.size(), kMaxRanksNamed);
   std::string text = absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
                                   absl::StrJoin(ranks.begin(), ranks.begin() + named, ", "));
   if (ranks.size() > named) absl::StrAppend(&text, " and ", ranks.size() - named, " more");

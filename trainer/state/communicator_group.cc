@@ -14,22 +14,22 @@ constexpr int kTag = 0;
 // Contents of tensors take time to arrive, and the threads that read and place need the processors
 // meanwhile: a waiting rank polls a few times, then backs off between polls for as long as a disk
 // may take, before it waits like a training step does.
-constexpr int kLooks = 50;
-constexpr absl::Duration kNap = absl::Microseconds(20);
-constexpr absl::Duration kPatience = absl::Milliseconds(100);
+constexpr int kSpinPolls = 50;
+constexpr absl::Duration kPollInterval = absl::Microseconds(20);
+constexpr absl::Duration kBackoffLimit = absl::Milliseconds(100);
 
-class PendingTransfer final : public ckpt::Transfer {
+class CommunicatorMessage final : public ckpt::Transfer {
  public:
-  explicit PendingTransfer(Pending pending) : pending_(std::move(pending)) {}
+  explicit CommunicatorMessage(Pending pending) : pending_(std::move(pending)) {}
   absl::Status Wait(absl::Duration deadline) override {
     const absl::Time start = absl::Now();
     absl::Duration waited;
-    for (int look = 0; waited < std::min(kPatience, deadline); ++look) {
+    for (int polls = 0; waited < std::min(kBackoffLimit, deadline); ++polls) {
       const absl::StatusOr<bool> ended = pending_.Test();
       if (!ended.ok()) return ended.status();
       if (*ended) return absl::OkStatus();
-      if (look < kLooks) continue;
-      absl::SleepFor(kNap);
+      if (polls < kSpinPolls) continue;
+      absl::SleepFor(kPollInterval);
       waited = absl::Now() - start;
     }
     return pending_.Wait(deadline - waited);
@@ -57,13 +57,13 @@ absl::StatusOr<std::string> CommunicatorGroup::Broadcast(std::string_view from_r
 
 std::unique_ptr<ckpt::Transfer> CommunicatorGroup::StartSend(std::span<const std::byte> data,
                                                              int destination) {
-  return std::make_unique<PendingTransfer>(
+  return std::make_unique<CommunicatorMessage>(
       communicator_.StartSend(data, destination, kTag, {.what = "checkpoint"}));
 }
 
 std::unique_ptr<ckpt::Transfer> CommunicatorGroup::StartReceive(std::span<std::byte> data,
                                                                 int source) {
-  return std::make_unique<PendingTransfer>(
+  return std::make_unique<CommunicatorMessage>(
       communicator_.StartReceive(data, source, kTag, {.what = "checkpoint"}));
 }
 

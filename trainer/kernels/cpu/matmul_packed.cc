@@ -66,7 +66,7 @@ class ColumnProduct {
  public:
   static bool Suits(const Product& product) {
     const MatrixLayout a = LayoutOf(product.a());
-    return !a.transposed && a.leading == product.k() && product.k() <= kMostDepth;
+    return !a.transposed && a.leading == product.k() && product.k() <= kMaxDepth;
   }
 
   ColumnProduct(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms)
@@ -77,7 +77,7 @@ class ColumnProduct {
         m_(product.m()),
         n_(product.n()),
         k_(product.k()),
-        group_(PartExtent(m_, kMostGroupRows, kTileRows)),
+        group_(PartExtent(m_, kMaxGroupRows, kTileRows)),
         columns_(ChooseColumns(group_, m_, n_, k_)),
         partial_(product.accumulate ? DType::kF32 : product.c.dtype()) {}
 
@@ -128,10 +128,10 @@ class ColumnProduct {
     float* levels;     // of the tree, [rows of the group, columns] each
   };
 
-  static constexpr int64_t kMostDepth = 4096;
-  static constexpr int64_t kMostPackedElements = 448 * 1024;  // with a tile of a: a core's cache
+  static constexpr int64_t kMaxDepth = 4096;
+  static constexpr int64_t kMaxPackedElements = 448 * 1024;  // with a tile of a: a core's cache
   static constexpr int64_t kTileRows = 128;
-  static constexpr int64_t kMostGroupRows = 512;
+  static constexpr int64_t kMaxGroupRows = 512;
   // Columns are worth their cost as if there were so many more: a is read again for every part.
   static constexpr double kColumnCost = 32;
 
@@ -139,7 +139,7 @@ class ColumnProduct {
     int64_t best = kPackColumns;
     double best_score = 0;
     for (int64_t most : {64, 128, 192, 256, 384, 512}) {
-      if (most > kPackColumns && most * k > kMostPackedElements) break;
+      if (most > kPackColumns && most * k > kMaxPackedElements) break;
       const int64_t columns = PartExtent(n, most, kPackColumns);
       const double score = static_cast<double>(columns) /
                            (static_cast<double>(columns) + kColumnCost) *
@@ -212,7 +212,7 @@ class RowProduct {
         n_(product.n()),
         k_(product.k()),
         rows_(ChooseRows(m_, n_)),
-        panel_(PartExtent(n_, kMostColumns, kPackColumns)),
+        panel_(PartExtent(n_, kMaxColumns, kPackColumns)),
         depth_(k_ <= kLongSum ? k_ : PartExtent(k_, kLongSumPart, kPackRows)),
         collects_(depth_ < k_ || product.count() > 1),
         direct_(!collects_ && panel_ >= n_ && product.c.stride(0) == n_),
@@ -235,7 +235,7 @@ class RowProduct {
   }
 
  private:
-  static constexpr int64_t kMostColumns = 4096;
+  static constexpr int64_t kMaxColumns = 4096;
   // Sums longer than kLongSum are cut into parts, so that what is packed stays in the caches: parts
   // of 512 were faster than 256, 1024 and 4096.
   static constexpr int64_t kLongSum = 4096;

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-void* Workspace::Buffer::Get(int64_t size_bytes) {
+void* Workspace::ScratchBuffer::Get(int64_t size_bytes) {
   if (size_bytes > capacity_bytes_ || memory_ == nullptr) {
     MemoryScope scope(MemoryCategory::kWorkspace);
     memory_.reset();  // first, so that the two are never live together

@@ -22,7 +22,7 @@ class Workspace {
   // Grows every thread's own memory to at least this size, so that the total does not depend on
   // which threads run a task. Must be called by the calling thread, outside of a loop.
   void ReservePerThread(int64_t size_bytes) {
-    for (Buffer& buffer : per_thread_) buffer.Get(size_bytes);
+    for (ScratchBuffer& buffer : per_thread_) buffer.Get(size_bytes);
   }
   // The thread's own memory. One buffer per thread: an operation requests everything for a block at
   // once.
@@ -32,7 +32,7 @@ class Workspace {
   }
 
  private:
-  class Buffer {
+  class ScratchBuffer {
    public:
     void* Get(int64_t size_bytes);
 
@@ -41,8 +41,8 @@ class Workspace {
     int64_t capacity_bytes_ = 0;
   };
 
-  Buffer shared_;
-  std::vector<Buffer> per_thread_;
+  ScratchBuffer shared_;
+  std::vector<ScratchBuffer> per_thread_;
 };
 
 }  // namespace tessera
