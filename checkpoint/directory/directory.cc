@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,60 +19,18 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-struct StepDirectory {
-  int64_t step;
-  std::string path;
-  bool committed;
-};
-
-// All that can be read, ascending by step; empty if the root is not there. `unreadable` (may be
-// null) receives the others.
-absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(
-    Storage& storage, std::string_view root, std::vector<UnreadableCheckpoint>* unreadable) {
-  std::vector<StepDirectory> found;
-  if (unreadable != nullptr) unreadable->clear();
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(root);
-  if (absl::IsNotFound(names.status())) return found;
-  TESSERA_RETURN_IF_ERROR(names.status());
-  for (std::string_view name : *names) {
-    if (!name.ends_with('/')) continue;
-    name.remove_suffix(1);
-    const std::optional<int64_t> step = ParseStepDirectoryName(name);
-    if (!step) continue;
-    std::string path = JoinPath(root, name);
-    const absl::StatusOr<bool> committed = IsCommitted(storage, path);
-    if (committed.ok()) {
-      found.push_back({*step, std::move(path), *committed});
-    } else if (unreadable != nullptr) {
-      unreadable->push_back({*step, std::string(name), committed.status()});
-    }
-  }
-  std::ranges::sort(found, {}, &StepDirectory::step);
-  if (unreadable != nullptr) std::ranges::sort(*unreadable, {}, &UnreadableCheckpoint::step);
-  return found;
-}
-
-absl::StatusOr<std::vector<CheckpointInfo>> ListThose(
-    Storage& storage, std::string_view root, bool committed,
-    std::vector<UnreadableCheckpoint>* unreadable) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root, unreadable));
-  std::vector<CheckpointInfo> those;
-  for (const StepDirectory& dir : directories) {
-    if (dir.committed == committed) those.push_back({dir.step, StepDirectoryName(dir.step)});
-  }
-  return those;
-}
-
 // What a reader who asked for something else may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
   std::string_view root = checkpoint_dir;
   root = root.find('/') == root.npos ? std::string_view() : root.substr(0, root.rfind('/'));
   for (std::string_view place : {checkpoint_dir, root}) {
-    const auto checkpoints = List(storage, place);
-    if (!checkpoints.ok() || checkpoints->empty()) continue;
+    const auto directories = ListStepDirectories(storage, place);
+    if (!directories.ok()) continue;
     std::vector<std::string> names;
-    for (const CheckpointInfo& info : *checkpoints) names.push_back(info.directory);
+    for (const StepDirectory& dir : *directories) {
+      if (dir.committed.ok() && *dir.committed) names.push_back(StepDirectoryName(dir.step));
+    }
+    if (names.empty()) continue;
     if (names.size() > 10) names.erase(names.begin(), names.end() - 10);
     return absl::StrCat("checkpoints in ", storage.Describe(place), ": ",
                         absl::StrJoin(names, ", "));
@@ -94,7 +53,7 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
 }
 
 absl::Status RemoveDirectory(Storage& storage, const StepDirectory& dir) {
-  if (dir.committed) {
+  if (*dir.committed) {
     TESSERA_RETURN_IF_ERROR(storage.Delete(JoinPath(dir.path, kManifestFileName)));
     TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
   }
@@ -179,28 +138,40 @@ absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpo
   return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
-                                                 std::vector<UnreadableCheckpoint>* unreadable) {
-  return ListThose(storage, root, /*committed=*/true, unreadable);
+absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
+                                                               std::string_view root) {
+  std::vector<StepDirectory> found;
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(root);
+  if (absl::IsNotFound(names.status())) return found;
+  TESSERA_RETURN_IF_ERROR(names.status());
+  for (std::string_view name : *names) {
+    if (!name.ends_with('/')) continue;
+    name.remove_suffix(1);
+    const std::optional<int64_t> step = ParseStepDirectoryName(name);
+    if (!step) continue;
+    std::string path = JoinPath(root, name);
+    absl::StatusOr<bool> committed = IsCommitted(storage, path);
+    found.push_back({*step, std::move(path), std::move(committed)});
+  }
+  std::ranges::sort(found, {}, &StepDirectory::step);
+  return found;
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
-                                                            std::string_view root) {
-  return ListThose(storage, root, /*committed=*/false, nullptr);
-}
-
-absl::Status Prune(Storage& storage, std::string_view root, int keep) {
+absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root, nullptr));
-  std::erase_if(directories, [&](const StepDirectory& dir) { return storage.IsLink(dir.path); });
-  int64_t committed = std::ranges::count(directories, true, &StepDirectory::committed);
+                           ListStepDirectories(storage, root));
+  std::erase_if(directories, [&](const StepDirectory& dir) {
+    return !dir.committed.ok() || storage.IsLink(dir.path);
+  });
+  int64_t committed =
+      std::ranges::count_if(directories, [](const StepDirectory& dir) { return *dir.committed; });
   int64_t excess = committed - std::max(keep, 1);
   absl::Status first_error;
   bool removed = false;
   for (const StepDirectory& dir : directories) {
     if (committed == 0) break;  // what follows is newer than the newest committed one
-    if (dir.committed) --committed;
-    if (dir.committed && excess-- <= 0) continue;
+    if (*dir.committed) --committed;
+    if (*dir.committed && excess-- <= 0) continue;
     first_error.Update(RemoveDirectory(storage, dir));
     removed = true;
   }

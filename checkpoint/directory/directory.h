@@ -42,33 +42,19 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
 absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
                                           std::string_view bytes);
 
-struct CheckpointInfo {
-  int64_t step = 0;
-  std::string directory;  // under root
+// A directory that is named for a step.
+struct StepDirectory {
+  int64_t step;
+  std::string path;                // inside the storage
+  absl::StatusOr<bool> committed;  // an error: the directory cannot be listed
 };
 
-// A directory of a step that cannot be looked into: nobody knows whether it holds a checkpoint.
-struct UnreadableCheckpoint {
-  int64_t step = 0;
-  std::string directory;  // under root
-  absl::Status status;
-};
+// All of them under `root`, ascending by step; none if the root is not there. No manifest is read.
+absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
+                                                               std::string_view root);
 
-// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
-// manifest is read. Half-written directories are not among them. Neither are unreadable ones, which
-// `unreadable` (may be null) receives: one bad directory does not make the others useless.
-absl::StatusOr<std::vector<CheckpointInfo>> List(
-    Storage& storage, std::string_view root,
-    std::vector<UnreadableCheckpoint>* unreadable = nullptr);
-// Directories of saves that were started but not committed.
-absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
-                                                            std::string_view root);
-
-// Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so
-// that a crash halfway leaves no checkpoint that looks whole. Also removes half-written directories
-// older than the newest committed one. Symbolic links and unreadable directories are left alone and
-// do not count. Returns the first error after having tried all.
-absl::Status Prune(Storage& storage, std::string_view root, int keep);
+// See Prune() in checkpoint.h.
+absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep);
 
 }  // namespace tessera::ckpt
 

@@ -33,11 +33,11 @@ class Comparer {
     std::optional<uint32_t> saved = Find(wanted.name);
     if (saved) {
       const LogicalTensor& tensor = manifest_.tensors(*saved);
-      if (tensor.role() != wanted.role) {
+      if (tensor.role() != ToProto(wanted.role)) {
         Mismatch(wanted, absl::StrCat("saved as ", Role_Name(tensor.role()), ", wanted as ",
-                                      Role_Name(wanted.role)));
+                                      Role_Name(ToProto(wanted.role))));
       }
-    } else if (wanted.role == WEIGHT && options_.weights_from_master) {
+    } else if (wanted.role == TensorRole::kWeight && options_.weights_from_master) {
       saved = FindMaster(wanted.name);
       if (saved) result_.from_master.push_back(wanted.name);
     }
@@ -96,16 +96,17 @@ class Comparer {
   void AddShards(const ShardedTensor& wanted, uint32_t saved) {
     const LogicalTensor& tensor = manifest_.tensors(saved);
     const Shape saved_shape = GlobalShape(tensor);
+    const DType wanted_dtype = DTypeOf(wanted);
     bool fits = true;
     if (saved_shape != wanted.global_shape) {
       Mismatch(wanted, absl::StrCat("saved with shape ", ShapeToString(saved_shape),
                                     ", wanted with shape ", ShapeToString(wanted.global_shape)));
       fits = false;
     }
-    const CopyElements copy = FindCopy(tensor.dtype(), wanted.dtype);
-    if (copy == nullptr || (tensor.dtype() != wanted.dtype && !options_.convert_dtype)) {
+    const CopyElements copy = FindCopy(tensor.dtype(), wanted_dtype);
+    if (copy == nullptr || (tensor.dtype() != wanted_dtype && !options_.convert_dtype)) {
       Mismatch(wanted, absl::StrCat("saved as ", DType_Name(tensor.dtype()), ", wanted as ",
-                                    DType_Name(wanted.dtype),
+                                    DType_Name(wanted_dtype),
                                     copy == nullptr ? ", and there is no conversion"
                                                     : ", and conversion is not allowed"));
       fits = false;
@@ -115,11 +116,11 @@ class Comparer {
       fits = false;
     }
     if (!fits) return;
-    for (const LocalShard& shard : wanted.shards) {
+    for (const Shard& shard : wanted.shards) {
       if (shard.box.empty()) continue;
       result_.wanted.push_back({saved, shard.box});
       result_.destinations.push_back({shard.box, static_cast<std::byte*>(shard.data),
-                                      ShardStrides(shard), DTypeSize(wanted.dtype), copy});
+                                      ShardStrides(shard), DTypeSize(wanted_dtype), copy});
     }
   }
 

@@ -50,7 +50,8 @@ void OrBits(const std::string& packed, std::vector<bool>& bits) {
   }
 }
 
-absl::Status CheckOptions(const LoadOptions& options) {
+absl::Status CheckRequest(const StateDict& state, const LoadOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckDestinations(state));
   if (options.io_threads < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
@@ -101,8 +102,7 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
                                        const StateDict& state, ProcessGroup& group,
                                        const LoadOptions& options) {
   absl::StatusOr<std::string> mine = std::string();
-  if (absl::Status checked = CheckOptions(options); !checked.ok()) mine = std::move(checked);
-  if (absl::Status checked = CheckStateDict(state); !checked.ok()) mine = std::move(checked);
+  if (absl::Status checked = CheckRequest(state, options); !checked.ok()) mine = std::move(checked);
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(
                                                         group, mine,
                                                         [&](const std::vector<std::string>&) {
@@ -187,14 +187,10 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir, StateDict& state,
-                                ProcessGroup& group, const LoadOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
-                           ShareManifest(storage, checkpoint_dir, state, group, options));
-
+// Steps 2 to 5.
+absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoint_dir,
+                                     const Manifest& manifest, const StateDict& state,
+                                     ProcessGroup& group, const LoadOptions& options) {
   Comparison comparison = Compare(manifest, state, options);
   TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
                            Agree(
@@ -217,6 +213,31 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
   report.missing = std::move(comparison.missing);
   report.from_master = std::move(comparison.from_master);
   report.unexpected.assign(verdict.mismatches().begin(), verdict.mismatches().end());
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view checkpoint_dir,
+                                          const StateDict& state, ProcessGroup& group,
+                                          const LoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
+                           ShareManifest(storage, checkpoint_dir, state, group, options));
+  TESSERA_ASSIGN_OR_RETURN(LoadReport report,
+                           LoadState(storage, checkpoint_dir, manifest, state, group, options));
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
+                                            const Manifest& manifest, const StateDict& state,
+                                            const LoadOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
+  SingleProcessGroup alone;
+  TESSERA_ASSIGN_OR_RETURN(LoadReport report,
+                           LoadState(storage, checkpoint_dir, manifest, state, alone, options));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

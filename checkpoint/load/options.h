@@ -6,10 +6,16 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "checkpoint/collective/process_group.h"
 
 namespace tessera::ckpt {
 
 struct LoadOptions {
+  // The ranks that load together, each what it wants; collective. The group is the caller's. Null:
+  // this process alone.
+  ProcessGroup* group = nullptr;
+  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+
   bool verify_checksums = true;
   // Whether what all ranks placed in their memory has the digests that were saved: finds also what
   // happened to the bytes after they were checked, and what went to the wrong place. Taken on the
@@ -19,21 +25,20 @@ struct LoadOptions {
   bool verify_digests = false;
   bool allow_missing = false;     // wanted, not saved: left as it is, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported
-  // Fill a WEIGHT that was not saved from its MASTER_WEIGHT, converting the dtype.
+  // Fill a weight that was not saved from its master weight, converting the dtype.
   bool weights_from_master = true;
   // Convert between floating dtypes where saved and wanted differ; refused otherwise.
   bool convert_dtype = true;
   int io_threads = 4;
-  uint64_t staging_bytes = uint64_t{64}
-                           << 20;  // at most, or one chunk; seven where ranks share their reading
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+  // At most, or one chunk; seven where ranks share their reading.
+  uint64_t staging_bytes = uint64_t{64} << 20;
 };
 
 struct LoadReport {
   std::vector<std::string> missing;     // names: wanted on this rank, not saved
   std::vector<std::string> unexpected;  // names: saved, wanted by no rank
   std::vector<std::string>
-      from_master;  // names: weights of this rank that came from their master weights
+      from_master;  // names: weights of this rank that came from master weights
   // Whole checksum chunks. What several ranks need is read by one of them: over all ranks,
   // bytes_read is each needed byte once.
   uint64_t bytes_needed = 0;    // what this rank would have read alone

@@ -17,16 +17,22 @@ namespace {
 
 class Checker {
  public:
+  explicit Checker(bool check_writable) : check_writable_(check_writable) {}
+
   void Check(const ShardedTensor& tensor) {
     name_ = tensor.name;
     if (tensor.name.empty()) Report("a tensor has no name");
     if (!names_.insert(tensor.name).second) Report("described twice");
-    if (tensor.role == ROLE_UNSPECIFIED || !Role_IsValid(tensor.role)) {
-      Report(absl::StrCat("unknown role ", static_cast<int>(tensor.role)));
+    const Role role = ToProto(tensor.role);
+    if (role == ROLE_UNSPECIFIED || !Role_IsValid(role)) {
+      Report(absl::StrCat("unknown role ", static_cast<int>(role)));
     }
-    const size_t element_bytes = DTypeSize(tensor.dtype);
+    const DType dtype = DTypeOf(tensor);
+    const size_t element_bytes = DTypeSize(dtype);
     if (element_bytes == 0) {
-      Report(absl::StrCat("unknown dtype ", static_cast<int>(tensor.dtype)));
+      Report(dtype == DTYPE_UNSPECIFIED
+                 ? std::string("no dtype: neither the tensor nor a shard of it has one")
+                 : absl::StrCat("unknown dtype ", static_cast<int>(dtype)));
       return;
     }
     const auto bytes = CheckedByteCount(tensor.global_shape, element_bytes);
@@ -61,7 +67,7 @@ class Checker {
 
   bool CheckShards(const ShardedTensor& tensor) {
     bool all_inside = true;
-    for (const LocalShard& shard : tensor.shards) {
+    for (const Shard& shard : tensor.shards) {
       const absl::Status inside = CheckBoxInside(tensor.global_shape, shard.box);
       if (!inside.ok()) {
         Report(inside.message());
@@ -74,15 +80,43 @@ class Checker {
       if (!shard.strides.empty() && shard.strides.size() != shard.box.shape.size()) {
         Report(
             absl::StrCat("box ", ToString(shard.box), " has ", shard.strides.size(), " strides"));
+        continue;
       }
+      CheckMemory(shard, DTypeOf(tensor));
     }
     return all_inside;
+  }
+
+  void CheckMemory(const Shard& shard, DType dtype) {
+    const DType in_memory = ToProto(shard.dtype);
+    if (in_memory != DTYPE_UNSPECIFIED && in_memory != dtype) {
+      Report(absl::StrCat("box ", ToString(shard.box), " is ", DTypeText(in_memory),
+                          " in memory, the tensor is ", DTypeText(dtype)));
+    }
+    if (check_writable_ && shard.read_only) {
+      Report(absl::StrCat("box ", ToString(shard.box), " is to be loaded into read-only memory"));
+    }
+    if (shard.memory_elements < 0 || shard.box.empty()) return;
+    // Of the elements farthest before and behind the first; 128 bits, as strides may be anything.
+    __int128 first = 0, last = 0;
+    const std::vector<int64_t> strides = ShardStrides(shard);
+    for (size_t d = 0; d < strides.size(); ++d) {
+      const __int128 reach = static_cast<__int128>(strides[d]) * (shard.box.shape[d] - 1);
+      (reach < 0 ? first : last) += reach;
+    }
+    if (first >= 0 && last < shard.memory_elements) return;
+    Report(absl::StrCat("box ", ToString(shard.box), " does not fit into its memory of ",
+                        shard.memory_elements, " elements"));
+  }
+
+  static std::string DTypeText(DType dtype) {
+    return DType_IsValid(dtype) ? DType_Name(dtype) : absl::StrCat(static_cast<int>(dtype));
   }
 
   void CheckDisjoint(const ShardedTensor& tensor) {
     if (tensor.shards.size() < 2) return;
     std::vector<Box> boxes;
-    for (const LocalShard& shard : tensor.shards) boxes.push_back(shard.box);
+    for (const Shard& shard : tensor.shards) boxes.push_back(shard.box);
     const BoxIndex index(boxes);
     for (size_t i = 0; i < boxes.size(); ++i) {
       index.ForEachOverlap(boxes[i], [&](size_t other, const Box&) {
@@ -93,17 +127,34 @@ class Checker {
     }
   }
 
+  const bool check_writable_;
   std::string name_;
   absl::flat_hash_set<std::string> names_;
   std::vector<std::string> problems_;
 };
 
-}  // namespace
-
-absl::Status CheckStateDict(const StateDict& state) {
-  Checker checker;
+absl::Status Check(const StateDict& state, bool check_writable) {
+  Checker checker(check_writable);
   for (const ShardedTensor& tensor : state.tensors) checker.Check(tensor);
   return checker.Finish();
+}
+
+}  // namespace
+
+DType DTypeOf(const ShardedTensor& tensor) {
+  if (tensor.dtype != ElementType::kUnspecified) return ToProto(tensor.dtype);
+  for (const Shard& shard : tensor.shards) {
+    if (shard.dtype != ElementType::kUnspecified) return ToProto(shard.dtype);
+  }
+  return DTYPE_UNSPECIFIED;
+}
+
+absl::Status CheckStateDict(const StateDict& state) {
+  return Check(state, /*check_writable=*/false);
+}
+
+absl::Status CheckDestinations(const StateDict& state) {
+  return Check(state, /*check_writable=*/true);
 }
 
 LocalPlan DescribeState(const StateDict& state) {
@@ -111,14 +162,14 @@ LocalPlan DescribeState(const StateDict& state) {
   for (const ShardedTensor& tensor : state.tensors) {
     LocalTensor& local = *plan.add_tensors();
     local.set_name(tensor.name);
-    local.set_role(tensor.role);
-    local.set_dtype(tensor.dtype);
+    local.set_role(ToProto(tensor.role));
+    local.set_dtype(DTypeOf(tensor));
     local.set_alias_of(tensor.alias_of);
     local.mutable_global_shape()->Add(tensor.global_shape.begin(), tensor.global_shape.end());
     local.mutable_padded_shape()->Add(tensor.padded_shape.begin(), tensor.padded_shape.end());
     if (tensor.partition) *local.mutable_partition() = ToProto(*tensor.partition);
     local.set_shard_count(tensor.shards.size());
-    for (const LocalShard& shard : tensor.shards) {
+    for (const Shard& shard : tensor.shards) {
       local.mutable_shard_offset()->Add(shard.box.global_offset.begin(),
                                         shard.box.global_offset.end());
       local.mutable_shard_shape()->Add(shard.box.shape.begin(), shard.box.shape.end());
@@ -127,7 +178,7 @@ LocalPlan DescribeState(const StateDict& state) {
   return plan;
 }
 
-std::vector<int64_t> ShardStrides(const LocalShard& shard) {
+std::vector<int64_t> ShardStrides(const Shard& shard) {
   return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
 }
 

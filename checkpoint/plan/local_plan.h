@@ -8,16 +8,30 @@
 
 namespace tessera::ckpt {
 
+// The same in the manifest's enums, and back.
+inline Role ToProto(TensorRole role) { return static_cast<Role>(role); }
+inline DType ToProto(ElementType dtype) { return static_cast<DType>(dtype); }
+inline TensorRole FromProto(Role role) { return static_cast<TensorRole>(role); }
+inline ElementType FromProto(DType dtype) { return static_cast<ElementType>(dtype); }
+
+// The dtype that a tensor names or, where it names none, that of its first shard that has one.
+// DTYPE_UNSPECIFIED where there is none either.
+DType DTypeOf(const ShardedTensor& tensor);
+
 // What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes,
-// shapes, boxes outside their tensor or overlapping inside this process, missing memory, strides of
-// the wrong rank, aliases with shards. InvalidArgument, listing everything with tensor and box.
+// shapes, boxes outside their tensor or overlapping inside this process, memory that is missing,
+// too small or of another dtype, strides of the wrong rank, aliases with shards. InvalidArgument,
+// listing everything with tensor and box.
 absl::Status CheckStateDict(const StateDict& state);
+
+// That, for a state to load into: its memory must not be read-only.
+absl::Status CheckDestinations(const StateDict& state);
 
 // The state dict as other ranks need to know it. Precondition: CheckStateDict.
 LocalPlan DescribeState(const StateDict& state);
 
 // Strides of a shard, in elements.
-std::vector<int64_t> ShardStrides(const LocalShard& shard);
+std::vector<int64_t> ShardStrides(const Shard& shard);
 
 }  // namespace tessera::ckpt
 

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/plan/local_plan.h"
 #include "checkpoint/reshard/rewrite.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/testing/test_state.h"
 #include "gtest/gtest.h"
@@ -96,13 +96,15 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
   ASSERT_TRUE(storage.ok()) << storage.status();
   std::mt19937_64 random(TestSeed());
   const Shape shape = {3000, 4096};  // 47 MiB
-  Metadata metadata;
+  Manifest metadata;
   metadata.mutable_trainer()->set_step(1);
   SingleProcessGroup group;
   {
     LocalState state;
     state.Add(RandomTensor("w", WEIGHT, F32, shape, random), {WholeBox(shape)}, true);
-    ASSERT_TRUE(Save(**storage, "from", metadata, state.dict, group, {}).ok());
+    ASSERT_TRUE(
+        Save(**storage, "from", metadata.trainer().step(), state.dict, With(metadata, {}, &group))
+            .ok());
   }
   // Columns over four ranks: every rank needs something of every row.
   std::vector<std::string> ranks;

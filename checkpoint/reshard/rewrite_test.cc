@@ -10,15 +10,13 @@
 #include <vector>
 
 #include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/plan/local_plan.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -48,18 +46,16 @@ class RewriteTest : public testing::Test {
     }
     ShardedTensor alias;
     alias.name = "alias";
-    alias.role = tensors_[0].role;
-    alias.dtype = tensors_[0].dtype;
+    alias.role = FromProto(tensors_[0].role);
+    alias.dtype = FromProto(tensors_[0].dtype);
     alias.global_shape = tensors_[0].shape;
     alias.alias_of = "t0";
     state.dict.tensors.push_back(alias);
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(5);
+    Manifest metadata;
     metadata.mutable_trainer()->set_best_loss(2.5);
-    SingleProcessGroup group;
     SaveOptions options;
     options.checksum_chunk_bytes = 128;
-    const auto report = Save(source_, "", metadata, state.dict, group, options);
+    const auto report = Save(source_, "", 5, state.dict, With(metadata, options));
     ASSERT_TRUE(report.ok()) << report.status();
     saved_ = *ReadManifest(source_, kDirectory);
   }
@@ -80,8 +76,8 @@ class RewriteTest : public testing::Test {
     for (LocalState& state : states) {
       ShardedTensor alias;
       alias.name = "alias";
-      alias.role = tensors_[0].role;
-      alias.dtype = tensors_[0].dtype;
+      alias.role = FromProto(tensors_[0].role);
+      alias.dtype = FromProto(tensors_[0].dtype);
       alias.global_shape = tensors_[0].shape;
       alias.alias_of = "t0";
       state.dict.tensors.push_back(alias);
@@ -108,13 +104,12 @@ class RewriteTest : public testing::Test {
     const absl::StatusOr<Manifest> manifest = ReadManifest(storage_, kDirectory);
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     EXPECT_EQ(manifest->trainer().best_loss(), 2.5);
-    const auto verified = Verify(storage_, kDirectory, /*digests=*/true, 1, nullptr);
+    const auto verified = Verify(storage_, kDirectory, {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok() && verified->damage.empty())
         << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
     LocalState state;
     for (const WholeTensor& tensor : tensors_) state.Add(tensor, {WholeBox(tensor.shape)}, false);
-    SingleProcessGroup group;
-    const auto loaded = Load(storage_, kDirectory, state.dict, group, {});
+    const auto loaded = Load(storage_, kDirectory, state.dict);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     for (size_t t = 0; t < tensors_.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors_[t])) << t;

@@ -35,10 +35,9 @@ absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
 
 class AsyncSaver::Background {
  public:
-  Background(Storage& storage, std::string_view root, ProcessGroup& group,
-             const AsyncSaveOptions& options)
+  Background(Storage& storage, std::string_view root, const AsyncSaveOptions& options)
       : options_(options),
-        group_(group),
+        group_(options.save.group != nullptr ? *options.save.group : alone_),
         staging_(options.available_memory_bytes),
         context_{storage,     std::string(root), group_, options.save, options.copy_threads,
                  plan_cache_, staging_} {
@@ -54,19 +53,20 @@ class AsyncSaver::Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Metadata(), state, {}}); }
+  void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Manifest(), state, {}}); }
 
-  void Start(const Metadata& metadata, const StateDict& state) {
+  void Start(int64_t step, const StateDict& state, const Metadata& metadata) {
     const Clock::time_point start = Clock::now();
     MutexLock lock(&mutex_);
     const bool skip =
         saves_in_flight_ > 0 && options_.when_busy == AsyncSaveOptions::WhenBusy::kSkip;
     while (!skip && saves_in_flight_ > 0) changed_.Wait(&mutex_);
     lock.Unlock();
-    Request request = {Kind::kSkip, Metadata(), StateDict(), start};
-    request.metadata.mutable_trainer()->set_step(metadata.trainer().step());
-    if (!skip) request = {Kind::kSave, metadata, state, start};
-    Enqueue(std::move(request));
+    if (skip) {
+      Enqueue({Kind::kSkip, MakeManifest(step, {}), StateDict(), start});
+    } else {
+      Enqueue({Kind::kSave, MakeManifest(step, metadata), state, start});
+    }
     AddBlocked(start);
   }
 
@@ -101,7 +101,7 @@ class AsyncSaver::Background {
   enum class Kind { kPrepare, kSave, kSkip };
   struct Request {
     Kind kind;
-    Metadata metadata;
+    Manifest manifest;  // without tensors and files
     StateDict state;
     Clock::time_point start;
   };
@@ -164,7 +164,7 @@ class AsyncSaver::Background {
   }
 
   std::optional<SaveOutcome> Handle(const Request& request) {
-    const int64_t step = request.metadata.trainer().step();
+    const int64_t step = request.manifest.trainer().step();
     if (!group_.status().ok()) {
       if (request.kind == Kind::kPrepare) return std::nullopt;
       return SaveOutcome{step, group_.status()};
@@ -182,8 +182,8 @@ class AsyncSaver::Background {
     }
     const absl::Status valid = CheckAsyncOptions(options_);
     if (!valid.ok()) return SaveOutcome{step, RefuseSave(context_, step, valid)};
-    absl::StatusOr<SaveReport> report =
-        RunSave(context_, request.metadata, request.state, [&](std::shared_ptr<DataWriter> writer) {
+    absl::StatusOr<AsyncSaveReport> report =
+        RunSave(context_, request.manifest, request.state, [&](std::shared_ptr<DataWriter> writer) {
           const MutexLock lock(&mutex_);
           writer_ = std::move(writer);
           changed_.NotifyAll();
@@ -191,8 +191,8 @@ class AsyncSaver::Background {
     if (report.ok()) {
       AddTimes(request, *report);
       if (!InBackground()) {
-        report->blocked_seconds = report->seconds;
-        absl::StrAppend(&report->note, report->note.empty() ? "" : "; ",
+        report->blocked_seconds = report->save.seconds;
+        absl::StrAppend(&report->save.note, report->save.note.empty() ? "" : "; ",
                         "saved in the foreground: ", no_thread_);
       }
       if (options_.on_committed) options_.on_committed(*report);
@@ -231,10 +231,10 @@ class AsyncSaver::Background {
   }
 
   // RunSave() counts from when it was called.
-  void AddTimes(const Request& request, SaveReport& report) const {
+  void AddTimes(const Request& request, AsyncSaveReport& report) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - request.start).count();
-    report.copied_seconds += seconds - report.seconds;
-    report.seconds = seconds;
+    report.copied_seconds += seconds - report.save.seconds;
+    report.save.seconds = seconds;
     report.blocked_seconds = blocked_ns_ * 1e-9;
   }
 
@@ -248,6 +248,7 @@ class AsyncSaver::Background {
   }
 
   const AsyncSaveOptions options_;
+  SingleProcessGroup alone_;  // the group where the options name none
   // Of thread_ alone, or of whoever does its work.
   WatchedGroup group_;
   PlanCache plan_cache_;
@@ -273,16 +274,15 @@ class AsyncSaver::Background {
   std::string no_thread_;  // why there is none; of the thread that calls Start()
 };
 
-AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, ProcessGroup& group,
-                       const AsyncSaveOptions& options)
-    : background_(std::make_unique<Background>(storage, root, group, options)) {}
+AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options)
+    : background_(std::make_unique<Background>(storage, root, options)) {}
 
 AsyncSaver::~AsyncSaver() = default;
 
 void AsyncSaver::Prepare(const StateDict& state) { background_->Prepare(state); }
 
-void AsyncSaver::Start(const Metadata& metadata, const StateDict& state) {
-  background_->Start(metadata, state);
+void AsyncSaver::Start(int64_t step, const StateDict& state, const Metadata& metadata) {
+  background_->Start(step, state, metadata);
 }
 
 void AsyncSaver::WaitUntilCopied(const void* data, uint64_t size_bytes) {

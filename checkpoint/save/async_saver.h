@@ -6,7 +6,7 @@
 //
 //   saver.Prepare(state);                       // once; optional
 //   for each step:
-//     if (it is time) saver.Start(metadata, state);
+//     if (it is time) saver.Start(step, state);
 //     forward and backward;                     // the state is read, and is being copied meanwhile
 //     for each bucket:
 //       saver.WaitUntilCopied(bucket's memory); // only what is overwritten next
@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/collective/process_group.h"
 #include "checkpoint/plan/state_dict.h"
 #include "checkpoint/save/options.h"
 #include "checkpoint/storage/storage.h"
@@ -58,7 +57,7 @@ struct AsyncSaveOptions {
   // Called after each save that was committed, before its outcome is known and the next save
   // begins; by the saver's thread, so that it may take its time: to remove older checkpoints, for
   // example.
-  std::function<void(SaveReport&)> on_committed;
+  std::function<void(AsyncSaveReport&)> on_committed;
 
   // Memory that is available, in bytes; null: what the system and the process's control group say.
   std::function<uint64_t()> available_memory_bytes;
@@ -66,16 +65,16 @@ struct AsyncSaveOptions {
 
 struct SaveOutcome {
   int64_t step = 0;
-  absl::StatusOr<SaveReport> report;  // an error names rank, phase and file
+  absl::StatusOr<AsyncSaveReport> report;  // an error names rank, phase and file
 };
 
 // Effect: the checkpoints of Save(), with its commit protocol and its promises: a checkpoint exists
 // when, and only when, every rank's data is durable and its manifest is committed. A save that
 // fails leaves the saver as it was; the next one works.
 //
-// Ownership: storage and group are the caller's and must outlive the saver. `group` is used by the
-// saver's thread alone, so it must be one that nothing else uses, and every rank of it has a saver
-// and calls Prepare() and Start() in the same order.
+// Ownership: the storage and options.save.group are the caller's and must outlive the saver. The
+// group is used by the saver's thread alone, so it must be one that nothing else uses, and every
+// rank of it has a saver and calls Prepare() and Start() in the same order.
 //
 // A thread of its own does the work. Where the system gives none, Prepare() and Start() do it
 // themselves and return when it is done, as SaveReport::note then says; the next call tries again.
@@ -91,8 +90,7 @@ struct SaveOutcome {
 // communicates, nor does anything else here: what needs other ranks happens in the background.
 class AsyncSaver {
  public:
-  AsyncSaver(Storage& storage, std::string_view root, ProcessGroup& group,
-             const AsyncSaveOptions& options);
+  AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options = {});
 
   // Waits as Finish() does.
   ~AsyncSaver();
@@ -108,7 +106,7 @@ class AsyncSaver {
 
   // Begins a save. From here on the memory that `state` describes must stay as it is until
   // WaitUntilCopied() returned for it; the description itself and `metadata` may go at once.
-  void Start(const Metadata& metadata, const StateDict& state);
+  void Start(int64_t step, const StateDict& state, const Metadata& metadata = {});
 
   // Returns once bytes [data, data + size_bytes) may be overwritten or freed: the save in flight
   // has a copy of what it needs of them, or does not need them, or is over. The calling thread

@@ -11,7 +11,7 @@
 
 namespace tessera::ckpt {
 
-Coordinator::Coordinator(Storage& storage, std::string_view root, const Metadata& metadata)
+Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata)
     : storage_(storage),
       root_(root),
       directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),

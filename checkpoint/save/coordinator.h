@@ -18,7 +18,7 @@ namespace tessera::ckpt {
 // `metadata` must outlive it.
 class Coordinator {
  public:
-  Coordinator(Storage& storage, std::string_view root, const Metadata& metadata);
+  Coordinator(Storage& storage, std::string_view root, const Manifest& metadata);
 
   // The end of step 1, and step 2: the tensors and files of the plan -> the directory to write to.
   // Where `is_new` is false the same plan was checked before.
@@ -42,7 +42,7 @@ class Coordinator {
   Storage& storage_;
   const std::string root_;
   const std::string directory_;
-  const Metadata& metadata_;
+  const Manifest& metadata_;
   Manifest manifest_;
   bool directory_is_ours_ = false;
   bool may_be_committed_ = false;

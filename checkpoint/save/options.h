@@ -3,21 +3,43 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/save/plan_cache.h"
 
 namespace tessera::ckpt {
 
-class PlanCache;  // save_agreement.h
+class Manifest;  // checkpoint/manifest.h
 
-// What a checkpoint says besides its tensors. `tensors` and `files` must be empty: the save fills
-// them in.
-using Metadata = Manifest;
+// What a checkpoint holds besides its tensors. That of rank 0 counts.
+struct Metadata {
+  std::string program;                         // that saves, for people: "my_trainer 1.2"
+  std::map<std::string, std::string> entries;  // the program's own data: any bytes by name
+
+  // For programs that fill in fields of the manifest themselves (topology, model, optimizer). Its
+  // tensors and files must be empty, its step does not matter, and what stands above is added to
+  // it. Null: nothing.
+  std::shared_ptr<const Manifest> manifest;
+};
 
 struct SaveOptions {
+  // The ranks that save together, each its part of the state; collective, see process_group.h. The
+  // group is the caller's and must outlive the call, or the saver. Null: this process alone.
+  ProcessGroup* group = nullptr;
+  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+
+  // The plan of earlier saves of the same group, on every rank or on none; null: every save is
+  // planned anew. An AsyncSaver has its own.
+  PlanCache* plan_cache = nullptr;
+
+  // An AsyncSaver takes them with each save instead.
+  Metadata metadata;
+
   // Layout of the files. A checksum chunk is the least that a partial read fetches; 8 divides it.
   uint32_t checksum_chunk_bytes = 1 << 20;
   uint64_t max_file_bytes = uint64_t{4} << 30;  // a rank's data goes to more files beyond this
@@ -26,12 +48,6 @@ struct SaveOptions {
   // the disk busy.
   int io_threads = 4;
   uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
-
-  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
-
-  // The plan of earlier saves of the same group, on every rank or on none; null: every save is
-  // planned anew.
-  PlanCache* plan_cache = nullptr;
 
   // Called on every rank that set it, by the thread that saves, once this rank's data is durable
   // and before the checkpoint is committed: makes durable what must not be missing where the
@@ -46,13 +62,16 @@ struct SaveReport {
   // Processor time for copies, checksums and writes, of the threads that the save runs here.
   double processor_seconds = 0;
 
-  // Of asynchronous saves.
-  double copied_seconds = 0;   // from the beginning until this process's state was copied
-  double blocked_seconds = 0;  // this process's threads spent in Start() and waiting for the copy
-
-  // What did not go as well as it could, though the checkpoint is whole: that the copy of an
-  // asynchronous save did not fit, and why; what on_committed adds. Empty: nothing.
+  // What did not go as well as it could, though the checkpoint is whole: memory that was not
+  // available, and why; what on_committed adds. Empty: nothing.
   std::string note;
+};
+
+// Of a save in the background; that one's seconds count from Start().
+struct AsyncSaveReport {
+  SaveReport save;
+  double copied_seconds = 0;   // from Start() until this process's state was copied
+  double blocked_seconds = 0;  // this process's threads spent in Start() and waiting for the copy
 };
 
 }  // namespace tessera::ckpt

@@ -17,9 +17,9 @@ namespace tessera::ckpt {
 OutputFile::Source OutputFile::MakeSource(const WriteItem& item, const StateDict& state,
                                           size_t digest_slot) {
   const ShardedTensor& tensor = state.tensors[item.local_tensor()];
-  const LocalShard& shard = tensor.shards[item.local_shard()];
+  const Shard& shard = tensor.shards[item.local_shard()];
   const Box box = ItemBox(item);
-  const size_t element_bytes = DTypeSize(tensor.dtype);
+  const size_t element_bytes = DTypeSize(DTypeOf(tensor));
   const std::vector<int64_t> origin(tensor.global_shape.size(), 0);
   return {item.file_offset(),
           item.file_offset() + ElementCount(box.shape) * element_bytes,

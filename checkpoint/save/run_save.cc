@@ -6,6 +6,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/plan/local_plan.h"
@@ -59,21 +61,21 @@ absl::Status CheckOptions(const SaveOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckMetadata(const Metadata& metadata) {
-  if (metadata.trainer().step() < 0) {
+absl::Status CheckMetadata(const Manifest& manifest) {
+  if (manifest.trainer().step() < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("metadata: trainer.step is ", metadata.trainer().step()));
+        absl::StrCat("the step must not be negative, not ", manifest.trainer().step()));
   }
-  if (metadata.tensors_size() > 0 || metadata.files_size() > 0) {
+  if (manifest.tensors_size() > 0 || manifest.files_size() > 0) {
     return absl::InvalidArgumentError("metadata: tensors and files must be empty");
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<LocalPlan> Describe(const Metadata& metadata, const StateDict& state,
+absl::StatusOr<LocalPlan> Describe(const Manifest& manifest, const StateDict& state,
                                    const SaveOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckOptions(options));
-  TESSERA_RETURN_IF_ERROR(CheckMetadata(metadata));
+  TESSERA_RETURN_IF_ERROR(CheckMetadata(manifest));
   TESSERA_RETURN_IF_ERROR(CheckStateDict(state));
   return DescribeState(state);
 }
@@ -118,14 +120,28 @@ double SecondsSince(Clock::time_point start, Clock::time_point end) {
 
 }  // namespace
 
-absl::StatusOr<SaveReport> RunSave(
-    const SaveContext& context, const Metadata& metadata, const StateDict& state,
+Manifest MakeManifest(int64_t step, const Metadata& metadata) {
+  Manifest manifest;
+  if (metadata.manifest != nullptr) {
+    manifest = *metadata.manifest;
+  } else {
+    manifest.mutable_producer()->set_created_unix_ms(absl::ToUnixMillis(absl::Now()));
+  }
+  if (!metadata.program.empty()) manifest.mutable_producer()->set_program(metadata.program);
+  TrainerState& trainer = *manifest.mutable_trainer();
+  trainer.set_step(step);
+  for (const auto& [name, bytes] : metadata.entries) (*trainer.mutable_extra())[name] = bytes;
+  return manifest;
+}
+
+absl::StatusOr<AsyncSaveReport> RunSave(
+    const SaveContext& context, const Manifest& manifest, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
   const Clock::time_point start = Clock::now();
-  Coordinator coordinator(context.storage, context.root, metadata);
-  const absl::StatusOr<LocalPlan> local = Describe(metadata, state, context.options);
+  Coordinator coordinator(context.storage, context.root, manifest);
+  const absl::StatusOr<LocalPlan> local = Describe(manifest, state, context.options);
   const absl::StatusOr<SaveTask> task = Plan(
-      context, local, metadata.trainer().step(),
+      context, local, manifest.trainer().step(),
       [&](const Manifest& planned, bool is_new) { return coordinator.Prepare(planned, is_new); });
   if (!task.ok()) {
     coordinator.Abandon();
@@ -148,15 +164,15 @@ absl::StatusOr<SaveReport> RunSave(
     if (everyone_reported) coordinator.Abandon();
     return committed.status();
   }
-  SaveReport report;
-  report.directory = task->directory;
-  if (!absl::SimpleAtoi(*committed, &report.bytes_written)) {
+  AsyncSaveReport report;
+  report.save.directory = task->directory;
+  if (!absl::SimpleAtoi(*committed, &report.save.bytes_written)) {
     return absl::InternalError("rank 0 sent a bad report");
   }
-  report.seconds = SecondsSince(start, Clock::now());
+  report.save.seconds = SecondsSince(start, Clock::now());
   report.copied_seconds = SecondsSince(start, (*writer)->copied_at().value_or(start));
-  report.processor_seconds = (*writer)->processor_seconds();
-  report.note = context.staging.note();
+  report.save.processor_seconds = (*writer)->processor_seconds();
+  report.save.note = context.staging.note();
   return report;
 }
 
@@ -167,7 +183,7 @@ absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::St
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   TESSERA_ASSIGN_OR_RETURN(
       const SaveTask task,
-      Plan(context, Describe(Metadata(), state, context.options), kNoStep,
+      Plan(context, Describe(Manifest(), state, context.options), kNoStep,
            [](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
              if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
              return std::string();

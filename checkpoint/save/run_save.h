@@ -28,11 +28,14 @@ struct SaveContext {
   StagingPool& staging;
 };
 
+// What a save of this step begins with: the manifest without tensors and files.
+Manifest MakeManifest(int64_t step, const Metadata& metadata);
+
 // One save, from the plan to the commit, by the calling thread and those of the DataWriter, which
 // `on_planned` (may be null) is told of before the first element is read. Collective; every rank
 // returns the same, except for what a report says of the rank itself.
-absl::StatusOr<SaveReport> RunSave(
-    const SaveContext& context, const Metadata& metadata, const StateDict& state,
+absl::StatusOr<AsyncSaveReport> RunSave(
+    const SaveContext& context, const Manifest& manifest, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);
 
 // Takes part in the first agreement of a save that this rank does not make, for that reason: nor

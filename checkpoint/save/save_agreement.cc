@@ -1,5 +1,6 @@
 #include "checkpoint/save/save_agreement.h"
 
+#include <memory>
 #include <random>
 #include <string_view>
 #include <utility>
@@ -35,11 +36,12 @@ uint64_t NewPlanId() {
 
 }  // namespace
 
-const RankPlan* PlanCache::Find(const ProcessGroup& group, const LocalPlan& local,
-                                const SavePlanOptions& options) const {
-  if (!entry_ || entry_->key != CacheKey(group, local.SerializeAsString(), options)) return nullptr;
-  return &entry_->mine;
-}
+struct PlanCache::Entry {
+  std::string key;  // everything that the plan depends on, as this rank sees it
+  uint64_t plan_id;
+  RankPlan mine;
+  Manifest manifest;  // on rank 0: tensors and files, without checksums and digests
+};
 
 // One agreement, as one rank sees it.
 class SaveAgreement {
@@ -59,7 +61,7 @@ class SaveAgreement {
       description_ = local->SerializeAsString();
       key_ = CacheKey(group_, description_, options_);
     }
-    const bool hit = local.ok() && cache_.entry_ && cache_.entry_->key == key_;
+    const bool hit = local.ok() && cache_.entry_ != nullptr && cache_.entry_->key == key_;
     if (hit) ++cache_.counters_.local_hits;
     const absl::StatusOr<std::string> message =
         local.ok() ? absl::StatusOr<std::string>(FirstMessage(hit)) : local.status();
@@ -110,7 +112,7 @@ class SaveAgreement {
         return absl::InvalidArgumentError(
             absl::StrCat("rank 0 saves step ", step_, ", rank ", rank, " step ", begin.step()));
       }
-      all_hit &= cache_.entry_ && begin.plan_id() == cache_.entry_->plan_id;
+      all_hit &= cache_.entry_ != nullptr && begin.plan_id() == cache_.entry_->plan_id;
       all_described &= begin.plan_id() == 0;
       descriptions.push_back(std::move(*begin.mutable_description()));
     }
@@ -154,7 +156,8 @@ class SaveAgreement {
     ++cache_.counters_.parts_received;
     cache_.entry_.reset();
     if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
-    cache_.entry_ = {std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)};
+    cache_.entry_ = std::make_shared<const PlanCache::Entry>(
+        PlanCache::Entry{std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)});
     return task;
   }
 

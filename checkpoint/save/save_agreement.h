@@ -26,7 +26,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -36,42 +35,9 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/plan/save_plan.h"
+#include "checkpoint/save/plan_cache.h"
 
 namespace tessera::ckpt {
-
-// What happened so far on this rank.
-struct PlanCounters {
-  int64_t saves = 0;           // agreements, failed ones included
-  int64_t local_hits = 0;      // this rank's structure was the cached one
-  int64_t hits = 0;            // every rank's was: no planning
-  int64_t descriptions = 0;    // of this rank's state that travelled to rank 0
-  int64_t plans_made = 0;      // by this process: on rank 0
-  int64_t parts_received = 0;  // of a new plan
-};
-
-// This rank's part of the last plan. One for each sequence of saves of one group; saves through one
-// cache never overlap.
-class PlanCache {
- public:
-  // Where the plan in here was made for exactly this: this rank's part of it, valid until the next
-  // agreement. What a rank can count on before the others agree; AgreeOnSave() may still replace
-  // it. Null otherwise.
-  const RankPlan* Find(const ProcessGroup& group, const LocalPlan& local,
-                       const SavePlanOptions& options) const;
-
-  const PlanCounters& counters() const { return counters_; }
-
- private:
-  friend class SaveAgreement;
-  struct Entry {
-    std::string key;
-    uint64_t plan_id;
-    RankPlan mine;
-    Manifest manifest;  // on rank 0: tensors and files, without checksums and digests
-  };
-  std::optional<Entry> entry_;
-  PlanCounters counters_;
-};
 
 // What a rank is told.
 struct SaveTask {

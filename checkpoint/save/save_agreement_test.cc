@@ -238,15 +238,32 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
   }
 }
 
+// A plan is that of one rank of a group of one size, whatever the rank describes.
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
+  const auto save = [](ProcessGroup& group, int described, PlanCache& cache) {
+    const int64_t hits = cache.counters().local_hits;
+    const auto task = AgreeOnSave(
+        group, Describe(described), 7, {}, cache,
+        [](const Manifest&, bool) -> absl::StatusOr<std::string> { return std::string("d"); },
+        absl::Seconds(20));
+    EXPECT_TRUE(task.ok()) << task.status();
+    return cache.counters().local_hits - hits;
+  };
+  PlanCache of_the_last;
   ASSERT_TRUE(Run(Round()).ok());
-  ThreadGroupHub hub(kRanks + 1);
-  const ThreadProcessGroup same_rank(hub, 2), other_rank(hub, 1);
-  ThreadGroupHub same_hub(kRanks);
-  const ThreadProcessGroup same(same_hub, 2);
-  EXPECT_NE(caches_[2].Find(same, Describe(2), {}), nullptr);
-  EXPECT_EQ(caches_[2].Find(same_rank, Describe(2), {}), nullptr);   // of another size
-  EXPECT_EQ(caches_[2].Find(other_rank, Describe(2), {}), nullptr);  // another rank
+  RunRanks(kRanks + 1, [&](ProcessGroup& larger) {
+    const int r = larger.rank();
+    EXPECT_EQ(save(larger, r % kRanks, r < kRanks ? caches_[r] : of_the_last), 0);
+  });
+  ASSERT_TRUE(Run(Round()).ok());
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    const int other = (group.rank() + 1) % kRanks;
+    EXPECT_EQ(save(group, other, caches_[other]), 0);
+  });
+  ASSERT_TRUE(Run(Round()).ok());
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    EXPECT_EQ(save(group, group.rank(), caches_[group.rank()]), 1) << "the same mesh";
+  });
 }
 
 TEST_F(SaveAgreementTest, ARankThatLostItsCacheMakesAllPlanAgain) {

@@ -1,8 +1,6 @@
 // What callers of asynchronous saves are promised besides the checkpoint itself: when memory may be
 // overwritten, how errors arrive, what a second save does, how much memory is taken.
 
-#include "checkpoint/save/async_saver.h"
-
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -15,16 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/save/save_agreement.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -35,12 +30,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
-
-Metadata AtStep(int64_t step) {
-  Metadata metadata;
-  metadata.mutable_trainer()->set_step(step);
-  return metadata;
-}
 
 AsyncSaveOptions SmallPieces() {
   AsyncSaveOptions options;
@@ -99,8 +88,8 @@ class AsyncSaverTest : public testing::Test {
   // What training does to the state right after it was told that it may.
   static void Overwrite(AsyncSaver& saver, const StateDict& state) {
     for (const ShardedTensor& tensor : state.tensors) {
-      for (const LocalShard& shard : tensor.shards) {
-        const size_t size = ElementCount(shard.box.shape) * DTypeSize(tensor.dtype);
+      for (const Shard& shard : tensor.shards) {
+        const size_t size = ElementCount(shard.box.shape) * ElementBytes(tensor.dtype);
         saver.WaitUntilCopied(shard.data, size);
         std::memset(shard.data, 0xEE, size);
       }
@@ -109,12 +98,12 @@ class AsyncSaverTest : public testing::Test {
 
   void ExpectSaved(const std::vector<WholeTensor>& tensors, int64_t step) {
     const std::string directory = StepDirectoryName(step);
-    const auto verified = Verify(storage_, directory, true, 1, nullptr);
+    const auto verified = Verify(storage_, directory, {.digests = true, .io_threads = 1});
     ASSERT_TRUE(verified.ok()) << verified.status();
     EXPECT_TRUE(verified->damage.empty()) << verified->damage[0].message;
     LocalState state;
     for (const WholeTensor& tensor : tensors) state.Add(tensor, {WholeBox(tensor.shape)}, false);
-    const auto loaded = Load(storage_, directory, state.dict, group_, {});
+    const auto loaded = Load(storage_, directory, state.dict);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     for (size_t t = 0; t < tensors.size(); ++t) {
       EXPECT_TRUE(LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]))
@@ -146,16 +135,16 @@ TEST_F(AsyncSaverTest, WhatIsOverwrittenAfterTheWaitIsNotSaved) {
       options.save.staging_bytes = staging_bytes;
       options.copy_threads = copy_threads;
       LocalState state = StateOf(tensors);
-      AsyncSaver saver(storage_, "", group_, options);
-      saver.Start(AtStep(step), state.dict);
+      AsyncSaver saver(storage_, "", options);
+      saver.Start(step, state.dict);
       Overwrite(saver, state.dict);
       const std::vector<SaveOutcome> outcomes = saver.Finish();
       ASSERT_EQ(outcomes.size(), 1);
       ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-      const SaveReport& report = *outcomes[0].report;
-      EXPECT_GE(report.seconds, report.copied_seconds);
+      const AsyncSaveReport& report = *outcomes[0].report;
+      EXPECT_GE(report.save.seconds, report.copied_seconds);
       EXPECT_GT(report.copied_seconds, 0);
-      EXPECT_EQ(report.note.empty(), staging_bytes == UINT64_MAX) << report.note;
+      EXPECT_EQ(report.save.note.empty(), staging_bytes == UINT64_MAX) << report.save.note;
       ExpectSaved(tensors, step);
     }
   }
@@ -171,8 +160,8 @@ TEST_F(AsyncSaverTest, SeveralThreadsWaitForRangesOfAnyKind) {
     }
     AsyncSaveOptions options = SmallPieces();
     options.save.staging_bytes = uint64_t{4096} << (random_() % 8);
-    AsyncSaver saver(storage_, "", group_, options);
-    saver.Start(AtStep(round), state.dict);
+    AsyncSaver saver(storage_, "", options);
+    saver.Start(round, state.dict);
     std::vector<std::thread> threads;
     for (const ShardedTensor& tensor : state.dict.tensors) {
       threads.emplace_back([&] { Overwrite(saver, {{tensor}}); });
@@ -191,9 +180,9 @@ TEST_F(AsyncSaverTest, WaitsOnlyForWhatIsAskedFor) {
   AsyncSaveOptions options = SmallPieces();
   options.save.staging_bytes = 192 << 10;  // of 512 KiB; nothing is written, so nothing is freed
   LocalState state = StateOf(tensors);
-  const LocalShard& first = state.dict.tensors[0].shards[0];
-  AsyncSaver saver(faulty_, "", group_, options);
-  saver.Start(AtStep(1), state.dict);
+  const Shard& first = state.dict.tensors[0].shards[0];
+  AsyncSaver saver(faulty_, "", options);
+  saver.Start(1, state.dict);
   saver.WaitUntilCopied(first.data, 64 << 10);  // returns, although not everything can be copied
   std::string elsewhere(1 << 20, 'x');
   saver.WaitUntilCopied(elsewhere.data(), elsewhere.size());
@@ -213,9 +202,9 @@ TEST_F(AsyncSaverTest, PreparedPlansAndMemoryServeEverySave) {
     ++asked;
     return uint64_t{1} << 30;
   };
-  AsyncSaver saver(storage_, "", group_, options);
+  AsyncSaver saver(storage_, "", options);
   saver.Prepare(state.dict);
-  for (int64_t step = 1; step <= 3; ++step) saver.Start(AtStep(step), state.dict);
+  for (int64_t step = 1; step <= 3; ++step) saver.Start(step, state.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 3);
   for (int64_t step = 1; step <= 3; ++step) {
@@ -236,9 +225,9 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
   options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
   RunRanks(kRanks, [&](ProcessGroup& group) {
     LocalState state = StateOf(tensors, 0, 1);
-    AsyncSaver saver(faulty_, "", group, options);
-    saver.Start(AtStep(1), state.dict);
-    saver.Start(AtStep(2), state.dict);
+    AsyncSaver saver(faulty_, "", On(group, options));
+    saver.Start(1, state.dict);
+    saver.Start(2, state.dict);
     if (group.rank() == 1) gate.Open();
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     ASSERT_EQ(outcomes.size(), 2);
@@ -246,7 +235,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
     EXPECT_EQ(outcomes[1].step, 2);
     EXPECT_TRUE(absl::IsAborted(outcomes[1].report.status())) << outcomes[1].report.status();
     EXPECT_THAT(Message(outcomes[1].report.status()), HasSubstr("skipped"));
-    saver.Start(AtStep(3), state.dict);
+    saver.Start(3, state.dict);
     Overwrite(saver, state.dict);
     EXPECT_TRUE(saver.Finish()[0].report.ok());
   });
@@ -270,7 +259,7 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
     const int64_t step = 10 + 2 * List(storage_, "")->size();
     RunRanks(2, [&](ProcessGroup& group) {
       LocalState state = StateOf(tensors, group.rank(), 2);
-      AsyncSaver saver(faulty_, "", group, SmallPieces());
+      AsyncSaver saver(faulty_, "", On(group, SmallPieces()));
       if (group.rank() == 0) {
         faulty_.FailWhere(
             [&](const Operation& o) {
@@ -280,7 +269,7 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
       }
       saver.Prepare(state.dict);  // no rank saves before the fault is in place
       saver.Finish();
-      saver.Start(AtStep(step), state.dict);
+      saver.Start(step, state.dict);
       saver.WaitUntilAllCopied();
       const std::vector<SaveOutcome> outcomes = saver.Finish();
       ASSERT_EQ(outcomes.size(), 1);
@@ -291,7 +280,7 @@ TEST_F(AsyncSaverTest, ErrorsNameRankPhaseAndFileAndTheNextSaveWorks) {
       if (group.rank() == 0) faulty_.ClearFaults();
       saver.Prepare(state.dict);
       saver.Finish();
-      saver.Start(AtStep(step + 1), state.dict);
+      saver.Start(step + 1, state.dict);
       Overwrite(saver, state.dict);
       EXPECT_TRUE(saver.Finish()[0].report.ok());
     });
@@ -306,8 +295,8 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
     AsyncSaveOptions options = SmallPieces();
     std::atomic<uint64_t> available = group.rank() == 2 ? 100 : 1 << 30;
     options.available_memory_bytes = [&] { return available.load(); };
-    AsyncSaver saver(storage_, "", group, options);
-    saver.Start(AtStep(1), state.dict);
+    AsyncSaver saver(storage_, "", On(group, options));
+    saver.Start(1, state.dict);
     Overwrite(saver, state.dict);
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     const absl::Status& status = outcomes[0].report.status();
@@ -316,7 +305,7 @@ TEST_F(AsyncSaverTest, ARankWithoutMemoryFailsTheSaveForAll) {
                                        HasSubstr("staging_bytes")));
     available = 1 << 30;
     LocalState again = StateOf(tensors, 0, 1);
-    saver.Start(AtStep(1), again.dict);
+    saver.Start(1, again.dict);
     Overwrite(saver, again.dict);
     EXPECT_TRUE(saver.Finish()[0].report.ok());
   });
@@ -330,19 +319,19 @@ TEST_F(AsyncSaverTest, MistakesAreOutcomes) {
   AsyncSaveOptions options = SmallPieces();
   options.copy_threads = 0;
   {
-    AsyncSaver saver(storage_, "", group_, options);
-    saver.Start(AtStep(1), state.dict);
+    AsyncSaver saver(storage_, "", options);
+    saver.Start(1, state.dict);
     saver.WaitUntilAllCopied();
     EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("copy_threads"));
   }
-  AsyncSaver saver(storage_, "", group_, SmallPieces());
+  AsyncSaver saver(storage_, "", SmallPieces());
   state.dict.tensors[1].name = state.dict.tensors[0].name;
-  saver.Start(AtStep(1), state.dict);
+  saver.Start(1, state.dict);
   saver.WaitUntilAllCopied();
   EXPECT_THAT(Message(saver.Finish()[0].report.status()),
               AllOf(HasSubstr("planning"), HasSubstr("described twice")));
-  saver.Start(AtStep(-1), {});
-  EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("trainer.step"));
+  saver.Start(-1, {});
+  EXPECT_THAT(Message(saver.Finish()[0].report.status()), HasSubstr("step must not be negative"));
   EXPECT_TRUE(List(storage_, "")->empty());
 }
 
@@ -356,26 +345,26 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
         return false;
       },
       absl::OkStatus());
-  Metadata bad = AtStep(7);
+  Manifest bad;
   bad.mutable_trainer()->mutable_data()->set_epoch(-1);
   const auto expect_refused = [&](const absl::Status& status) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("planning"), HasSubstr("epoch is -1")));
     EXPECT_EQ(created, 0);
   };
-  AsyncSaver saver(faulty_, "", group_, SmallPieces());
+  AsyncSaver saver(faulty_, "", SmallPieces());
   PlanCache plan_cache;
   SaveOptions in_foreground;
   in_foreground.plan_cache = &plan_cache;
   saver.Prepare(state.dict);
   for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with that of a save
-    saver.Start(bad, state.dict);
+    saver.Start(7, state.dict, ToMetadata(bad));
     saver.WaitUntilAllCopied();
     expect_refused(saver.Finish()[0].report.status());
-    expect_refused(Save(faulty_, "", bad, state.dict, group_, in_foreground).status());
-    saver.Start(AtStep(step), state.dict);
+    expect_refused(Save(faulty_, "", 7, state.dict, With(bad, in_foreground)).status());
+    saver.Start(step, state.dict);
     EXPECT_TRUE(saver.Finish()[0].report.ok());
-    EXPECT_TRUE(Save(faulty_, "", AtStep(step + 100), state.dict, group_, in_foreground).ok());
+    EXPECT_TRUE(Save(faulty_, "", step + 100, state.dict, in_foreground).ok());
     EXPECT_GT(created.exchange(0), 0);
   }
   EXPECT_EQ(plan_cache.counters().hits, 1) << "the last save, with the plan of the one before";
@@ -389,27 +378,27 @@ TEST_F(AsyncSaverTest, WhatFollowsACommitHoldsNobodyUp) {
   std::atomic<bool> go_on = false;
   std::vector<std::string> committed;  // by the saver's thread
   AsyncSaveOptions options = SmallPieces();
-  options.on_committed = [&](SaveReport& report) {
+  options.on_committed = [&](AsyncSaveReport& report) {
     EXPECT_NE(std::this_thread::get_id(), caller);
-    EXPECT_EQ(List(storage_, "")->back().directory, report.directory);
-    committed.push_back(report.directory);
+    EXPECT_EQ(List(storage_, "")->back().directory, report.save.directory);
+    committed.push_back(report.save.directory);
     go_on.wait(false);
     EXPECT_TRUE(Prune(storage_, "", 1).ok());
-    report.note = "pruned";
+    report.save.note = "pruned";
   };
-  AsyncSaver saver(faulty_, "", group_, options);
-  saver.Start(AtStep(1), state.dict);
+  AsyncSaver saver(faulty_, "", options);
+  saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although on_committed() does not
   EXPECT_FALSE(saver.Poll().has_value());
   go_on = true;
   go_on.notify_all();
-  for (int64_t step = 2; step <= 3; ++step) saver.Start(AtStep(step), state.dict);
+  for (int64_t step = 2; step <= 3; ++step) saver.Start(step, state.dict);
   faulty_.FailWhere([](const Operation& o) { return o.path.find("000004") != std::string::npos; },
                     absl::UnavailableError("injected"));
-  saver.Start(AtStep(4), state.dict);
+  saver.Start(4, state.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_EQ(outcomes.size(), 4);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->note, "pruned");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(outcomes[i].report->save.note, "pruned");
   EXPECT_FALSE(outcomes[3].report.ok());
   EXPECT_EQ(committed.size(), 3) << "once a commit, and not for what failed";
   EXPECT_EQ(List(storage_, "")->size(), 1);
@@ -425,18 +414,18 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   AsyncSaveOptions options;
   options.save.io_threads = 1;  // copies no more than two pieces of 4 MiB ahead of the disk
   LocalState state = StateOf(tensors);
-  AsyncSaver saver(faulty_, "", group_, options);
-  saver.Start(AtStep(1), state.dict);
+  AsyncSaver saver(faulty_, "", options);
+  saver.Start(1, state.dict);
   Overwrite(saver, state.dict);  // returns, although nothing can be written
   EXPECT_FALSE(saver.Poll().has_value());
   gate.Open();
   EXPECT_TRUE(saver.Finish()[0].report.ok());
   ExpectSaved(tensors, 1);
   LocalState again = StateOf(tensors);
-  saver.Start(AtStep(2), again.dict);
+  saver.Start(2, again.dict);
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
-  EXPECT_GT(outcomes[0].report->processor_seconds, 0);
+  EXPECT_GT(outcomes[0].report->save.processor_seconds, 0);
   ExpectSaved(tensors, 2);
 }
 
@@ -455,7 +444,7 @@ class Training {
     for (int b = 0; b < kBuffers; ++b) {
       ShardedTensor tensor;
       tensor.name = absl::StrCat("b", b);
-      tensor.role = b % 2 ? OPTIMIZER_STATE : WEIGHT;
+      tensor.role = b % 2 ? TensorRole::kOptimizerState : TensorRole::kWeight;
       tensor.global_shape = {ranks_, kElements};
       tensor.shards = {{Box{{rank_, 0}, {1, kElements}}, buffers_[b].data(), {}}};
       state.tensors.push_back(std::move(tensor));
@@ -529,12 +518,12 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
       const int rank = group.rank();
       AsyncSaveOptions options = SmallPieces();
       if (skip) options.when_busy = AsyncSaveOptions::WhenBusy::kSkip;
-      AsyncSaver saver(disk.storage(), "", group, options);
+      AsyncSaver saver(disk.storage(), "", On(group, options));
       Training training(rank, kRanks);
       for (int64_t step = 0; step < kSteps; ++step) {
         // Who waits for the save before waits for the disk, which waits for so many steps.
         if (step % (skip ? 1 : SlowDisk::kSteps + 1) == 0) {
-          saver.Start(AtStep(step), training.State());
+          saver.Start(step, training.State());
         }
         training.Step(step, &saver);
         if (rank == 0) disk.SetTrained(step + 1);
@@ -567,7 +556,7 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
       for (int rank = 0; rank < kRanks; ++rank) {
         Training loaded(rank, kRanks);
         StateDict state = loaded.State();
-        ASSERT_TRUE(Load(storage, outcome.report->directory, state, group_, {}).ok());
+        ASSERT_TRUE(Load(storage, outcome.report->save.directory, state).ok());
         EXPECT_TRUE(loaded == Training::After(outcome.step, rank, kRanks)) << outcome.step;
       }
     }
@@ -584,25 +573,25 @@ TEST_F(AsyncSaverTest, AGroupWithoutItsPeersEndsInAnErrorAndStaysOne) {
   AsyncSaveOptions options = SmallPieces();
   options.save.deadline = absl::Milliseconds(100);
   LocalState state = StateOf(tensors);
-  AsyncSaver saver(storage_, "", alone, options);
+  AsyncSaver saver(storage_, "", On(alone, options));
   for (int64_t step = 1; step <= 2; ++step) {
-    saver.Start(AtStep(step), state.dict);
+    saver.Start(step, state.dict);
     Overwrite(saver, state.dict);
     const std::vector<SaveOutcome> outcomes = saver.Finish();
     const absl::Status& status = outcomes[0].report.status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(Message(status), HasSubstr("missing ranks: 1"));
   }
-  saver.Start(AtStep(3), state.dict);  // destroyed while in flight
+  saver.Start(3, state.dict);  // destroyed while in flight
 }
 
 TEST_F(AsyncSaverTest, DestructionWaitsForTheSaveInFlight) {
   const std::vector<WholeTensor> tensors = Tensors(6);
   LocalState state = StateOf(tensors);
   for (int64_t step = 0; step < 10; ++step) {
-    AsyncSaver saver(storage_, "", group_, SmallPieces());
+    AsyncSaver saver(storage_, "", SmallPieces());
     if (step % 2) saver.Prepare(state.dict);
-    saver.Start(AtStep(step), state.dict);
+    saver.Start(step, state.dict);
   }
   for (int64_t step = 0; step < 10; ++step) ExpectSaved(tensors, step);
   ExpectNothingHalfWritten();

@@ -1,6 +1,8 @@
 // What callers are promised besides the round trip: errors, conversions, aliases, listing and
 // pruning.
 
+#include "checkpoint/checkpoint.h"
+
 #include <linux/capability.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,13 +21,10 @@
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -44,15 +43,15 @@ ShardedTensor Tensor(std::string name, Role role, DType dtype, std::vector<T>& v
                      Shape shape) {
   ShardedTensor tensor;
   tensor.name = std::move(name);
-  tensor.role = role;
-  tensor.dtype = dtype;
+  tensor.role = FromProto(role);
+  tensor.dtype = FromProto(dtype);
   tensor.global_shape = shape;
   tensor.shards = {{WholeBox(shape), values.data(), {}}};
   return tensor;
 }
 
-Metadata AtStep(int64_t step) {
-  Metadata metadata;
+Manifest AtStep(int64_t step) {
+  Manifest metadata;
   metadata.mutable_trainer()->set_step(step);
   return metadata;
 }
@@ -60,13 +59,13 @@ Metadata AtStep(int64_t step) {
 class CheckpointTest : public testing::Test {
  protected:
   std::string MustSave(const StateDict& state, int64_t step = 1) {
-    const auto report = Save(storage_, "", AtStep(step), state, group_, {});
+    const auto report = Save(storage_, "", step, state);
     EXPECT_TRUE(report.ok()) << report.status();
     return report.ok() ? report->directory : "";
   }
-  absl::Status TrySave(const StateDict& state, const Metadata& metadata = AtStep(1),
+  absl::Status TrySave(const StateDict& state, const Manifest& metadata = AtStep(1),
                        const SaveOptions& options = {}) {
-    return Save(storage_, "", metadata, state, group_, options).status();
+    return Save(storage_, "", metadata.trainer().step(), state, With(metadata, options)).status();
   }
 
   MemoryStorage storage_;
@@ -108,7 +107,7 @@ TEST_F(CheckpointTest, MissingCheckpointListsWhatIsThere) {
   std::vector<float> values = {1};
   StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
   MustSave(state, 5);
-  const absl::Status status = Load(storage_, "step-00000006", state, group_, {}).status();
+  const absl::Status status = Load(storage_, "step-00000006", state).status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("step-00000006"), HasSubstr("step-00000005")));
 }
@@ -119,14 +118,14 @@ TEST_F(CheckpointTest, CommittedCheckpointIsNeverOverwritten) {
   values[0] = 2;
   StateDict state = {{Tensor("x", WEIGHT, F32, values, {1})}};
   EXPECT_TRUE(absl::IsAlreadyExists(TrySave(state)));
-  ASSERT_TRUE(Load(storage_, StepDirectoryName(1), state, group_, {}).ok());
+  ASSERT_TRUE(Load(storage_, StepDirectoryName(1), state).ok());
   EXPECT_EQ(values[0], 1);
 }
 
 TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   std::vector<float> values(8);
   const ShardedTensor good = Tensor("good", WEIGHT, F32, values, {2, 4});
-  const auto expect = [&](const StateDict& state, const Metadata& metadata,
+  const auto expect = [&](const StateDict& state, const Manifest& metadata,
                           const SaveOptions& options, const std::string& part) {
     const absl::Status status = TrySave(state, metadata, options);
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
@@ -138,8 +137,8 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   options = {};
   options.io_threads = 0;
   expect({{good}}, AtStep(1), options, "io_threads");
-  expect({{good}}, AtStep(-1), {}, "trainer.step");
-  Metadata metadata = AtStep(1);
+  expect({{good}}, AtStep(-1), {}, "step must not be negative");
+  Manifest metadata = AtStep(1);
   metadata.add_tensors();
   expect({{good}}, metadata, {}, "tensors");
   metadata = AtStep(1);
@@ -149,7 +148,7 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   expect({{good, good}}, AtStep(1), {}, "good");
   ShardedTensor bad = good;
   bad.name = "bad";
-  bad.dtype = static_cast<DType>(99);
+  bad.dtype = static_cast<ElementType>(99);
   expect({{bad}}, AtStep(1), {}, "dtype");
   bad = good;
   bad.name = "bad";
@@ -165,8 +164,8 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   expect({{bad}}, AtStep(1), {}, "strides");
   ShardedTensor alias;
   alias.name = "alias";
-  alias.role = WEIGHT;
-  alias.dtype = F32;
+  alias.role = TensorRole::kWeight;
+  alias.dtype = ElementType::kF32;
   alias.global_shape = {2, 4};
   alias.alias_of = "not there";
   expect({{good, alias}}, AtStep(1), {}, "not there");
@@ -182,7 +181,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   StateDict state = {{Tensor("a", WEIGHT, F32, new_a, {3, 2}), Tensor("b", BUFFER, F32, new_b, {4}),
                       Tensor("n", BUFFER, F32, new_n, {3}),
                       Tensor("wanted", WEIGHT, F32, new_c, {2})}};
-  const absl::Status status = Load(storage_, StepDirectoryName(1), state, group_, {}).status();
+  const absl::Status status = Load(storage_, StepDirectoryName(1), state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("5 mismatches"),
                                      HasSubstr("tensor a: saved with shape [2,3], wanted"),
@@ -198,7 +197,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   for (int i = 0; i < 150; ++i) {
     other.tensors.push_back(Tensor("other." + std::to_string(i), WEIGHT, F32, new_a, {6}));
   }
-  const absl::Status many = Load(storage_, StepDirectoryName(1), other, group_, {}).status();
+  const absl::Status many = Load(storage_, StepDirectoryName(1), other).status();
   EXPECT_THAT(Message(many), AllOf(HasSubstr("154 mismatches"), HasSubstr("other.9: wanted, not"),
                                    Not(HasSubstr("other.10:")), HasSubstr("\n  and 144 more")));
 
@@ -206,7 +205,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   lenient.allow_missing = lenient.allow_unexpected = true;
   StateDict some = {
       {Tensor("b", WEIGHT, F32, new_b, {4}), Tensor("wanted", WEIGHT, F32, new_c, {2})}};
-  const auto report = Load(storage_, StepDirectoryName(1), some, group_, lenient);
+  const auto report = Load(storage_, StepDirectoryName(1), some, lenient);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->missing, ElementsAre("wanted"));
   EXPECT_THAT(report->unexpected, ElementsAre("a", "n", "left.over"));
@@ -221,7 +220,7 @@ TEST_F(CheckpointTest, UncoveredTensorInAManifestIsAMismatch) {
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_tensors(0)->mutable_shards()->set_shape(0, 1);  // one row of two
   ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
-  const absl::Status status = Load(storage_, directory, state, group_, {}).status();
+  const absl::Status status = Load(storage_, directory, state).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor a"), HasSubstr("[1,0]")));
 }
@@ -233,12 +232,12 @@ TEST_F(CheckpointTest, ADirectoryNamedForAnotherStepIsDamaged) {
   Manifest manifest = *ReadManifest(storage_, directory);
   manifest.mutable_trainer()->set_step(9);
   ASSERT_TRUE(WriteAll(storage_, directory + "/manifest.pb", *EncodeManifest(manifest)).ok());
-  for (const absl::Status& status : {ReadManifest(storage_, directory).status(),
-                                     Load(storage_, directory, state, group_, {}).status()}) {
+  for (const absl::Status& status :
+       {ReadManifest(storage_, directory).status(), Load(storage_, directory, state).status()}) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("step 9"), HasSubstr("step-00000007")));
   }
-  EXPECT_EQ(Verify(storage_, directory, false, 1, nullptr)->damage.size(), 1);
+  EXPECT_EQ(Verify(storage_, directory, {.io_threads = 1})->damage.size(), 1);
 }
 
 TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
@@ -253,7 +252,7 @@ TEST_F(CheckpointTest, AMessageNamesTheManifestOnce) {
 
 TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   std::vector<float> master = {1.0f, 1.00390625f, 1.01171875f, -3.0f};  // two of them halfway
-  Metadata metadata = AtStep(1);
+  Manifest metadata = AtStep(1);
   OptimizerParameter& parameter = *metadata.mutable_optimizer()->add_parameters();
   metadata.mutable_optimizer()->add_groups();
   parameter.set_parameter("w");
@@ -265,45 +264,45 @@ TEST_F(CheckpointTest, WeightsComeFromMasterWeights) {
   std::vector<float> new_master(4);
   StateDict state = {{Tensor("w", WEIGHT, BF16, weights, {4}),
                       Tensor("optimizer.w.master", MASTER_WEIGHT, F32, new_master, {4})}};
-  const auto report = Load(storage_, StepDirectoryName(1), state, group_, {});
+  const auto report = Load(storage_, StepDirectoryName(1), state);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(report->from_master, ElementsAre("w"));
   EXPECT_EQ(new_master, master);
   EXPECT_THAT(weights, ElementsAre(0x3f80, 0x3f80, 0x3f82, 0xc040));  // ties go to even
   LoadOptions options;
   options.weights_from_master = false;
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      Load(storage_, StepDirectoryName(1), state, group_, options).status()));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(Load(storage_, StepDirectoryName(1), state, options).status()));
   options.weights_from_master = true;
   options.convert_dtype = false;
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      Load(storage_, StepDirectoryName(1), state, group_, options).status()));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(Load(storage_, StepDirectoryName(1), state, options).status()));
 }
 
 TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
   std::vector<float> values = {1, 2, 3, 4};
   ShardedTensor head;
   head.name = "lm_head.weight";
-  head.role = WEIGHT;
-  head.dtype = F32;
+  head.role = TensorRole::kWeight;
+  head.dtype = ElementType::kF32;
   head.global_shape = {4};
   head.alias_of = "wte.weight";
   StateDict tied = {{head, Tensor("wte.weight", WEIGHT, F32, values, {4})}};
   const std::string directory = MustSave(tied);
   values = {0, 0, 0, 0};
-  ASSERT_TRUE(Load(storage_, directory, tied, group_, {}).ok());
+  ASSERT_TRUE(Load(storage_, directory, tied).ok());
   EXPECT_THAT(values, ElementsAre(1, 2, 3, 4));
 
   // Untied now: both get the value.
   std::vector<float> own_head(4);
   StateDict untied = {{Tensor("lm_head.weight", WEIGHT, F32, own_head, {4}),
                        Tensor("wte.weight", WEIGHT, F32, values, {4})}};
-  ASSERT_TRUE(Load(storage_, directory, untied, group_, {}).ok());
+  ASSERT_TRUE(Load(storage_, directory, untied).ok());
   EXPECT_EQ(own_head, values);
 
   // The other way round one of two values would be lost.
   MustSave(untied, 2);
-  const absl::Status status = Load(storage_, StepDirectoryName(2), tied, group_, {}).status();
+  const absl::Status status = Load(storage_, StepDirectoryName(2), tied).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(Message(status), HasSubstr("lm_head.weight: saved as a tensor of its own"));
 }
@@ -320,7 +319,7 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   values.assign(4, 0);
   scalar = {0};
   one = {1};
-  ASSERT_TRUE(Load(storage_, directory, state, group_, {}).ok());
+  ASSERT_TRUE(Load(storage_, directory, state).ok());
   EXPECT_EQ(std::memcmp(values.data(), bits.data(), 16), 0);
   EXPECT_EQ(scalar[0], 7);
   EXPECT_TRUE(std::signbit(one[0]));
@@ -342,7 +341,7 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
       state.tensors[0].shards[0].box = {{2 * group.rank()}, {2}};
       SaveOptions options;
       options.deadline = absl::Seconds(20);
-      const absl::Status status = Save(faulty, "", AtStep(1), state, group, options).status();
+      const absl::Status status = Save(faulty, "", 1, state, On(group, options)).status();
       EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
       EXPECT_THAT(Message(status),
                   AllOf(HasSubstr(absl::StrCat("rank ", bad_rank)), HasSubstr("injected")));
@@ -359,7 +358,7 @@ TEST_F(CheckpointTest, ALateRankIsNamed) {
     SaveOptions options;
     options.deadline = absl::Milliseconds(50);
     const absl::Status status =
-        Save(storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group, options)
+        Save(storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, {1})}}, On(group, options))
             .status();
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(Message(status), HasSubstr("1"));
@@ -371,13 +370,13 @@ TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
     std::vector<float> values(4);
     const Shape shape = group.rank() == 0 ? Shape{4} : Shape{2, 2};
     const absl::Status status =
-        Save(storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, shape)}}, group, {})
+        Save(storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, shape)}}, {.group = &group})
             .status();
     EXPECT_TRUE(absl::IsInvalidArgument(status));
     EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 says WEIGHT F32 [4]"),
                                        HasSubstr("rank 1 says WEIGHT F32 [2,2]")));
-    const absl::Status steps = Save(storage_, "", AtStep(group.rank()),
-                                    {{Tensor("x", WEIGHT, F32, values, {4})}}, group, {})
+    const absl::Status steps = Save(storage_, "", group.rank(),
+                                    {{Tensor("x", WEIGHT, F32, values, {4})}}, {.group = &group})
                                    .status();
     EXPECT_THAT(Message(steps), HasSubstr("rank 0 saves step 0, rank 1 step 1"));
   });
@@ -390,11 +389,12 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
   MustSave(state, 1);
   FaultInjectingStorage faulty(storage_);
   faulty.SetDiskBytes(3000);
-  const absl::Status status = Save(faulty, "", AtStep(2), state, group_, {}).status();
+  const absl::Status status = Save(faulty, "", 2, state).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status));
   EXPECT_THAT(Message(status), AllOf(HasSubstr("needs"), HasSubstr("3000")));
   EXPECT_EQ(List(storage_, "")->size(), 1);
-  EXPECT_TRUE(Verify(storage_, StepDirectoryName(1), true, 1, nullptr)->damage.empty());
+  EXPECT_TRUE(
+      Verify(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1})->damage.empty());
 }
 
 TEST_F(CheckpointTest, ReadOnlyStorage) {
@@ -403,7 +403,7 @@ TEST_F(CheckpointTest, ReadOnlyStorage) {
                    absl::PermissionDeniedError("MakeDirectory step-00000001: read-only"));
   std::vector<float> values = {1};
   const absl::Status status =
-      Save(faulty, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {}).status();
+      Save(faulty, "", 1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("step-00000001"));
 }
@@ -429,7 +429,7 @@ TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
   const WholeTensor tensor = RandomTensor("x", WEIGHT, F32, {300, 1001}, random);
   LocalState state;
   state.Add(tensor, {WholeBox(tensor.shape)}, true);
-  const auto saved = Save(*storage_, "runs/a", AtStep(3), state.dict, group_, {});
+  const auto saved = Save(*storage_, "runs/a", 3, state.dict);
   ASSERT_TRUE(saved.ok()) << saved.status();
   std::filesystem::create_directories(root_ + "/elsewhere");
   std::filesystem::copy(root_ + "/" + saved->directory, root_ + "/elsewhere/best",
@@ -437,11 +437,12 @@ TEST_F(PosixCheckpointTest, ACopyElsewhereLoads) {
   std::filesystem::remove_all(root_ + "/runs");
   LocalState loaded;
   loaded.Add(tensor, {{{7, 5}, {200, 900}}}, false);
-  const auto report = Load(*storage_, "elsewhere/best", loaded.dict, group_, {});
+  const auto report = Load(*storage_, "elsewhere/best", loaded.dict);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_LT(report->bytes_read, tensor.bytes.size() + 8192);
   EXPECT_TRUE(LocalState::Holds(loaded.dict.tensors[0].shards[0], tensor));
-  EXPECT_TRUE(Verify(*storage_, "elsewhere/best", true, 2, nullptr)->damage.empty());
+  EXPECT_TRUE(
+      Verify(*storage_, "elsewhere/best", {.digests = true, .io_threads = 2})->damage.empty());
 }
 
 TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
@@ -455,8 +456,7 @@ TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
     __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     const __user_cap_data_struct none[2] = {};
     ASSERT_EQ(syscall(SYS_capset, &header, none), 0);
-    status = Save(*storage_, "", AtStep(1), {{Tensor("x", WEIGHT, F32, values, {1})}}, group_, {})
-                 .status();
+    status = Save(*storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, {1})}}).status();
   }).join();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr(root_));

@@ -14,16 +14,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/crc32c.h"
-#include "checkpoint/directory/damage.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/damage_counters.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -38,12 +36,10 @@ class CorruptionTest : public testing::Test {
     tensors_.push_back(RandomTensor("h.0.count", BUFFER, I64, {}, random));
     tensors_.push_back(RandomTensor("exp_avg.wte.weight", OPTIMIZER_STATE, F32, {6, 4}, random));
     LocalState state = State(true);
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(7);
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
     SingleProcessGroup group;
-    const auto report = Save(storage_, "", metadata, state.dict, group, options);
+    const auto report = Save(storage_, "", 7, state.dict, On(group, options));
     EXPECT_TRUE(report.ok()) << report.status();
     directory_ = report->directory;
     manifest_ = *ReadManifest(storage_, directory_);
@@ -60,7 +56,7 @@ class CorruptionTest : public testing::Test {
   absl::Status TryLoad(Storage& storage) {
     LocalState state = State(false);
     SingleProcessGroup group;
-    return Load(storage, directory_, state.dict, group, {}).status();
+    return Load(storage, directory_, state.dict, {.group = &group}).status();
   }
 
   // The tensor that has the byte, by the manifest; empty: none.
@@ -128,7 +124,7 @@ TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
   ASSERT_TRUE(WriteAll(storage_, path, std::string(4 << 20, 'x')).ok());
   SpyGroup group;
   LocalState state = State(false);
-  const absl::Status status = Load(faulty_, directory_, state.dict, group, {}).status();
+  const absl::Status status = Load(faulty_, directory_, state.dict, {.group = &group}).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_NE(std::string(status.message()).find(storage_.Describe(path)), std::string::npos);
   EXPECT_EQ(ManifestBytesRead(faulty_), kManifestHeaderBytes);
@@ -147,14 +143,14 @@ TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut
   ASSERT_TRUE(WriteAll(storage_, path, bytes).ok());
   SpyGroup group;
   LocalState state = State(false);
-  const absl::Status status = Load(faulty_, directory_, state.dict, group, {}).status();
+  const absl::Status status = Load(faulty_, directory_, state.dict, {.group = &group}).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_NE(std::string(status.message()).find("16 times its size"), std::string::npos) << status;
   EXPECT_LT(group.longest_bytes, 1000);
 }
 
 TEST_F(CorruptionTest, Unharmed) {
-  const auto report = Verify(faulty_, directory_, true, 2, nullptr);
+  const auto report = Verify(faulty_, directory_, {.digests = true, .io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->damage.empty());
   EXPECT_TRUE(TryLoad(faulty_).ok());
@@ -166,7 +162,8 @@ TEST_F(CorruptionTest, EveryByteOfDataFiles) {
     for (uint64_t offset = 0; offset < manifest_.files(f).size_bytes(); ++offset) {
       SCOPED_TRACE(absl::StrCat(Path(f), " at ", offset));
       faulty_.CorruptReads(Path(f), offset, std::byte(1 << offset % 8));
-      const auto report = Verify(faulty_, directory_, offset % 2 == 0, 1, nullptr);
+      const auto report =
+          Verify(faulty_, directory_, {.digests = offset % 2 == 0, .io_threads = 1});
       ASSERT_TRUE(report.ok()) << report.status();
       const std::string tensor = TensorAt(f, offset);
       const bool named = std::ranges::any_of(report->damage, [&](const Damage& damage) {
@@ -193,7 +190,7 @@ TEST_F(CorruptionTest, EveryTruncationOfDataFiles) {
     for (uint64_t size = 0; size < manifest_.files(f).size_bytes(); ++size) {
       SCOPED_TRACE(absl::StrCat(Path(f), " cut to ", size));
       faulty_.TruncateReads(Path(f), size);
-      const auto report = Verify(faulty_, directory_, false, 1, nullptr);
+      const auto report = Verify(faulty_, directory_, {.io_threads = 1});
       ASSERT_TRUE(report.ok()) << report.status();
       ASSERT_FALSE(report->damage.empty());
       const Damage& damage = report->damage.back();
@@ -213,7 +210,7 @@ TEST_F(CorruptionTest, EveryByteAndEveryTruncationOfTheManifest) {
   const std::string path = absl::StrCat(directory_, "/", std::string(kManifestFileName));
   const uint64_t size = (*storage_.Open(path))->size_bytes();
   const auto expect_refused = [&] {
-    const auto report = Verify(faulty_, directory_, false, 1, nullptr);
+    const auto report = Verify(faulty_, directory_, {.io_threads = 1});
     if (report.ok()) {
       ASSERT_FALSE(report->damage.empty());
       EXPECT_EQ(report->damage[0].file, kManifestFileName);
@@ -237,7 +234,7 @@ TEST_F(CorruptionTest, MissingFiles) {
     faulty_.FailWhere(
         [&](const Operation& o) { return o.kind == OperationKind::kOpen && o.path == Path(f); },
         absl::NotFoundError("injected"));
-    const auto report = Verify(faulty_, directory_, false, 1, nullptr);
+    const auto report = Verify(faulty_, directory_, {.io_threads = 1});
     ASSERT_TRUE(report.ok());
     ASSERT_EQ(report->damage.size(), 1);
     EXPECT_EQ(report->damage[0].file, manifest_.files(f).path());
@@ -252,7 +249,7 @@ TEST_F(CorruptionTest, FilesThatWereSwapped) {
   ASSERT_TRUE(storage_.Rename(Path(0), "swap").ok());
   ASSERT_TRUE(storage_.Rename(Path(1), Path(0)).ok());
   ASSERT_TRUE(storage_.Rename("swap", Path(1)).ok());
-  const auto report = Verify(storage_, directory_, true, 1, nullptr);
+  const auto report = Verify(storage_, directory_, {.digests = true, .io_threads = 1});
   ASSERT_TRUE(report.ok());
   EXPECT_GE(report->damage.size(), 2);
   EXPECT_TRUE(absl::IsDataLoss(TryLoad(storage_)));
@@ -265,7 +262,7 @@ TEST_F(CorruptionTest, DigestsThatBelongToOtherTensors) {
   const auto bytes = EncodeManifest(forged);
   ASSERT_TRUE(bytes.ok());
   ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
-  const auto report = Verify(storage_, directory_, true, 1, nullptr);
+  const auto report = Verify(storage_, directory_, {.digests = true, .io_threads = 1});
   ASSERT_TRUE(report.ok());
   ASSERT_EQ(report->damage.size(), 2);
   EXPECT_EQ(report->damage[0].tensor, "wte.weight");
@@ -287,7 +284,7 @@ TEST_F(CorruptionTest, AnyChunkSizeOfAManifestIsSafe) {
     const auto bytes = EncodeManifest(forged);
     ASSERT_TRUE(bytes.ok()) << bytes.status();
     ASSERT_TRUE(WriteAll(storage_, absl::StrCat(directory_, "/manifest.pb"), *bytes).ok());
-    const auto report = Verify(storage_, directory_, true, 2, nullptr);
+    const auto report = Verify(storage_, directory_, {.digests = true, .io_threads = 2});
     ASSERT_TRUE(report.ok());
     const bool cuts_elements = chunk_bytes % 8 != 0;  // one tensor is I64
     EXPECT_EQ(report->damage.empty(), !cuts_elements);
@@ -307,9 +304,7 @@ class ManyFilesTest : public testing::Test {
     SaveOptions options;
     options.checksum_chunk_bytes = 64;
     options.max_file_bytes = 1000;
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(7);
-    const auto report = Save(storage_, "", metadata, state_.dict, group_, options);
+    const auto report = Save(storage_, "", 7, state_.dict, options);
     EXPECT_TRUE(report.ok()) << report.status();
     directory_ = report->directory;
     manifest_ = *ReadManifest(storage_, directory_);
@@ -330,7 +325,7 @@ TEST_F(ManyFilesTest, FilesOfAWrongSizeCostOneMapTogether) {
     faulty_.TruncateReads(directory_ + "/" + file.path(), file.size_bytes() - 1);
   }
   const int64_t before = GetDamageCounters().maps;
-  const absl::Status load = Load(faulty_, directory_, state_.dict, group_, {}).status();
+  const absl::Status load = Load(faulty_, directory_, state_.dict).status();
   EXPECT_TRUE(absl::IsDataLoss(load)) << load;
   EXPECT_EQ(GetDamageCounters().maps - before, 1);
 }
@@ -339,9 +334,7 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   // One file of a hundred and more chunks, all of them bad.
   SaveOptions options;
   options.checksum_chunk_bytes = 64;
-  Metadata metadata;
-  metadata.mutable_trainer()->set_step(8);
-  const auto saved = Save(storage_, "", metadata, state_.dict, group_, options);
+  const auto saved = Save(storage_, "", 8, state_.dict, options);
   ASSERT_TRUE(saved.ok()) << saved.status();
   const Manifest manifest = *ReadManifest(storage_, saved->directory);
   ASSERT_EQ(manifest.files_size(), 1);
@@ -350,7 +343,7 @@ TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
   const std::string garbage(manifest.files(0).size_bytes(), 'x');
   ASSERT_TRUE(WriteAll(storage_, path, garbage).ok());
   const int64_t before = GetDamageCounters().located;
-  const auto report = Verify(storage_, saved->directory, false, 2, nullptr);
+  const auto report = Verify(storage_, saved->directory, {.io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(GetDamageCounters().located - before, 100);
   EXPECT_LT(report->damage.size(), 105);
@@ -362,7 +355,7 @@ TEST_F(ManyFilesTest, PiecesThatCannotBeReadAreReportedOnlySoOften) {
         return o.kind == OperationKind::kReadAt && o.path.ends_with(".safetensors");
       },
       absl::DataLossError("Input/output error"));
-  const auto report = Verify(faulty_, directory_, false, 2, nullptr);
+  const auto report = Verify(faulty_, directory_, {.io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_GE(report->damage.size(), manifest_.files_size());
   EXPECT_LE(report->damage.size(), 101 * manifest_.files_size());

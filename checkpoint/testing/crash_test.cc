@@ -13,16 +13,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/async_saver.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -41,8 +37,8 @@ SaveOptions SmallFiles() {
   return options;
 }
 
-Metadata MetadataOfStep(int64_t step) {
-  Metadata metadata;
+Manifest MetadataOfStep(int64_t step) {
+  Manifest metadata;
   metadata.mutable_trainer()->set_step(step);
   metadata.mutable_trainer()->set_last_loss(1.0 / (1 + step));
   return metadata;
@@ -75,20 +71,20 @@ LocalState StateOf(const std::vector<WholeTensor>& tensors, int rank, bool fill)
 enum class Mode { kSync, kAsync };
 
 // Overwrites each tensor as soon as the saver allows it.
-absl::Status SaveInBackground(Storage& storage, const Metadata& metadata, const StateDict& state,
+absl::Status SaveInBackground(Storage& storage, int64_t step, const StateDict& state,
                               ProcessGroup& group, const SaveOptions& options) {
-  AsyncSaver saver(storage, "run", group, {.save = options});
-  saver.Start(metadata, state);
+  AsyncSaver saver(storage, "run", {.save = On(group, options)});
+  saver.Start(step, state, ToMetadata(MetadataOfStep(step)));
   for (const ShardedTensor& tensor : state.tensors) {
-    for (const LocalShard& shard : tensor.shards) {
-      const size_t size = ElementCount(shard.box.shape) * DTypeSize(tensor.dtype);
+    for (const Shard& shard : tensor.shards) {
+      const size_t size = ElementCount(shard.box.shape) * ElementBytes(tensor.dtype);
       saver.WaitUntilCopied(shard.data, size);
       std::memset(shard.data, 0xEE, size);
     }
   }
   const std::vector<SaveOutcome> outcomes = saver.Finish();
   EXPECT_EQ(outcomes.size(), 1);
-  EXPECT_EQ(outcomes[0].step, metadata.trainer().step());
+  EXPECT_EQ(outcomes[0].step, step);
   return outcomes[0].report.status();
 }
 
@@ -101,11 +97,12 @@ std::vector<absl::Status> SaveVersion(const std::vector<Storage*>& storages, Mod
     LocalState state = StateOf(tensors, group.rank(), true);
     Storage& storage = *storages[group.rank()];
     absl::Status& status = statuses[group.rank()];
-    const Metadata metadata = MetadataOfStep(step);
     if (mode == Mode::kSync) {
-      status = Save(storage, "run", metadata, state.dict, group, SmallFiles()).status();
+      status =
+          Save(storage, "run", step, state.dict, With(MetadataOfStep(step), SmallFiles(), &group))
+              .status();
     } else {
-      status = SaveInBackground(storage, metadata, state.dict, group, SmallFiles());
+      status = SaveInBackground(storage, step, state.dict, group, SmallFiles());
     }
   });
   return statuses;
@@ -118,13 +115,12 @@ std::vector<absl::Status> SaveVersion(Storage& storage, uint64_t version, int64_
 bool LoadsAs(Storage& storage, const std::string& directory, uint64_t version, int64_t step) {
   const auto manifest = ReadManifest(storage, directory);
   if (!manifest.ok() || manifest->trainer().step() != step) return false;
-  const auto verified = Verify(storage, directory, true, 1, nullptr);
+  const auto verified = Verify(storage, directory, {.digests = true, .io_threads = 1});
   if (!verified.ok() || !verified->damage.empty()) return false;
   const std::vector<WholeTensor> tensors = Tensors(version);
   LocalState state;
   for (const WholeTensor& tensor : tensors) state.Add(tensor, {WholeBox(tensor.shape)}, false);
-  SingleProcessGroup group;
-  if (!Load(storage, directory, state.dict, group, {}).ok()) return false;
+  if (!Load(storage, directory, state.dict).ok()) return false;
   for (size_t t = 0; t < tensors.size(); ++t) {
     if (!LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t])) return false;
   }
@@ -288,10 +284,11 @@ bool TryVanishing(Mode mode, int vanishing_rank, int operations) {
     LocalState state = StateOf(tensors, base.rank(), true);
     SaveOptions options = SmallFiles();
     options.deadline = absl::Milliseconds(150);
-    const Metadata metadata = MetadataOfStep(kNewStep);
-    statuses[base.rank()] =
-        mode == Mode::kSync ? Save(storage, "run", metadata, state.dict, group, options).status()
-                            : SaveInBackground(storage, metadata, state.dict, group, options);
+    statuses[base.rank()] = mode == Mode::kSync
+                                ? Save(storage, "run", kNewStep, state.dict,
+                                       With(MetadataOfStep(kNewStep), options, &group))
+                                      .status()
+                                : SaveInBackground(storage, kNewStep, state.dict, group, options);
     if (group.vanished()) vanished = true;
   });
   ExpectOldOrNew(storage, statuses[0].ok());
@@ -365,7 +362,7 @@ TEST(CrashTest, EveryOperationOfALoadIsReported) {
       LocalState state = StateOf(tensors, group.rank(), false);
       LoadOptions options;
       options.deadline = absl::Seconds(20);
-      statuses[group.rank()] = Load(faulty, directory, state.dict, group, options).status();
+      statuses[group.rank()] = Load(faulty, directory, state.dict, On(group, options)).status();
     });
     EXPECT_EQ(statuses[0], statuses[1]);
     if (faulty.operation_count() <= operation) {

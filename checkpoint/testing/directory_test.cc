@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save/save.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/temporary_directory.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,12 +24,11 @@ using ::testing::HasSubstr;
 
 void MustSave(Storage& storage, int64_t step) {
   float value = 1;
-  ShardedTensor tensor = {.name = "x", .role = WEIGHT, .dtype = F32, .global_shape = {1}};
+  ShardedTensor tensor = {
+      .name = "x", .role = TensorRole::kWeight, .dtype = ElementType::kF32, .global_shape = {1}};
   tensor.shards = {{WholeBox({1}), &value, {}}};
-  Metadata metadata;
-  metadata.mutable_trainer()->set_step(step);
   SingleProcessGroup group;
-  const auto report = Save(storage, "", metadata, {{tensor}}, group, {});
+  const auto report = Save(storage, "", step, {{tensor}}, {.group = &group});
   ASSERT_TRUE(report.ok()) << report.status();
 }
 
@@ -101,7 +99,7 @@ TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
   EXPECT_TRUE(std::filesystem::is_symlink(runs.path() + "/step-00000501"));
   EXPECT_TRUE(std::filesystem::exists(archive.path() + "/half/model.safetensors"));
   const auto verified = Verify(**OpenPosixStorage(archive.path()), "step-00000500",
-                               /*digests=*/true, /*io_threads=*/1, nullptr);
+                               {.digests = true, .io_threads = /*io_threads=*/1});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }

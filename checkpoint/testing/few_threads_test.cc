@@ -6,17 +6,14 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/load/load.h"
 #include "checkpoint/plan/local_plan.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
-#include "checkpoint/save/async_saver.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -35,7 +32,6 @@ class FewThreadsTest : public testing::TestWithParam<int> {
     tensors_.push_back(RandomTensor("w", WEIGHT, F32, {60, 50}, random));
     tensors_.push_back(RandomTensor("m", OPTIMIZER_STATE, F32, {60, 50}, random));
     tensors_.push_back(RandomTensor("alone", WEIGHT, F32, {60, 50}, random));
-    metadata_.mutable_trainer()->set_step(1);
     options_.checksum_chunk_bytes = 256;
     LimitThreads(GetParam());
   }
@@ -56,7 +52,7 @@ class FewThreadsTest : public testing::TestWithParam<int> {
   void SaveByTwo() {
     RunRanks(2, [&](ProcessGroup& group) {
       const LocalState state = State(group.rank(), 2, true);
-      const auto report = Save(storage_, "", metadata_, state.dict, group, options_);
+      const auto report = Save(storage_, "", 1, state.dict, On(group, options_));
       ASSERT_TRUE(report.ok()) << report.status();
     });
   }
@@ -69,7 +65,6 @@ class FewThreadsTest : public testing::TestWithParam<int> {
 
   MemoryStorage storage_;
   std::vector<WholeTensor> tensors_;
-  Metadata metadata_;
   SaveOptions options_;
 };
 
@@ -77,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, FewThreadsTest, testing::Values(0, 1, 2, 5));
 
 TEST_P(FewThreadsTest, SavesAndVerifies) {
   SaveByTwo();
-  const auto verified = Verify(storage_, kDirectory, /*digests=*/true, 4, nullptr);
+  const auto verified = Verify(storage_, kDirectory, {.digests = true, .io_threads = 4});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }
@@ -87,7 +82,8 @@ TEST_P(FewThreadsTest, LoadsAlone) {
   LimitThreads(GetParam());
   SingleProcessGroup group;
   LocalState state = State(0, 1, false);
-  const auto loaded = Load(storage_, kDirectory, state.dict, group, {.verify_digests = true});
+  const auto loaded =
+      Load(storage_, kDirectory, state.dict, {.group = &group, .verify_digests = true});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ExpectHeld(state);
 }
@@ -102,7 +98,7 @@ TEST_P(FewThreadsTest, LoadsTogether) {
     if (group.rank() != 1) state.dict.tensors.pop_back();
     LoadOptions options;
     options.staging_bytes = 1;  // the least: a buffer of each kind
-    const auto loaded = Load(storage_, kDirectory, state.dict, group, options);
+    const auto loaded = Load(storage_, kDirectory, state.dict, On(group, options));
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_GT(loaded->bytes_received, 0);
     ExpectHeld(state);
@@ -112,12 +108,10 @@ TEST_P(FewThreadsTest, LoadsTogether) {
 TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
   RunRanks(2, [&](ProcessGroup& group) {
     const LocalState state = State(group.rank(), 2, true);
-    AsyncSaver saver(storage_, "", group, {.save = options_});
+    AsyncSaver saver(storage_, "", {.save = On(group, options_)});
     saver.Prepare(state.dict);
     for (const int64_t step : {1, 2}) {
-      Metadata metadata;
-      metadata.mutable_trainer()->set_step(step);
-      saver.Start(metadata, state.dict);
+      saver.Start(step, state.dict);
       saver.WaitUntilAllCopied();
     }
     const std::vector<SaveOutcome> outcomes = saver.Finish();
@@ -125,10 +119,10 @@ TEST_P(FewThreadsTest, SavesBehindTheProgramOrInTheForeground) {
     for (const SaveOutcome& outcome : outcomes) {
       ASSERT_TRUE(outcome.report.ok()) << outcome.report.status();
       if (GetParam() == 0) {
-        EXPECT_THAT(outcome.report->note, HasSubstr("saved in the foreground: cannot start"));
-        EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->seconds);
+        EXPECT_THAT(outcome.report->save.note, HasSubstr("saved in the foreground: cannot start"));
+        EXPECT_EQ(outcome.report->blocked_seconds, outcome.report->save.seconds);
       }
-      if (GetParam() >= 2) EXPECT_EQ(outcome.report->note, "");
+      if (GetParam() >= 2) EXPECT_EQ(outcome.report->save.note, "");
     }
   });
   EXPECT_EQ(List(storage_, "")->size(), 2);
@@ -145,10 +139,12 @@ TEST_P(FewThreadsTest, Rewrites) {
   const auto plan = PlanSave(ranks, {.checksum_chunk_bytes = 256});
   ASSERT_TRUE(plan.ok()) << plan.status();
   MemoryStorage target;
-  const auto report = Rewrite({storage_, kDirectory, saved}, {ranks, *plan}, target, "", metadata_,
+  Manifest metadata;
+  metadata.mutable_trainer()->set_step(1);
+  const auto report = Rewrite({storage_, kDirectory, saved}, {ranks, *plan}, target, "", metadata,
                               {.memory_bytes = LeastRewriteMemory(saved, plan->manifest)});
   ASSERT_TRUE(report.ok()) << report.status();
-  const auto verified = Verify(target, kDirectory, /*digests=*/true, 4, nullptr);
+  const auto verified = Verify(target, kDirectory, {.digests = true, .io_threads = 4});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->damage.empty());
 }

@@ -16,18 +16,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/plan/local_plan.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
-#include "checkpoint/save/async_saver.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/temporary_directory.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -124,12 +122,6 @@ SaveOptions SmallFiles() {
   return options;
 }
 
-Metadata AtStep(int64_t step) {
-  Metadata metadata;
-  metadata.mutable_trainer()->set_step(step);
-  return metadata;
-}
-
 enum class Mode { kForeground, kBackground };
 
 absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
@@ -141,10 +133,10 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
     const LocalState state = StateOf(tensors, group.rank(), kRanks);
     absl::Status& status = statuses[group.rank()];
     if (mode == Mode::kForeground) {
-      status = Save(storage, "run", AtStep(step), state.dict, group, SmallFiles()).status();
+      status = Save(storage, "run", step, state.dict, On(group, SmallFiles())).status();
     } else {
-      AsyncSaver saver(storage, "run", group, {.save = SmallFiles()});
-      saver.Start(AtStep(step), state.dict);
+      AsyncSaver saver(storage, "run", {.save = On(group, SmallFiles())});
+      saver.Start(step, state.dict);
       status = saver.Finish()[0].report.status();
     }
   });
@@ -153,9 +145,8 @@ absl::Status SaveByAll(const std::string& root, int64_t step, Mode mode) {
 }
 
 absl::Status SaveAlone(const std::string& root, int64_t step) {
-  SingleProcessGroup group;
   const LocalState state = StateOf(Tensors(), 0, 1);
-  return Save(**OpenPosixStorage(root), "", AtStep(step), state.dict, group, SmallFiles()).status();
+  return Save(**OpenPosixStorage(root), "", step, state.dict, SmallFiles()).status();
 }
 
 void Fill(const FileImage& image, Storage& storage) {
@@ -175,7 +166,7 @@ std::string Check(Storage& storage, const std::string& folder, const std::vector
   for (const CheckpointInfo& info : *found) {
     std::erase(missing, info.step);
     const std::string path = absl::StrCat(folder, folder.empty() ? "" : "/", info.directory);
-    const auto verified = Verify(storage, path, /*digests=*/true, 1, nullptr);
+    const auto verified = Verify(storage, path, {.digests = true, .io_threads = 1});
     if (!verified.ok()) return verified.status().ToString();
     if (!verified->damage.empty()) {
       return absl::StrCat(path, ": ", verified->damage[0].file, ": ", verified->damage[0].message);
@@ -252,7 +243,9 @@ absl::Status RewriteForTwo(const std::string& root) {
   options.checksum_chunk_bytes = 256;
   const auto plan = PlanSave(ranks, options);
   if (!plan.ok()) return plan.status();
-  return Rewrite({*source, "step-00000001", saved}, {ranks, *plan}, **target, "", AtStep(1),
+  Manifest metadata;
+  metadata.mutable_trainer()->set_step(1);
+  return Rewrite({*source, "step-00000001", saved}, {ranks, *plan}, **target, "", metadata,
                  {.memory_bytes = LeastRewriteMemory(saved, plan->manifest), .io_threads = 2})
       .status();
 }

@@ -9,16 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
-#include "checkpoint/verify/verify.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -98,8 +96,6 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     const std::vector<WholeTensor> tensors = RandomTensors(random);
     const int savers = 1 + random() % 5, loaders = 1 + random() % 5;
     const auto saved = Deal(tensors, savers, true, random);
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(round);
     SaveOptions save_options;
     save_options.checksum_chunk_bytes = 8 << (random() % 10);
     save_options.max_file_bytes = 1 << (6 + random() % 12);
@@ -108,13 +104,13 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     std::string directory;
     RunRanks(savers, [&](ProcessGroup& group) {
       const auto report =
-          Save(storage, "run", metadata, saved[group.rank()]->dict, group, save_options);
+          Save(storage, "run", round, saved[group.rank()]->dict, On(group, save_options));
       ASSERT_TRUE(report.ok()) << report.status();
       if (group.rank() == 0) directory = report->directory;
     });
     ASSERT_EQ(directory, "run/" + StepDirectoryName(round));
 
-    const auto verified = Verify(storage, directory, true, 2, nullptr);
+    const auto verified = Verify(storage, directory, {.digests = true, .io_threads = 2});
     ASSERT_TRUE(verified.ok()) << verified.status();
     for (const Damage& damage : verified->damage) {
       ADD_FAILURE() << damage.file << " " << damage.tensor << " " << damage.message;
@@ -133,7 +129,7 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
     load_options.staging_bytes = 1 << (random() % 16);
     RunRanks(loaders, [&](ProcessGroup& group) {
       StateDict& dict = loaded[group.rank()]->dict;
-      const auto report = Load(storage, directory, dict, group, load_options);
+      const auto report = Load(storage, directory, dict, On(group, load_options));
       ASSERT_TRUE(report.ok()) << report.status();
       EXPECT_TRUE(report->missing.empty() && report->unexpected.empty());
     });
@@ -141,7 +137,7 @@ TEST(RoundTripTest, RandomShardingsToRandomShardings) {
       for (const ShardedTensor& tensor : state->dict.tensors) {
         for (const WholeTensor& whole : tensors) {
           if (whole.name != tensor.name) continue;
-          for (const LocalShard& shard : tensor.shards) {
+          for (const Shard& shard : tensor.shards) {
             EXPECT_TRUE(LocalState::Holds(shard, whole))
                 << tensor.name << " " << ToString(shard.box);
           }

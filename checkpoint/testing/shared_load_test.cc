@@ -14,12 +14,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -40,8 +39,6 @@ class SharedLoadTest : public testing::Test {
   // Saved by two ranks, which hold the rows of each tensor.
   void SaveTensors(std::vector<WholeTensor> tensors, uint32_t chunk_bytes = kChunkBytes) {
     tensors_ = std::move(tensors);
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(1);
     SaveOptions options;
     options.checksum_chunk_bytes = chunk_bytes;
     RunRanks(2, [&](ProcessGroup& group) {
@@ -53,7 +50,7 @@ class SharedLoadTest : public testing::Test {
         rows.shape[0] = group.rank() == 0 ? half : rows.shape[0] - half;
         state.Add(tensor, {rows}, true);
       }
-      const auto report = Save(storage_, "", metadata, state.dict, group, options);
+      const auto report = Save(storage_, "", 1, state.dict, On(group, options));
       ASSERT_TRUE(report.ok()) << report.status();
       if (group.rank() == 0) directory_ = report->directory;
     });
@@ -82,7 +79,7 @@ class SharedLoadTest : public testing::Test {
     }
     RunRanks(ranks, [&](ProcessGroup& group) {
       outcome.reports[group.rank()] =
-          Load(faulty_, directory_, outcome.states[group.rank()]->dict, group, options);
+          Load(faulty_, directory_, outcome.states[group.rank()]->dict, On(group, options));
     });
     return outcome;
   }
@@ -91,7 +88,7 @@ class SharedLoadTest : public testing::Test {
     for (size_t r = 0; r < outcome.states.size(); ++r) {
       ASSERT_TRUE(outcome.reports[r].ok()) << outcome.reports[r].status();
       for (size_t t = 0; t < tensors_.size(); ++t) {
-        for (const LocalShard& shard : outcome.states[r]->dict.tensors[t].shards) {
+        for (const Shard& shard : outcome.states[r]->dict.tensors[t].shards) {
           EXPECT_TRUE(LocalState::Holds(shard, tensors_[t]))
               << "rank " << r << " " << tensors_[t].name << " " << ToString(shard.box);
         }
@@ -148,7 +145,7 @@ class SharedLoadTest : public testing::Test {
     for (const auto& state : outcome.states) {
       for (const ShardedTensor& tensor : state->dict.tensors) {
         if (tensor.name != name) continue;
-        for (const LocalShard& shard : tensor.shards) {
+        for (const Shard& shard : tensor.shards) {
           if (Contains(shard.box, element)) return true;
         }
       }

@@ -12,11 +12,32 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/layout/box.h"
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/plan/local_plan.h"
 
 namespace tessera::ckpt {
+
+// The options over a group.
+template <typename Options>
+Options On(ProcessGroup& group, Options options) {
+  options.group = &group;
+  return options;
+}
+
+inline AsyncSaveOptions On(ProcessGroup& group, AsyncSaveOptions options) {
+  options.save.group = &group;
+  return options;
+}
+
+// The options with metadata, over a group where there is one.
+inline SaveOptions With(Manifest metadata, SaveOptions options = {},
+                        ProcessGroup* group = nullptr) {
+  options.metadata = ToMetadata(std::move(metadata));
+  options.group = group;
+  return options;
+}
 
 struct WholeTensor {
   std::string name;
@@ -61,11 +82,11 @@ class LocalState {
            std::mt19937_64* random = nullptr) {
     ShardedTensor tensor;
     tensor.name = whole.name;
-    tensor.role = whole.role;
-    tensor.dtype = whole.dtype;
+    tensor.role = FromProto(whole.role);
+    tensor.dtype = FromProto(whole.dtype);
     tensor.global_shape = whole.shape;
     for (const Box& box : boxes) {
-      LocalShard shard;
+      Shard shard;
       shard.box = box;
       int64_t elements = 1;
       if (random != nullptr && (*random)() % 2 == 0) {
@@ -87,7 +108,7 @@ class LocalState {
   }
 
   // True if the elements of the shard are those of the tensor, bit for bit.
-  static bool Holds(const LocalShard& shard, const WholeTensor& whole) {
+  static bool Holds(const Shard& shard, const WholeTensor& whole) {
     bool equal = true;
     const size_t size = DTypeSize(whole.dtype);
     ForEachElement(shard, whole, [&](char* local, size_t at) {
@@ -98,7 +119,7 @@ class LocalState {
 
  private:
   template <typename Function>
-  static void ForEachElement(const LocalShard& shard, const WholeTensor& whole, Function&& fn) {
+  static void ForEachElement(const Shard& shard, const WholeTensor& whole, Function&& fn) {
     const size_t size = DTypeSize(whole.dtype);
     const std::vector<int64_t> global = ContiguousStrides(whole.shape);
     const std::vector<int64_t> local =
@@ -113,7 +134,7 @@ class LocalState {
     });
   }
 
-  static void CopyIn(const WholeTensor& whole, const LocalShard& shard) {
+  static void CopyIn(const WholeTensor& whole, const Shard& shard) {
     ForEachElement(shard, whole, [&](char* local, size_t at) {
       std::memcpy(local, whole.bytes.data() + at, DTypeSize(whole.dtype));
     });

@@ -13,12 +13,11 @@
 #include <vector>
 
 #include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -73,8 +72,6 @@ class VerifyLoadedTest : public testing::Test {
   }
 
   void SaveTensors() {
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(1);
     RunRanks(2, [&](ProcessGroup& group) {
       LocalState state;
       for (const WholeTensor& tensor : tensors_) {
@@ -85,7 +82,7 @@ class VerifyLoadedTest : public testing::Test {
         }
         state.Add(tensor, {rows}, true);
       }
-      const auto report = Save(storage_, "", metadata, state.dict, group, {});
+      const auto report = Save(storage_, "", 1, state.dict, {.group = &group});
       ASSERT_TRUE(report.ok()) << report.status();
     });
   }
@@ -112,7 +109,7 @@ class VerifyLoadedTest : public testing::Test {
     }
     std::deque<std::string> sparse;
     for (const Flip& flip : flips) {
-      LocalShard& shard = states[flip.rank].dict.tensors[flip.tensor].shards[flip.shard];
+      Shard& shard = states[flip.rank].dict.tensors[flip.tensor].shards[flip.shard];
       shard.strides = ContiguousStrides(shard.box.shape);
       for (int64_t& stride : shard.strides) stride *= 2;
       shard.data =
@@ -129,13 +126,13 @@ class VerifyLoadedTest : public testing::Test {
       StateDict& dict = states[base.rank()].dict;
       HookedGroup group(base, [&] {
         std::erase_if(mine, [&](const Flip& flip) {
-          const LocalShard& shard = dict.tensors[flip.tensor].shards[flip.shard];
+          const Shard& shard = dict.tensors[flip.tensor].shards[flip.shard];
           if (!LocalState::Holds(shard, tensors_[flip.tensor])) return false;
           static_cast<char*>(shard.data)[1] ^= 0x10;
           return true;
         });
       });
-      reports[base.rank()] = Load(storage_, "step-00000001", dict, group, options_);
+      reports[base.rank()] = Load(storage_, "step-00000001", dict, On(group, options_));
       EXPECT_TRUE(mine.empty()) << "rank " << base.rank() << " flipped nothing";
     });
     return reports;
@@ -245,8 +242,6 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
       tensors_.push_back(RandomTensor("t" + std::to_string(t), WEIGHT, dtype, shape, random_));
     }
     storage_.DeleteTree("step-00000001").IgnoreError();
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(1);
     LocalState source;
     size_t with_elements = 0;
     for (const WholeTensor& tensor : tensors_) {
@@ -254,7 +249,7 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
       with_elements += tensor.bytes.empty() ? 0 : 1;
     }
     SingleProcessGroup alone;
-    ASSERT_TRUE(Save(storage_, "", metadata, source.dict, alone, {}).ok());
+    ASSERT_TRUE(Save(storage_, "", 1, source.dict).ok());
     // Every rank has all of it, cut at other places: replicas that overlap in part.
     const int ranks = 1 + static_cast<int>(random_() % 3);
     const auto cut = [&](int, const WholeTensor& tensor) {
@@ -307,7 +302,7 @@ TEST_F(VerifyLoadedTest, WhatIsReadWrongIsNotPlacedUnnoticed) {
     LocalState state;
     for (const WholeTensor& whole : tensors_) state.Add(whole, Whole(0, whole), false);
     SingleProcessGroup alone;
-    const absl::Status status = Load(faulty, "step-00000001", state.dict, alone, options_).status();
+    const absl::Status status = Load(faulty, "step-00000001", state.dict, options_).status();
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     for (const WholeTensor& whole : tensors_) {
       EXPECT_EQ(status.message().find("tensor " + whole.name) != absl::string_view::npos,
@@ -327,7 +322,7 @@ TEST_F(VerifyLoadedTest, WhatChangesBetweenRanksNamesTheReceiver) {
   RunRanks(3, [&](ProcessGroup& base) {
     FlippingGroup group(base, std::string_view(tensors_[0].bytes).substr(40, 16));
     reports[base.rank()] =
-        Load(storage_, "step-00000001", states[base.rank()].dict, group, options_);
+        Load(storage_, "step-00000001", states[base.rank()].dict, On(group, options_));
   });
   // The rank that read the piece has it right.
   EXPECT_THAT(ErrorOf(reports), AllOf(HasSubstr("tensor a: box [0:12,0:10] is wrong on ranks "),
@@ -347,7 +342,7 @@ TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
 
 TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
   SaveTensors();
-  tensors_[0].dtype = BF16;  // wanted: converted
+  tensors_[0].dtype = ElementType::kBF16;  // wanted: converted
   tensors_[0].bytes.resize(tensors_[0].bytes.size() / 2);
   const auto part = [](int, const WholeTensor& tensor) {
     Box box = WholeBox(tensor.shape);

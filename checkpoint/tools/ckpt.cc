@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/version.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/partition_rules.h"
 #include "checkpoint/tools/report.h"
@@ -16,45 +18,93 @@ namespace {
 
 constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are sharded.
 
-  ckpt ls ROOT                 the committed checkpoints in a folder
+  ckpt ls FOLDER               the committed checkpoints in a folder
   ckpt inspect PATH            what a checkpoint holds: state, tensors, files
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
-    --digests                  and the layout-independent digest of every tensor
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
-    --data                     by their contents instead of by their digests
   ckpt reshard PATH FOLDER     writes FOLDER/step-N, the same state cut for another topology
-    --topology=T               dp4_zero2_tp2_pp2, for example; single: one rank
-    --dry-run                  says what would be written
-    --memory=SIZE              of all buffers (1GiB)
-    --split=PATTERN=PART,...   how parameters that PATTERN matches may be cut, where the manifest
+  ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
+  ckpt --version
+
+PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant.
+
+Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
+checkpoint, or it cannot be read or written.
+)";
+
+constexpr char kLsHelp[] = R"(ckpt ls FOLDER
+
+Lists the committed checkpoints in a folder, with what their manifests say. Exit code 1 where a
+manifest is damaged.
+
+  --json                       one array, for machines
+)";
+
+constexpr char kInspectHelp[] = R"(ckpt inspect PATH
+
+Prints what a checkpoint holds: trainer state, topology, model, optimizer, tensors, files. Reads its
+manifest only.
+
+  --json                       one object, for machines
+)";
+
+constexpr char kVerifyHelp[] = R"(ckpt verify PATH
+ckpt verify FOLDER --all
+
+Reads every byte of a checkpoint and checks checksums, headers and coverage. Exit code 1 where
+anything is damaged; each place is printed with file, offset and tensor.
+
+  --all                        every committed checkpoint in the folder, a line each; the exit code
+                               is that of the worst
+  --digests                    checks the layout-independent digest of every tensor, too
+  --threads=N                  that read (4)
+  --json                       one object, or an array of them with --all
+)";
+
+constexpr char kDiffHelp[] = R"(ckpt diff PATH PATH
+
+Compares the state in two checkpoints, however they are sharded. Exit code 1 where it differs.
+
+  --data                       by their contents instead of by their digests
+  --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
+constexpr char kReshardHelp[] = R"(ckpt reshard PATH FOLDER --topology=T
+
+Writes FOLDER/step-N: the state of the checkpoint at PATH, cut for another topology.
+
+  --topology=T                 dp4_zero2_tp2_pp2, for example; single: one rank
+  --dry-run                    only shows what would be written
+  --memory=SIZE                of all buffers (1GiB)
+  --split=PATTERN=PART,...     how parameters that PATTERN matches may be cut, where the manifest
                                does not say it, or to overrule it; may be repeated, the last counts.
                                In PATTERN, * is any text and # the number of a layer. PARTs:
                                0, 1, ...: the dim that tensor parallelism cuts; 1/3: that dim in 3
                                equal sections; whole: none; padded: its rows are padded;
                                layer, first, last, both: in layer #, at an end of the model, tied
-    --virtual-shards=N         what the run calls exact_tp_shards (tp)
-
-PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant.
-
-  --json                       for machines
+  --virtual-shards=N           what the run calls exact_tp_shards (tp)
   --threads=N                  that read (4)
-  --help
-
-Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
-checkpoint, or it cannot be read or written.
+  --json                       one object, for machines
 )";
 
 struct Command {
   std::string_view name;
   size_t paths;
   int (*run)(const CommandOptions&, const CommandOutput&);
+  std::string_view help;
 };
 
-constexpr Command kCommands[] = {{"ls", 1, RunLs},
-                                 {"inspect", 1, RunInspect},
-                                 {"verify", 1, RunVerify},
-                                 {"diff", 2, RunDiff},
-                                 {"reshard", 2, RunReshard}};
+constexpr Command kCommands[] = {{"ls", 1, RunLs, kLsHelp},
+                                 {"inspect", 1, RunInspect, kInspectHelp},
+                                 {"verify", 1, RunVerify, kVerifyHelp},
+                                 {"diff", 2, RunDiff, kDiffHelp},
+                                 {"reshard", 2, RunReshard, kReshardHelp}};
+
+const Command* FindCommand(std::string_view name) {
+  const auto command = std::ranges::find(kCommands, name, &Command::name);
+  return command == std::end(kCommands) ? nullptr : &*command;
+}
 
 template <typename Number>
 std::string ParseNumber(std::string_view text, Number least, Number most, Number& out) {
@@ -109,6 +159,11 @@ constexpr Flag kFlags[] = {
      }},
     {"", "--threads", true,
      [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
+    {"verify", "--all", false,
+     [](std::string_view, CommandOptions& o) {
+       o.all = true;
+       return std::string();
+     }},
     {"verify", "--digests", false,
      [](std::string_view, CommandOptions& o) {
        o.digests = true;
@@ -157,21 +212,35 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
 }  // namespace
 
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output) {
-  for (const std::string& argument : arguments) {
-    if (argument == "--help" || argument == "-h" || argument == "help") {
-      output.out << kHelp;
-      return kExitOk;
-    }
-  }
   const auto usage = [&](const std::string& problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
     return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
   };
-  if (arguments.empty() || arguments[0].starts_with("-")) {
+  const auto is_help = [](const std::string& argument) {
+    return argument == "--help" || argument == "-h" || argument == "help";
+  };
+  if (!arguments.empty() && arguments[0] == "--version") {
+    output.out << "ckpt " << kVersion << ", checkpoint format " << kFormatMajor << "."
+               << kFormatMinor << "\n";
+    return kExitOk;
+  }
+  if (!arguments.empty() && is_help(arguments[0]) && arguments.size() == 1) {
+    output.out << kHelp;
+    return kExitOk;
+  }
+  const bool help = std::ranges::any_of(arguments, is_help);
+  const std::string name = arguments.empty()                               ? ""
+                           : is_help(arguments[0]) && arguments.size() > 1 ? arguments[1]
+                                                                           : arguments[0];
+  if (name.empty() || name.starts_with("-")) {
     return usage("a command is missing: ls, inspect, verify, diff or reshard comes first");
   }
-  const auto command = std::ranges::find(kCommands, arguments[0], &Command::name);
-  if (command == std::end(kCommands)) return usage("unknown command \"" + arguments[0] + "\"");
+  const Command* const command = FindCommand(name);
+  if (command == nullptr) return usage("unknown command \"" + name + "\"");
+  if (help) {
+    output.out << command->help;
+    return kExitOk;
+  }
   CommandOptions options;
   for (size_t i = 1; i < arguments.size(); ++i) {
     if (!arguments[i].starts_with("-")) {
@@ -182,7 +251,7 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
     if (!problem.empty()) return usage(problem);
   }
   if (options.paths.size() != command->paths) {
-    return usage(arguments[0] + " takes " + (command->paths == 1 ? "one path" : "two paths"));
+    return usage(name + " takes " + (command->paths == 1 ? "one path" : "two paths"));
   }
   if (command->name == "reshard" && options.reshard.topology.empty()) {
     return usage("reshard needs --topology");

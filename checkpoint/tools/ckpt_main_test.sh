@@ -27,3 +27,8 @@ expect_lost $code "a full disk"
 code=0
 "$ckpt" --help >&- 2> "$work/err" || code=$?
 expect_lost $code "a closed stdout"
+
+"$ckpt" --version > "$work/out" 2> "$work/err" || fail "--version"
+grep -q "^ckpt [0-9.]*, checkpoint format 1\.[0-9]*$" "$work/out" || fail "--version: $(cat "$work/out")"
+"$ckpt" help verify > "$work/out" 2> "$work/err" || fail "help verify"
+grep -q -- "--all" "$work/out" || fail "help verify says nothing of --all"

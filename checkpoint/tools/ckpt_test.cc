@@ -19,15 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
-#include "checkpoint/verify/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -36,7 +30,9 @@ namespace tessera::ckpt {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CkptTest : public testing::Test {
  protected:
@@ -50,8 +46,8 @@ class CkptTest : public testing::Test {
   void MustSave(const std::string& folder, int64_t step, int shards) {
     ShardedTensor w;
     w.name = "w";
-    w.role = WEIGHT;
-    w.dtype = F32;
+    w.role = TensorRole::kWeight;
+    w.dtype = ElementType::kF32;
     w.global_shape = {4, 3};
     for (int s = 0; s < shards; ++s) {
       const int64_t begin = 4 * s / shards, rows = 4 * (s + 1) / shards - begin;
@@ -59,17 +55,16 @@ class CkptTest : public testing::Test {
     }
     ShardedTensor n;
     n.name = "steps";
-    n.role = BUFFER;
-    n.dtype = I64;
+    n.role = TensorRole::kBuffer;
+    n.dtype = ElementType::kI64;
     n.shards = {{WholeBox({}), &n_, {}}};
     ShardedTensor tied;
     tied.name = "head";
-    tied.role = WEIGHT;
-    tied.dtype = F32;
+    tied.role = TensorRole::kWeight;
+    tied.dtype = ElementType::kF32;
     tied.global_shape = {4, 3};
     tied.alias_of = "w";
-    Metadata metadata;
-    metadata.mutable_trainer()->set_step(step);
+    Manifest metadata;
     metadata.mutable_trainer()->set_best_loss(std::numeric_limits<double>::infinity());
     metadata.mutable_trainer()->set_last_loss(3.25);
     metadata.mutable_model()->set_text(config_);
@@ -78,8 +73,8 @@ class CkptTest : public testing::Test {
     (*metadata.mutable_optimizer()->add_groups()->mutable_options())["weight_decay"] = 0.1;
     OptimizerParameter& parameter = *metadata.mutable_optimizer()->add_parameters();
     parameter.set_parameter("w");
-    SingleProcessGroup group;
-    const auto report = Save(*storage_, folder, metadata, {{w, n, tied}}, group, {});
+    const auto report =
+        Save(*storage_, folder, step, {{w, n, tied}}, {.metadata = ToMetadata(metadata)});
     ASSERT_TRUE(report.ok()) << report.status();
   }
 
@@ -165,6 +160,34 @@ TEST_F(CkptTest, Usage) {
   EXPECT_EQ(Run({"inspect", root_ + "/nothing"}), kExitUsage);
 }
 
+TEST_F(CkptTest, EachCommandHasItsOwnHelp) {
+  const std::map<std::string, std::vector<std::string>> flags = {
+      {"ls", {"--json"}},
+      {"inspect", {"--json"}},
+      {"verify", {"--all", "--digests", "--threads"}},
+      {"diff", {"--data", "--threads"}},
+      {"reshard", {"--topology", "--dry-run", "--memory", "--split"}}};
+  EXPECT_EQ(Run({"help"}), kExitOk);
+  const std::string general = out_;
+  for (const auto& [command, own] : flags) {
+    EXPECT_THAT(general, HasSubstr("ckpt " + command));
+    EXPECT_EQ(Run({"help", command}), kExitOk);
+    const std::string help = out_;
+    for (const std::string& flag : own) EXPECT_THAT(help, HasSubstr("  " + flag));
+    for (const auto& [other, others] : flags) {
+      if (other != command) EXPECT_THAT(help, Not(HasSubstr("ckpt " + other + " ")));
+    }
+    EXPECT_EQ(Run({command, "--help"}), kExitOk);
+    EXPECT_EQ(out_, help);
+    EXPECT_EQ(Run({command, root_, "-h"}), kExitOk);
+    EXPECT_EQ(out_, help);
+  }
+  EXPECT_EQ(Run({"help", "burn"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("unknown command \"burn\""));
+  EXPECT_EQ(Run({"--version"}), kExitOk);
+  EXPECT_THAT(out_, ContainsRegex("^ckpt [0-9.]+, checkpoint format 1\\.[0-9]+\n$"));
+}
+
 TEST_F(CkptTest, AnErrorIsAnObjectForMachines) {
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--json"},
                                                     {"burn", "--json"},
@@ -210,6 +233,8 @@ TEST_F(CkptTest, Ls) {
   EXPECT_EQ(Run({"inspect", root_ + "/step-00000005/"}), kExitDifferent);
   std::filesystem::rename(root_ + "/step-00000005", root_ + "/copy");
   EXPECT_EQ(Run({"inspect", root_ + "/copy"}), kExitOk) << err_;
+  EXPECT_EQ(Run({"ls", root_ + "/copy"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("is itself a checkpoint"));
 }
 
 TEST_F(CkptTest, Inspect) {
@@ -245,6 +270,28 @@ TEST_F(CkptTest, Verify) {
   EXPECT_EQ(Json()["good"], false);
   EXPECT_EQ(Json()["damage"][0]["offset"], 4109);
   EXPECT_EQ(Json()["damage"][0]["tensor"], "w");
+}
+
+TEST_F(CkptTest, VerifyOfAFolder) {
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("no checkpoints in"));
+  for (const int64_t step : {3, 4, 5}) MustSave("", step, 2);
+  EXPECT_EQ(Run({"verify", root_, "--all", "--digests"}), kExitOk);
+  EXPECT_THAT(out_, AllOf(HasSubstr("step-00000003: good"), HasSubstr("step-00000004: good"),
+                          HasSubstr("step-00000005: good")));
+  EXPECT_EQ(std::ranges::count(out_, '\n'), 3);
+  FlipByte("step-00000004/model-00001-of-00001.safetensors", 4096 + 8 + 5);
+  FlipByte("step-00000005/manifest.pb", 40);
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
+  EXPECT_THAT(
+      out_, AllOf(HasSubstr("step-00000003: good"), HasSubstr("step-00000004: DAMAGED in 1 place"),
+                  HasSubstr("tensor w"), HasSubstr("step-00000005: DAMAGED in 1 place")));
+  EXPECT_EQ(Run({"verify", root_, "--all", "--json"}), kExitDifferent);
+  ASSERT_EQ(Json().size(), 3);
+  EXPECT_EQ(Json()[0]["good"], true);
+  EXPECT_EQ(Json()[1]["damage"][0]["tensor"], "w");
+  EXPECT_EQ(Json()[2]["good"], false);
+  EXPECT_EQ(Run({"verify", root_ + "/step-00000003", "--all"}), kExitUsage);
 }
 
 TEST_F(CkptTest, DiffOfEqualStateUnderOtherShardings) {

@@ -26,6 +26,7 @@ struct ReshardOptions {
 
 struct CommandOptions {
   bool json = false;
+  bool all = false;      // verify
   bool digests = false;  // verify
   bool data = false;     // diff
   ReshardOptions reshard;

@@ -10,11 +10,10 @@
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/plan/local_plan.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -151,14 +150,13 @@ class Comparer {
       if (tensor == nullptr || tensor->name != saved.name()) {
         tensor = &state.tensors.emplace_back();
         tensor->name = saved.name();
-        tensor->role = saved.role();
-        tensor->dtype = DTypeInMemory(saved, as_numbers);
+        tensor->role = FromProto(saved.role());
+        tensor->dtype = FromProto(DTypeInMemory(saved, as_numbers));
         tensor->global_shape = GlobalShape(saved);
       }
       tensor->shards.push_back({slabs[s].box, contents.slabs[s], {}});
     }
-    SingleProcessGroup group;
-    return Load(*target.storage, target.directory, state, group, options_).status();
+    return Load(*target.storage, target.directory, state, options_).status();
   }
 
   static void CompareValues(const double* a, const double* b, int64_t count,

@@ -3,8 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/units.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/report.h"
 #include "checkpoint/tools/summary.h"
@@ -22,6 +22,13 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   std::vector<UnreadableCheckpoint> unreadable;
   const auto checkpoints = List(**storage, "", &unreadable);
   if (!checkpoints.ok()) return fail(checkpoints.status());
+  if (checkpoints->empty() && unreadable.empty()) {
+    const absl::Status itself = Checkpoint::Open(**storage, "").status();
+    if (itself.ok() || absl::IsDataLoss(itself)) {
+      return fail(absl::InvalidArgumentError(absl::StrCat(
+          options.paths[0], " is itself a checkpoint, no folder of them; see ckpt inspect")));
+    }
+  }
   Table table({{"step", Table::Align::kRight},
                {"directory"},
                {"bytes", Table::Align::kRight},

@@ -15,8 +15,8 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
-#include "checkpoint/directory/damage.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/file_map.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/digest_runs.h"
 #include "checkpoint/format/digest.h"
@@ -50,23 +50,22 @@ struct DigestSource {
 
 class Verifier {
  public:
-  Verifier(Storage& storage, std::string_view directory, const Manifest& manifest, bool digests,
-           const std::function<void(uint64_t, uint64_t)>& progress)
+  Verifier(Storage& storage, std::string_view directory, const Manifest& manifest,
+           const VerifyOptions& options)
       : storage_(storage),
         directory_(directory),
         manifest_(manifest),
         map_(manifest),
-        digests_(digests),
-        progress_(progress),
+        options_(options),
         files_(manifest.files_size()),
         damage_per_file_(manifest.files_size()) {}
 
-  absl::Status Run(int io_threads) {
+  absl::Status Run() {
     CheckCoverage();
     for (int f = 0; f < manifest_.files_size(); ++f) TESSERA_RETURN_IF_ERROR(OpenFile(f));
-    if (digests_) PrepareDigests();
-    TESSERA_RETURN_IF_ERROR(ReadEverything(io_threads));
-    if (digests_) CompareDigests();
+    if (options_.digests) PrepareDigests();
+    TESSERA_RETURN_IF_ERROR(ReadEverything());
+    if (options_.digests) CompareDigests();
     return absl::OkStatus();
   }
 
@@ -215,10 +214,10 @@ class Verifier {
     }
   }
 
-  absl::Status ReadEverything(int io_threads) {
+  absl::Status ReadEverything() {
     std::vector<Piece> pieces;
     uint64_t total = 0, largest = 0;
-    int workers = std::max(io_threads, 1);
+    int workers = options_.io_threads;
     for (int f = 0; f < manifest_.files_size(); ++f) {
       if (files_[f] == nullptr) continue;
       const DataFile& description = manifest_.files(f);
@@ -229,7 +228,8 @@ class Verifier {
                              kMaxChunkBytes, " can be read")});
         continue;
       }
-      const PieceLayout layout = LayOutPieces(description.chunk_bytes(), io_threads, kStagingBytes);
+      const PieceLayout layout =
+          LayOutPieces(description.chunk_bytes(), options_.io_threads, kStagingBytes);
       workers = std::min(workers, layout.workers);
       for (uint64_t at = 0; at < size; at += layout.piece_bytes) {
         const uint64_t end = std::min(size, at + layout.piece_bytes);
@@ -268,11 +268,11 @@ class Verifier {
       // The rest of a truncated file's last chunk is missing, which was said.
       const bool whole = end == std::min<uint64_t>(at + chunk_bytes, description.size_bytes());
       if (whole) CheckChunk(piece.file_index, at / chunk_bytes, {data, end - at});
-      if (digests_) AddToDigests(piece.file_index, at, end, data);
+      if (options_.digests) AddToDigests(piece.file_index, at, end, data);
     }
     const MutexLock lock(&mutex_);
     report_.bytes_read += piece.end - piece.begin;
-    if (progress_) progress_(report_.bytes_read, total);
+    if (options_.progress) options_.progress(report_.bytes_read, total);
     return absl::OkStatus();
   }
 
@@ -323,8 +323,7 @@ class Verifier {
   const std::string directory_;
   const Manifest& manifest_;
   const FileMap map_;
-  const bool digests_;
-  const std::function<void(uint64_t, uint64_t)>& progress_;
+  const VerifyOptions& options_;
   std::vector<std::unique_ptr<ReadableFile>> files_;  // null where one is missing
   std::vector<std::vector<DigestSource>> sources_;    // by file, ascending
   Mutex mutex_;
@@ -335,9 +334,12 @@ class Verifier {
 
 }  // namespace
 
-absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir, bool digests,
-                                    int io_threads,
-                                    const std::function<void(uint64_t, uint64_t)>& progress) {
+absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
+                                              const VerifyOptions& options) {
+  if (options.io_threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
+  }
   const auto start = std::chrono::steady_clock::now();
   const auto finish = [&](VerifyReport report) {
     report.seconds =
@@ -352,8 +354,8 @@ absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoin
     return finish(std::move(report));
   }
   TESSERA_RETURN_IF_ERROR(manifest.status());
-  Verifier verifier(storage, checkpoint_dir, *manifest, digests, progress);
-  TESSERA_RETURN_IF_ERROR(verifier.Run(io_threads));
+  Verifier verifier(storage, checkpoint_dir, *manifest, options);
+  TESSERA_RETURN_IF_ERROR(verifier.Run());
   return finish(std::move(verifier).Finish());
 }
 

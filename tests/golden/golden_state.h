@@ -1,8 +1,9 @@
 #ifndef TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_
 #define TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_
 
-// The state that golden checkpoints hold: small, computed, and never changed, since files of released format versions are
-// compared with it. tests/interop/safetensors_check.py computes the same.
+// The state that golden checkpoints hold: small, computed, and never changed, since files of
+// released format versions are compared with it. tests/interop/safetensors_check.py computes the
+// same.
 
 #include <cstdint>
 #include <cstring>
@@ -12,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/layout/partition.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/save/save.h"
+#include "checkpoint/manifest.h"
 
 namespace tessera {
 
@@ -22,20 +23,25 @@ class GoldenState {
  public:
   // Values as saved, or zeros to load into. `cuts` boxes of each matrix, by rows.
   GoldenState(bool fill, int cuts) {
+    using ckpt::ElementType;
+    using ckpt::TensorRole;
     const ckpt::Partition table = {
         .dim = 0, .padded = true, .before_layers = true, .after_layers = true};
     const ckpt::Partition columns = {.dim = 1, .sections = 3, .layer = 0};
-    Add("wte.weight", ckpt::WEIGHT, ckpt::BF16, {7, 4}, fill, cuts, table);
-    Add("h.0.mlp.weight", ckpt::WEIGHT, ckpt::F32, {5, 6}, fill, cuts, columns);
-    Add("h.0.mlp.bias", ckpt::WEIGHT, ckpt::F32, {5}, fill, cuts, ckpt::Partition{.layer = 0});
-    Add("h.0.mask", ckpt::BUFFER, ckpt::U8, {3}, fill, 1);
-    Add("steps", ckpt::BUFFER, ckpt::I64, {}, fill, 1);
-    Add("exp_avg.h.0.mlp.weight", ckpt::OPTIMIZER_STATE, ckpt::F32, {5, 6}, fill, cuts, columns);
-    Add("master.wte.weight", ckpt::MASTER_WEIGHT, ckpt::F32, {7, 4}, fill, cuts, table);
+    Add("wte.weight", TensorRole::kWeight, ElementType::kBF16, {7, 4}, fill, cuts, table);
+    Add("h.0.mlp.weight", TensorRole::kWeight, ElementType::kF32, {5, 6}, fill, cuts, columns);
+    Add("h.0.mlp.bias", TensorRole::kWeight, ElementType::kF32, {5}, fill, cuts,
+        ckpt::Partition{.layer = 0});
+    Add("h.0.mask", TensorRole::kBuffer, ElementType::kU8, {3}, fill, 1);
+    Add("steps", TensorRole::kBuffer, ElementType::kI64, {}, fill, 1);
+    Add("exp_avg.h.0.mlp.weight", TensorRole::kOptimizerState, ElementType::kF32, {5, 6}, fill,
+        cuts, columns);
+    Add("master.wte.weight", TensorRole::kMasterWeight, ElementType::kF32, {7, 4}, fill, cuts,
+        table);
     ckpt::ShardedTensor head;
     head.name = "lm_head.weight";
-    head.role = ckpt::WEIGHT;
-    head.dtype = ckpt::BF16;
+    head.role = ckpt::TensorRole::kWeight;
+    head.dtype = ckpt::ElementType::kBF16;
     head.global_shape = {7, 4};
     head.alias_of = "wte.weight";
     dict_.tensors.push_back(std::move(head));
@@ -47,8 +53,8 @@ class GoldenState {
   const std::deque<std::string>& memory() const { return memory_; }
 
   // Of the current version; fields that older versions have not are unset in their files.
-  static ckpt::Metadata Metadata() {
-    ckpt::Metadata metadata;
+  static ckpt::Manifest Metadata() {
+    ckpt::Manifest metadata;
     metadata.mutable_producer()->set_program("golden");
     metadata.mutable_producer()->set_version("1");
     metadata.mutable_producer()->set_created_unix_ms(1700000000000);
@@ -82,8 +88,9 @@ class GoldenState {
     return static_cast<double>((i * 3 + static_cast<int64_t>(t) * 5) % 31) * 0.5;
   }
 
-  void Add(const std::string& name, ckpt::Role role, ckpt::DType dtype, const ckpt::Shape& shape,
-           bool fill, int cuts, std::optional<ckpt::Partition> partition = std::nullopt) {
+  void Add(const std::string& name, ckpt::TensorRole role, ckpt::ElementType dtype,
+           const ckpt::Shape& shape, bool fill, int cuts,
+           std::optional<ckpt::Partition> partition = std::nullopt) {
     const size_t t = dict_.tensors.size();
     const int64_t count = ckpt::ElementCount(shape);
     std::string& bytes = memory_.emplace_back();
@@ -112,14 +119,14 @@ class GoldenState {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
   }
 
-  static void AppendValue(ckpt::DType dtype, double value, std::string& bytes) {
+  static void AppendValue(ckpt::ElementType dtype, double value, std::string& bytes) {
     const float single = static_cast<float>(value);
     uint32_t bits;
     std::memcpy(&bits, &single, 4);
-    if (dtype == ckpt::F32) AppendBytes(single, bytes);
-    if (dtype == ckpt::BF16) AppendBytes(static_cast<uint16_t>(bits >> 16), bytes);
-    if (dtype == ckpt::I64) AppendBytes(static_cast<int64_t>(value), bytes);
-    if (dtype == ckpt::U8) AppendBytes(static_cast<uint8_t>(value), bytes);
+    if (dtype == ckpt::ElementType::kF32) AppendBytes(single, bytes);
+    if (dtype == ckpt::ElementType::kBF16) AppendBytes(static_cast<uint16_t>(bits >> 16), bytes);
+    if (dtype == ckpt::ElementType::kI64) AppendBytes(static_cast<int64_t>(value), bytes);
+    if (dtype == ckpt::ElementType::kU8) AppendBytes(static_cast<uint8_t>(value), bytes);
   }
 
   ckpt::StateDict dict_;

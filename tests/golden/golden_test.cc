@@ -4,14 +4,10 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/directory/directory.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/partition.h"
 #include "checkpoint/layout/partition.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/verify/verify.h"
+#include "checkpoint/manifest.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "tests/golden/golden_state.h"
@@ -29,7 +25,7 @@ TEST_P(GoldenTest, Verifies) {
   const auto list = ckpt::List(*storage_, "");
   ASSERT_TRUE(list.ok());
   ASSERT_EQ(list->size(), 1);
-  const auto report = ckpt::Verify(*storage_, "step-00000007", true, 2, nullptr);
+  const auto report = ckpt::Verify(*storage_, "step-00000007", {.digests = true, .io_threads = 2});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_TRUE(report->damage.empty());
 }
@@ -38,8 +34,7 @@ TEST_P(GoldenTest, LoadsUnderAnySharding) {
   const GoldenState expected(true, 1);
   for (int cuts = 1; cuts <= 5; ++cuts) {
     GoldenState state(false, cuts);
-    ckpt::SingleProcessGroup group;
-    const auto report = ckpt::Load(*storage_, "step-00000007", state.dict(), group, {});
+    const auto report = ckpt::Load(*storage_, "step-00000007", state.dict());
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(state.memory(), expected.memory());
   }
@@ -53,7 +48,7 @@ TEST_P(GoldenTest, MetadataIsWhatWasSaved) {
   manifest->clear_tensors();
   manifest->clear_files();
   manifest->clear_format_major();
-  ckpt::Metadata expected = GoldenState::Metadata();
+  ckpt::Manifest expected = GoldenState::Metadata();
   if (manifest->format_minor() < 1) {
     expected.mutable_trainer()->clear_numerics();
     expected.mutable_trainer()->mutable_data()->clear_complete_fingerprint();

@@ -1,12 +1,11 @@
-// Writes a golden checkpoint: write_golden DIRECTORY. Run once for each released format version and committed; what it wrote is
-// never written anew.
+// Writes a golden checkpoint: write_golden DIRECTORY. Run once for each released format version and
+// committed; what it wrote is never written anew.
 
 #include <cstdio>
 #include <string>
 
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "tests/golden/golden_state.h"
 
 int main(int argc, char** argv) {
@@ -20,11 +19,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   tessera::GoldenState state(/*fill=*/true, /*cuts=*/2);
-  tessera::ckpt::SingleProcessGroup group;
   tessera::ckpt::SaveOptions options;
   options.checksum_chunk_bytes = 1024;
-  const auto report = tessera::ckpt::Save(**storage, "", tessera::GoldenState::Metadata(),
-                                          state.dict(), group, options);
+  options.metadata = tessera::ckpt::ToMetadata(tessera::GoldenState::Metadata());
+  const auto report = tessera::ckpt::Save(**storage, "", /*step=*/7, state.dict(), options);
   if (!report.ok()) {
     std::fprintf(stderr, "%s\n", report.status().ToString().c_str());
     return 1;

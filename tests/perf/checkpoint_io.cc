@@ -17,11 +17,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/verify/verify.h"
+#include "checkpoint/checkpoint.h"
 #include "tests/perf/gpt2_state.h"
 #include "tests/perf/raw_disk.h"
 
@@ -72,28 +68,25 @@ absl::Status Measure(const std::string& directory) {
   absl::StatusOr<RawDiskFile> raw = RawDiskFile::Create(directory, state.bytes());
   if (!raw.ok()) return raw.status();
 
-  ckpt::SingleProcessGroup group;
-  ckpt::Metadata metadata;
   ckpt::SaveOptions save_options;
   ckpt::LoadOptions load_options;
   save_options.io_threads = load_options.io_threads = absl::GetFlag(FLAGS_io_threads);
   Series save, load, verify;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    metadata.mutable_trainer()->set_step(round + 1);
     const auto raw_write = raw->WriteOnce(best->write.shape);
     if (!raw_write.ok()) return raw_write.status();
     const double before_save = CpuSeconds();
-    const auto saved = ckpt::Save(**storage, "", metadata, state.dict(), group, save_options);
+    const auto saved = ckpt::Save(**storage, "", round + 1, state.dict(), save_options);
     if (!saved.ok()) return saved.status();
     const double after_save = CpuSeconds();
     const auto raw_read = raw->ReadOnce(best->read.shape);
     if (!raw_read.ok()) return raw_read.status();
     const double before_load = CpuSeconds();
-    const auto loaded = ckpt::Load(**storage, saved->directory, state.dict(), group, load_options);
+    const auto loaded = ckpt::Load(**storage, saved->directory, state.dict(), load_options);
     if (!loaded.ok()) return loaded.status();
     const double before_verify = CpuSeconds();
-    const auto verified =
-        ckpt::Verify(**storage, saved->directory, true, save_options.io_threads, nullptr);
+    const auto verified = ckpt::Verify(**storage, saved->directory,
+                                       {.digests = true, .io_threads = save_options.io_threads});
     if (!verified.ok()) return verified.status();
     if (!verified->damage.empty()) return absl::DataLossError(verified->damage[0].message);
     const double after_verify = CpuSeconds();

@@ -32,12 +32,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/save/async_saver.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/save/save_agreement.h"
-#include "checkpoint/storage/posix_storage.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/checkpoint.h"
 #include "glog/logging.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
@@ -146,12 +141,12 @@ double PlainStep(Training& training, ckpt::AsyncSaver* saver, Measured& measured
   return measured.steps.back();
 }
 
-absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::ProcessGroup& group,
-                         ckpt::PlanCache& plan_cache, Measured& measured) {
+absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::PlanCache& plan_cache,
+                         Measured& measured) {
   ckpt::SaveOptions options;
   options.io_threads = absl::GetFlag(FLAGS_io_threads);
   options.plan_cache = &plan_cache;
-  const auto saved = ckpt::Save(storage, "", {}, training.state(), group, options);
+  const auto saved = ckpt::Save(storage, "", 0, training.state(), options);
   if (!saved.ok()) return saved.status();
   measured.saves.push_back(saved->seconds);
   std::printf("  a save that waits: %.3f s, %.3f s of processors\n", saved->seconds,
@@ -163,27 +158,25 @@ absl::Status SaveAndWait(Training& training, ckpt::Storage& storage, ckpt::Proce
 // afterwards measures the current duration again, because the load of the machine drifts.
 absl::Status SaveWhileTraining(Training& training, ckpt::AsyncSaver& saver, ckpt::Storage& storage,
                                int64_t step, double before, Measured& measured) {
-  ckpt::Metadata metadata;
-  metadata.mutable_trainer()->set_step(step);
   const double start = Now();
-  saver.Start(metadata, training.state());
+  saver.Start(step, training.state());
   int steps = 0;
   std::optional<ckpt::SaveOutcome> outcome;
   for (; !(outcome = saver.Poll()); ++steps) training.Step(&saver);
   const double seconds = Now() - start;
   if (!outcome->report.ok()) return outcome->report.status();
-  const ckpt::SaveReport& report = *outcome->report;
-  TESSERA_RETURN_IF_ERROR(Delete(storage, report));
+  const ckpt::AsyncSaveReport& report = *outcome->report;
+  TESSERA_RETURN_IF_ERROR(Delete(storage, report.save));
   const double after = PlainStep(training, &saver, measured);
   const BackgroundSave save = {seconds - steps * (before + after) / 2, report.blocked_seconds,
-                               report.processor_seconds};
+                               report.save.processor_seconds};
   measured.background.push_back(save);
   std::printf(
       "  save %lld: lost %.0f ms over %d steps, blocked %.1f ms of them; %.3f s of processors; "
       "copied after %.2f s, committed after %.2f s%s\n",
       static_cast<long long>(step), save.lost * 1e3, steps, save.blocked * 1e3,
-      save.processor_seconds, report.copied_seconds, report.seconds,
-      report.note.empty() ? "" : ("; " + report.note).c_str());
+      save.processor_seconds, report.copied_seconds, report.save.seconds,
+      report.save.note.empty() ? "" : ("; " + report.save.note).c_str());
   return absl::OkStatus();
 }
 
@@ -213,14 +206,13 @@ void MeasurePrepare(Training& training, ckpt::AsyncSaver& saver, Measured& measu
 }
 
 absl::StatusOr<Measured> MeasureRound(Training& training, ckpt::Storage& storage) {
-  ckpt::SingleProcessGroup group;
   ckpt::PlanCache plan_cache;
   Measured measured;
   training.Step(nullptr);
   for (int i = 0; i < 3; ++i) {
-    TESSERA_RETURN_IF_ERROR(SaveAndWait(training, storage, group, plan_cache, measured));
+    TESSERA_RETURN_IF_ERROR(SaveAndWait(training, storage, plan_cache, measured));
   }
-  ckpt::AsyncSaver saver(storage, "", group, AsyncOptions());
+  ckpt::AsyncSaver saver(storage, "", AsyncOptions());
   MeasurePrepare(training, saver, measured);
   double before = PlainStep(training, &saver, measured);
   for (int i = 1; i <= absl::GetFlag(FLAGS_saves); ++i) {

@@ -44,14 +44,16 @@ std::vector<Parameter> Gpt2Parameters() {
 
 Gpt2State::Gpt2State() {
   for (const Parameter& p : Gpt2Parameters()) {
-    Add(p.name, ckpt::WEIGHT, ckpt::BF16, 2, p.shape);
-    Add("master." + p.name, ckpt::MASTER_WEIGHT, ckpt::F32, 4, p.shape);
-    Add("exp_avg." + p.name, ckpt::OPTIMIZER_STATE, ckpt::F32, 4, p.shape);
-    Add("exp_avg_sq." + p.name, ckpt::OPTIMIZER_STATE, ckpt::F32, 4, p.shape);
+    Add(p.name, ckpt::TensorRole::kWeight, ckpt::ElementType::kBF16, 2, p.shape);
+    Add("master." + p.name, ckpt::TensorRole::kMasterWeight, ckpt::ElementType::kF32, 4, p.shape);
+    Add("exp_avg." + p.name, ckpt::TensorRole::kOptimizerState, ckpt::ElementType::kF32, 4,
+        p.shape);
+    Add("exp_avg_sq." + p.name, ckpt::TensorRole::kOptimizerState, ckpt::ElementType::kF32, 4,
+        p.shape);
   }
 }
 
-void Gpt2State::Add(const std::string& name, ckpt::Role role, ckpt::DType dtype,
+void Gpt2State::Add(const std::string& name, ckpt::TensorRole role, ckpt::ElementType dtype,
                     int64_t element_bytes, const ckpt::Shape& shape) {
   const size_t bytes = ckpt::ElementCount(shape) * element_bytes;
   std::vector<uint64_t>& words = memory_.emplace_back((bytes + 7) / 8);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/checkpoint.h"
 
 namespace tessera {
 
@@ -21,8 +21,8 @@ class Gpt2State {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  void Add(const std::string& name, ckpt::Role role, ckpt::DType dtype, int64_t element_bytes,
-           const ckpt::Shape& shape);
+  void Add(const std::string& name, ckpt::TensorRole role, ckpt::ElementType dtype,
+           int64_t element_bytes, const ckpt::Shape& shape);
 
   ckpt::StateDict dict_;
   std::vector<std::vector<uint64_t>> memory_;

@@ -260,7 +260,7 @@ Load SimulateLoad(const Manifest& manifest, const LlamaShape& model, const Grid&
     std::vector<WantedBox> wanted;
     const StateDict state = LlamaState(model, grid, rank);
     for (const ShardedTensor& tensor : state.tensors) {
-      for (const LocalShard& shard : tensor.shards) {
+      for (const Shard& shard : tensor.shards) {
         wanted.push_back({index.at(tensor.name), shard.box});
       }
     }

@@ -49,9 +49,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
 #include "tests/perf/raw_disk.h"
 #include "tests/perf/reshard_load_naive.h"
 #include "tests/perf/reshard_load_state.h"
@@ -126,11 +124,9 @@ class Pair {
   }
 
   absl::Status Save(Side& side) {
-    ckpt::Metadata metadata;
-    metadata.mutable_trainer()->set_step(1);
     TESSERA_ASSIGN_OR_RETURN(
         const ckpt::SaveReport saved,
-        ckpt::Save(*side.storage, "", metadata, side.state->dict(), *group_, {}));
+        ckpt::Save(*side.storage, "", 1, side.state->dict(), {.group = &*group_}));
     side.checkpoint = saved.directory;
     if (absl::GetFlag(FLAGS_naive_rounds) > 0) {
       TESSERA_RETURN_IF_ERROR(WriteNaive(side.directory, world_.rank(), side.state->dict()));
@@ -207,9 +203,10 @@ class Pair {
     to.state->Spoil();
     TESSERA_RETURN_IF_ERROR(world_.Barrier());
     const absl::Time start = absl::Now();
-    TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
-                             ckpt::Load(*from.storage, from.checkpoint, to.state->dict(), *group_,
-                                        {.io_threads = absl::GetFlag(FLAGS_io_threads)}));
+    TESSERA_ASSIGN_OR_RETURN(
+        const ckpt::LoadReport report,
+        ckpt::Load(*from.storage, from.checkpoint, to.state->dict(),
+                   {.group = &*group_, .io_threads = absl::GetFlag(FLAGS_io_threads)}));
     TESSERA_ASSIGN_OR_RETURN(const double seconds,
                              Slowest(absl::ToDoubleSeconds(absl::Now() - start)));
     TESSERA_RETURN_IF_ERROR(to.state->Check());

@@ -22,7 +22,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
-#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/box.h"
 #include "checkpoint/storage/aligned_buffer.h"
 
@@ -38,7 +38,7 @@ absl::Status Failed(const std::string& path) {
   return absl::UnavailableError(absl::StrCat(path, ": ", std::generic_category().message(errno)));
 }
 
-std::vector<int64_t> StridesOf(const ckpt::LocalShard& shard) {
+std::vector<int64_t> StridesOf(const ckpt::Shard& shard) {
   return shard.strides.empty() ? ckpt::ContiguousStrides(shard.box.shape) : shard.strides;
 }
 
@@ -74,7 +74,7 @@ absl::StatusOr<std::vector<Stored>> ReadIndex(const std::string& path) {
   return index;
 }
 
-absl::Status WriteShard(std::FILE* file, const ckpt::LocalShard& shard, size_t element_bytes) {
+absl::Status WriteShard(std::FILE* file, const ckpt::Shard& shard, size_t element_bytes) {
   const ckpt::BoxRuns runs(shard.box, shard.box, shard.box.global_offset, StridesOf(shard));
   std::vector<std::byte> packed;
   bool good = true;
@@ -113,7 +113,7 @@ class Wanted {
  public:
   explicit Wanted(const ckpt::StateDict& state) {
     for (const ckpt::ShardedTensor& tensor : state.tensors) {
-      for (const ckpt::LocalShard& shard : tensor.shards) {
+      for (const ckpt::Shard& shard : tensor.shards) {
         if (shard.box.empty()) continue;
         boxes_.push_back({&tensor, &shard, ckpt::ElementCount(shard.box.shape), {}});
       }
@@ -128,15 +128,15 @@ class Wanted {
         if (wanted.missing == 0 || wanted.tensor->name != stored.tensor) continue;
         const std::optional<ckpt::Box> region = ckpt::Intersect(stored.box, wanted.shard->box);
         if (!region.has_value() || wanted.Has(*region)) continue;
-        const size_t size = ckpt::DTypeSize(wanted.tensor->dtype);
+        const auto dtype = static_cast<ckpt::DType>(wanted.tensor->dtype);
+        const size_t size = ckpt::ElementBytes(wanted.tensor->dtype);
         wanted.found.push_back(*region);
         wanted.missing -= ckpt::ElementCount(region->shape);
-        targets.push_back({stored.begin, stored.begin + ckpt::ElementCount(stored.box.shape) * size,
-                           size,
-                           ckpt::BoxRuns(stored.box, *region, wanted.shard->box.global_offset,
-                                         StridesOf(*wanted.shard)),
-                           ckpt::FindCopy(wanted.tensor->dtype, wanted.tensor->dtype),
-                           static_cast<std::byte*>(wanted.shard->data)});
+        targets.push_back(
+            {stored.begin, stored.begin + ckpt::ElementCount(stored.box.shape) * size, size,
+             ckpt::BoxRuns(stored.box, *region, wanted.shard->box.global_offset,
+                           StridesOf(*wanted.shard)),
+             ckpt::FindCopy(dtype, dtype), static_cast<std::byte*>(wanted.shard->data)});
       }
     }
     return targets;
@@ -152,7 +152,7 @@ class Wanted {
  private:
   struct WantedBox {
     const ckpt::ShardedTensor* tensor;
-    const ckpt::LocalShard* shard;
+    const ckpt::Shard* shard;
     int64_t missing;
     std::vector<ckpt::Box> found;
 
@@ -206,8 +206,8 @@ absl::Status WriteNaive(const std::string& directory, int rank, const ckpt::Stat
   std::vector<Stored> index;
   uint64_t at = 0;
   for (const ckpt::ShardedTensor& tensor : state.tensors) {
-    const size_t size = ckpt::DTypeSize(tensor.dtype);
-    for (const ckpt::LocalShard& shard : tensor.shards) {
+    const size_t size = ckpt::ElementBytes(tensor.dtype);
+    for (const ckpt::Shard& shard : tensor.shards) {
       if (shard.box.empty()) continue;
       const uint64_t begin = (at + 7) / 8 * 8;  // no element crosses a block boundary
       const uint64_t zeros = 0;

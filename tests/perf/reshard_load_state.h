@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/checkpoint.h"
 #include "tests/perf/gpt2_run.h"
 #include "trainer/comm/communicator.h"
 

@@ -16,11 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/load/load.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
@@ -187,9 +183,10 @@ absl::StatusOr<int64_t> MemoryOfLoad(const TrainConfig& config, const std::strin
       bytes = -ResidentBytes("VmRSS:");
     }
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
-    TESSERA_RETURN_IF_ERROR(ckpt::Load(*storage, ckpt::StepDirectoryName(0), state, *group,
-                                       {.io_threads = 2, .staging_bytes = staging_bytes})
-                                .status());
+    TESSERA_RETURN_IF_ERROR(
+        ckpt::Load(*storage, ckpt::CheckpointDirectory("", 0), state,
+                   {.group = &*group, .io_threads = 2, .staging_bytes = staging_bytes})
+            .status());
     TESSERA_RETURN_IF_ERROR(rank.Barrier());
     if (rank.rank() == 0) bytes += ResidentBytes("VmHWM:");
     return absl::OkStatus();

@@ -7,7 +7,7 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "checkpoint/collective/process_group.h"
+#include "checkpoint/checkpoint.h"
 #include "tests/exact/training.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"

@@ -24,16 +24,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/format/dtype.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/topology.h"
 #include "checkpoint/layout/box.h"
-#include "checkpoint/plan/state_dict.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
@@ -102,8 +96,8 @@ TrainConfig Config(const Kind& kind, const std::string& topology_text, int virtu
 }
 
 // Fills a shard with bits that follow from the tensor's name and the element's index in it.
-void Fill(const ckpt::ShardedTensor& tensor, const ckpt::LocalShard& shard) {
-  const size_t size = ckpt::DTypeSize(tensor.dtype);
+void Fill(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
+  const size_t size = ckpt::ElementBytes(tensor.dtype);
   const std::vector<int64_t> global = ckpt::ContiguousStrides(tensor.global_shape);
   const std::vector<int64_t> local =
       shard.strides.empty() ? ckpt::ContiguousStrides(shard.box.shape) : shard.strides;
@@ -147,7 +141,8 @@ struct Reads {
 Reads CountReads(const ckpt::Manifest& manifest, const std::vector<HeldBox>& wanted) {
   std::map<std::pair<uint32_t, uint64_t>, uint64_t> runs;  // (file, begin) -> end
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
-    const auto element_bytes = static_cast<int64_t>(ckpt::DTypeSize(tensor.dtype()));
+    const auto element_bytes =
+        static_cast<int64_t>(ckpt::ElementBytes(static_cast<ckpt::ElementType>(tensor.dtype())));
     for (const HeldBox& held : wanted) {
       if (held.tensor != tensor.name()) continue;
       for (int64_t s = 0; s < ckpt::ShardCount(tensor); ++s) {
@@ -198,7 +193,7 @@ absl::Status SaveRank(const TrainConfig& config, const std::string& folder, Comm
     state.tensors.push_back(std::move(tensor));
   }
   for (const ckpt::ShardedTensor& tensor : state.tensors) {
-    for (const ckpt::LocalShard& shard : tensor.shards) {
+    for (const ckpt::Shard& shard : tensor.shards) {
       Fill(tensor, shard);
       held.push_back({tensor.name, shard.box});
     }
@@ -206,12 +201,14 @@ absl::Status SaveRank(const TrainConfig& config, const std::string& folder, Comm
   CommunicatorGroup group(world);
   Progress progress;
   progress.step = 7;
-  ckpt::Metadata metadata = DescribeRun(config, config.model(), progress, DataIdentity(), {});
+  ckpt::Manifest metadata = DescribeRun(config, config.model(), progress, DataIdentity(), {});
   TESSERA_ASSIGN_OR_RETURN(*metadata.mutable_optimizer(),
                            OptimizerNames(chunks, config.optimizer(), group, absl::Minutes(1)));
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenPosixStorage(folder, {.create_root = true}));
-  return ckpt::Save(*storage, "", metadata, state, group, {}).status();
+  return ckpt::Save(*storage, "", progress.step, state,
+                    {.group = &group, .metadata = ckpt::ToMetadata(std::move(metadata))})
+      .status();
 }
 
 class ReshardToolTest : public ::testing::TestWithParam<Kind> {

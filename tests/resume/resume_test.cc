@@ -21,9 +21,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -367,7 +366,7 @@ std::string Contents(const fs::path& checkpoints, int64_t step) {
   EXPECT_TRUE(storage.ok()) << storage.status();
   if (!storage.ok()) return "";
   absl::StatusOr<ckpt::Manifest> manifest =
-      ckpt::ReadManifest(**storage, ckpt::StepDirectoryName(step));
+      ckpt::ReadManifest(**storage, ckpt::CheckpointDirectory("", step));
   EXPECT_TRUE(manifest.ok()) << manifest.status();
   if (!manifest.ok()) return "";
   std::map<std::string, std::string> tensors;
@@ -621,7 +620,7 @@ std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t 
   const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
   EXPECT_TRUE(storage.ok()) << storage.status();
   const absl::StatusOr<ckpt::Manifest> manifest =
-      ckpt::ReadManifest(**storage, ckpt::StepDirectoryName(step));
+      ckpt::ReadManifest(**storage, ckpt::CheckpointDirectory("", step));
   EXPECT_TRUE(manifest.ok()) << manifest.status();
   for (const ckpt::LogicalTensor& tensor : manifest->tensors()) {
     digests[tensor.name()] = tensor.digest().ShortDebugString();

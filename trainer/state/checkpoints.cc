@@ -13,8 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/manifest.h"
 #include "trainer/state/saved_run.pb.h"
 
 namespace tessera {

@@ -12,8 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -127,12 +126,9 @@ TEST_F(CheckpointsTest, AnUnreadableOldStepIsPassedOverAndSaid) {
   config.set_load(folder_);
   config.set_save(folder_);
   for (const char* name : {"step-00000002", "step-00000004"}) {
-    ckpt::SingleProcessGroup group;
-    ckpt::Metadata metadata;
-    metadata.mutable_trainer()->set_step(name[12] - '0');
     const auto storage = ckpt::OpenPosixStorage(folder_);
     ASSERT_TRUE(storage.ok());
-    const auto saved = ckpt::Save(**storage, "", metadata, {}, group, {});
+    const auto saved = ckpt::Save(**storage, "", name[12] - '0', {});
     ASSERT_TRUE(saved.ok()) << saved.status();
   }
   ASSERT_EQ(chmod((folder_ + "/step-00000002").c_str(), 0), 0);

@@ -16,7 +16,7 @@
 #include "base/glob.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest.h"
+#include "checkpoint/manifest.h"
 
 namespace tessera {
 namespace {
@@ -35,7 +35,8 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
   bool any = false;
   for (ckpt::ShardedTensor& tensor : wanted.tensors) {
-    if (tensor.role != ckpt::WEIGHT || tensor.dtype != ckpt::F32 || !tensor.alias_of.empty()) {
+    if (tensor.role != ckpt::TensorRole::kWeight || tensor.dtype != ckpt::ElementType::kF32 ||
+        !tensor.alias_of.empty()) {
       continue;
     }
     const auto weight = saved.find(tensor.name);
@@ -45,7 +46,7 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
     }
     any = true;
     tensor.name = master;
-    tensor.role = ckpt::MASTER_WEIGHT;
+    tensor.role = ckpt::TensorRole::kMasterWeight;
   }
   return any;
 }
@@ -54,9 +55,9 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
 ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
   ckpt::StateDict masters;
   for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
-    if (tensor.role != ckpt::MASTER_WEIGHT) continue;
+    if (tensor.role != ckpt::TensorRole::kMasterWeight) continue;
     tensor.name.resize(tensor.name.size() - kMaster.size() - 1);
-    tensor.role = ckpt::WEIGHT;
+    tensor.role = ckpt::TensorRole::kWeight;
     masters.tensors.push_back(std::move(tensor));
   }
   return masters;
@@ -64,7 +65,7 @@ ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
 
 void RemoveMasters(ckpt::StateDict& state) {
   std::erase_if(state.tensors, [](const ckpt::ShardedTensor& tensor) {
-    return tensor.role == ckpt::MASTER_WEIGHT;
+    return tensor.role == ckpt::TensorRole::kMasterWeight;
   });
 }
 
@@ -73,13 +74,13 @@ void Append(ckpt::StateDict from, ckpt::StateDict& to) {
 }
 
 // The parameter that a tensor is, or whose optimizer state it is.
-std::string ParameterOf(std::string_view tensor, ckpt::Role role) {
-  if (!ckpt::BelongsToOptimizer(role)) return std::string(tensor);
+std::string ParameterOf(std::string_view tensor, bool is_optimizer_state) {
+  if (!is_optimizer_state) return std::string(tensor);
   return std::string(tensor.substr(0, tensor.rfind('.')));
 }
 
-bool Matches(const LoadPolicy& policy, std::string_view tensor, ckpt::Role role) {
-  const std::string parameter = ParameterOf(tensor, role);
+bool Matches(const LoadPolicy& policy, std::string_view tensor, bool is_optimizer_state) {
+  const std::string parameter = ParameterOf(tensor, is_optimizer_state);
   return policy.patterns.empty() ||
          std::any_of(policy.patterns.begin(), policy.patterns.end(),
                      [&](const std::string& p) { return MatchesGlob(p, parameter); });
@@ -88,7 +89,8 @@ bool Matches(const LoadPolicy& policy, std::string_view tensor, ckpt::Role role)
 // A second name goes by the first one's.
 void KeepMatching(const LoadPolicy& policy, ckpt::StateDict& state) {
   std::erase_if(state.tensors, [&](const ckpt::ShardedTensor& tensor) {
-    return !Matches(policy, tensor.alias_of.empty() ? tensor.name : tensor.alias_of, tensor.role);
+    return !Matches(policy, tensor.alias_of.empty() ? tensor.name : tensor.alias_of,
+                    ckpt::BelongsToOptimizer(tensor.role));
   });
 }
 
@@ -131,7 +133,7 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
   std::vector<std::string> unexpected;
   for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) {
     const std::string& name = tensor.alias_of().empty() ? tensor.name() : tensor.alias_of();
-    if (!Matches(policy, name, tensor.role())) continue;
+    if (!Matches(policy, name, ckpt::BelongsToOptimizer(tensor.role()))) continue;
     if (!is_wanted(tensor) && !left_out(tensor)) unexpected.push_back(tensor.name());
   }
   if (unexpected.empty()) return absl::OkStatus();
@@ -152,7 +154,8 @@ absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& w
   std::vector<std::string> without;
   for (const ckpt::ShardedTensor& tensor : wanted.tensors) {
     if (!ckpt::BelongsToOptimizer(tensor.role) || names.contains(tensor.name)) continue;
-    if (names.contains(ParameterOf(tensor.name, tensor.role))) without.push_back(tensor.name);
+    if (names.contains(ParameterOf(tensor.name, /*is_optimizer_state=*/true)))
+      without.push_back(tensor.name);
   }
   if (without.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -232,18 +235,18 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
   options.allow_missing = policy.allow_missing;
   options.allow_unexpected = true;  // checked above, with what is left out on purpose
   options.verify_digests = policy.verify;
+  options.group = &group.ranks;
   options.deadline = group.deadline;
   const absl::StatusOr<ckpt::LoadReport> loaded =
-      ckpt::Load(*saved.storage, saved.directory, wanted, group.ranks, options);
+      ckpt::Load(*saved.storage, saved.directory, wanted, options);
   if (!loaded.ok()) return WithOlderStep(loaded.status(), saved);
   notes.report = *loaded;
   if (policy.allow_missing) TESSERA_RETURN_IF_ERROR(NoteMissing(*loaded, group, notes));
   if (masters_from_weights) {
     ckpt::StateDict masters = MastersFromWeights(OptimizerTensors(chunks));
     KeepMatching(policy, masters);
-    TESSERA_ASSIGN_OR_RETURN(
-        const ckpt::LoadReport report,
-        ckpt::Load(*saved.storage, saved.directory, masters, group.ranks, options));
+    TESSERA_ASSIGN_OR_RETURN(const ckpt::LoadReport report,
+                             ckpt::Load(*saved.storage, saved.directory, masters, options));
     Add(report, notes.report);
     notes.sentences.push_back("master weights come from the saved weights");
   }

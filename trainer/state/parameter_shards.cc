@@ -3,8 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/layout/box.h"
-#include "checkpoint/layout/flat_range.h"
+#include "checkpoint/checkpoint.h"
 
 namespace tessera {
 namespace {

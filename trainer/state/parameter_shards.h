@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/checkpoint.h"
 #include "models/layers/parameter.h"
 
 namespace tessera {
@@ -13,7 +13,7 @@ namespace tessera {
 // The boxes of one logical tensor that lie in a range of a parameter's local buffer.
 struct LogicalShards {
   const ParameterPiece* piece = nullptr;
-  std::vector<ckpt::LocalShard> shards;  // empty when the range misses the piece
+  std::vector<ckpt::Shard> shards;  // empty when the range misses the piece
 };
 
 // What elements [begin, end) of a parameter's flattened local buffer mean in logical tensors: one

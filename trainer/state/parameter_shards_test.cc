@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/layout/box.h"
+#include "checkpoint/checkpoint.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
@@ -17,7 +17,7 @@ std::map<std::string, std::map<int64_t, int64_t>> Contents(
   std::map<std::string, std::map<int64_t, int64_t>> contents;
   for (const LogicalShards& entry : logical) {
     const std::vector<int64_t> global_strides = ckpt::ContiguousStrides(entry.piece->global_shape);
-    for (const ckpt::LocalShard& shard : entry.shards) {
+    for (const ckpt::Shard& shard : entry.shards) {
       const int64_t count = ckpt::ElementCount(shard.box.shape);
       for (int64_t i = 0; i < count; ++i) {
         int64_t rest = i, memory = 0, global = 0;

@@ -7,10 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/directory.h"
-#include "checkpoint/save/save.h"
-#include "checkpoint/save/save_agreement.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "trainer/state/communicator_group.h"
 
 namespace tessera {
@@ -19,6 +17,11 @@ namespace {
 // A disk that stalls delays saves, not the training: a rank that is gone is found by the training's
 // own messages long before.
 constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
+
+SaveOutcome ToOutcome(const ckpt::SaveOutcome& outcome) {
+  if (!outcome.report.ok()) return {.step = outcome.step, .report = outcome.report.status()};
+  return {.step = outcome.step, .report = outcome.report->save};
+}
 
 }  // namespace
 
@@ -43,8 +46,6 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
   }
   if (config.checkpoint().async_save()) {
     TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world));
-  } else {
-    saver->plan_cache_ = std::make_unique<ckpt::PlanCache>();
   }
   return saver;
 }
@@ -56,6 +57,7 @@ absl::Status RunSaver::OpenBackground(Communicator* world) {
   }
   background_group_ = MakeProcessGroup(background_communicator_.get());
   ckpt::AsyncSaveOptions options;
+  options.save.group = background_group_.get();
   options.save.deadline = kBackgroundDeadline;
   options.save.before_commit = hooks_.before_commit;
   options.available_memory_bytes = hooks_.available_memory_bytes;
@@ -65,8 +67,8 @@ absl::Status RunSaver::OpenBackground(Communicator* world) {
   if (config_.checkpoint().async_save_skip()) {
     options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
   }
-  options.on_committed = [this](ckpt::SaveReport& report) { Prune(report); };
-  background_ = std::make_unique<ckpt::AsyncSaver>(*storage_, "", *background_group_, options);
+  options.on_committed = [this](ckpt::AsyncSaveReport& report) { Prune(report.save); };
+  background_ = std::make_unique<ckpt::AsyncSaver>(*storage_, "", options);
   background_->Prepare(State());
   return absl::OkStatus();
 }
@@ -80,22 +82,25 @@ ckpt::StateDict RunSaver::State() const {
   return state;
 }
 
-absl::Status RunSaver::Save(const ckpt::Manifest& run) {
-  ckpt::Metadata metadata = run;
-  if (optimizer_names_.has_value()) *metadata.mutable_optimizer() = *optimizer_names_;
-  if (background_ == nullptr) return SaveInForeground(metadata);
-  background_->Start(metadata, State());
+absl::Status RunSaver::Save(ckpt::Manifest run) {
+  const int64_t step = run.trainer().step();
+  if (optimizer_names_.has_value()) *run.mutable_optimizer() = *optimizer_names_;
+  ckpt::Metadata metadata = ckpt::ToMetadata(std::move(run));
+  if (background_ == nullptr) return SaveInForeground(step, std::move(metadata));
+  background_->Start(step, State(), metadata);
   return absl::OkStatus();
 }
 
-absl::Status RunSaver::SaveInForeground(const ckpt::Metadata& metadata) {
+absl::Status RunSaver::SaveInForeground(int64_t step, ckpt::Metadata metadata) {
   TESSERA_ASSIGN_OR_RETURN(ckpt::SaveReport report,
-                           ckpt::Save(*storage_, "", metadata, State(), group_.ranks,
-                                      {.deadline = group_.deadline,
-                                       .plan_cache = plan_cache_.get(),
+                           ckpt::Save(*storage_, "", step, State(),
+                                      {.group = &group_.ranks,
+                                       .deadline = group_.deadline,
+                                       .plan_cache = &plan_cache_,
+                                       .metadata = std::move(metadata),
                                        .before_commit = hooks_.before_commit}));
   Prune(report);
-  done_.push_back({.step = metadata.trainer().step(), .report = std::move(report)});
+  done_.push_back({.step = step, .report = std::move(report)});
   return absl::OkStatus();
 }
 
@@ -116,14 +121,19 @@ void RunSaver::BeforeOverwrite(const TensorView& memory) {
 std::vector<SaveOutcome> RunSaver::Poll() {
   if (background_ == nullptr) return std::exchange(done_, {});
   std::vector<SaveOutcome> outcomes;
-  while (std::optional<SaveOutcome> outcome = background_->Poll()) {
-    outcomes.push_back(*std::move(outcome));
+  while (const std::optional<ckpt::SaveOutcome> outcome = background_->Poll()) {
+    outcomes.push_back(ToOutcome(*outcome));
   }
   return outcomes;
 }
 
 std::vector<SaveOutcome> RunSaver::Finish() {
-  return background_ == nullptr ? Poll() : background_->Finish();
+  if (background_ == nullptr) return Poll();
+  std::vector<SaveOutcome> outcomes;
+  for (const ckpt::SaveOutcome& outcome : background_->Finish()) {
+    outcomes.push_back(ToOutcome(outcome));
+  }
+  return outcomes;
 }
 
 }  // namespace tessera

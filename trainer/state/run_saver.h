@@ -9,10 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/save/async_saver.h"
-#include "checkpoint/storage/storage.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
@@ -21,7 +19,11 @@
 
 namespace tessera {
 
-using SaveOutcome = ckpt::SaveOutcome;  // step, and its report or error
+// A save that is over, in the foreground or the background.
+struct SaveOutcome {
+  int64_t step = 0;
+  absl::StatusOr<ckpt::SaveReport> report;
+};
 
 // What a saver asks of the process that it is in; each may be null.
 struct RunSaverHooks {
@@ -55,7 +57,7 @@ class RunSaver {
   // In the foreground: returns when the checkpoint is committed, or with the reason why it is not.
   // In the background: returns at once (or when an earlier save is over, see async_save_skip),
   // errors are outcomes.
-  absl::Status Save(const ckpt::Manifest& run);
+  absl::Status Save(ckpt::Manifest run);
 
   // Returns once `memory` may change.
   void BeforeOverwrite(const TensorView& memory);
@@ -70,7 +72,7 @@ class RunSaver {
            RunSaverHooks hooks);
   absl::Status OpenBackground(Communicator* world);
   ckpt::StateDict State() const;
-  absl::Status SaveInForeground(const ckpt::Metadata& metadata);
+  absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
   // Removes old checkpoints after a save that was committed.
   void Prune(ckpt::SaveReport& report) const;
 
@@ -80,7 +82,7 @@ class RunSaver {
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // with the optimizer's state
   std::unique_ptr<ckpt::Storage> storage_;
-  std::unique_ptr<ckpt::PlanCache> plan_cache_;
+  ckpt::PlanCache plan_cache_;     // in the foreground
   std::vector<SaveOutcome> done_;  // in the foreground
 
   // Destroyed in reverse: the saver's threads use what stands before it.

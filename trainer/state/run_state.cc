@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/version.h"
 #include "checkpoint/format/topology.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
@@ -21,7 +22,6 @@ namespace tessera {
 namespace {
 
 constexpr char kPhilox[] = "philox4x32-10";
-constexpr char kVersion[] = "0.1";
 constexpr char kUpdates[] = "optimizer_updates";
 constexpr char kNumerics[] = "numerics";
 constexpr char kMicroBatch[] = "micro_batch_size";

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manifest.h"
 #include "models/config/config.pb.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/data_fingerprint.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manifest.h"
 #include "gtest/gtest.h"
 #include "trainer/data/data_fingerprint.h"
 #include "trainer/kernels/numerics_fingerprint.h"

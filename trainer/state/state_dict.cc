@@ -23,16 +23,16 @@
 namespace tessera {
 namespace {
 
-ckpt::DType ToCheckpointDType(DType dtype) {
+ckpt::ElementType ToCheckpointDType(DType dtype) {
   switch (dtype) {
     case DType::kF32:
-      return ckpt::F32;
+      return ckpt::ElementType::kF32;
     case DType::kBF16:
-      return ckpt::BF16;
+      return ckpt::ElementType::kBF16;
     case DType::kF64:
-      return ckpt::F64;
+      return ckpt::ElementType::kF64;
     case DType::kI32:
-      return ckpt::I32;
+      return ckpt::ElementType::kI32;
   }
   LOG(FATAL) << "unknown dtype " << static_cast<int>(dtype);
 }
@@ -51,8 +51,8 @@ class StateDictBuilder {
  public:
   // Adds elements [begin, begin + values.elements()) of a parameter; `suffix` is empty for the
   // weight itself.
-  void Add(const Parameter& parameter, int64_t begin, const TensorView& values, ckpt::Role role,
-           std::string_view suffix) {
+  void Add(const Parameter& parameter, int64_t begin, const TensorView& values,
+           ckpt::TensorRole role, std::string_view suffix) {
     const int64_t element_size = ElementSize(values.dtype());
     void* origin = values.as<char>() - begin * element_size;
     const int64_t end = begin + (values.empty() ? 0 : values.elements());
@@ -64,7 +64,7 @@ class StateDictBuilder {
       tensor.global_shape = logical.piece->global_shape;
       tensor.padded_shape = logical.piece->padded_global_shape;
       tensor.partition = ToCheckpointPartition(logical.piece->partition);
-      for (ckpt::LocalShard& shard : logical.shards) tensor.shards.push_back(std::move(shard));
+      for (ckpt::Shard& shard : logical.shards) tensor.shards.push_back(std::move(shard));
     }
   }
 
@@ -144,7 +144,7 @@ ckpt::StateDict WeightState(StateChunks chunks) {
   StateDictBuilder builder;
   for (const StateChunk& chunk : chunks) {
     for (const Parameter* parameter : chunk.parameters->parameters()) {
-      builder.Add(*parameter, 0, parameter->value, ckpt::WEIGHT, "");
+      builder.Add(*parameter, 0, parameter->value, ckpt::TensorRole::kWeight, "");
       if (!parameter->tied_name.empty()) builder.AddAlias(*parameter);
     }
   }
@@ -158,10 +158,11 @@ ckpt::StateDict OptimizerTensors(StateChunks chunks) {
     for (size_t i = 0; i < all.size(); ++i) {
       const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
       if (chunk.optimizer->has_master()) {
-        builder.Add(*all[i], state.begin, state.master, ckpt::MASTER_WEIGHT, kMaster);
+        builder.Add(*all[i], state.begin, state.master, ckpt::TensorRole::kMasterWeight, kMaster);
       }
-      builder.Add(*all[i], state.begin, state.exp_avg, ckpt::OPTIMIZER_STATE, kExpAvg);
-      builder.Add(*all[i], state.begin, state.exp_avg_sq, ckpt::OPTIMIZER_STATE, kExpAvgSq);
+      builder.Add(*all[i], state.begin, state.exp_avg, ckpt::TensorRole::kOptimizerState, kExpAvg);
+      builder.Add(*all[i], state.begin, state.exp_avg_sq, ckpt::TensorRole::kOptimizerState,
+                  kExpAvgSq);
     }
   }
   return builder.Take();

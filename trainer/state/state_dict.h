@@ -7,9 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/collective/process_group.h"
-#include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/adamw.h"
 

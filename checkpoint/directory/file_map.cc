@@ -1,4 +1,4 @@
-#include "checkpoint/directory/damage.h"
+#include "checkpoint/directory/file_map.h"
 
 #include <algorithm>
 #include <array>

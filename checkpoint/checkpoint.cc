@@ -1,0 +1,164 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/bounds.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/save/run_save.h"
+#include "checkpoint/verify/verify.h"
+
+namespace tessera::ckpt {
+namespace {
+
+TensorInfo ToInfo(const LogicalTensor& tensor) {
+  return {.name = tensor.name(),
+          .role = FromProto(tensor.role()),
+          .dtype = FromProto(tensor.dtype()),
+          .global_shape = GlobalShape(tensor),
+          .alias_of = tensor.alias_of()};
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListThose(
+    Storage& storage, std::string_view root, bool committed,
+    std::vector<UnreadableCheckpoint>* unreadable) {
+  if (unreadable != nullptr) unreadable->clear();
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage, root));
+  std::vector<CheckpointInfo> those;
+  for (StepDirectory& dir : directories) {
+    if (!dir.committed.ok()) {
+      if (unreadable == nullptr) continue;
+      unreadable->push_back({dir.step, std::move(dir.path), dir.committed.status()});
+    } else if (*dir.committed == committed) {
+      those.push_back({dir.step, std::move(dir.path)});
+    }
+  }
+  return those;
+}
+
+}  // namespace
+
+absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, int64_t step,
+                                const StateDict& state, const SaveOptions& options) {
+  SingleProcessGroup alone;
+  PlanCache plan_cache;
+  StagingPool staging;
+  const SaveContext context = {storage,
+                               std::string(root),
+                               options.group != nullptr ? *options.group : alone,
+                               options,
+                               /*copy_ahead_threads=*/0,
+                               options.plan_cache != nullptr ? *options.plan_cache : plan_cache,
+                               staging};
+  TESSERA_ASSIGN_OR_RETURN(
+      AsyncSaveReport report,
+      RunSave(context, MakeManifest(step, options.metadata), state, /*on_planned=*/nullptr));
+  return std::move(report.save);
+}
+
+absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir,
+                                const StateDict& state, const LoadOptions& options) {
+  SingleProcessGroup alone;
+  return LoadCheckpoint(storage, checkpoint_dir, state,
+                        options.group != nullptr ? *options.group : alone, options);
+}
+
+absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir,
+                                    const VerifyOptions& options) {
+  return VerifyCheckpoint(storage, checkpoint_dir, options);
+}
+
+std::string CheckpointDirectory(std::string_view root, int64_t step) {
+  return JoinPath(root, StepDirectoryName(step));
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> List(Storage& storage, std::string_view root,
+                                                 std::vector<UnreadableCheckpoint>* unreadable) {
+  return ListThose(storage, root, /*committed=*/true, unreadable);
+}
+
+absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root) {
+  std::vector<UnreadableCheckpoint> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> checkpoints,
+                           List(storage, root, &unreadable));
+  if (!unreadable.empty() &&
+      (checkpoints.empty() || checkpoints.back().step < unreadable.back().step)) {
+    return unreadable.back().status;
+  }
+  if (checkpoints.empty()) {
+    return absl::NotFoundError(absl::StrCat("no checkpoint in ", storage.Describe(root)));
+  }
+  return std::move(checkpoints.back());
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root) {
+  return ListThose(storage, root, /*committed=*/false, nullptr);
+}
+
+absl::Status Prune(Storage& storage, std::string_view root, int keep) {
+  return PruneStepDirectories(storage, root, keep);
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, checkpoint_dir));
+  return Checkpoint(storage, checkpoint_dir, std::move(manifest));
+}
+
+Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
+    : storage_(&storage),
+      directory_(directory),
+      manifest_(std::make_shared<const Manifest>(std::move(manifest))) {}
+
+int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
+
+Metadata Checkpoint::metadata() const {
+  const auto& extra = manifest_->trainer().extra();
+  return {.program = manifest_->producer().program(), .entries = {extra.begin(), extra.end()}};
+}
+
+std::vector<TensorInfo> Checkpoint::tensors() const {
+  std::vector<TensorInfo> tensors;
+  for (const LogicalTensor& tensor : manifest_->tensors()) tensors.push_back(ToInfo(tensor));
+  return tensors;
+}
+
+absl::StatusOr<TensorInfo> Checkpoint::Find(std::string_view name) const {
+  const auto found = std::ranges::find_if(
+      manifest_->tensors(), [&](const LogicalTensor& tensor) { return tensor.name() == name; });
+  if (found != manifest_->tensors().end()) return ToInfo(*found);
+  return absl::NotFoundError(absl::StrCat("no tensor ", std::string(name), " in ",
+                                          storage_->Describe(directory_), ", which has ",
+                                          manifest_->tensors_size()));
+}
+
+absl::StatusOr<Box> Checkpoint::BoxOf(std::string_view name, const std::optional<Box>& box) const {
+  TESSERA_ASSIGN_OR_RETURN(const TensorInfo tensor, Find(name));
+  if (!box.has_value()) return WholeBox(tensor.global_shape);
+  const absl::Status inside = CheckBoxInside(tensor.global_shape, *box);
+  if (inside.ok()) return *box;
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": ", inside.message()));
+}
+
+absl::Status LoadTensor(const Checkpoint& checkpoint, std::string_view name,
+                        const Shard& destination, const LoadOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const TensorInfo saved, checkpoint.Find(name));
+  ShardedTensor wanted = {
+      .name = saved.name, .role = saved.role, .global_shape = saved.global_shape};
+  wanted.shards = {destination};
+  if (destination.dtype == ElementType::kUnspecified) wanted.dtype = saved.dtype;
+  LoadOptions alone = options;
+  alone.group = nullptr;
+  alone.allow_unexpected = true;
+  return LoadWithManifest(checkpoint.storage(), checkpoint.directory(), checkpoint.manifest(),
+                          {{std::move(wanted)}}, alone)
+      .status();
+}
+
+}  // namespace tessera::ckpt

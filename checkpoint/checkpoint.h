@@ -1,0 +1,180 @@
+#ifndef TESSERA_CHECKPOINT_CHECKPOINT_H_
+#define TESSERA_CHECKPOINT_CHECKPOINT_H_
+
+// The checkpoint library: sharded state in; an atomic, checksummed checkpoint out; back in under
+// any other sharding.
+//
+//   const auto storage = ckpt::OpenPosixStorage("/runs/a", {.create_root = true});
+//   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
+//   weight.shards = {ckpt::Shard::Of(rows, {.global_offset = {3, 0}, .shape = {5, 4}})};
+//   const auto saved = ckpt::Save(**storage, "", step, {{weight}}, {.group = &group});
+//
+//   weight.shards = {ckpt::Shard::Of(columns, {.global_offset = {0, 1}, .shape = {8, 2}})};
+//   const auto latest = ckpt::Latest(**storage, "");
+//   const auto loaded = ckpt::Load(**storage, latest->directory, {{weight}}, {.group = &group});
+//
+// This header and those that it includes are the whole interface; checkpoint/manifest.h adds the
+// protobuf for those who want it, and FORMAT.md describes the files.
+//
+// Errors: absl::Status everywhere. InvalidArgument: the request; FailedPrecondition: saved and
+// wanted state disagree; NotFound: no such checkpoint, with those that are there; DataLoss: bad
+// bytes, with file, offset, expected and found. Messages name the tensor.
+//
+// Threads: functions may be called by several threads at once, on one storage too, but not with one
+// group, one plan cache or one memory.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/collective/process_group.h"  // ProcessGroup: the ranks of a program
+#include "checkpoint/layout/box.h"                // Shape, Box
+#include "checkpoint/layout/flat_range.h"         // FlatRangeToBoxes(), for flat sharding
+#include "checkpoint/load/options.h"              // LoadOptions, LoadReport
+#include "checkpoint/plan/state_dict.h"           // StateDict, ShardedTensor, Shard
+#include "checkpoint/save/async_saver.h"          // AsyncSaver: saves in the background
+#include "checkpoint/save/options.h"              // SaveOptions, SaveReport, Metadata, PlanCache
+#include "checkpoint/storage/posix_storage.h"     // OpenPosixStorage()
+#include "checkpoint/storage/storage.h"           // Storage: where checkpoints are
+#include "checkpoint/verify/options.h"            // VerifyOptions, VerifyReport
+
+namespace tessera::ckpt {
+
+// Saves a checkpoint to CheckpointDirectory(root, step). It exists when, and only when, its
+// manifest is committed, and no file of a committed checkpoint is ever touched. A half-written
+// directory of the same step is removed first.
+//
+// Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options,
+// metadata, state: every problem listed, a tensor that the ranks together do not cover included),
+// AlreadyExists (that step is committed), ResourceExhausted (checked before anything is written,
+// where the storage can tell), the storage's, DeadlineExceeded or Unavailable from the group. An
+// error on one rank is returned on all of them, with the rank's number where there are several.
+//
+// Collective over options.group. State is read, not changed. Memory: staging_bytes per process plus
+// the plan. Cost: each byte of the state passes once through the cache (copy, digest, checksum) and
+// goes to the disk past the page cache. AsyncSaver does the same in the background.
+absl::StatusOr<SaveReport> Save(Storage& storage, std::string_view root, int64_t step,
+                                const StateDict& state, const SaveOptions& options = {});
+
+// Loads into the memory of `state`, under whatever sharding it has: the saved one does not matter.
+// Compares everything first and reports the mismatches of all ranks at once, the first ten in
+// words. Aliases are resolved on both sides.
+//
+// Errors: InvalidArgument (options, state), NotFound, FailedPrecondition (missing, unexpected,
+// role, shape, dtype, coverage), DataLoss. Up to and including a missing or truncated file nothing
+// is changed. A checksum error can come after some memory was filled: every byte is verified before
+// it is placed, but other tensors may already be new. The state is then to be discarded or loaded
+// again, as it is where verify_digests finds a difference.
+//
+// Collective over options.group; every rank returns the same status. Memory: staging_bytes per
+// process plus the plan. Cost: only checksum chunks that hold wanted bytes are read, each by one of
+// the ranks that want any of it, which hands the others their part while it reads on.
+absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_dir,
+                                const StateDict& state, const LoadOptions& options = {});
+
+// Reads every byte of a checkpoint; checks checksums, headers, coverage and, where asked, logical
+// digests. Damage is in the report; an error is that of a checkpoint that cannot be looked at.
+absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir,
+                                    const VerifyOptions& options = {});
+
+// "root/step-00000042": a checkpoint's place inside the storage.
+std::string CheckpointDirectory(std::string_view root, int64_t step);
+
+struct CheckpointInfo {
+  int64_t step = 0;
+  std::string directory;  // inside the storage
+};
+
+// A directory of a step that cannot be listed, so that it may hold a checkpoint or not.
+struct UnreadableCheckpoint {
+  int64_t step = 0;
+  std::string directory;  // inside the storage
+  absl::Status status;
+};
+
+// Committed checkpoints under `root`, ascending by step, which is that of the directory's name: no
+// manifest is read. None if the root is not there. Unreadable ones are left out and added to
+// `unreadable` (may be null): one bad directory does not make the others useless.
+absl::StatusOr<std::vector<CheckpointInfo>> List(
+    Storage& storage, std::string_view root,
+    std::vector<UnreadableCheckpoint>* unreadable = nullptr);
+
+// The newest of them. NotFound where there is none; the error of an unreadable directory of a later
+// step, which may be the newest.
+absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root);
+
+// Directories of saves that were started but not committed, ascending by step.
+absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
+                                                            std::string_view root);
+
+// Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so
+// that a crash halfway leaves no checkpoint that looks whole. Also removes half-written directories
+// older than the newest committed one. Symbolic links and unreadable directories are left alone and
+// do not count. Returns the first error after having tried all.
+absl::Status Prune(Storage& storage, std::string_view root, int keep);
+
+// A tensor as a checkpoint has it.
+struct TensorInfo {
+  std::string name;
+  TensorRole role = TensorRole::kWeight;
+  ElementType dtype = ElementType::kUnspecified;
+  Shape global_shape;
+  std::string alias_of;  // not empty: a second name of that tensor
+};
+
+// A committed checkpoint whose manifest has been read: what is in it, without its tensors'
+// contents. Copies share it. Thread-safe; the storage must outlive it.
+class Checkpoint {
+ public:
+  // NotFound, listing what is there; DataLoss where the manifest is damaged.
+  static absl::StatusOr<Checkpoint> Open(Storage& storage, std::string_view checkpoint_dir);
+
+  Storage& storage() const { return *storage_; }
+  const std::string& directory() const { return directory_; }
+  int64_t step() const;
+  Metadata metadata() const;  // program and entries
+  std::vector<TensorInfo> tensors() const;
+
+  // NotFound: no such tensor.
+  absl::StatusOr<TensorInfo> Find(std::string_view name) const;
+  // `box`, or all of the tensor; InvalidArgument unless it lies inside the tensor.
+  absl::StatusOr<Box> BoxOf(std::string_view name, const std::optional<Box>& box) const;
+
+  const Manifest& manifest() const { return *manifest_; }  // see checkpoint/manifest.h
+
+ private:
+  Checkpoint(Storage& storage, std::string_view directory, Manifest manifest);
+  Storage* storage_;
+  std::string directory_;
+  std::shared_ptr<const Manifest> manifest_;
+};
+
+// Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,
+// whose box, dtype and strides say what is wanted and where it goes. Only what the box needs is
+// read. By one process, without others; role and group do not matter. NotFound: no such tensor; the
+// rest as Load().
+absl::Status LoadTensor(const Checkpoint& checkpoint, std::string_view name,
+                        const Shard& destination, const LoadOptions& options = {});
+
+// The same into memory of its own, row-major: the whole tensor without `box`. Converted where it
+// was saved in another floating dtype than T.
+template <typename T>
+absl::StatusOr<std::vector<T>> LoadTensor(const Checkpoint& checkpoint, std::string_view name,
+                                          const std::optional<Box>& box = std::nullopt) {
+  absl::StatusOr<Box> wanted = checkpoint.BoxOf(name, box);
+  if (!wanted.ok()) return wanted.status();
+  std::vector<T> elements(ElementCount(wanted->shape));
+  const absl::Status loaded = LoadTensor(checkpoint, name, Shard::Of(elements, *std::move(wanted)));
+  if (!loaded.ok()) return loaded;
+  return elements;
+}
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_CHECKPOINT_H_

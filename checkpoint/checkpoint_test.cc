@@ -1,0 +1,191 @@
+// The library as a program without ours sees it: nothing here but //checkpoint.
+
+#include "checkpoint/checkpoint.h"
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+// A 16-bit floating type of the program's own.
+struct Brain16 {
+  uint16_t bits;
+};
+template <>
+inline constexpr tessera::ckpt::ElementType tessera::ckpt::kElementTypeOf<Brain16> =
+    tessera::ckpt::ElementType::kBF16;
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+static_assert(kElementTypeOf<float> == ElementType::kF32);
+static_assert(kElementTypeOf<double> == ElementType::kF64);
+static_assert(kElementTypeOf<bool> == ElementType::kBool);
+static_assert(kElementTypeOf<int8_t> == ElementType::kI8);
+static_assert(kElementTypeOf<uint16_t> == ElementType::kU16);
+static_assert(kElementTypeOf<int64_t> == ElementType::kI64);
+static_assert(kElementTypeOf<long double> == ElementType::kUnspecified);
+static_assert(kElementTypeOf<void*> == ElementType::kUnspecified);
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+class PublicInterfaceTest : public testing::Test {
+ protected:
+  PublicInterfaceTest() : root_(testing::TempDir() + "/interface_XXXXXX") {
+    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+    storage_ = *OpenPosixStorage(root_);
+    std::iota(matrix_.begin(), matrix_.end(), 0.0f);
+  }
+  ~PublicInterfaceTest() override { std::filesystem::remove_all(root_); }
+
+  StateDict Matrix() {
+    return {{{.name = "matrix",
+              .global_shape = {4, 3},
+              .shards = {Shard::Of(matrix_, WholeBox({4, 3}))}}}};
+  }
+  Checkpoint Saved(const SaveOptions& options = {}) {
+    const auto saved = Save(*storage_, "run", 7, Matrix(), options);
+    EXPECT_TRUE(saved.ok()) << saved.status();
+    return *Checkpoint::Open(*storage_, saved->directory);
+  }
+
+  std::string root_;
+  std::unique_ptr<Storage> storage_;
+  std::array<float, 12> matrix_;
+};
+
+TEST_F(PublicInterfaceTest, ViewsKnowTheirTypeAndTheirSize) {
+  const std::vector<int32_t> constant(6);
+  const Shard shard = Shard::Of(constant, WholeBox({6}));
+  EXPECT_EQ(shard.dtype, ElementType::kI32);
+  EXPECT_EQ(shard.memory_elements, 6);
+  EXPECT_TRUE(shard.read_only);
+  std::vector<Brain16> own(4);
+  EXPECT_EQ(Shard::Of(std::span(own), WholeBox({4})).dtype, ElementType::kBF16);
+  EXPECT_FALSE(Shard::Of(own, WholeBox({4})).read_only);
+}
+
+TEST_F(PublicInterfaceTest, MemoryThatDoesNotFitIsRefused) {
+  const auto refused = [&](const Shard& shard, const std::string& part) {
+    StateDict state = {{{.name = "x", .global_shape = {4, 3}, .shards = {shard}}}};
+    const absl::Status status = Save(*storage_, "run", 7, state).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x"), HasSubstr(part)));
+  };
+  std::vector<float> small(11);
+  const Box whole = WholeBox({4, 3});
+  refused(Shard::Of(small, whole), "does not fit into its memory of 11 elements");
+  refused(Shard::Of(matrix_, whole, {4, 1}), "does not fit into its memory of 12 elements");
+  refused(Shard::Of(matrix_, whole, {-3, 1}), "does not fit");
+  const int64_t far = std::numeric_limits<int64_t>::max();
+  refused(Shard::Of(matrix_, whole, {far, far}), "does not fit");
+  refused(Shard::Untyped(small.data(), ElementType::kUnspecified, whole), "no dtype");
+  StateDict mixed = Matrix();
+  mixed.tensors[0].dtype = ElementType::kF64;
+  EXPECT_THAT(Message(Save(*storage_, "run", 7, mixed).status()),
+              HasSubstr("is F32 in memory, the tensor is F64"));
+}
+
+TEST_F(PublicInterfaceTest, ReadOnlyMemoryIsSavedAndNotLoadedInto) {
+  const std::array<float, 12> constant = matrix_;
+  StateDict state = Matrix();
+  state.tensors[0].shards = {Shard::Of(constant, WholeBox({4, 3}))};
+  ASSERT_TRUE(Save(*storage_, "run", 7, state).ok());
+  const absl::Status status = Load(*storage_, CheckpointDirectory("run", 7), state).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(Message(status), HasSubstr("read-only"));
+}
+
+TEST_F(PublicInterfaceTest, OneTensorByItsName) {
+  const Checkpoint checkpoint = Saved();
+  EXPECT_THAT(*LoadTensor<float>(checkpoint, "matrix"), testing::ElementsAreArray(matrix_));
+  const Box column = {.global_offset = {1, 2}, .shape = {3, 1}};
+  EXPECT_THAT(*LoadTensor<double>(checkpoint, "matrix", column), ElementsAre(5, 8, 11));
+  EXPECT_EQ(LoadTensor<Brain16>(checkpoint, "matrix", column)->at(1).bits, 0x4100);
+  std::vector<float> spread(7, -1);
+  ASSERT_TRUE(LoadTensor(checkpoint, "matrix", Shard::Of(spread, column, {3, 1})).ok());
+  EXPECT_THAT(spread, ElementsAre(5, -1, -1, 8, -1, -1, 11));
+  float untyped[3];
+  const auto info = checkpoint.Find("matrix");
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(ElementBytes(info->dtype), sizeof(float));
+  ASSERT_TRUE(LoadTensor(checkpoint, "matrix", Shard::Untyped(untyped, info->dtype, column)).ok());
+  EXPECT_THAT(untyped, ElementsAre(5, 8, 11));
+}
+
+TEST_F(PublicInterfaceTest, ATensorThatCannotBeLoadedIsNamed) {
+  const Checkpoint checkpoint = Saved();
+  const auto wrong = [&](const absl::Status& status, absl::StatusCode code,
+                         const std::string& part) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(Message(status), HasSubstr(part));
+  };
+  wrong(LoadTensor<float>(checkpoint, "bias").status(), absl::StatusCode::kNotFound, "bias");
+  wrong(LoadTensor<int32_t>(checkpoint, "matrix").status(), absl::StatusCode::kFailedPrecondition,
+        "saved as F32, wanted as I32");
+  for (const Box& box : {Box{{0, 0}, {5, 3}}, Box{{0, 0}, {4, -3}}, Box{{0}, {4}}}) {
+    wrong(LoadTensor<float>(checkpoint, "matrix", box).status(), absl::StatusCode::kInvalidArgument,
+          "tensor matrix");
+  }
+  wrong(Checkpoint::Open(*storage_, "run/step-00000008").status(), absl::StatusCode::kNotFound,
+        "step-00000007");
+}
+
+TEST_F(PublicInterfaceTest, ACheckpointTellsWhatIsInIt) {
+  const std::string bytes("\0\1\2", 3);
+  const Checkpoint checkpoint =
+      Saved({.metadata = {.program = "mine 1.2", .entries = {{"cursor", bytes}}}});
+  EXPECT_EQ(checkpoint.step(), 7);
+  EXPECT_EQ(checkpoint.directory(), "run/step-00000007");
+  EXPECT_EQ(checkpoint.metadata().program, "mine 1.2");
+  EXPECT_EQ(checkpoint.metadata().entries.at("cursor"), bytes);
+  const std::vector<TensorInfo> tensors = checkpoint.tensors();
+  ASSERT_EQ(tensors.size(), 1);
+  EXPECT_EQ(tensors[0].name, "matrix");
+  EXPECT_EQ(tensors[0].role, TensorRole::kWeight);
+  EXPECT_EQ(tensors[0].dtype, ElementType::kF32);
+  EXPECT_THAT(tensors[0].global_shape, ElementsAre(4, 3));
+}
+
+TEST_F(PublicInterfaceTest, TheLatestIsTheNewestCommittedOne) {
+  EXPECT_TRUE(absl::IsNotFound(Latest(*storage_, "run").status()));
+  for (const int64_t step : {2, 11, 5}) ASSERT_TRUE(Save(*storage_, "run", step, Matrix()).ok());
+  ASSERT_TRUE(storage_->MakeDirectory(CheckpointDirectory("run", 12)).ok());
+  const auto latest = Latest(*storage_, "run");
+  ASSERT_TRUE(latest.ok()) << latest.status();
+  EXPECT_EQ(latest->step, 11);
+  EXPECT_EQ(latest->directory, "run/step-00000011");
+  EXPECT_EQ(ListUncommitted(*storage_, "run")->at(0).directory, "run/step-00000012");
+  ASSERT_TRUE(Prune(*storage_, "run", 1).ok());
+  EXPECT_EQ(List(*storage_, "run")->size(), 1);
+}
+
+TEST_F(PublicInterfaceTest, AnAsynchronousSaveNeedsNoGroup) {
+  AsyncSaver saver(*storage_, "run");
+  saver.Start(3, Matrix(), {.entries = {{"note", "in the background"}}});
+  saver.WaitUntilCopied(matrix_.data(), sizeof(matrix_));
+  matrix_.fill(-1);
+  const std::vector<SaveOutcome> outcomes = saver.Finish();
+  ASSERT_EQ(outcomes.size(), 1);
+  ASSERT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
+  const auto checkpoint = Checkpoint::Open(*storage_, outcomes[0].report->save.directory);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ(checkpoint->metadata().entries.at("note"), "in the background");
+  EXPECT_EQ(LoadTensor<float>(*checkpoint, "matrix")->back(), 11);
+  EXPECT_TRUE(Verify(*storage_, checkpoint->directory(), {.digests = true})->damage.empty());
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

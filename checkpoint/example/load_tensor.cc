@@ -1,0 +1,18 @@
+// Prints one tensor of the newest checkpoint in a folder, whatever sharding it was saved under.
+//   load_tensor FOLDER NAME
+
+#include <iostream>
+
+#include "checkpoint/checkpoint.h"
+
+namespace ckpt = tessera::ckpt;
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  // value() ends the program with the error where there is one.
+  const auto storage = ckpt::OpenPosixStorage(argv[1]).value();
+  const auto latest = ckpt::Latest(*storage, "").value();
+  const auto checkpoint = ckpt::Checkpoint::Open(*storage, latest.directory).value();
+  const auto elements = ckpt::LoadTensor<float>(checkpoint, argv[2]).value();
+  for (const float element : elements) std::cout << element << "\n";
+}

@@ -1,0 +1,30 @@
+#ifndef TESSERA_CHECKPOINT_VERIFY_OPTIONS_H_
+#define TESSERA_CHECKPOINT_VERIFY_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "checkpoint/directory/damage.h"
+
+namespace tessera::ckpt {
+
+struct VerifyOptions {
+  // Whether to compare the contents of every tensor with its logical digest, too.
+  bool digests = false;
+  int io_threads = 4;
+  // Called with the bytes read so far and in all, by one thread at a time. Null: not called.
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> progress;
+};
+
+struct VerifyReport {
+  std::vector<Damage> damage;    // by file and offset; empty: everything is as it was written
+  int64_t digests_verified = 0;  // tensors whose contents have the digest in the manifest
+  int64_t digests_missing = 0;   // tensors without a digest in the manifest
+  uint64_t bytes_read = 0;
+  double seconds = 0;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_VERIFY_OPTIONS_H_
