@@ -342,7 +342,7 @@ TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
 
 TEST_F(VerifyLoadedTest, WhatCannotBeVerifiedIsSaid) {
   SaveTensors();
-  tensors_[0].dtype = ElementType::kBF16;  // wanted: converted
+  tensors_[0].dtype = BF16;  // wanted: converted
   tensors_[0].bytes.resize(tensors_[0].bytes.size() / 2);
   const auto part = [](int, const WholeTensor& tensor) {
     Box box = WholeBox(tensor.shape);

@@ -29,6 +29,7 @@ code=0
 expect_lost $code "a closed stdout"
 
 "$ckpt" --version > "$work/out" 2> "$work/err" || fail "--version"
-grep -q "^ckpt [0-9.]*, checkpoint format 1\.[0-9]*$" "$work/out" || fail "--version: $(cat "$work/out")"
+grep -q "^ckpt [0-9.]*, checkpoint format 1\.[0-9]*$" "$work/out" ||
+  fail "--version: $(cat "$work/out")"
 "$ckpt" help verify > "$work/out" 2> "$work/err" || fail "help verify"
 grep -q -- "--all" "$work/out" || fail "help verify says nothing of --all"
