@@ -446,7 +446,7 @@ class Training {
       tensor.name = absl::StrCat("b", b);
       tensor.role = b % 2 ? TensorRole::kOptimizerState : TensorRole::kWeight;
       tensor.global_shape = {ranks_, kElements};
-      tensor.shards = {{Box{{rank_, 0}, {1, kElements}}, buffers_[b].data(), {}}};
+      tensor.shards = {Shard::Of(buffers_[b], {{rank_, 0}, {1, kElements}})};
       state.tensors.push_back(std::move(tensor));
     }
     return state;

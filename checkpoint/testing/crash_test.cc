@@ -156,10 +156,10 @@ void ExpectOldOrNew(MemoryStorage& storage, bool saved) {
   ASSERT_TRUE(list.ok()) << list.status();
   ASSERT_FALSE(list->empty()) << "the old checkpoint is gone";
   EXPECT_EQ(list->front().step, kOldStep);
-  EXPECT_TRUE(LoadsAs(storage, "run/" + list->front().directory, 1, kOldStep));
+  EXPECT_TRUE(LoadsAs(storage, list->front().directory, 1, kOldStep));
   if (list->size() > 1) {
     EXPECT_EQ(list->back().step, kNewStep);
-    EXPECT_TRUE(LoadsAs(storage, "run/" + list->back().directory, 2, kNewStep));
+    EXPECT_TRUE(LoadsAs(storage, list->back().directory, 2, kNewStep));
   } else {
     EXPECT_FALSE(saved) << "a save that was reported is lost";
   }
@@ -337,7 +337,7 @@ TEST(CrashTest, EveryOperationOfPruning) {
       const auto list = List(storage, "run");
       ASSERT_TRUE(list.ok() && list->size() >= 2);
       for (const CheckpointInfo& info : *list) {
-        EXPECT_TRUE(LoadsAs(storage, "run/" + info.directory, info.step, info.step));
+        EXPECT_TRUE(LoadsAs(storage, info.directory, info.step, info.step));
       }
       if (faulty.operation_count() <= operation) {
         EXPECT_TRUE(pruned.ok());

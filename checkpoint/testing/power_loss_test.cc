@@ -165,7 +165,7 @@ std::string Check(Storage& storage, const std::string& folder, const std::vector
   std::vector<int64_t> missing = steps;
   for (const CheckpointInfo& info : *found) {
     std::erase(missing, info.step);
-    const std::string path = absl::StrCat(folder, folder.empty() ? "" : "/", info.directory);
+    const std::string path = info.directory;
     const auto verified = Verify(storage, path, {.digests = true, .io_threads = 1});
     if (!verified.ok()) return verified.status().ToString();
     if (!verified->damage.empty()) {
