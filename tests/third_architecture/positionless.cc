@@ -118,10 +118,10 @@ TransformerBlock MakeBlock(const ModelConfig& config, const ModelOptions& option
     shape.first_head += heads;
     parts.mlp.push_back({.up = linear(p.up[shard]), .down = linear(p.down[shard])});
   }
-  parts.attention_end = {nullptr, site("attention_end")};
+  parts.attention_residual = {nullptr, site("attention_end")};
   parts.mlp_norm = MakeNorm(config, p.mlp_norm);
   parts.activation = Activation::kGelu;
-  parts.mlp_end = {nullptr, site("mlp_end")};
+  parts.mlp_residual = {nullptr, site("mlp_end")};
   return TransformerBlock(std::move(parts));
 }
 
