@@ -12,6 +12,8 @@
 #include "checkpoint/directory/directory.h"  // ReadManifest()
 #include "checkpoint/format/manifest.h"      // accessors of its tensors, its codec
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/partition.h"  // Partition <-> its message
+#include "checkpoint/format/topology.h"   // Topology <-> its message
 
 namespace tessera::ckpt {
 

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/layout/partition.h"
 #include "checkpoint/manifest.h"
 
 namespace tessera {

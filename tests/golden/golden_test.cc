@@ -5,8 +5,6 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/partition.h"
-#include "checkpoint/layout/partition.h"
 #include "checkpoint/manifest.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"

@@ -25,8 +25,6 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/topology.h"
-#include "checkpoint/layout/box.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "google/protobuf/util/message_differencer.h"

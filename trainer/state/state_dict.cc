@@ -13,7 +13,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/layout/partition.h"
 #include "glog/logging.h"
 #include "models/layers/partition.h"
 #include "trainer/state/parameter_shards.h"
