@@ -112,6 +112,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
     StateDict state;
     ShardedTensor& tensor = state.tensors.emplace_back();
     tensor.name = "w";
+    tensor.dtype = ElementType::kF32;
     tensor.global_shape = shape;
     tensor.shards.push_back({{{0, 1024 * r}, {3000, 1024}}, nullptr, {}});
     ranks.push_back(DescribeState(state).SerializeAsString());
