@@ -9,7 +9,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/bounds.h"
 #include "checkpoint/load/load.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/verify/verify.h"
 

@@ -113,10 +113,10 @@ absl::StatusOr<CheckpointInfo> Latest(Storage& storage, std::string_view root);
 absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
                                                             std::string_view root);
 
-// Deletes the oldest checkpoints beyond `keep`, the newest never. Each is uncommitted first, so
-// that a crash halfway leaves no checkpoint that looks whole. Also removes half-written directories
-// older than the newest committed one. Symbolic links and unreadable directories are left alone and
-// do not count. Returns the first error after having tried all.
+// Deletes the oldest checkpoints beyond `keep`, but never the newest. Each is uncommitted first, so
+// that a crash halfway leaves no checkpoint that looks complete. Also removes incomplete
+// directories older than the newest committed one. Symbolic links and unreadable directories are
+// left alone and do not count. Tries all, and returns the first error.
 absl::Status Prune(Storage& storage, std::string_view root, int keep);
 
 // A tensor as a checkpoint has it.

@@ -16,11 +16,11 @@ namespace tessera::ckpt {
 
 // A message between two ranks in flight. It owns its memory until Wait() has returned OK or it is
 // destroyed.
-class Transfer {
+class PendingMessage {
  public:
   // May be called before Wait() has returned OK, if the group has failed or the caller gives up: no
   // byte of the memory is touched after it returns.
-  virtual ~Transfer() = default;
+  virtual ~PendingMessage() = default;
 
   // Waits for the end of the transfer. Called once.
   virtual absl::Status Wait(absl::Duration deadline) = 0;
@@ -56,8 +56,9 @@ class ProcessGroup {
   // beforehand. Several may be in flight at once; those of one pair arrive in the order in which
   // they were started. A send may wait for its receive, but need not. The transfer must not outlive
   // the group.
-  virtual std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) = 0;
-  virtual std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) = 0;
+  virtual std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                                    int destination) = 0;
+  virtual std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) = 0;
 };
 
 // The group of one process.
@@ -72,15 +73,15 @@ class SingleProcessGroup final : public ProcessGroup {
     return std::string(from_rank_0);
   }
   // There is no other rank: waiting for a transfer is an error.
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte>, int) override {
-    return std::make_unique<NoTransfer>();
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte>, int) override {
+    return std::make_unique<NoMessage>();
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte>, int) override {
-    return std::make_unique<NoTransfer>();
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte>, int) override {
+    return std::make_unique<NoMessage>();
   }
 
  private:
-  struct NoTransfer final : Transfer {
+  struct NoMessage final : PendingMessage {
     absl::Status Wait(absl::Duration) override {
       return absl::UnavailableError("a group of one process has no other rank");
     }

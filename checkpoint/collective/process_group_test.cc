@@ -54,7 +54,7 @@ TEST(ProcessGroupTest, GatherAndBroadcast) {
 TEST(ProcessGroupTest, MessagesOfAPairArriveInOrder) {
   RunRanks(2, [](ProcessGroup& group) {
     std::vector<std::byte> out(3), in(3);
-    std::vector<std::unique_ptr<Transfer>> transfers;
+    std::vector<std::unique_ptr<PendingMessage>> transfers;
     for (size_t i = 0; i < 3; ++i) {
       out[i] = static_cast<std::byte>(10 * group.rank() + i);
       transfers.push_back(group.StartSend({&out[i], 1}, 1 - group.rank()));

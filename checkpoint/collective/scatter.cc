@@ -87,8 +87,8 @@ absl::Status Receive(ProcessGroup& group, int source, Message& message, absl::Du
 struct Send {
   uint64_t bytes;
   Message message;
-  std::unique_ptr<Transfer> size_transfer;
-  std::unique_ptr<Transfer> transfer;
+  std::unique_ptr<PendingMessage> size_transfer;
+  std::unique_ptr<PendingMessage> transfer;
 };
 
 }  // namespace

@@ -148,30 +148,30 @@ class ThreadProcessGroup final : public ProcessGroup {
     if (!seen.ok()) return seen.status();
     return std::move((*seen)[0]);
   }
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
     auto side = std::make_shared<ThreadGroupHub::Side>();
     side->from = data.data();
     side->bytes = data.size();
-    return std::make_unique<ThreadTransfer>(hub_, std::pair(rank_, destination), destination,
-                                            std::move(side));
+    return std::make_unique<ThreadMessage>(hub_, std::pair(rank_, destination), destination,
+                                           std::move(side));
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
     auto side = std::make_shared<ThreadGroupHub::Side>();
     side->to = data.data();
     side->bytes = data.size();
-    return std::make_unique<ThreadTransfer>(hub_, std::pair(source, rank_), source,
-                                            std::move(side));
+    return std::make_unique<ThreadMessage>(hub_, std::pair(source, rank_), source, std::move(side));
   }
 
  private:
-  class ThreadTransfer final : public Transfer {
+  class ThreadMessage final : public PendingMessage {
    public:
-    ThreadTransfer(ThreadGroupHub& hub, ThreadGroupHub::Pair pair, int peer,
-                   std::shared_ptr<ThreadGroupHub::Side> side)
+    ThreadMessage(ThreadGroupHub& hub, ThreadGroupHub::Pair pair, int peer,
+                  std::shared_ptr<ThreadGroupHub::Side> side)
         : hub_(hub), pair_(pair), peer_(peer), side_(std::move(side)) {
       hub_.Start(pair_, side_);
     }
-    ~ThreadTransfer() override { hub_.Withdraw(pair_, side_); }
+    ~ThreadMessage() override { hub_.Withdraw(pair_, side_); }
     absl::Status Wait(absl::Duration deadline) override {
       return hub_.Wait(*side_, peer_, deadline);
     }

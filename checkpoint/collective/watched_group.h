@@ -43,19 +43,20 @@ class WatchedGroup final : public ProcessGroup {
     return told;
   }
 
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
-    return std::make_unique<WatchedTransfer>(
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    return std::make_unique<WatchedMessage>(
         *this, status_.ok() ? base_.StartSend(data, destination) : nullptr);
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
-    return std::make_unique<WatchedTransfer>(
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
+    return std::make_unique<WatchedMessage>(
         *this, status_.ok() ? base_.StartReceive(data, source) : nullptr);
   }
 
  private:
-  class WatchedTransfer final : public Transfer {
+  class WatchedMessage final : public PendingMessage {
    public:
-    WatchedTransfer(WatchedGroup& group, std::unique_ptr<Transfer> base)
+    WatchedMessage(WatchedGroup& group, std::unique_ptr<PendingMessage> base)
         : group_(group), base_(std::move(base)) {}
     absl::Status Wait(absl::Duration deadline) override {
       if (!group_.status_.ok() || base_ == nullptr) return group_.status_;
@@ -64,7 +65,7 @@ class WatchedGroup final : public ProcessGroup {
 
    private:
     WatchedGroup& group_;
-    const std::unique_ptr<Transfer> base_;  // null if the group had failed before
+    const std::unique_ptr<PendingMessage> base_;  // null if the group had failed before
   };
 
   absl::Status Remember(const absl::Status& status) {

@@ -10,7 +10,7 @@ namespace tessera::ckpt {
 struct Damage {
   std::string file;  // in the checkpoint's directory
   uint64_t offset_bytes = 0;
-  std::string tensor;  // empty: not inside a tensor
+  std::string tensor;  // empty: not within a tensor
   std::string message;
 };
 

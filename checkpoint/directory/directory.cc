@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-// What a reader who asked for something else may have meant.
+// Lists what a reader that asked for something else may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
   std::string_view root = checkpoint_dir;
   root = root.find('/') == root.npos ? std::string_view() : root.substr(0, root.rfind('/'));
@@ -44,7 +44,7 @@ std::string LastComponent(std::string path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-// What the codec says, with the file's place instead of its name alone.
+// The codec's error, with the file's full path instead of its name alone.
 absl::Status WithPath(const std::string& path, const absl::Status& status) {
   if (status.ok()) return status;
   const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
@@ -101,10 +101,10 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
                                             std::string(kManifestFileName), " is missing); ",
                                             DescribeNeighbours(storage, checkpoint_dir)));
   }
-  // A pipe in its place.
+  // There is a pipe in its place.
   if (absl::IsInvalidArgument(file.status())) return absl::DataLossError(file.status().message());
   TESSERA_RETURN_IF_ERROR(file.status());
-  // No more is read than a header that is whole says, nor memory taken for it.
+  // Reads and allocates no more than a complete header states.
   const uint64_t size_bytes = (*file)->size_bytes();
   std::string bytes(std::min<uint64_t>(size_bytes, kManifestHeaderBytes), '\0');
   TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
@@ -169,7 +169,7 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
   absl::Status first_error;
   bool removed = false;
   for (const StepDirectory& dir : directories) {
-    if (committed == 0) break;  // what follows is newer than the newest committed one
+    if (committed == 0) break;  // the rest is newer than the newest committed one
     if (*dir.committed) --committed;
     if (*dir.committed && excess-- <= 0) continue;
     first_error.Update(RemoveDirectory(storage, dir));

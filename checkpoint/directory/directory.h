@@ -25,19 +25,19 @@ std::string JoinPath(std::string_view directory, std::string_view name);
 // Inverse of StepDirectoryName; nullopt for anything else.
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 
-// True if the directory holds a committed manifest; false also if there is no such directory.
+// True if the directory holds a committed manifest; false also if the directory does not exist.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
 
-// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing what is
-// there), DataLoss, also where the directory is named as the checkpoint of another step; a
-// directory with a name of another kind can hold any.
+// Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
+// ones), DataLoss, also where the directory's name is that of another step; a directory with any
+// other name can hold any step.
 absl::StatusOr<Manifest> ReadManifest(Storage& storage, std::string_view checkpoint_dir);
 
-// The bytes of a committed manifest, of which CheckManifestBytes() has nothing to say. NotFound
-// lists what is there instead; DataLoss names the file.
+// The bytes of a committed manifest that passes CheckManifestBytes(). NotFound lists the existing
+// checkpoints; DataLoss names the file.
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir);
 
-// Those bytes, decoded. DataLoss names the file; also where the directory is named for another step
+// Decodes those bytes. DataLoss names the file; also where the directory is named for another step
 // than the manifest's.
 absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
                                           std::string_view bytes);

@@ -13,7 +13,7 @@
 
 namespace tessera::ckpt {
 
-// Which tensor lies where in the data files.
+// Maps bytes of the data files to tensors.
 class FileMap {
  public:
   struct Extent {
@@ -30,7 +30,7 @@ class FileMap {
   const std::vector<Extent>& extents(uint32_t file_index) const { return extents_[file_index]; }
 
   // "wte.weight, wpe.weight and 3 more": the tensors with bytes in [begin, end) of the file. Empty
-  // where there are none.
+  // if there are none.
   std::string TensorsIn(uint32_t file_index, uint64_t begin, uint64_t end) const;
 
  private:
@@ -38,22 +38,22 @@ class FileMap {
   std::vector<std::vector<Extent>> extents_;
 };
 
-// The only place where one changed byte explains that `found` is the CRC-32C of `length_bytes`
-// bytes instead of `expected`: an offset from their beginning. nullopt where no or several places
-// do. Cost: O(length).
+// The only offset at which a single changed byte explains that `found` is the CRC-32C of
+// `length_bytes` bytes instead of `expected`. nullopt where no or several offsets do. Cost:
+// O(length).
 std::optional<uint64_t> LocateSingleByteError(uint32_t expected, uint32_t found,
                                               uint64_t length_bytes);
 
-// What to say of chunk `chunk` of a file whose checksum is `found` instead of the manifest's. Names
-// the damaged byte where only one is, else the chunk.
+// Describes chunk `chunk` of a file whose checksum is `found` instead of the manifest's. Names the
+// damaged byte if there is only one, otherwise the chunk.
 Damage DescribeChecksumError(const Manifest& manifest, const FileMap& map, uint32_t file_index,
                              uint64_t chunk, uint32_t found);
 
-// Of a file that has another size than the manifest says.
+// Describes a file whose size differs from the manifest's.
 Damage DescribeSizeError(const Manifest& manifest, const FileMap& map, uint32_t file_index,
                          uint64_t found_bytes);
 
-// One line with all that is in it.
+// All fields in one line.
 std::string ToString(const Damage& damage);
 
 }  // namespace tessera::ckpt

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -71,7 +71,7 @@ class Comparer {
     return Find(master->second);
   }
 
-  // The tensor that holds the shards.
+  // The tensor that holds the shards of a name, which may be an alias.
   uint32_t Resolve(uint32_t saved) {
     result_.used[saved] = true;
     const std::string& target = manifest_.tensors(saved).alias_of();
@@ -81,7 +81,7 @@ class Comparer {
     return resolved;
   }
 
-  // An alias has no memory of its own; all there is to check is that the checkpoint means the same.
+  // An alias has no memory of its own; the only check is that the checkpoint has the same alias.
   void AddAlias(const ShardedTensor& wanted) {
     const std::optional<uint32_t> saved = Find(wanted.name);
     if (!saved) return;

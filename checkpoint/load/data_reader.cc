@@ -28,8 +28,8 @@ struct ElementRange {
   bool empty() const { return first >= last; }
 };
 
-// The elements of a shard at bytes [shard_begin, shard_end) of a file that lie in a piece, counted
-// from the shard's first.
+// The elements of a shard at bytes [shard_begin, shard_end) of a file that are in a piece, counted
+// from the shard's first element.
 ElementRange ElementsIn(const FilePiece& piece, uint64_t shard_begin, uint64_t shard_end,
                         size_t element_bytes) {
   const int64_t size = static_cast<int64_t>(element_bytes);
@@ -80,8 +80,8 @@ absl::Status DataReader::AddFile(const FileReads& reads, const OpenFile& file,
   return absl::OkStatus();
 }
 
-// source(run, index): where the elements of a run are, the first of which is the index-th of the
-// target's in the piece.
+// source(run, index) returns the address of the elements of a run, the first of which is the
+// index-th of the target's elements in the piece.
 template <typename Source>
 void DataReader::PlaceTarget(const Target& target, const FilePiece& piece, const Source& source) {
   const ElementRange elements = ElementsIn(piece, target.begin, target.end, target.element_bytes);
@@ -128,7 +128,7 @@ void DataReader::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
   }
 }
 
-// Chunk after chunk, so that what was checked is still in the cache when it is placed.
+// Chunk by chunk, so that a checked chunk is still in the cache when it is placed.
 absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer) const {
   const InputFile& file = files_.at(piece.file_index);
   TESSERA_RETURN_IF_ERROR(file.open->file->ReadAt(piece.begin, std::span(buffer, piece.size())));
@@ -195,7 +195,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
   OpenFiles files;
   std::vector<std::string> problems;
   absl::StatusCode code = absl::StatusCode::kOk;
-  std::optional<FileMap> map;  // once, however many files are wrong
+  std::optional<FileMap> map;  // created once, however many files are damaged
   const auto report = [&](absl::StatusCode problem_code, std::string problem) {
     if (problems.empty()) code = problem_code;
     problems.push_back(std::move(problem));
@@ -205,7 +205,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
     const std::string path = JoinPath(directory, description.path());
     absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
     if (!file.ok()) {
-      // The path is as the manifest says: a folder or a pipe in its place is damage.
+      // The path comes from the manifest: a folder or a pipe in its place is damage.
       report(absl::IsInvalidArgument(file.status()) ? absl::StatusCode::kDataLoss
                                                     : file.status().code(),
              std::string(file.status().message()));

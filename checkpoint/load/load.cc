@@ -20,18 +20,19 @@
 #include "checkpoint/load/shared_reader.h"
 #include "checkpoint/load/verify_loaded.h"
 #include "checkpoint/plan/load_plan.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/share_reads.h"
 
-// A load in four agreements, so that no rank goes on while another cannot:
-//  1. rank 0 reads the manifest and hands it out;
-//  2. every rank compares it with its state; all mismatches of all ranks end the load here;
-//  3. every rank plans its reads and opens its files; a missing or truncated file ends the load
-//     here. Rank 0 hands out who reads what, and, where ranks read for each other, they agree once
-//     more that each has its buffers;
-//  4. every rank reads, checks and places. Only now does memory change;
-//  5. where it is asked for, every rank tells the digests of what it has, and rank 0 compares them
-//     with those that were saved.
+// A load consists of up to five steps with an agreement each, so that no rank continues while
+// another cannot:
+// 1. rank 0 reads the manifest and broadcasts it;
+// 2. every rank compares it with its state; all mismatches of all ranks end the load here;
+// 3. every rank plans its reads and opens its files; a missing or truncated file ends the load
+//    here. Rank 0 assigns the reads to ranks and, where ranks read for each other, they agree once
+//    more that all of them have allocated their buffers;
+// 4. every rank reads, checks and places. Only now does memory change;
+// 5. on request, every rank reports the digests of its boxes, and rank 0 compares them with the
+//    saved ones.
 
 namespace tessera::ckpt {
 namespace {
@@ -59,7 +60,8 @@ absl::Status CheckRequest(const StateDict& state, const LoadOptions& options) {
   return absl::OkStatus();
 }
 
-// On rank 0: all ranks' comparisons -> the unexpected tensors, or one error with everything in it.
+// On rank 0: combines all ranks' comparisons into the unexpected tensors, or one error that lists
+// everything.
 absl::StatusOr<std::string> CombineComparisons(const std::vector<std::string>& payloads,
                                                const Manifest& manifest, const LoadOptions& options,
                                                const std::string& where) {
@@ -113,7 +115,8 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
   return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
-// Who reads what: rank 0's answer to what every rank needs, or why one of them cannot go on.
+// Assigns reads: sends what this rank needs, or its error, to rank 0 and returns its part of the
+// answer.
 absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Status& ready,
                                        const LoadPlan* plan, ProcessGroup& group,
                                        const LoadOptions& options) {
@@ -173,7 +176,7 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
       options.deadline);
 }
 
-// Step 5, where it is asked for.
+// Step 5, on request.
 absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison,
                           ProcessGroup& group, const LoadOptions& options, LoadReport& report) {
   const auto start = std::chrono::steady_clock::now();

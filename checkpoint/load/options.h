@@ -17,17 +17,18 @@ struct LoadOptions {
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 
   bool verify_checksums = true;
-  // Whether what all ranks placed in their memory has the digests that were saved: finds also what
-  // happened to the bytes after they were checked, and what went to the wrong place. Taken on the
-  // way: a load from a local disk by four ranks of two cores (GPT-2 124M) took 5 % longer where
-  // each rank holds a part of the state, and 20 % where each holds all of it. Where elements of a
-  // row do not lie side by side in memory, one pass over it afterwards.
+  // Compares the digests of what all ranks placed in their memory with the saved ones: also detects
+  // damage after the checksums were verified, and elements in the wrong place. The digests are
+  // computed while placing: a load from a local disk by four ranks on two cores (GPT-2 124M) took 5
+  // % longer where each rank holds a part of the state, and 20 % where each holds all of it. Where
+  // the elements of a row are not contiguous in memory, it takes one additional pass over it.
   bool verify_digests = false;
-  bool allow_missing = false;     // wanted, not saved: left as it is, and reported
+  bool allow_missing = false;     // wanted, not saved: left unchanged, and reported
   bool allow_unexpected = false;  // saved, not wanted: ignored, and reported
   // Fill a weight that was not saved from its master weight, converting the dtype.
   bool weights_from_master = true;
-  // Convert between floating dtypes where saved and wanted differ; refused otherwise.
+  // Converts between floating dtypes where saved and wanted differ; otherwise such loads are
+  // refused.
   bool convert_dtype = true;
   int io_threads = 4;
   // At most, or one chunk; seven where ranks share their reading.
@@ -39,18 +40,18 @@ struct LoadReport {
   std::vector<std::string> unexpected;  // names: saved, wanted by no rank
   std::vector<std::string>
       from_master;  // names: weights of this rank that came from master weights
-  // Whole checksum chunks. What several ranks need is read by one of them: over all ranks,
-  // bytes_read is each needed byte once.
-  uint64_t bytes_needed = 0;    // what this rank would have read alone
+  // In whole checksum chunks. What several ranks need is read by one of them: summed over all
+  // ranks, bytes_read counts each needed byte once.
+  uint64_t bytes_needed = 0;    // what this rank would have read on its own
   uint64_t bytes_read = 0;      // by this rank, for itself and others
-  uint64_t bytes_received = 0;  // from other ranks, without what of their chunks is not wanted here
+  uint64_t bytes_received = 0;  // from other ranks; only wanted parts of chunks
   uint64_t bytes_sent = 0;
-  uint64_t buffer_bytes = 0;  // memory that the exchange took; 0 where nothing was shared
-  // Of verify_digests, over all ranks.
+  uint64_t buffer_bytes = 0;  // memory of the exchange; 0 if no read was shared
+  // Results of verify_digests, over all ranks.
   int64_t digests_verified = 0;                 // tensors
-  std::vector<std::string> digests_unverified;  // names, with why nothing can be said
+  std::vector<std::string> digests_unverified;  // names, with the reasons
   double verify_seconds = 0;
-  double seconds = 0;  // with all of it
+  double seconds = 0;  // of the whole load
 };
 
 }  // namespace tessera::ckpt

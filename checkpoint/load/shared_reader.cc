@@ -369,8 +369,8 @@ class SharedReader::Session {
 
   // Used by the exchanging thread only.
   bool alone_ = false;  // there is no reading thread: this one reads, too
-  std::vector<std::unique_ptr<Transfer>> sends_;
-  std::deque<std::unique_ptr<Transfer>> posted_;
+  std::vector<std::unique_ptr<PendingMessage>> sends_;
+  std::deque<std::unique_ptr<PendingMessage>> posted_;
   size_t next_posted_ = 0;
   bool incoming_good_ = false;  // the piece being received
   uint64_t pack_used_ = 0;

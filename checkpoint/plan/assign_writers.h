@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "checkpoint/layout/box.h"
-#include "checkpoint/plan/merge_plans.h"
+#include "checkpoint/plan/merge_rank_states.h"
 
 namespace tessera::ckpt {
 

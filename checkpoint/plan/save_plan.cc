@@ -8,7 +8,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/plan/assign_writers.h"
 #include "checkpoint/plan/box_proto.h"
-#include "checkpoint/plan/merge_plans.h"
+#include "checkpoint/plan/merge_rank_states.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -123,7 +123,7 @@ absl::Status LayOutFiles(const MergedState& state, const std::vector<PendingFile
 
 Box ItemBox(const WriteItem& item) { return FromProto(item.box()); }
 
-absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file) {
+absl::StatusOr<std::string> DataFileHeader(const RankState& local, const FilePlan& file) {
   SafetensorsHeader header;
   return LayOut(
       file.items_size(),
@@ -133,7 +133,7 @@ absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePla
 
 absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
                                   const SavePlanOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const MergedState state, MergeLocalPlans(ranks));
+  TESSERA_ASSIGN_OR_RETURN(const MergedState state, MergeRankStates(ranks));
   const std::vector<Assignment> assignments =
       AssignWriters(state, ranks.size(), options.max_file_bytes, options.min_split_bytes);
   SavePlan plan;

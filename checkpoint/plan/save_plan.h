@@ -49,7 +49,7 @@ absl::StatusOr<SavePlan> PlanSave(std::span<const std::string> ranks,
 Box ItemBox(const WriteItem& item);
 
 // The bytes before the data of a planned file; the same on the planning and the writing rank.
-absl::StatusOr<std::string> DataFileHeader(const LocalPlan& local, const FilePlan& file);
+absl::StatusOr<std::string> DataFileHeader(const RankState& local, const FilePlan& file);
 
 }  // namespace tessera::ckpt
 

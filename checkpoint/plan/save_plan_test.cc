@@ -12,7 +12,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/layout/flat_range.h"
-#include "checkpoint/plan/merge_plans.h"
+#include "checkpoint/plan/merge_rank_states.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -22,7 +22,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LocalTensor& Add(LocalPlan& plan, const std::string& name, Role role, DType dtype,
+LocalTensor& Add(RankState& plan, const std::string& name, Role role, DType dtype,
                  const Shape& shape, const std::vector<Box>& boxes) {
   LocalTensor& tensor = *plan.add_tensors();
   tensor.set_name(name);
@@ -37,9 +37,9 @@ LocalTensor& Add(LocalPlan& plan, const std::string& name, Role role, DType dtyp
   return tensor;
 }
 
-absl::StatusOr<SavePlan> Plan(const std::vector<LocalPlan>& ranks, const SavePlanOptions& options) {
+absl::StatusOr<SavePlan> Plan(const std::vector<RankState>& ranks, const SavePlanOptions& options) {
   std::vector<std::string> descriptions;
-  for (const LocalPlan& rank : ranks) descriptions.push_back(rank.SerializeAsString());
+  for (const RankState& rank : ranks) descriptions.push_back(rank.SerializeAsString());
   return PlanSave(descriptions, options);
 }
 
@@ -59,7 +59,7 @@ std::vector<uint64_t> BytesPerRank(const SavePlan& plan) {
 
 // Properties of every plan: the manifest is valid and covered, and each item is part of a shard of
 // the rank that writes it.
-void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
+void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
   for (DataFile& file : *plan.manifest.mutable_files()) {
     file.mutable_chunk_crc32c()->Resize(
         static_cast<int>((file.size_bytes() + file.chunk_bytes() - 1) / file.chunk_bytes()), 0);
@@ -87,8 +87,8 @@ void ExpectSound(const std::vector<LocalPlan>& ranks, SavePlan plan) {
 
 TEST(SavePlanTest, ReplicasAreWrittenOnceAndBalanced) {
   // Data parallel 4: every rank holds everything.
-  std::vector<LocalPlan> ranks(4);
-  for (LocalPlan& rank : ranks) {
+  std::vector<RankState> ranks(4);
+  for (RankState& rank : ranks) {
     Add(rank, "wte", WEIGHT, F32, {50000, 64}, {WholeBox({50000, 64})});
     for (int layer = 0; layer < 12; ++layer) {
       Add(rank, absl::StrCat("h.", layer), WEIGHT, F32, {64, 256}, {WholeBox({64, 256})});
@@ -105,9 +105,9 @@ TEST(SavePlanTest, ReplicasAreWrittenOnceAndBalanced) {
 }
 
 TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
-  std::vector<LocalPlan> ranks(2);
+  std::vector<RankState> ranks(2);
   Add(ranks[0], "own", WEIGHT, F32, {300}, {WholeBox({300})});
-  for (LocalPlan& rank : ranks) {
+  for (RankState& rank : ranks) {
     for (int i = 0; i < 5; ++i) {
       Add(rank, absl::StrCat("shared.", i), WEIGHT, F32, {100}, {WholeBox({100})});
     }
@@ -119,7 +119,7 @@ TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
 }
 
 TEST(SavePlanTest, FilesByKindAndSize) {
-  std::vector<LocalPlan> ranks(2);
+  std::vector<RankState> ranks(2);
   for (int r = 0; r < 2; ++r) {
     Add(ranks[r], "w", WEIGHT, BF16, {8, 100}, {{{4 * r, 0}, {4, 100}}});
     Add(ranks[r], "buffer", BUFFER, U8, {2, 3}, {{{r, 0}, {1, 3}}});
@@ -148,7 +148,7 @@ TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
   // A tied embedding in the flat buckets of two pipeline stages: each split over two ranks, at
   // different elements.
   const Shape shape = {10, 7};
-  std::vector<LocalPlan> ranks(4);
+  std::vector<RankState> ranks(4);
   for (int r = 0; r < 4; ++r) {
     const int64_t cut = r < 2 ? 33 : 50;
     const int64_t begin = r % 2 == 0 ? 0 : cut, end = r % 2 == 0 ? cut : 70;
@@ -160,7 +160,7 @@ TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
 }
 
 TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
-  std::vector<LocalPlan> ranks(2);
+  std::vector<RankState> ranks(2);
   Add(ranks[0], "gap", WEIGHT, F32, {4, 4}, {{{0, 0}, {2, 4}}});
   Add(ranks[1], "gap", WEIGHT, F32, {4, 4}, {{{2, 0}, {1, 4}}});
   Add(ranks[0], "dtype", WEIGHT, F32, {4}, {WholeBox({4})});
@@ -173,13 +173,13 @@ TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("tensor gap [4,4]: element [3,0]"), HasSubstr("rank 1 [2:3,0:4]"),
-            HasSubstr("tensor dtype: rank 0 says WEIGHT F32 [4], rank 1 says WEIGHT BF16"),
+            HasSubstr("tensor dtype: rank 0 has WEIGHT F32 [4], rank 1 has WEIGHT BF16"),
             HasSubstr("tensor outside"), HasSubstr("[2:5]"), HasSubstr("tensor nowhere"),
             HasSubstr("held: nothing"), HasSubstr("alias of missing, which no rank describes")));
 }
 
 TEST(SavePlanTest, NothingToSave) {
-  std::vector<LocalPlan> ranks(3);
+  std::vector<RankState> ranks(3);
   Add(ranks[1], "empty", WEIGHT, F32, {0, 3}, {{{0, 0}, {0, 3}}});
   const auto plan = Plan(ranks, {});
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -196,8 +196,8 @@ double MaxOverMean(const SavePlan& plan) {
 TEST(SavePlanTest, BalancedOverAnyNumberOfReplicas) {
   for (const int dp : {2, 3, 5, 8, 16, 33, 64}) {
     SCOPED_TRACE(dp);
-    std::vector<LocalPlan> ranks(dp);
-    for (LocalPlan& rank : ranks) {
+    std::vector<RankState> ranks(dp);
+    for (RankState& rank : ranks) {
       Add(rank, "embedding", WEIGHT, BF16, {32000, 512}, {WholeBox({32000, 512})});
       Add(rank, "few.rows", WEIGHT, F32, {2, 3000000}, {WholeBox({2, 3000000})});
       Add(rank, "one.row", WEIGHT, F32, {1, 1, 5000000}, {WholeBox({1, 1, 5000000})});
@@ -216,7 +216,7 @@ TEST(SavePlanTest, BalancedOverAnyNumberOfReplicas) {
 
 TEST(SavePlanTest, BalancedOverGroupsThatShareRanks) {
   // Tensor parallel 2 over data parallel 4: half of each matrix on every second rank, norms on all.
-  std::vector<LocalPlan> ranks(8);
+  std::vector<RankState> ranks(8);
   for (int r = 0; r < 8; ++r) {
     for (int layer = 0; layer < 10; ++layer) {
       Add(ranks[r], absl::StrCat("w.", layer), WEIGHT, F32, {512, 512},
@@ -231,7 +231,7 @@ TEST(SavePlanTest, BalancedOverGroupsThatShareRanks) {
 }
 
 TEST(SavePlanTest, DescriptionsThatCannotBeReadAreNamed) {
-  LocalPlan rank;
+  RankState rank;
   Add(rank, "w", WEIGHT, F32, {4}, {WholeBox({4})});
   const std::string good = rank.SerializeAsString();
   rank.mutable_tensors(0)->add_shard_offset(1);  // a column longer than the other
@@ -252,7 +252,7 @@ TEST(SavePlanTest, RandomHoldingsAgainstEachElement) {
     SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
     const Shape shape = {1 + static_cast<int64_t>(random() % 6),
                          1 + static_cast<int64_t>(random() % 6)};
-    std::vector<LocalPlan> ranks(1 + random() % 4);
+    std::vector<RankState> ranks(1 + random() % 4);
     std::vector<std::vector<int>> holders(ElementCount(shape));  // ranks, by element
     for (size_t r = 0; r < ranks.size(); ++r) {
       // A flat range, in boxes that are disjoint on this rank.
@@ -305,7 +305,7 @@ TEST(SavePlanTest, RandomZeroShardings) {
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE(absl::StrCat("seed ", seed, " round ", round));
     const int dp = 1 + random() % 4, tp = 1 + random() % 3;
-    std::vector<LocalPlan> ranks(dp * tp);
+    std::vector<RankState> ranks(dp * tp);
     for (int t = 0; t < 4; ++t) {
       const Shape shape = {static_cast<int64_t>(1 + random() % 9),
                            static_cast<int64_t>(tp * (1 + random() % 5))};

@@ -112,8 +112,8 @@ struct Shard {
   }
 };
 
-// A logical tensor as one process holds it: what it is, and the boxes of it that live here (none is
-// allowed).
+// One process's part of a logical tensor: its properties, and the boxes of it that this process
+// holds (possibly none).
 struct ShardedTensor {
   std::string name;
   TensorRole role = TensorRole::kWeight;
@@ -126,7 +126,7 @@ struct ShardedTensor {
 };
 
 // Everything that a process contributes to a save, or wants from a load. Boxes of one tensor must
-// not overlap inside a process; over all processes they may (replicas), and must cover the tensor.
+// not overlap within a process; across processes they may (replicas), and must cover the tensor.
 struct StateDict {
   std::vector<ShardedTensor> tensors;
 };

@@ -255,7 +255,7 @@ class Rewriter {
   }
 
   absl::StatusOr<TargetFile> OpenTarget(const PlannedFile& planned) {
-    LocalPlan local;
+    RankState local;
     if (!local.ParseFromString(plan_.ranks[planned.rank])) {
       return absl::InternalError("a planned rank cannot be parsed");
     }

@@ -1,4 +1,4 @@
-// The memory that rewriting takes, counted where it is taken: on the heap and from the system.
+// The memory that rewriting takes, counted where it is allocated: on the heap and from the system.
 
 #include <malloc.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -32,13 +32,13 @@
 namespace {
 
 std::atomic<int64_t> live_bytes = 0;
-std::atomic<int64_t> most_bytes = 0;
+std::atomic<int64_t> max_bytes = 0;
 
 #ifndef TESSERA_SANITIZER
 void Count(int64_t bytes) {
   const int64_t now = live_bytes.fetch_add(bytes) + bytes;
-  int64_t most = most_bytes.load();
-  while (now > most && !most_bytes.compare_exchange_weak(most, now)) {
+  int64_t most = max_bytes.load();
+  while (now > most && !max_bytes.compare_exchange_weak(most, now)) {
   }
 }
 
@@ -65,7 +65,8 @@ void operator delete[](void* memory) noexcept { Free(memory); }
 void operator delete(void* memory, size_t) noexcept { Free(memory); }
 void operator delete[](void* memory, size_t) noexcept { Free(memory); }
 
-// I/O buffers. The C library's own calls, for the heap and for stacks of threads, do not come here.
+// Counts I/O buffers. The C library's own calls, for the heap and for stacks of threads, bypass
+// this function.
 extern "C" void* mmap(void* address, size_t bytes, int protection, int flags, int file,
                       off_t offset) noexcept {
   void* const mapped =
@@ -106,7 +107,7 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
         Save(**storage, "from", metadata.trainer().step(), state.dict, With(metadata, {}, &group))
             .ok());
   }
-  // Columns over four ranks: every rank needs something of every row.
+  // Columns over four ranks: every rank needs a part of every row.
   std::vector<std::string> ranks;
   for (int64_t r = 0; r < 4; ++r) {
     StateDict state;
@@ -124,16 +125,16 @@ TEST(RewriteMemoryTest, StaysWithinItsSetting) {
 
   constexpr uint64_t kMemory = 16 * kMiB;
   const int64_t before = live_bytes.load();
-  most_bytes = before;
+  max_bytes = before;
   const auto report = Rewrite({**storage, "from/step-00000001", *saved}, {ranks, *plan}, **storage,
                               "to", metadata, {.memory_bytes = kMemory, .io_threads = 4});
-  const int64_t most = most_bytes.load() - before;
+  const int64_t most = max_bytes.load() - before;
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_LE(report->buffer_bytes, kMemory);
-  EXPECT_GT(most, static_cast<int64_t>(kMemory / 2));  // the counters see it
-  // The plan, file handles and messages come on top.
+  EXPECT_GT(most, static_cast<int64_t>(kMemory / 2));  // the counters work
+  // The plan, file handles and messages need a little more.
   EXPECT_LE(most, static_cast<int64_t>(kMemory + kMiB));
-  // Ranks side by side: what several need is read once, but for the chunks at the borders.
+  // Ranks in parallel: what several need is read once, except for the chunks at the boundaries.
   EXPECT_LE(report->bytes_read, report->bytes_written * 3 / 2);
   std::filesystem::remove_all(root);
 }

@@ -1,5 +1,5 @@
-// Rewriting a checkpoint into another layout: everything arrives, and whatever fails, nothing is
-// committed and the source is as it was.
+// Rewriting a checkpoint into another layout: all data arrives, and after any failure nothing is
+// committed and the source is unchanged.
 
 #include "checkpoint/reshard/rewrite.h"
 
@@ -13,7 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
@@ -33,12 +33,12 @@ class RewriteTest : public testing::Test {
  protected:
   RewriteTest() : faulty_source_(source_), faulty_(storage_) {}
 
-  void SaveRandom(int count, int64_t most_extent) {
+  void SaveRandom(int count, int64_t max_extent) {
     tensors_.clear();
     LocalState state;
     for (int t = 0; t < count; ++t) {
       Shape shape(random_() % 4);
-      for (int64_t& extent : shape) extent = static_cast<int64_t>(random_() % most_extent);
+      for (int64_t& extent : shape) extent = static_cast<int64_t>(random_() % max_extent);
       const DType dtype = std::vector<DType>{F32, BF16, U8, F64}[random_() % 4];
       const Role role = random_() % 2 == 0 ? WEIGHT : OPTIMIZER_STATE;
       tensors_.push_back(RandomTensor("t" + std::to_string(t), role, dtype, shape, random_));
@@ -60,7 +60,7 @@ class RewriteTest : public testing::Test {
     saved_ = *ReadManifest(source_, kDirectory);
   }
 
-  // So many ranks, each of which holds part of every tensor, some twice.
+  // A plan for `ranks` ranks, each of which holds part of every tensor, some parts twice.
   void PlanRandom(int ranks) {
     std::vector<LocalState> states(ranks);
     for (const WholeTensor& tensor : tensors_) {
@@ -99,7 +99,7 @@ class RewriteTest : public testing::Test {
                    {.memory_bytes = LeastRewriteMemory(saved_, plan_.manifest), .io_threads = 2});
   }
 
-  // Everything is in the new place.
+  // Expects that all data arrived in the new checkpoint.
   void ExpectArrived() {
     const absl::StatusOr<Manifest> manifest = ReadManifest(storage_, kDirectory);
     ASSERT_TRUE(manifest.ok()) << manifest.status();
@@ -167,7 +167,7 @@ TEST_F(RewriteTest, EveryOperationMayFail) {
     faulty_.FailAt(faulty_.operation_count() + o, absl::ResourceExhaustedError("no space"), 3);
     const auto report = Run();
     faulty_.ClearFaults();
-    if (report.ok()) continue;  // what cleans up a directory that is not there may fail
+    if (report.ok()) continue;  // the cleanup of a missing directory may fail
     EXPECT_TRUE(absl::IsResourceExhausted(report.status())) << report.status();
     const bool committed = ReadManifest(storage_, kDirectory).ok();
     if (!committed) {
@@ -238,7 +238,7 @@ TEST_F(RewriteTest, DamageOfTheSourceIsNotCopied) {
     }
   }
   EXPECT_GT(checked, 0);
-  // A whole file less.
+  // A whole file is missing.
   ASSERT_TRUE(source_.Delete(std::string(kDirectory) + "/" + saved_.files(0).path()).ok());
   EXPECT_TRUE(absl::IsNotFound(Run().status()));
   EXPECT_THAT(Left(), IsEmpty());
@@ -248,7 +248,7 @@ TEST_F(RewriteTest, AnotherDigestIsNotCommitted) {
   do {
     source_.DeleteTree(kDirectory).IgnoreError();
     SaveRandom(4, 30);
-  } while (saved_.files_size() == 0);  // nothing has elements
+  } while (saved_.files_size() == 0);  // no tensor has elements
   PlanRandom(3);
   for (LogicalTensor& tensor : *saved_.mutable_tensors()) {
     if (!tensor.has_digest()) continue;
@@ -261,7 +261,7 @@ TEST_F(RewriteTest, AnotherDigestIsNotCommitted) {
     EXPECT_THAT(Left(), IsEmpty());
     *tensor.mutable_digest() = right;
   }
-  // None is something else than another.
+  // No tensor may be an alias or a state of another.
   for (LogicalTensor& tensor : *saved_.mutable_tensors()) {
     if (!tensor.has_digest()) continue;
     tensor.clear_digest();

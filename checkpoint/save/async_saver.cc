@@ -22,8 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Memory is touched, while others want the processor, for one part of the time in so many.
-constexpr int kPoliteness = 50;
+// Ratio of idle time to prefault time while the program wants the processors.
+constexpr int kBackoffRatio = 50;
 
 absl::Status CheckAsyncOptions(const AsyncSaveOptions& options) {
   if (options.copy_threads >= 1) return absl::OkStatus();
@@ -106,7 +106,7 @@ class AsyncSaver::Background {
     Clock::time_point start;
   };
 
-  // False where the system gives none; it may later.
+  // Returns false where the system cannot start a thread; it may later.
   bool TryToStartThread() {
     if (thread_.joinable()) return true;
     absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
@@ -149,7 +149,7 @@ class AsyncSaver::Background {
     }
   }
 
-  // Precondition: there is one. By thread_ or, where there is none, by whoever asks.
+  // Precondition: a request is queued. Called by thread_ or, without it, by the caller's thread.
   void HandleNext() {
     MutexLock lock(&mutex_);
     const Request request = std::move(queue_.front());
@@ -200,11 +200,12 @@ class AsyncSaver::Background {
     return SaveOutcome{step, std::move(report)};
   }
 
-  // Where this thread is the background's own.
+  // Whether this thread is the background thread.
   bool InBackground() const { return std::this_thread::get_id() == background_id_; }
 
-  // Nobody is to wait for what only makes the first save faster, nor for a processor that it takes:
-  // one that others want, too, serves this thread later than it computes.
+  // Prefaulting only makes the first save faster, so neither a caller nor the program's own threads
+  // should wait for it: where they compete for the processor, this thread takes longer than it
+  // computes, and backs off.
   void MakeStagingPresent() {
     bool left = true;
     while (left) {
@@ -214,7 +215,7 @@ class AsyncSaver::Background {
       const std::chrono::duration<double> used(ThreadProcessorSeconds() - processor_start);
       const bool wanted = Clock::now() - start > 1.5 * used;
       if (IsNeeded(Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      wanted ? kPoliteness * used : 0 * used))) {
+                                      wanted ? kBackoffRatio * used : 0 * used))) {
         return;
       }
     }
@@ -230,7 +231,7 @@ class AsyncSaver::Background {
     return stopping_ || idle_waiters_ > 0 || !queue_.empty();
   }
 
-  // RunSave() counts from when it was called.
+  // RunSave() counts from the time of its call.
   void AddTimes(const Request& request, AsyncSaveReport& report) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - request.start).count();
     report.copied_seconds += seconds - report.save.seconds;
@@ -249,7 +250,7 @@ class AsyncSaver::Background {
 
   const AsyncSaveOptions options_;
   SingleProcessGroup alone_;  // the group where the options name none
-  // Of thread_ alone, or of whoever does its work.
+  // Used by thread_, or by the caller's thread that does its work.
   WatchedGroup group_;
   PlanCache plan_cache_;
   StagingPool staging_;
@@ -266,12 +267,12 @@ class AsyncSaver::Background {
   // Once it is known what the save in flight copies.
   std::shared_ptr<DataWriter> writer_ ABSL_GUARDED_BY(mutex_);
   std::deque<SaveOutcome> outcomes_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<bool> reads_state_ = false;  // a save is in flight whose copy may not be complete
-  std::atomic<int64_t> blocked_ns_ = 0;    // of the save in flight
+  std::atomic<bool> reads_state_ = false;  // the copy of a save in flight may be incomplete
+  std::atomic<int64_t> blocked_ns_ = 0;    // for the save in flight
 
   std::thread thread_;
   std::atomic<std::thread::id> background_id_;
-  std::string no_thread_;  // why there is none; of the thread that calls Start()
+  std::string no_thread_;  // why there is no thread; used by Start()'s caller
 };
 
 AsyncSaver::AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options)

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
 #define TESSERA_CHECKPOINT_SAVE_ASYNC_SAVER_H_
 
-// Saves while the program goes on: the same checkpoint as Save(), written by threads in the
-// background.
+// Asynchronous saves: the same checkpoint as Save(), written by background threads while the
+// program continues.
 //
 //   saver.Prepare(state);                       // once; optional
 //   for each step:
@@ -31,35 +31,36 @@
 namespace tessera::ckpt {
 
 struct AsyncSaveOptions {
-  // save.staging_bytes caps the memory that holds the copy of this process's part of the state,
-  // kept between saves. No limit by default, but never more than half of the memory that is
-  // available: processes that share a machine share that too. Where the copy does not fit, the save
-  // goes on in pieces: what was copied is written before more is, and who waits for memory to be
-  // copied waits for the disk. SaveReport::note then says what was needed, available and
-  // set. Little of it is ever touched where the disk takes the state before anybody waits for it.
+  // save.staging_bytes limits the memory for the copy of this process's part of the state, which is
+  // kept between saves. The default is no limit, but never more than half of the available memory,
+  // which processes on one machine share. Where the copy does not fit, the save proceeds in pieces:
+  // each is written before more is copied, and a caller that waits for memory to be copied waits
+  // for the disk. SaveReport::note then gives the sizes that are needed, available and configured.
+  // Little of the memory is ever touched where the disk takes the state before a caller waits for
+  // it.
   SaveOptions save = {.staging_bytes = std::numeric_limits<uint64_t>::max()};
 
-  // A save that starts while one is in flight.
+  // The behaviour of a save that starts while another is in flight.
   enum class WhenBusy {
-    kWait,  // Start() returns once the other is over
-    kSkip,  // is not made, on no rank; its outcome is Aborted
+    kWait,  // Start() returns once the other one is over
+    kSkip,  // no rank makes it; its outcome is Aborted
   };
   WhenBusy when_busy = WhenBusy::kWait;
 
-  // What the background may take from the program.
-  // Of save.io_threads, those that copy at once while nobody waits. Two: a thread of the program
+  // Limits on what the background takes from the program. Of save.io_threads, the number that copy
+  // at the same time while no caller waits. Two: a thread of the program that waits for another
+  // one, whose processor the copy occupies, yields its own to the copy.
   // that waits for another, whose processor the copy has, yields its own to the copy.
   int copy_threads = 2;
-  int nice = 5;  // added to the niceness of the background's threads
-  bool idle_io_priority =
-      false;  // the disk serves everybody else first, where its scheduler knows priorities
+  int nice = 5;                   // added to the niceness of the background's threads
+  bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
 
-  // Called after each save that was committed, before its outcome is known and the next save
-  // begins; by the saver's thread, so that it may take its time: to remove older checkpoints, for
-  // example.
+  // Called after each committed save, before its outcome is available and the next save begins.
+  // Runs on the saver's thread, so that it may take its time, for example to remove older
+  // checkpoints.
   std::function<void(AsyncSaveReport&)> on_committed;
 
-  // Memory that is available, in bytes; null: what the system and the process's control group say.
+  // Available memory in bytes; null: as reported by the system and the process's control group.
   std::function<uint64_t()> available_memory_bytes;
 };
 
@@ -92,34 +93,35 @@ class AsyncSaver {
  public:
   AsyncSaver(Storage& storage, std::string_view root, const AsyncSaveOptions& options = {});
 
-  // Waits as Finish() does.
+  // Waits like Finish().
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Plans a save of this state and makes the memory for its copy present, in the background, so
-  // that the first save finds both: the first touch of so much memory can take seconds, and is left
-  // to processors that have nothing else to do. Call it when training begins. Reads no element of
-  // the state. Best effort: what fails here fails, or is made up for, in the save, and neither a
-  // save nor Finish() waits for the memory.
+  // Plans a save of this state and prefaults the memory for its copy, in the background, so that
+  // the first save finds both: the first touch of so much memory can take seconds, and is left to
+  // idle processors. Call it when training begins. Reads no element of the state. Best effort:
+  // whatever fails here is repeated, or fails, in the save, and neither a save nor Finish() waits
+  // for the memory.
   void Prepare(const StateDict& state);
 
-  // Begins a save. From here on the memory that `state` describes must stay as it is until
-  // WaitUntilCopied() returned for it; the description itself and `metadata` may go at once.
+  // Begins a save. From here on the memory that `state` describes must not change until
+  // WaitUntilCopied() has returned for it; the description itself and `metadata` may be destroyed
+  // immediately.
   void Start(int64_t step, const StateDict& state, const Metadata& metadata = {});
 
   // Returns once bytes [data, data + size_bytes) may be overwritten or freed: the save in flight
-  // has a copy of what it needs of them, or does not need them, or is over. The calling thread
-  // copies too instead of only waiting. Returns at once without a save in flight.
+  // has copied the part that it needs, does not need them, or is over. The calling thread helps to
+  // copy. Returns immediately without a save in flight.
   void WaitUntilCopied(const void* data, uint64_t size_bytes);
   void WaitUntilAllCopied();
 
-  // The outcomes of saves that are over, oldest first, one a call; nullopt if there is none yet.
-  // Never waits.
+  // The outcomes of finished saves, oldest first, one per call; nullopt if there is none yet. Never
+  // waits.
   std::optional<SaveOutcome> Poll();
 
-  // Waits for what is in flight, at most for the deadlines of the group and as long as the storage
-  // needs, and returns the outcomes that were not polled.
+  // Waits for saves in flight, limited by the deadlines of the group and by the time that the
+  // storage needs, and returns the outcomes that were not polled.
   std::vector<SaveOutcome> Finish();
 
  private:

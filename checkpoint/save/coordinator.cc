@@ -52,7 +52,7 @@ void Coordinator::Abandon() {
   if (directory_is_ours_ && !may_be_committed_) storage_.DeleteTree(directory_).IgnoreError();
 }
 
-// A manifest before anything is written has no checksums yet.
+// Before anything is written, a manifest has no checksums yet.
 absl::Status Coordinator::CheckPlan(const Manifest& planned) {
   Manifest checked = planned;
   for (DataFile& file : *checked.mutable_files()) {

@@ -14,24 +14,24 @@
 
 namespace tessera::ckpt {
 
-// One save as rank 0 sees it: the steps of the commit protocol (run_save.cc) that it takes for all.
-// `metadata` must outlive it.
+// Rank 0's side of one save: the steps of the commit protocol (run_save.cc) that it does for all
+// ranks. `metadata` must outlive it.
 class Coordinator {
  public:
   Coordinator(Storage& storage, std::string_view root, const Manifest& metadata);
 
-  // The end of step 1, and step 2: the tensors and files of the plan -> the directory to write to.
-  // Where `is_new` is false the same plan was checked before.
+  // The end of step 1, and step 2: checks the tensors and files of the plan, and returns the
+  // directory to write to. With `is_new` false, the same plan was checked before.
   absl::StatusOr<std::string> Prepare(const Manifest& planned, bool is_new);
 
-  // Steps 5 to 7: the reports of all ranks -> the number of bytes written.
+  // Steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
 
-  // What Prepare() asks of a new plan, apart from the metadata.
+  // The checks of Prepare() for a new plan, apart from the metadata.
   static absl::Status CheckPlan(const Manifest& planned);
 
-  // Frees the room that a failed save took. Nobody may be writing. Best effort: the next save of
-  // the step and Prune would do the same.
+  // Frees the space of a failed save. No rank may be writing. Best effort: the next save of the
+  // step and Prune would do the same.
   void Abandon();
 
  private:

@@ -23,7 +23,7 @@ constexpr uint64_t kBlockBytes = 128 << 10;
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
-    Storage& storage, std::string_view directory, const StateDict& state, const LocalPlan& local,
+    Storage& storage, std::string_view directory, const StateDict& state, const RankState& local,
     const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool) {
   std::shared_ptr<DataWriter> writer(new DataWriter(storage, directory, options, pool));
   const MutexLock lock(&writer->mutex_);
@@ -31,7 +31,7 @@ absl::StatusOr<std::shared_ptr<DataWriter>> DataWriter::Make(
   return writer;
 }
 
-absl::Status DataWriter::CutIntoPieces(const StateDict& state, const LocalPlan& local,
+absl::Status DataWriter::CutIntoPieces(const StateDict& state, const RankState& local,
                                        const RankPlan& plan) {
   const StagingRequest needed = NeededStaging(plan, options_);
   TESSERA_RETURN_IF_ERROR(pool_.Reserve(needed));

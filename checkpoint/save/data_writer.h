@@ -45,7 +45,7 @@ class DataWriter {
  public:
   // Reserves staging memory: ResourceExhausted where there is too little.
   static absl::StatusOr<std::shared_ptr<DataWriter>> Make(
-      Storage& storage, std::string_view directory, const StateDict& state, const LocalPlan& local,
+      Storage& storage, std::string_view directory, const StateDict& state, const RankState& local,
       const RankPlan& plan, const DataWriterOptions& options, StagingPool& pool);
 
   // Call once. Returns the checksum of every chunk and the digests of what was written. An error
@@ -99,7 +99,7 @@ class DataWriter {
         policy_(options),
         pool_(pool) {}
 
-  absl::Status CutIntoPieces(const StateDict& state, const LocalPlan& local, const RankPlan& plan)
+  absl::Status CutIntoPieces(const StateDict& state, const RankState& local, const RankPlan& plan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutBuffers(uint64_t stride_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForPieces(const std::vector<size_t>& pieces);

@@ -40,26 +40,28 @@ struct SaveOptions {
   // An AsyncSaver takes them with each save instead.
   Metadata metadata;
 
-  // Layout of the files. A checksum chunk is the least that a partial read fetches; 8 divides it.
+  // Layout of the files. A checksum chunk is the smallest part that a partial read fetches; must be
+  // a multiple of 8.
   uint32_t checksum_chunk_bytes = 1 << 20;
-  uint64_t max_file_bytes = uint64_t{4} << 30;  // a rank's data goes to more files beyond this
+  uint64_t max_file_bytes = uint64_t{4}
+                            << 30;  // above this, a rank's data is split into more files
 
-  // Resources. Staging and writing happen in the same threads, so that more threads than cores keep
-  // the disk busy.
+  // Resources. The same threads stage and write, so that more threads than cores keep the disk
+  // busy.
   int io_threads = 4;
-  uint64_t staging_bytes = uint64_t{64} << 20;  // at most, or one chunk
+  uint64_t staging_bytes = uint64_t{64} << 20;  // maximum, but at least one chunk
 
-  // Called on every rank that set it, by the thread that saves, once this rank's data is durable
-  // and before the checkpoint is committed: makes durable what must not be missing where the
-  // checkpoint is there, a log for example. Its error is the save's. Null: nothing.
+  // Called on every rank that set it, by the saving thread, once this rank's data is durable and
+  // before the checkpoint is committed: to make durable what the checkpoint depends on, for example
+  // a log. Its error fails the save.
   std::function<absl::Status()> before_commit;
 };
 
 struct SaveReport {
-  std::string directory;       // of the new checkpoint, inside the storage
+  std::string directory;       // of the new checkpoint, within the storage
   uint64_t bytes_written = 0;  // data files, all ranks
-  double seconds = 0;          // from the beginning to the commit
-  // Processor time for copies, checksums and writes, of the threads that the save runs here.
+  double seconds = 0;          // from the call to the commit
+  // Processor time of copies, checksums and writes on the threads that the save runs here.
   double processor_seconds = 0;
 
   // What did not go as well as it could, though the checkpoint is whole: memory that was not
@@ -71,7 +73,7 @@ struct SaveReport {
 struct AsyncSaveReport {
   SaveReport save;
   double copied_seconds = 0;   // from Start() until this process's state was copied
-  double blocked_seconds = 0;  // this process's threads spent in Start() and waiting for the copy
+  double blocked_seconds = 0;  // in Start() and waiting for the copy
 };
 
 }  // namespace tessera::ckpt

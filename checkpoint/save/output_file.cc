@@ -9,7 +9,7 @@
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_runs.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 
 namespace tessera::ckpt {
@@ -30,7 +30,7 @@ OutputFile::Source OutputFile::MakeSource(const WriteItem& item, const StateDict
           BoxRuns(box, box, origin, ContiguousStrides(tensor.global_shape))};
 }
 
-absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const LocalPlan& local,
+absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const RankState& local,
                                             const FilePlan& plan, DigestSlots& slots) {
   OutputFile file;
   file.index_ = plan.file_index();
@@ -45,7 +45,7 @@ absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const LocalP
   return file;
 }
 
-// fn(source, first, last): elements [first, last) of the source lie in bytes [begin, end).
+// Calls fn(source, first, last): elements [first, last) of the source are in bytes [begin, end).
 template <typename Function>
 void OutputFile::ForEachSource(uint64_t begin, uint64_t end, Function&& fn) const {
   auto source = std::ranges::upper_bound(sources_, begin, {}, &Source::end);

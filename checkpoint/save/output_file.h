@@ -26,7 +26,7 @@ class OutputFile {
  public:
   // Tensors without a slot in `slots` get one. Copy() reads the memory of `state`, which must stay
   // valid; its description and the plans may be destroyed.
-  static absl::StatusOr<OutputFile> Make(const StateDict& state, const LocalPlan& local,
+  static absl::StatusOr<OutputFile> Make(const StateDict& state, const RankState& local,
                                          const FilePlan& plan, DigestSlots& slots);
 
   uint32_t index() const { return index_; }  // into Manifest.files

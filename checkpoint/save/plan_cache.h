@@ -6,14 +6,14 @@
 
 namespace tessera::ckpt {
 
-// What happened so far on this rank.
+// Counters of this rank.
 struct PlanCounters {
   int64_t saves = 0;           // agreements, failed ones included
   int64_t local_hits = 0;      // this rank's structure was the cached one
   int64_t hits = 0;            // every rank's was: no planning
-  int64_t descriptions = 0;    // of this rank's state that travelled to rank 0
+  int64_t descriptions = 0;    // sent to rank 0 by this rank
   int64_t plans_made = 0;      // by this process: on rank 0
-  int64_t parts_received = 0;  // of a new plan
+  int64_t parts_received = 0;  // parts of new plans
 };
 
 // This rank's part of the last plan: a save of a state of the same structure (names, roles, dtypes,

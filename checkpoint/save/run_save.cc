@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/phase.h"
@@ -20,22 +20,24 @@
 
 // The commit protocol
 //
-//  1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
-//     not covered, a disagreement between ranks, metadata that no manifest can hold, a committed
-//     checkpoint of the same step and a lack of room end the save here, before anything is written.
-//  2. Rank 0 removes a half-written directory of the same step, creates the directory anew and
-//     makes its name durable. No manifest is in it, so to every reader it is no checkpoint.
-//  3. Every rank writes its data files, makes their contents durable and then, by syncing the
-//     directory itself, their names: a manifest must never be seen without its data, and on a file
-//     system that several machines share, one machine's sync need not cover what others made. Then
-//     it does what SaveOptions::before_commit asks for.
-//  4. Every rank reports: its error, or its checksums and digests. One error ends the save for all.
-//  5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
-//  6. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
-//  7. Rank 0 makes the rename durable and tells everybody.
+// 1. Every rank describes its state; rank 0 makes one plan from all descriptions. A tensor that is
+//    not covered, a disagreement between ranks, metadata that no manifest can hold, an already
+//    committed checkpoint of the same step and a lack of space end the save here, before anything
+//    is written.
+// 2. Rank 0 removes an incomplete directory of the same step, creates the directory and makes its
+//    name durable. It has no manifest, so no reader treats it as a checkpoint.
+// 3. Every rank writes its data files, makes their contents durable and then, by syncing the
+//    directory itself, their names: a manifest must never be visible without its data, and on a
+//    file system that several machines share, one machine's sync need not cover what others
+//    created. Then it calls SaveOptions::before_commit.
+// 4. Every rank reports its error, or its checksums and digests. One error fails the save on all
+//    ranks.
+// 5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
+// 6. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
+// 7. Rank 0 makes the rename durable and reports success to all ranks.
 //
 // A crash before 6 leaves a directory without a manifest, which the next save of that step replaces
-// and Prune removes. A crash after it leaves the whole checkpoint. A loss of power between 6 and 7
+// and Prune removes. A crash after it leaves the complete checkpoint. A power loss between 6 and 7
 // leaves either.
 
 namespace tessera::ckpt {
@@ -43,7 +45,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Not a step: plans made ahead of the first save.
+// Not a real step: for plans made ahead of the first save.
 constexpr int64_t kNoStep = -1;
 
 absl::Status CheckOptions(const SaveOptions& options) {
@@ -72,7 +74,7 @@ absl::Status CheckMetadata(const Manifest& manifest) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<LocalPlan> Describe(const Manifest& manifest, const StateDict& state,
+absl::StatusOr<RankState> Describe(const Manifest& manifest, const StateDict& state,
                                    const SaveOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckOptions(options));
   TESSERA_RETURN_IF_ERROR(CheckMetadata(manifest));
@@ -93,7 +95,7 @@ DataWriterOptions WriterOptions(const SaveContext& context) {
 }
 
 // Steps 1 and 2.
-absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<LocalPlan>& local,
+absl::StatusOr<SaveTask> Plan(const SaveContext& context, const absl::StatusOr<RankState>& local,
                               int64_t step, const PrepareSave& prepare) {
   absl::StatusOr<SaveTask> task =
       AgreeOnSave(context.group, local, step, PlanOptions(context.options), context.plan_cache,
@@ -139,7 +141,7 @@ absl::StatusOr<AsyncSaveReport> RunSave(
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
   const Clock::time_point start = Clock::now();
   Coordinator coordinator(context.storage, context.root, manifest);
-  const absl::StatusOr<LocalPlan> local = Describe(manifest, state, context.options);
+  const absl::StatusOr<RankState> local = Describe(manifest, state, context.options);
   const absl::StatusOr<SaveTask> task = Plan(
       context, local, manifest.trainer().step(),
       [&](const Manifest& planned, bool is_new) { return coordinator.Prepare(planned, is_new); });

@@ -17,7 +17,7 @@
 
 namespace tessera::ckpt {
 
-// What the saves of one rank have in common, from one to the next.
+// State that the saves of one rank share.
 struct SaveContext {
   Storage& storage;
   std::string root;
@@ -31,20 +31,20 @@ struct SaveContext {
 // What a save of this step begins with: the manifest without tensors and files.
 Manifest MakeManifest(int64_t step, const Metadata& metadata);
 
-// One save, from the plan to the commit, by the calling thread and those of the DataWriter, which
-// `on_planned` (may be null) is told of before the first element is read. Collective; every rank
-// returns the same, except for what a report says of the rank itself.
+// One save, from the plan to the commit, on the calling thread and those of the DataWriter, which
+// is passed to `on_planned` (may be null) before the first element is read. Collective; every rank
+// returns the same, except for the parts of a report that concern the rank itself.
 absl::StatusOr<AsyncSaveReport> RunSave(
     const SaveContext& context, const Manifest& manifest, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned);
 
-// Takes part in the first agreement of a save that this rank does not make, for that reason: nor
-// does any other. Returns the error that all ranks have agreed on. Collective with RunSave() on
-// other ranks.
+// Takes part in the first agreement of a save that this rank refuses, for the given reason, so that
+// no other rank makes it either. Returns the error that all ranks agreed on. Collective with
+// RunSave() on other ranks.
 absl::Status RefuseSave(const SaveContext& context, int64_t step, const absl::Status& reason);
 
-// Plans a save of this state, which the next RunSave() finds in the cache, and reserves its staging
-// memory. Collective.
+// Plans a save of this state, so that the next RunSave() finds the plan in the cache, and reserves
+// its staging memory. Collective.
 absl::Status PlanAhead(const SaveContext& context, const StateDict& state);
 
 }  // namespace tessera::ckpt

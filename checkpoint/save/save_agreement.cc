@@ -20,7 +20,7 @@ absl::Status Unreadable(size_t rank, std::string_view what) {
                                           " that cannot be parsed"));
 }
 
-// Everything that a plan depends on, as one rank sees it.
+// Everything that one rank contributes to a plan.
 std::string CacheKey(const ProcessGroup& group, std::string_view description,
                      const SavePlanOptions& options) {
   std::string key = absl::StrCat(group.rank(), "/", group.size(), " ", options.max_file_bytes, " ",
@@ -31,7 +31,7 @@ std::string CacheKey(const ProcessGroup& group, std::string_view description,
 
 uint64_t NewPlanId() {
   std::random_device random;
-  return (uint64_t{random()} << 32 | random()) | 1;  // 0 is no plan
+  return (uint64_t{random()} << 32 | random()) | 1;  // 0 means no plan
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ struct PlanCache::Entry {
   Manifest manifest;  // on rank 0: tensors and files, without checksums and digests
 };
 
-// One agreement, as one rank sees it.
+// One rank's side of an agreement.
 class SaveAgreement {
  public:
   SaveAgreement(ProcessGroup& group, int64_t step, const SavePlanOptions& options, PlanCache& cache,
@@ -55,7 +55,7 @@ class SaveAgreement {
         prepare_(prepare),
         deadline_(deadline) {}
 
-  absl::StatusOr<SaveTask> Run(const absl::StatusOr<LocalPlan>& local) {
+  absl::StatusOr<SaveTask> Run(const absl::StatusOr<RankState>& local) {
     ++cache_.counters_.saves;
     if (local.ok()) {
       description_ = local->SerializeAsString();
@@ -101,7 +101,7 @@ class SaveAgreement {
     return begin.SerializeAsString();
   }
 
-  // On rank 0: everybody's first message -> everybody's answer.
+  // On rank 0: takes the first message of every rank, and returns the answers.
   absl::StatusOr<std::vector<std::string>> Answer(const std::vector<std::string>& all) {
     std::vector<std::string> descriptions;
     bool all_hit = true, all_described = true;
@@ -171,7 +171,7 @@ class SaveAgreement {
   Manifest planned_;  // on rank 0
 };
 
-absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<LocalPlan>& local,
+absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, const SavePlanOptions& options, PlanCache& cache,
                                      const PrepareSave& prepare, absl::Duration deadline) {
   return SaveAgreement(group, step, options, cache, prepare, deadline).Run(local);

@@ -1,4 +1,4 @@
-// Plans are kept between saves, and any change of any rank makes a new one on all.
+// Plans are kept between saves, and any change on any rank leads to a new plan on all ranks.
 
 #include "checkpoint/save/save_agreement.h"
 
@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kRanks = 4;
 
-// Rows of two tensors, a quarter on each rank, and one tensor that all hold.
-LocalPlan Describe(int rank) {
-  LocalPlan plan;
+// Rows of two tensors, a quarter on each rank, and one tensor that all ranks hold.
+RankState Describe(int rank) {
+  RankState plan;
   for (const char* name : {"a", "b"}) {
     LocalTensor& tensor = *plan.add_tensors();
     tensor.set_name(name);
@@ -39,7 +39,7 @@ LocalPlan Describe(int rank) {
 }
 
 struct Round {
-  std::vector<LocalPlan> plans;
+  std::vector<RankState> plans;
   SavePlanOptions options[kRanks];
   int64_t step[kRanks] = {7, 7, 7, 7};
   absl::Status error[kRanks];
@@ -74,8 +74,8 @@ class SaveAgreementTest : public testing::Test {
     result.tasks.resize(kRanks, absl::UnknownError("did not run"));
     RunRanks(kRanks, [&](ProcessGroup& group) {
       const int r = group.rank();
-      const absl::StatusOr<LocalPlan> local =
-          round.error[r].ok() ? absl::StatusOr<LocalPlan>(round.plans[r]) : round.error[r];
+      const absl::StatusOr<RankState> local =
+          round.error[r].ok() ? absl::StatusOr<RankState>(round.plans[r]) : round.error[r];
       result.tasks[r] = AgreeOnSave(
           group, local, round.step[r], round.options[r], caches_[r],
           [&](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
@@ -101,8 +101,7 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
   for (int r = 0; r < kRanks; ++r) before[r] = caches_[r].counters();
   for (int save = 0; save < 3; ++save) {
     Round round;
-    for (int64_t& step : round.step)
-      step = 8 + save;  // where the run is does not change what it is
+    for (int64_t& step : round.step) step = 8 + save;  // progress does not change the structure
     const Result again = Run(round);
     ASSERT_TRUE(again.ok());
     EXPECT_TRUE(again.from_cache());
@@ -164,7 +163,7 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
          t.clear_shard_shape();
        }},
       {"box",
-       [](Round& r, int k) {  // one rank holds all of it, and nobody needs to know
+       [](Round& r, int k) {  // one rank holds all of it
          LocalTensor& t = *r.plans[k].mutable_tensors(0);
          t.set_shard_offset(0, 0);
          t.set_shard_shape(0, 8);
@@ -194,9 +193,9 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       ASSERT_TRUE(result.ok()) << result.tasks[0].status();
       EXPECT_FALSE(result.from_cache());
       EXPECT_EQ(caches_[0].counters().plans_made, plans + 1);
-      // What is used is what a save without any cache would use.
+      // The part in use is the one that a save without any cache would use.
       std::vector<std::string> descriptions;
-      for (const LocalPlan& plan : changed.plans) descriptions.push_back(plan.SerializeAsString());
+      for (const RankState& plan : changed.plans) descriptions.push_back(plan.SerializeAsString());
       const auto fresh = PlanSave(descriptions, changed.options[0]);
       ASSERT_TRUE(fresh.ok());
       EXPECT_EQ(result.manifest, fresh->manifest.SerializeAsString());
@@ -233,7 +232,7 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
         EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr("tensor shared: "));
       }
       EXPECT_EQ(caches_[0].counters().hits, hits);
-      EXPECT_TRUE(Run(Round()).from_cache());  // nothing was planned, so nothing was forgotten
+      EXPECT_TRUE(Run(Round()).from_cache());  // no plan was made, so none was dropped
     }
   }
 }
@@ -280,7 +279,7 @@ TEST_F(SaveAgreementTest, PartsOfDifferentPlansAreNeverMixed) {
   ASSERT_TRUE(Run(Round()).ok());
   const PlanCache old = caches_[3];
   Round other;
-  for (LocalPlan& plan : other.plans) plan.mutable_tensors(2)->set_name("other");
+  for (RankState& plan : other.plans) plan.mutable_tensors(2)->set_name("other");
   ASSERT_TRUE(Run(other).ok());
   ASSERT_TRUE(Run(Round()).ok());
   caches_[3] = old;  // the same structure, planned at another time

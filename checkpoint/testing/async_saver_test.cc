@@ -1,5 +1,5 @@
-// What callers of asynchronous saves are promised besides the checkpoint itself: when memory may be
-// overwritten, how errors arrive, what a second save does, how much memory is taken.
+// Guarantees of asynchronous saves besides the checkpoint itself: when memory may be overwritten,
+// how errors are reported, the effect of a second save, how much memory is used.
 
 #include <array>
 #include <atomic>
@@ -38,10 +38,10 @@ AsyncSaveOptions SmallPieces() {
   return options;
 }
 
-// A storage whose writes wait until they are let through.
+// A storage whose writes block until they are released.
 class Gate {
  public:
-  // For FaultInjectingStorage::FailWhere(): matches nothing, but may take its time.
+  // For FaultInjectingStorage::FailWhere(): matches nothing, but may block.
   bool Pass(const Operation& operation) {
     if (operation.kind != OperationKind::kWriteAt) return false;
     MutexLock lock(&mutex_);
@@ -85,7 +85,7 @@ class AsyncSaverTest : public testing::Test {
     return state;
   }
 
-  // What training does to the state right after it was told that it may.
+  // Changes the state as training does, immediately after the saver permits it.
   static void Overwrite(AsyncSaver& saver, const StateDict& state) {
     for (const ShardedTensor& tensor : state.tensors) {
       for (const Shard& shard : tensor.shards) {
@@ -111,7 +111,7 @@ class AsyncSaverTest : public testing::Test {
     }
   }
 
-  // No step directory but those of committed checkpoints.
+  // There are no directories of steps other than committed checkpoints.
   void ExpectNothingHalfWritten() {
     const auto list = List(storage_, "");
     const auto names = storage_.List("");
@@ -357,7 +357,7 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
   SaveOptions in_foreground;
   in_foreground.plan_cache = &plan_cache;
   saver.Prepare(state.dict);
-  for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with that of a save
+  for (int64_t step = 1; step <= 2; ++step) {  // with a plan made ahead, and with a cached one
     saver.Start(7, state.dict, ToMetadata(bad));
     saver.WaitUntilAllCopied();
     expect_refused(saver.Finish()[0].report.status());
@@ -412,7 +412,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
       RandomTensor("w", WEIGHT, F32, {1536, 1024}, random_),
       RandomTensor("m", OPTIMIZER_STATE, BF16, {8192, 1024}, random_)};
   AsyncSaveOptions options;
-  options.save.io_threads = 1;  // copies no more than two pieces of 4 MiB ahead of the disk
+  options.save.io_threads = 1;  // copies at most two pieces of 4 MiB ahead of the disk
   LocalState state = StateOf(tensors);
   AsyncSaver saver(faulty_, "", options);
   saver.Start(1, state.dict);
@@ -429,7 +429,7 @@ TEST_F(AsyncSaverTest, MemoryThatWasNeverUsedServesThoseWhoWait) {
   ExpectSaved(tensors, 2);
 }
 
-// Training as a saver sees it: every step changes one buffer after the other.
+// Simulates training: every step changes the buffers in sequence.
 class Training {
  public:
   static constexpr int kBuffers = 4;
@@ -474,7 +474,7 @@ class Training {
   std::array<std::vector<float>, kBuffers> buffers_;
 };
 
-// A disk on which every save takes three steps of training, whatever the clock says.
+// A disk on which every save takes three steps of training, independent of the clock.
 class SlowDisk {
  public:
   static constexpr int64_t kSteps = 3;
@@ -521,7 +521,8 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
       AsyncSaver saver(disk.storage(), "", On(group, options));
       Training training(rank, kRanks);
       for (int64_t step = 0; step < kSteps; ++step) {
-        // Who waits for the save before waits for the disk, which waits for so many steps.
+        // A caller that waits for the previous save waits for the disk, which waits for that many
+        // steps.
         if (step % (skip ? 1 : SlowDisk::kSteps + 1) == 0) {
           saver.Start(step, training.State());
         }

@@ -1,5 +1,4 @@
-// What callers are promised besides the round trip: errors, conversions, aliases, listing and
-// pruning.
+// Guarantees besides the round trip: errors, conversions, aliases, listing and pruning.
 
 #include "checkpoint/checkpoint.h"
 
@@ -37,7 +36,7 @@ using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-// Values of one tensor as a caller has them.
+// A caller's values of one tensor.
 template <typename T>
 ShardedTensor Tensor(std::string name, Role role, DType dtype, std::vector<T>& values,
                      Shape shape) {
@@ -155,7 +154,7 @@ TEST_F(CheckpointTest, BadRequestsAreNamedBeforeAnythingIsWritten) {
   bad.shards[0].box.shape = {3, 4};
   expect({{bad}}, AtStep(1), {}, "bad");
   bad.shards[0].box.shape = {1, 4};
-  expect({{bad}}, AtStep(1), {}, "[1,0]");  // the first element that nobody holds
+  expect({{bad}}, AtStep(1), {}, "[1,0]");  // the first element that no rank holds
   bad.shards.push_back(bad.shards[0]);
   expect({{bad}}, AtStep(1), {}, "overlap");
   bad.shards = {{WholeBox({2, 4}), nullptr, {}}};
@@ -192,7 +191,7 @@ TEST_F(CheckpointTest, AllMismatchesAtOnceAndNothingChanged) {
   EXPECT_THAT(new_a, testing::Each(-1));
   EXPECT_THAT(new_b, testing::Each(-1));
 
-  // Of another model's hundreds, as many as help.
+  // From the hundreds of names of another model, as many as are useful.
   StateDict other;
   for (int i = 0; i < 150; ++i) {
     other.tensors.push_back(Tensor("other." + std::to_string(i), WEIGHT, F32, new_a, {6}));
@@ -293,14 +292,14 @@ TEST_F(CheckpointTest, TiedParametersAreSavedOnce) {
   ASSERT_TRUE(Load(storage_, directory, tied).ok());
   EXPECT_THAT(values, ElementsAre(1, 2, 3, 4));
 
-  // Untied now: both get the value.
+  // Untied in the loading program: both names get the value.
   std::vector<float> own_head(4);
   StateDict untied = {{Tensor("lm_head.weight", WEIGHT, F32, own_head, {4}),
                        Tensor("wte.weight", WEIGHT, F32, values, {4})}};
   ASSERT_TRUE(Load(storage_, directory, untied).ok());
   EXPECT_EQ(own_head, values);
 
-  // The other way round one of two values would be lost.
+  // In the reverse direction, one of two values would be lost.
   MustSave(untied, 2);
   const absl::Status status = Load(storage_, StepDirectoryName(2), tied).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
@@ -353,7 +352,7 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
 
 TEST_F(CheckpointTest, ALateRankIsNamed) {
   RunRanks(2, [&](ProcessGroup& group) {
-    if (group.rank() == 1) return;  // never comes
+    if (group.rank() == 1) return;  // never takes part
     std::vector<float> values = {1};
     SaveOptions options;
     options.deadline = absl::Milliseconds(50);
@@ -373,8 +372,8 @@ TEST_F(CheckpointTest, RanksThatDisagreeAreNamed) {
         Save(storage_, "", 1, {{Tensor("x", WEIGHT, F32, values, shape)}}, {.group = &group})
             .status();
     EXPECT_TRUE(absl::IsInvalidArgument(status));
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 says WEIGHT F32 [4]"),
-                                       HasSubstr("rank 1 says WEIGHT F32 [2,2]")));
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("tensor x: rank 0 has WEIGHT F32 [4]"),
+                                       HasSubstr("rank 1 has WEIGHT F32 [2,2]")));
     const absl::Status steps = Save(storage_, "", group.rank(),
                                     {{Tensor("x", WEIGHT, F32, values, {4})}}, {.group = &group})
                                    .status();
@@ -450,8 +449,8 @@ TEST_F(PosixCheckpointTest, ReadOnlyFolder) {
       root_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   std::vector<float> values = {1};
   absl::Status status;
-  // Permissions do not bind root: a thread without its capabilities, and the threads it starts,
-  // they do.
+  // Permissions do not restrict root, but they do restrict a thread without its capabilities, and
+  // the threads it starts.
   std::thread([&] {
     __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     const __user_cap_data_struct none[2] = {};

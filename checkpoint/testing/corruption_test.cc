@@ -1,5 +1,5 @@
-// Every byte of every file of a small checkpoint is flipped, every file is cut at every length,
-// lost and replaced: Verify says so with file, offset and tensor, and Load refuses.
+// Flips every byte of every file of a small checkpoint, and truncates every file at every length,
+// deletes and replaces it: Verify reports it with file, offset and tensor, and Load refuses it.
 
 #include <algorithm>
 #include <cstddef>
@@ -59,7 +59,7 @@ class CorruptionTest : public testing::Test {
     return Load(storage, directory_, state.dict, {.group = &group}).status();
   }
 
-  // The tensor that has the byte, by the manifest; empty: none.
+  // The tensor that contains the byte, according to the manifest; empty: none.
   std::string TensorAt(int file, uint64_t offset) {
     for (const LogicalTensor& tensor : manifest_.tensors()) {
       for (int64_t s = 0; s < ShardCount(tensor); ++s) {
@@ -82,7 +82,7 @@ class CorruptionTest : public testing::Test {
   Manifest manifest_;
 };
 
-// Remembers the longest message that rank 0 gave to all.
+// Records the longest message that rank 0 broadcast.
 class SpyGroup final : public ProcessGroup {
  public:
   uint64_t longest_bytes = 0;
@@ -98,10 +98,10 @@ class SpyGroup final : public ProcessGroup {
     longest_bytes = std::max<uint64_t>(longest_bytes, from_rank_0.size());
     return base_.Broadcast(from_rank_0, deadline);
   }
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int to) override {
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data, int to) override {
     return base_.StartSend(data, to);
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int from) override {
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int from) override {
     return base_.StartReceive(data, from);
   }
 
@@ -109,7 +109,7 @@ class SpyGroup final : public ProcessGroup {
   SingleProcessGroup base_;
 };
 
-// Bytes of manifest.pb that were read.
+// Number of bytes of manifest.pb that were read.
 uint64_t ManifestBytesRead(const FaultInjectingStorage& storage) {
   uint64_t bytes = 0;
   for (const Operation& operation : storage.operations()) {
@@ -131,7 +131,7 @@ TEST_F(CorruptionTest, NoMoreThanItsHeaderIsReadOfWhatIsNoManifest) {
   EXPECT_LT(group.longest_bytes, 1000);
 }
 
-// One rank finds out, and the others are told that, not the bytes.
+// Rank 0 detects it and broadcasts the error, not the bytes.
 TEST_F(CorruptionTest, AManifestMadeToTakeMuchMemoryIsRefusedBeforeItIsHandedOut) {
   const std::string path = directory_ + "/" + std::string(kManifestFileName);
   std::string bytes = ReadAll(storage_, path, 1 << 20)->substr(0, kManifestHeaderBytes);
@@ -245,7 +245,7 @@ TEST_F(CorruptionTest, MissingFiles) {
 }
 
 TEST_F(CorruptionTest, FilesThatWereSwapped) {
-  // Each is whole and well-formed, but not what the manifest means.
+  // Each is complete and well-formed, but does not match the manifest.
   ASSERT_TRUE(storage_.Rename(Path(0), "swap").ok());
   ASSERT_TRUE(storage_.Rename(Path(1), Path(0)).ok());
   ASSERT_TRUE(storage_.Rename("swap", Path(1)).ok());
@@ -331,7 +331,7 @@ TEST_F(ManyFilesTest, FilesOfAWrongSizeCostOneMapTogether) {
 }
 
 TEST_F(ManyFilesTest, ChunksThatAreNotReportedAreNotSearched) {
-  // One file of a hundred and more chunks, all of them bad.
+  // One file of more than a hundred chunks, all of them bad.
   SaveOptions options;
   options.checksum_chunk_bytes = 64;
   const auto saved = Save(storage_, "", 8, state_.dict, options);

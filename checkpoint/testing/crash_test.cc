@@ -1,6 +1,6 @@
-// Fails, or dies, at each I/O operation of a save in turn, with and without a loss of power, on all
-// ranks or on one, while the program waits or goes on: afterwards the old checkpoint or the new one
-// is there, bit for bit, and never a mix.
+// Fails, or dies, at each I/O operation of a save in turn, with and without a power loss, on all
+// ranks or on one, synchronously or asynchronously: afterwards the old checkpoint or the new one
+// exists, bit for bit, and never a mixture.
 
 #include <algorithm>
 #include <atomic>
@@ -44,7 +44,7 @@ Manifest MetadataOfStep(int64_t step) {
   return metadata;
 }
 
-// The same tensors with other contents for each version.
+// The same tensors with different contents for each version.
 std::vector<WholeTensor> Tensors(uint64_t version) {
   std::mt19937_64 random(version);
   std::vector<WholeTensor> tensors;
@@ -88,7 +88,7 @@ absl::Status SaveInBackground(Storage& storage, int64_t step, const StateDict& s
   return outcomes[0].report.status();
 }
 
-// Each rank over its own storage, which may all be the same one.
+// Each rank uses its own storage, which may all be the same one.
 std::vector<absl::Status> SaveVersion(const std::vector<Storage*>& storages, Mode mode,
                                       uint64_t version, int64_t step) {
   const std::vector<WholeTensor> tensors = Tensors(version);
@@ -131,7 +131,7 @@ enum class Fault { kFail, kDie, kLosePower, kLosePowerHalfway };
 constexpr Fault kFaults[] = {Fault::kFail, Fault::kDie, Fault::kLosePower,
                              Fault::kLosePowerHalfway};
 
-// What is already there when the save begins.
+// Prepares what exists when the save begins.
 void PrepareRoot(Storage& storage, bool half_written) {
   for (const absl::Status& status : SaveVersion(storage, 1, kOldStep)) ASSERT_TRUE(status.ok());
   if (!half_written) return;
@@ -142,15 +142,15 @@ void PrepareRoot(Storage& storage, bool half_written) {
   for (const absl::Status& status : SaveVersion(faulty, 9, kNewStep)) ASSERT_FALSE(status.ok());
 }
 
-// What is broken: one operation, on whatever rank, or of one rank.
+// The fault: one operation, of any rank or of a specific one.
 struct Attempt {
   Mode mode;
   Fault fault;
-  bool half_written;  // a directory of the step is there
+  bool half_written;  // an incomplete directory of the step exists
   int rank;           // whose operations are counted and broken; -1: those of all
 };
 
-// The old checkpoint is there and, where `saved`, the new one; whatever is there loads.
+// Expects the old checkpoint and, if `saved`, the new one; all existing checkpoints load.
 void ExpectOldOrNew(MemoryStorage& storage, bool saved) {
   const auto list = List(storage, "run");
   ASSERT_TRUE(list.ok()) << list.status();
@@ -165,7 +165,8 @@ void ExpectOldOrNew(MemoryStorage& storage, bool saved) {
   }
 }
 
-// The same step can be saved (or is there), and nothing half-written remains after pruning.
+// Expects that the same step can be saved (or exists), and that pruning removes everything
+// incomplete.
 void ExpectLifeGoesOn(MemoryStorage& storage) {
   const bool is_there = List(storage, "run")->size() > 1;
   const std::vector<absl::Status> again = SaveVersion(storage, 2, kNewStep);
@@ -177,7 +178,7 @@ void ExpectLifeGoesOn(MemoryStorage& storage) {
               names->front() == StepDirectoryName(kNewStep) + "/");
 }
 
-// Returns false once `operation` is beyond the save's last.
+// Returns false once `operation` is beyond the save's last one.
 bool TryFault(const Attempt& attempt, int64_t operation) {
   const Fault fault = attempt.fault;
   SCOPED_TRACE(absl::StrCat("fault ", static_cast<int>(fault), " at operation ", operation,
@@ -206,7 +207,7 @@ bool TryFault(const Attempt& attempt, int64_t operation) {
   return reached;
 }
 
-// At every operation in turn.
+// Tries every operation in turn.
 void TryEveryOperation(const Attempt& attempt, int64_t least_operations) {
   int64_t operation = 0;
   while (TryFault(attempt, operation)) {
@@ -233,8 +234,8 @@ TEST_P(CrashInSaveTest, EveryOperationOfOneRank) {
   }
 }
 
-// A rank whose messages stop at one of its operations in turn: it is gone for the others, and they
-// for it.
+// A rank whose messages stop at one of its operations: it is gone for the others, and they are for
+// it.
 class VanishingGroup final : public ProcessGroup {
  public:
   VanishingGroup(ProcessGroup& base, int operations) : base_(base), operations_(operations) {}
@@ -251,18 +252,19 @@ class VanishingGroup final : public ProcessGroup {
     if (--operations_ < 0) return Gone();
     return base_.Broadcast(from_rank_0, deadline);
   }
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
-    if (--operations_ < 0) return std::make_unique<NoTransfer>();
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
+    if (--operations_ < 0) return std::make_unique<NoMessage>();
     return base_.StartSend(data, destination);
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
-    if (--operations_ < 0) return std::make_unique<NoTransfer>();
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
+    if (--operations_ < 0) return std::make_unique<NoMessage>();
     return base_.StartReceive(data, source);
   }
 
  private:
   static absl::Status Gone() { return absl::UnavailableError("the connection is gone"); }
-  struct NoTransfer final : Transfer {
+  struct NoMessage final : PendingMessage {
     absl::Status Wait(absl::Duration) override { return Gone(); }
   };
 
@@ -270,7 +272,7 @@ class VanishingGroup final : public ProcessGroup {
   int operations_;
 };
 
-// Returns false where nobody vanished.
+// Returns false if no rank vanished.
 bool TryVanishing(Mode mode, int vanishing_rank, int operations) {
   SCOPED_TRACE(
       absl::StrCat("rank ", vanishing_rank, " vanishes after ", operations, " operations"));
@@ -293,7 +295,7 @@ bool TryVanishing(Mode mode, int vanishing_rank, int operations) {
   });
   ExpectOldOrNew(storage, statuses[0].ok());
   for (int rank = 0; rank < kRanks && vanished; ++rank) {
-    // Rank 0's last word may be heard by nobody; what it says is true then.
+    // Rank 0's last message may not be received; its content is then still true.
     EXPECT_TRUE(!statuses[rank].ok() || rank == 0) << rank;
   }
   if (!testing::Test::HasFailure()) ExpectLifeGoesOn(storage);

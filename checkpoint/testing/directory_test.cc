@@ -1,4 +1,4 @@
-// What lies beside the checkpoints in a folder: links, and directories that cannot be read.
+// Other entries in a folder of checkpoints: links, and directories that cannot be read.
 
 #include "checkpoint/directory/directory.h"
 
@@ -37,7 +37,7 @@ class DirectoryTest : public testing::Test {
   MemoryStorage storage_;
 };
 
-// One bad directory blocks neither listing nor pruning, and is never deleted.
+// One bad directory prevents neither listing nor pruning, and is never deleted.
 TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
   FaultInjectingStorage faulty(storage_);
   for (const int64_t step : {1, 2, 3, 4}) {
@@ -68,7 +68,7 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
   EXPECT_EQ(List(storage_, "")->front().step, 1);
 }
 
-// What cannot be deleted does not keep what can.
+// An entry that cannot be deleted does not prevent the deletion of others.
 TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
   for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);
   FaultInjectingStorage faulty(storage_);

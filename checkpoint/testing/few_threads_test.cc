@@ -1,4 +1,4 @@
-// A system that gives no more threads, or none: everything goes on with those that there are.
+// A system that permits few more threads, or none: everything works with the available ones.
 
 #include <memory>
 #include <random>
@@ -9,7 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr char kDirectory[] = "step-00000001";
 
-// With so many more threads in all; the ranks themselves are not among them.
+// The parameter is the number of additional threads, not counting the ranks themselves.
 class FewThreadsTest : public testing::TestWithParam<int> {
  protected:
   FewThreadsTest() {
@@ -37,7 +37,7 @@ class FewThreadsTest : public testing::TestWithParam<int> {
   }
   ~FewThreadsTest() override { LimitThreads(-1); }
 
-  // Each rank has so many of the rows, or, with one, all of them.
+  // Each rank has a part of the rows or, with a single rank, all of them.
   LocalState State(int rank, int ranks, bool fill) const {
     LocalState state;
     for (const WholeTensor& tensor : tensors_) {
@@ -88,7 +88,7 @@ TEST_P(FewThreadsTest, LoadsAlone) {
   ExpectHeld(state);
 }
 
-// All ranks want the first tensors: they read for each other. The last one is read by a rank for
+// All ranks want the first tensors, and share their reads. The last one is read by one rank for
 // itself.
 TEST_P(FewThreadsTest, LoadsTogether) {
   SaveByTwo();
@@ -97,7 +97,7 @@ TEST_P(FewThreadsTest, LoadsTogether) {
     LocalState state = State(0, 1, false);
     if (group.rank() != 1) state.dict.tensors.pop_back();
     LoadOptions options;
-    options.staging_bytes = 1;  // the least: a buffer of each kind
+    options.staging_bytes = 1;  // the minimum: a buffer of each kind
     const auto loaded = Load(storage_, kDirectory, state.dict, On(group, options));
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_GT(loaded->bytes_received, 0);

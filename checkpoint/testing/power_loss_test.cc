@@ -1,7 +1,7 @@
-// Loses power at any moment of a save, a rewrite and a removal on the real file system, as the
-// syncs that were really made leave it: whatever looks committed is whole, and what was promised is
-// there. Leaving out any single sync breaks that, so that none is there in vain and none can get
-// lost.
+// Simulates a power loss at any moment of a save, a rewrite and a removal on the real file system,
+// based on the syncs that were actually made: whatever looks committed is complete, and everything
+// promised exists. Omitting any single sync breaks that, so that none is superfluous and none can
+// be removed unnoticed.
 
 #include "base/power_loss.h"
 
@@ -19,7 +19,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -36,12 +36,12 @@ using ::testing::ElementsAre;
 
 constexpr int kRanks = 2;
 
-// The real storage as one of several machines sees it that share a file system: its syncs of a
-// directory need not cover what others changed there.
+// The real storage as seen by one of several machines that share a file system: its syncs of a
+// directory need not include changes by others.
 class MachineStorage final : public Storage {
  private:
-  // Noted before, so that no other machine's sync comes between, and again where there was no
-  // directory yet.
+  // Recorded before the call, so that no other machine's sync comes between, and again if there was
+  // no directory yet.
   template <typename Function>
   auto Change(std::vector<std::string_view> paths, const Function& function) {
     const ScopedMachine scoped(machine_);
@@ -55,7 +55,7 @@ class MachineStorage final : public Storage {
   }
 
  public:
-  // `prefix`: of the storage's root, below that of the scenario; empty, or ending in '/'.
+  // `prefix`: the path of the storage's root below that of the scenario; empty, or ending in '/'.
   MachineStorage(Storage& base, int machine, std::string prefix)
       : base_(base), machine_(machine), prefix_(std::move(prefix)) {}
 
@@ -158,7 +158,8 @@ void Fill(const FileImage& image, Storage& storage) {
   }
 }
 
-// Whether everything that looks committed is whole, and whether all that must be committed is.
+// Whether everything that looks committed is complete, and whether everything that must be
+// committed is.
 std::string Check(Storage& storage, const std::string& folder, const std::vector<int64_t>& steps) {
   const auto found = List(storage, folder);
   if (!found.ok()) return found.status().ToString();
@@ -209,7 +210,7 @@ TEST_F(PowerLossTest, ASaveByTwoMachines) {
   }
 }
 
-// What a save that died has left is replaced, and never mixed with the new.
+// The leftovers of a save that died are replaced, and never mixed with the new files.
 TEST_F(PowerLossTest, ASaveInThePlaceOfOneThatDied) {
   PowerLossScenario scenario;
   scenario.prepare = [](const std::string& root) {
@@ -288,11 +289,11 @@ TEST_F(PowerLossTest, ARemoval) {
     if (!problem.empty() || !finished) return problem;
     return storage.List("")->size() == 1 ? "" : "a removed directory is back";
   };
-  // Each stops being a checkpoint before anything of it goes; in the end none is there.
+  // Each stops being a checkpoint before any of its files is deleted; in the end none exists.
   EXPECT_THAT(EverySync(scenario), ElementsAre("", "step-00000001", "step-00000002"));
 }
 
-// "a" was made by somebody who did not sync it.
+// "a" was created without a sync.
 TEST_F(PowerLossTest, DirectoriesAndRoots) {
   PowerLossScenario scenario;
   scenario.run = [](const std::string& root) -> absl::Status {

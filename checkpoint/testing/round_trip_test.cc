@@ -1,5 +1,5 @@
 // Random tensors, shardings, replicas and memory layouts, saved by some ranks and loaded by others,
-// against whole tensors held aside.
+// compared with whole tensors.
 
 #include <memory>
 #include <random>
@@ -40,14 +40,14 @@ std::vector<WholeTensor> RandomTensors(std::mt19937_64& random) {
   return tensors;
 }
 
-// Every tensor cut at random and its boxes dealt to the ranks; to some ranks twice.
+// Splits every tensor at random and deals its boxes to the ranks; some boxes to two ranks.
 std::vector<std::unique_ptr<LocalState>> Deal(const std::vector<WholeTensor>& tensors, int ranks,
                                               bool fill, std::mt19937_64& random) {
   std::vector<std::unique_ptr<LocalState>> states;
   for (int r = 0; r < ranks; ++r) states.push_back(std::make_unique<LocalState>());
   for (const WholeTensor& tensor : tensors) {
     const std::vector<Box> boxes = RandomCut(tensor.shape, 1 + random() % (2 * ranks), random);
-    // Another cut of the same tensor, held by other ranks: replicas that are no copies of each
+    // Another split of the same tensor, on other ranks: replicas that are not copies of each
     // other's boxes.
     const std::vector<Box> other_boxes = RandomCut(tensor.shape, 1 + random() % 3, random);
     const bool replicated = ranks > 1 && random() % 3 == 0;
@@ -63,7 +63,7 @@ std::vector<std::unique_ptr<LocalState>> Deal(const std::vector<WholeTensor>& te
     }
     for (int r = 0; r < ranks; ++r) {
       if (r > 0 && held[r].empty() && random() % 2 == 0)
-        continue;  // this rank has never heard of it
+        continue;  // this rank does not know the tensor
       states[r]->Add(tensor, held[r], fill, &random);
     }
   }
@@ -74,7 +74,7 @@ std::pair<uint64_t, uint64_t> DigestOf(const LogicalTensor& saved) {
   return {saved.digest().lo(), saved.digest().hi()};
 }
 
-// Of the whole tensor, in one piece.
+// The digest of the whole tensor.
 std::pair<uint64_t, uint64_t> DigestOf(const std::vector<WholeTensor>& tensors,
                                        const std::string& name) {
   for (const WholeTensor& tensor : tensors) {
@@ -84,7 +84,7 @@ std::pair<uint64_t, uint64_t> DigestOf(const std::vector<WholeTensor>& tensors,
         DigestRun(0, tensor.bytes.data(), tensor.bytes.size() / size, size);
     return {digest.lo, digest.hi};
   }
-  return {1, 1};  // of no tensor
+  return {1, 1};  // not the digest of any tensor
 }
 
 TEST(RoundTripTest, RandomShardingsToRandomShardings) {

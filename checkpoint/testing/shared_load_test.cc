@@ -1,6 +1,5 @@
-// Ranks that load together: every byte is read once in all, by a rank that needs it, and every rank
-// ends with the right elements, within its buffers; whatever fails on one of them, all end with the
-// same error.
+// Shared loads: every byte is read once in total, by a rank that needs it, and every rank ends with
+// the right elements, within its buffers; whatever fails on one of them, all return the same error.
 
 #include <algorithm>
 #include <atomic>
@@ -29,14 +28,14 @@ namespace tessera::ckpt {
 namespace {
 
 constexpr uint32_t kChunkBytes = 256;
-// Of pieces that travel in several messages.
+// For pieces that are sent in several messages.
 constexpr uint32_t kLargeChunkBytes = 1 << 20;
 
 class SharedLoadTest : public testing::Test {
  protected:
   SharedLoadTest() : faulty_(storage_) {}
 
-  // Saved by two ranks, which hold the rows of each tensor.
+  // Saved by two ranks, each with half of the rows of each tensor.
   void SaveTensors(std::vector<WholeTensor> tensors, uint32_t chunk_bytes = kChunkBytes) {
     tensors_ = std::move(tensors);
     SaveOptions options;
@@ -66,7 +65,7 @@ class SharedLoadTest : public testing::Test {
     }
   };
 
-  // boxes_of(rank, tensor): what a rank wants of a tensor.
+  // boxes_of(rank, tensor): the boxes of a tensor that a rank wants.
   template <typename BoxesOf>
   Outcome LoadOn(int ranks, const BoxesOf& boxes_of, const LoadOptions& options = {}) {
     Outcome outcome;
@@ -96,7 +95,7 @@ class SharedLoadTest : public testing::Test {
     }
   }
 
-  // Bytes of data files that were read, after making sure that none was read twice.
+  // Number of bytes of data files that were read; fails if any was read twice.
   uint64_t BytesReadOnce() {
     std::map<std::string, std::vector<std::pair<uint64_t, uint64_t>>> reads;
     uint64_t bytes = 0;
@@ -117,7 +116,7 @@ class SharedLoadTest : public testing::Test {
     return bytes;
   }
 
-  // The naive way: every element of every wish marks its chunk.
+  // The naive way: every wanted element marks its chunk.
   uint64_t BytesNeededByAnybody(const Outcome& outcome) {
     const Manifest manifest = *ReadManifest(storage_, directory_);
     std::set<std::pair<uint32_t, uint64_t>> chunks;  // file and number
@@ -191,7 +190,7 @@ TEST_F(SharedLoadTest, ColumnsTravelWithoutTheOthers) {
   });
   ExpectAllHeld(outcome);
   EXPECT_EQ(outcome.Sum(&LoadReport::bytes_read), BytesReadOnce());
-  // At most three quarters of what is wanted was read by another rank, and no byte travelled that
+  // At most three quarters of the wanted bytes were read by another rank, and no byte was sent that
   // its receiver does not want.
   const uint64_t wanted = 2 * 64 * 96 * 4;
   EXPECT_LE(outcome.Sum(&LoadReport::bytes_received), wanted * 3 / 4);
@@ -225,7 +224,7 @@ TEST_F(SharedLoadTest, BuffersAreBounded) {
     ExpectAllHeld(outcome);
     for (const auto& report : outcome.reports) {
       EXPECT_GT(report->buffer_bytes, 0);
-      // Seven chunks, each in whole pages with room for a mark.
+      // Seven chunks, each in whole pages with space for a mark.
       EXPECT_LE(report->buffer_bytes, std::max<uint64_t>(staging, 8 * 4096)) << staging;
     }
   }
@@ -292,7 +291,7 @@ TEST_F(SharedLoadTest, PiecesOfManyMessages) {
     EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
     EXPECT_EQ(report.status(), outcome.reports[0].status());
   }
-  // What no rank could check is nowhere.
+  // Data that no rank could verify was not placed anywhere.
   for (const auto& state : outcome.states) {
     EXPECT_FALSE(LocalState::Holds(state->dict.tensors[0].shards[0], tensors_[0]));
   }
@@ -313,7 +312,7 @@ TEST_F(SharedLoadTest, RandomWishesOfRandomRanks) {
     storage_.DeleteTree("step-00000001").IgnoreError();
     SaveTensors(tensors);
     const int ranks = 1 + static_cast<int>(random() % 6);
-    // Some want the same, some what others want in part, some nothing.
+    // Some ranks want the same, some want parts of what others want, some nothing.
     std::vector<std::vector<std::vector<Box>>> wishes(ranks);
     for (int r = 0; r < ranks; ++r) {
       for (const WholeTensor& tensor : tensors_) {

@@ -1,8 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_
 #define TESSERA_CHECKPOINT_TESTING_TEST_STATE_H_
 
-// Logical tensors held whole in memory, cut into shards one element at a time: what the engine is
-// compared with.
+// Logical tensors held whole in memory, split into shards one element at a time: the oracle for
+// saves and loads.
 
 #include <cstdint>
 #include <cstring>
@@ -15,7 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 
 namespace tessera::ckpt {
 
@@ -71,13 +71,13 @@ void ForEachIndex(const Box& box, Function&& fn) {
   }
 }
 
-// The memory of one process: buffers for shards that live as long as this does.
+// The memory of one process: owns the buffers of its shards.
 class LocalState {
  public:
   StateDict dict;
 
-  // Adds boxes of a tensor, each in a buffer of its own with random gaps between its dims where
-  // `random` is given, filled from the tensor or, where `fill` is false, with a pattern.
+  // Adds boxes of a tensor, each in its own buffer, with random gaps between its dims if `random`
+  // is given, filled from the tensor or, if `fill` is false, with a pattern.
   void Add(const WholeTensor& whole, const std::vector<Box>& boxes, bool fill,
            std::mt19937_64* random = nullptr) {
     ShardedTensor tensor;
@@ -107,7 +107,7 @@ class LocalState {
     dict.tensors.push_back(std::move(tensor));
   }
 
-  // True if the elements of the shard are those of the tensor, bit for bit.
+  // True if the elements of the shard equal those of the tensor, bit for bit.
   static bool Holds(const Shard& shard, const WholeTensor& whole) {
     bool equal = true;
     const size_t size = DTypeSize(whole.dtype);
@@ -143,7 +143,7 @@ class LocalState {
   std::deque<std::string> memory_;
 };
 
-// Cuts a box into about `pieces` disjoint boxes that cover it, at random places in random dims.
+// Splits a box into about `pieces` disjoint boxes that cover it, at random places in random dims.
 inline std::vector<Box> RandomCut(const Shape& shape, size_t pieces, std::mt19937_64& random) {
   std::vector<Box> boxes = {WholeBox(shape)};
   for (size_t i = 1; i < pieces && !shape.empty(); ++i) {

@@ -1,5 +1,5 @@
-// LoadOptions::verify_digests: a bit that changes before it is placed is found, and in memory that
-// is digested where it lies, one that changes later; whoever holds it, and nothing else is.
+// LoadOptions::verify_digests: a bit that changes before it is placed is detected, and in memory
+// that is digested in place, one that changes later; on any rank, and without false alarms.
 
 #include <algorithm>
 #include <deque>
@@ -32,7 +32,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Passes everything on, and calls a hook whenever rank 0 has spoken: the last time before the
+// Forwards everything, and calls a hook after every broadcast of rank 0: at the last one before the
 // check, all ranks have loaded everything.
 class HookedGroup final : public ProcessGroup {
  public:
@@ -50,10 +50,11 @@ class HookedGroup final : public ProcessGroup {
     hook_();
     return told;
   }
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
     return base_.StartSend(data, destination);
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
     return base_.StartReceive(data, source);
   }
 
@@ -87,15 +88,15 @@ class VerifyLoadedTest : public testing::Test {
     });
   }
 
-  // A tensor's shard on a rank, one bit of which flips as soon as it is loaded. It lies in memory
-  // with a gap after each element, and so is digested afterwards.
+  // A tensor's shard on a rank, one bit of which flips as soon as it is loaded. Its memory has a
+  // gap after each element, so that it is digested afterwards.
   struct Flip {
     int rank;
     size_t tensor;
     size_t shard = 0;
   };
 
-  // boxes_of(rank, tensor): what a rank wants of a tensor.
+  // boxes_of(rank, tensor): the boxes of a tensor that a rank wants.
   template <typename BoxesOf>
   std::vector<absl::StatusOr<LoadReport>> LoadOn(int ranks, const BoxesOf& boxes_of,
                                                  std::vector<Flip> flips = {},
@@ -138,7 +139,7 @@ class VerifyLoadedTest : public testing::Test {
     return reports;
   }
 
-  // The same error everywhere.
+  // All ranks return the same error.
   static std::string ErrorOf(const std::vector<absl::StatusOr<LoadReport>>& reports) {
     for (const auto& report : reports) {
       EXPECT_TRUE(absl::IsDataLoss(report.status())) << report.status();
@@ -153,7 +154,7 @@ class VerifyLoadedTest : public testing::Test {
   std::vector<WholeTensor> tensors_;
 };
 
-// Passes everything on, and flips bits of what comes in.
+// Forwards everything, and flips bits of received messages.
 class FlippingGroup final : public ProcessGroup {
  public:
   FlippingGroup(ProcessGroup& base, std::string_view where) : base_(base), where_(where) {}
@@ -167,16 +168,17 @@ class FlippingGroup final : public ProcessGroup {
                                         absl::Duration deadline) override {
     return base_.Broadcast(from_rank_0, deadline);
   }
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
     return base_.StartSend(data, destination);
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
     return std::make_unique<Receive>(base_.StartReceive(data, source), data, where_);
   }
 
  private:
-  struct Receive final : Transfer {
-    Receive(std::unique_ptr<Transfer> base, std::span<std::byte> data, std::string_view where)
+  struct Receive final : PendingMessage {
+    Receive(std::unique_ptr<PendingMessage> base, std::span<std::byte> data, std::string_view where)
         : base(std::move(base)), data(data), where(where) {}
     absl::Status Wait(absl::Duration deadline) override {
       const absl::Status status = base->Wait(deadline);
@@ -185,7 +187,7 @@ class FlippingGroup final : public ProcessGroup {
       if (at != begin + data.size()) *at ^= 4;
       return status;
     }
-    const std::unique_ptr<Transfer> base;
+    const std::unique_ptr<PendingMessage> base;
     const std::span<std::byte> data;
     const std::string_view where;
   };
@@ -196,7 +198,7 @@ class FlippingGroup final : public ProcessGroup {
 
 std::vector<Box> Whole(int, const WholeTensor& tensor) { return {WholeBox(tensor.shape)}; }
 
-// Columns of matrices over three ranks, scalars everywhere.
+// Columns of matrices over three ranks, scalars on every rank.
 std::vector<Box> Columns(int rank, const WholeTensor& tensor) {
   Box box = WholeBox(tensor.shape);
   if (box.shape.empty()) return {box};
@@ -250,7 +252,7 @@ TEST_F(VerifyLoadedTest, AnyShardingIsVerified) {
     }
     SingleProcessGroup alone;
     ASSERT_TRUE(Save(storage_, "", 1, source.dict).ok());
-    // Every rank has all of it, cut at other places: replicas that overlap in part.
+    // Every rank holds the whole tensor, split at different places: replicas that overlap in part.
     const int ranks = 1 + static_cast<int>(random_() % 3);
     const auto cut = [&](int, const WholeTensor& tensor) {
       return RandomCut(tensor.shape, 1 + random_() % 4, random_);
@@ -324,7 +326,7 @@ TEST_F(VerifyLoadedTest, WhatChangesBetweenRanksNamesTheReceiver) {
     reports[base.rank()] =
         Load(storage_, "step-00000001", states[base.rank()].dict, On(group, options_));
   });
-  // The rank that read the piece has it right.
+  // The rank that read the piece has the right value.
   EXPECT_THAT(ErrorOf(reports), AllOf(HasSubstr("tensor a: box [0:12,0:10] is wrong on ranks "),
                                       HasSubstr(" and right on rank ")));
 }
@@ -335,7 +337,7 @@ TEST_F(VerifyLoadedTest, BoxesThatOverlapInPart) {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_EQ(report->digests_verified, 3);
   }
-  // The first element of rank 1's box is in rank 0's too.
+  // The first element of rank 1's box is also in rank 0's.
   EXPECT_THAT(ErrorOf(LoadOn(4, Overlapping, {{1, 0}})),
               HasSubstr("tensor a: box [3:6,0:10] is wrong on rank 1 and right on rank 0"));
 }

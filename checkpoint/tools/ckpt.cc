@@ -143,12 +143,12 @@ std::string ParseSplit(std::string_view text, CommandOptions& options) {
   return "";
 }
 
-// A flag of one command, or of all where that is empty.
+// A flag of one command, or of all commands if that is empty.
 struct Flag {
   std::string_view command;
   std::string_view name;
   bool takes_value;
-  std::string (*parse)(std::string_view value, CommandOptions& options);  // empty: well
+  std::string (*parse)(std::string_view value, CommandOptions& options);  // empty: valid
 };
 
 constexpr Flag kFlags[] = {
@@ -193,7 +193,7 @@ constexpr Flag kFlags[] = {
      }},
 };
 
-// Empty if the flag is known and goes with the command.
+// Empty if the flag exists and applies to the command.
 std::string ParseFlag(std::string_view command, const std::string& text, CommandOptions& options) {
   const size_t equals = text.find('=');
   const std::string_view name = std::string_view(text).substr(0, equals);

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The command as a process: what becomes of output that cannot be written.
+# The command as a process: tests output that cannot be written.
 set -eu
 
 ckpt="$PWD/$1"

@@ -42,7 +42,7 @@ class CkptTest : public testing::Test {
   }
   ~CkptTest() override { std::filesystem::remove_all(root_); }
 
-  // A checkpoint with "w" cut into so many shards; `w` values can be changed before.
+  // Saves a checkpoint with "w" split into `shards` shards; `w` values can be changed before.
   void MustSave(const std::string& folder, int64_t step, int shards) {
     ShardedTensor w;
     w.name = "w";
@@ -110,7 +110,7 @@ class CkptTest : public testing::Test {
     return all;
   }
 
-  // As a converter writes it that takes none.
+  // As written by a converter that computes no digests.
   void RemoveDigests(const std::string& directory) {
     EditManifest(directory, [](LogicalTensor& tensor) { tensor.clear_digest(); });
   }
@@ -387,7 +387,7 @@ TEST_F(CkptTest, VerifyOfDigestsNamesTheTensor) {
   MustSave("a", 3, 2);
   EXPECT_EQ(Run({"verify", root_ + "/a", "--digests"}), kExitOk);
   EXPECT_THAT(out_, HasSubstr("the contents of 2 tensors, however they are sharded"));
-  // Contents and checksums that go together, but are not what was saved.
+  // Contents and checksums that agree, but are not what was saved.
   w_[0] = 99;
   MustSave("b", 3, 2);
   TakeDigests("a/step-00000003", "b/step-00000003");
@@ -434,7 +434,7 @@ TEST_F(CkptTest, Reshard) {
 
   EXPECT_EQ(Run({"reshard", from, to, "--topology=single"}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("never overwritten"));
-  // The checkpoint's own directory says the same as its folder.
+  // Naming the checkpoint's own directory has the same effect as naming its folder.
   EXPECT_EQ(Run({"reshard", to, root_ + "/c/step-00000003", "--topology=single", "--json"}),
             kExitOk)
       << err_;
@@ -472,7 +472,7 @@ TEST_F(CkptTest, ReshardRefuses) {
            {"--topology=pp2", "does not say which layers its tensors are in"},
            {"--split=w=2", "--split=w=2: tensor w has shape [4,3]"},
            {"--split=w", "is not PATTERN=PART"},
-           {"--virtual-shards=3", "no multiple of tp = 2"},
+           {"--virtual-shards=3", "not a multiple of tp = 2"},
            {"--memory=1KiB", "1.00 KiB of memory are too little"},
            {"--memory=lots", "expected a size"},
            {"--memory", "needs a value"},
@@ -496,7 +496,7 @@ TEST_F(CkptTest, ReshardRefuses) {
   EXPECT_FALSE(std::filesystem::exists(to));
 }
 
-// What is in its way is not its own.
+// The link in the way was not created by the command.
 TEST_F(CkptTest, ReshardRemovesNoLink) {
   MustSave("a", 3, 3);
   const std::string to = root_ + "/link";
@@ -505,7 +505,7 @@ TEST_F(CkptTest, ReshardRemovesNoLink) {
   EXPECT_TRUE(std::filesystem::is_symlink(to));
 }
 
-// A stream that kills the process as soon as something is written to it.
+// A stream that kills the process at the first write.
 class KillingBuffer final : public std::streambuf {
  protected:
   int overflow(int) override {

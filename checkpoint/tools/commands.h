@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_TOOLS_COMMANDS_H_
 #define TESSERA_CHECKPOINT_TOOLS_COMMANDS_H_
 
-// The `ckpt` command, apart from its main(), so that tests can run it.
+// The `ckpt` command without main(), so that tests can run it.
 
 #include <cstdint>
 #include <ostream>
@@ -15,7 +15,7 @@ namespace tessera::ckpt {
 // Exit codes.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitDifferent = 1;  // damage or a difference was found
-inline constexpr int kExitUsage = 2;      // wrong usage, nothing there, or it cannot be read
+inline constexpr int kExitUsage = 2;      // wrong usage, no checkpoint, or it cannot be read
 
 struct ReshardOptions {
   std::string topology;
@@ -34,7 +34,7 @@ struct CommandOptions {
   std::vector<std::string> paths;
 };
 
-// Where a command writes. `progress` is null where nobody watches.
+// The output of a command. `progress` is null if it is not shown.
 struct CommandOutput {
   std::ostream& out;
   std::ostream& err;
@@ -47,7 +47,7 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output);
 int RunDiff(const CommandOptions& options, const CommandOutput& output);
 int RunReshard(const CommandOptions& options, const CommandOutput& output);
 
-// `arguments` without the program's name.
+// `arguments`: without the program's name.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
 
 }  // namespace tessera::ckpt

@@ -13,12 +13,12 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// Held of each side at a time as saved, unless one row has more.
+// Memory for each side at a time, as saved, unless one row needs more.
 constexpr int64_t kBatchBytes = int64_t{32} << 20;
 
 bool IsFloating(DType dtype) {
@@ -76,7 +76,8 @@ class Comparer {
   std::map<std::string, DataDifference> Finish() && { return std::move(differences_); }
 
  private:
-  // Of slabs, each where any dtype may begin. One memory for all batches: touching new memory takes
+  // Contents of slabs, each aligned for any dtype. One memory for all batches: touching new memory
+  // takes as long as reading into it.
   // as long as reading into it.
   struct Contents {
     std::unique_ptr<std::byte[]> memory;
@@ -139,7 +140,7 @@ class Comparer {
     for (const size_t begin : begins) contents.slabs.push_back(contents.memory.get() + begin);
   }
 
-  // All slabs of one side, as they are saved or, where floating, as doubles.
+  // Reads all slabs of one side, as saved or, if floating, as doubles.
   absl::Status Read(const Target& target, const std::vector<Slab>& slabs,
                     const LogicalTensor* Slab::*side, bool as_numbers, Contents& contents) const {
     MakeRoom(slabs, side, as_numbers, contents);

@@ -193,8 +193,8 @@ std::string Proof(const Differences& differences) {
   if (differences.equal_by_digest > 0) {
     parts.push_back(absl::StrCat(
         differences.equal_by_digest,
-        " by the digests in the manifests (that the files hold what their manifests say is for "
-        "ckpt verify --digests, or --data, to prove)"));
+        " by the digests in the manifests (ckpt verify --digests proves that the files match them; "
+        "diff --data compares the files)"));
   }
   if (differences.equal_by_contents > 0) {
     parts.push_back(absl::StrCat(differences.equal_by_contents,

@@ -163,7 +163,7 @@ class RankBuilder {
   std::string Finish() const { return plan_.SerializeAsString(); }
 
  private:
-  LocalPlan plan_;
+  RankState plan_;
 };
 
 // Part `rank` of `ranks` of optimizer state: for each kind of state the neighbouring rows of
@@ -252,7 +252,7 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
   const int parts = options.virtual_shards == 0 ? topology.tensor : options.virtual_shards;
   if (parts % topology.tensor != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--virtual-shards=", parts, " is no multiple of tp = ", topology.tensor));
+        absl::StrCat("--virtual-shards=", parts, " is not a multiple of tp = ", topology.tensor));
   }
   const int own = parts / topology.tensor;
   TESSERA_ASSIGN_OR_RETURN(std::vector<PartitionedTensor> tensors,

@@ -19,7 +19,7 @@ struct LayoutOptions {
 };
 
 struct RankLayout {
-  // By rank, serialized LocalPlans as PlanSave() wants them.
+  // By rank, serialized RankStates as PlanSave() wants them.
   std::vector<std::string> ranks;
   int guessed = 0;  // tensors that are cut, or not, by a guess, where that matters at this topology
 };

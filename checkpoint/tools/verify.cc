@@ -15,12 +15,12 @@
 namespace tessera::ckpt {
 namespace {
 
-// What a check without findings has proven.
+// A sentence on what a verification without findings has proven.
 std::string Proof(const VerifyReport& report, bool digests) {
-  std::string text = "every byte, header and shard is as its manifest says";
+  std::string text = "every byte, header and shard matches the manifest";
   if (!digests) return text;
   text += "; the contents of " + std::to_string(report.digests_verified) +
-          " tensors, however they are sharded, have the digests taken when they were saved";
+          " tensors, however they are sharded, match the digests computed when they were saved";
   if (report.digests_missing > 0) {
     text += "; " + std::to_string(report.digests_missing) + " tensors have no digest";
   }

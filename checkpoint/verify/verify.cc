@@ -30,16 +30,16 @@ namespace tessera::ckpt {
 namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{64} << 20;
-// A file that is damaged all over is said to be once, not a million times.
+// Damage that extends over a whole file is reported once, not a million times.
 constexpr size_t kMaxDamagePerFile = 100;
 
-struct Piece {
+struct ReadPiece {
   uint32_t file_index;
   uint64_t begin;
   uint64_t end;
 };
 
-// A saved shard on its way into the digest of its tensor.
+// A saved shard that contributes to the digest of its tensor.
 struct DigestSource {
   uint32_t tensor;
   uint64_t begin;
@@ -83,7 +83,7 @@ class Verifier {
     report_.damage.push_back(std::move(damage));
   }
 
-  // What is in a data file, where there can be much of it. Nothing is made of what is not reported.
+  // Adds damage of a data file, up to a limit. A description that is not reported is not created.
   template <typename MakeDamage>
   void ReportInFile(uint32_t file_index, const MakeDamage& make_damage) {
     size_t count;
@@ -123,12 +123,12 @@ class Verifier {
     return CheckHeader(index);
   }
 
-  // The file's own header must mean what the manifest means, since other tools read that.
+  // The file's own header must agree with the manifest, since other tools read it.
   absl::Status CheckHeader(uint32_t index) {
     const DataFile& description = manifest_.files(index);
     const ReadableFile& file = *files_[index];
-    // Of a file with a wrong size, and of one whose header is not where a safetensors header is,
-    // enough was or will be said.
+    // A wrong size, or a header that is not at the start of a safetensors file, is reported
+    // elsewhere.
     if (file.size_bytes() != description.size_bytes() || file.size_bytes() < 8) {
       return absl::OkStatus();
     }
@@ -215,7 +215,7 @@ class Verifier {
   }
 
   absl::Status ReadEverything() {
-    std::vector<Piece> pieces;
+    std::vector<ReadPiece> pieces;
     uint64_t total = 0, largest = 0;
     int workers = options_.io_threads;
     for (int f = 0; f < manifest_.files_size(); ++f) {
@@ -249,7 +249,7 @@ class Verifier {
     });
   }
 
-  absl::Status VerifyPiece(const Piece& piece, std::byte* buffer, uint64_t total) {
+  absl::Status VerifyPiece(const ReadPiece& piece, std::byte* buffer, uint64_t total) {
     const DataFile& description = manifest_.files(piece.file_index);
     const absl::Status read =
         files_[piece.file_index]->ReadAt(piece.begin, {buffer, piece.end - piece.begin});
@@ -265,7 +265,7 @@ class Verifier {
     for (uint64_t at = piece.begin; at < piece.end; at += chunk_bytes) {
       const uint64_t end = std::min(piece.end, at + chunk_bytes);
       const std::byte* const data = buffer + (at - piece.begin);
-      // The rest of a truncated file's last chunk is missing, which was said.
+      // The rest of a truncated file's last chunk is missing, which was already reported.
       const bool whole = end == std::min<uint64_t>(at + chunk_bytes, description.size_bytes());
       if (whole) CheckChunk(piece.file_index, at / chunk_bytes, {data, end - at});
       if (options_.digests) AddToDigests(piece.file_index, at, end, data);
@@ -324,7 +324,7 @@ class Verifier {
   const Manifest& manifest_;
   const FileMap map_;
   const VerifyOptions& options_;
-  std::vector<std::unique_ptr<ReadableFile>> files_;  // null where one is missing
+  std::vector<std::unique_ptr<ReadableFile>> files_;  // null where a file is missing
   std::vector<std::vector<DigestSource>> sources_;    // by file, ascending
   Mutex mutex_;
   std::vector<LogicalDigest> sums_ ABSL_GUARDED_BY(mutex_);

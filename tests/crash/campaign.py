@@ -299,7 +299,7 @@ class Campaign:
         if job.ended():
             self.check_good_end(job)
             watch.look()
-            return "ended", "nobody", watch
+            return "ended", "no process", watch
         watch.look()
         moment = watch.moment()
         victim = job.kill(plan.victim, plan.rank)
@@ -315,7 +315,7 @@ class Campaign:
         if not job.wait_for_end(PATIENCE):
             raise history.Violation(f"mpirun has ended, but not its ranks: {job.members()}")
         if job.process.returncode != 0:
-            raise history.Violation(f"nobody was killed, and the run ended with exit code "
+            raise history.Violation(f"no process was killed, and the run ended with exit code "
                                     f"{job.process.returncode}")
 
     def last_run(self, generation):
@@ -385,7 +385,7 @@ def check_progress(output, before, recorded):
         raise history.Violation(f"the newest checkpoint is that of step {before}, and the run "
                                 f"began with step {said[0]}")
     if recorded < said[-1] - 1:
-        raise history.Violation(f"the run said that it did step {said[-1]}, but metrics.jsonl ends "
+        raise history.Violation(f"the run printed step {said[-1]}, but metrics.jsonl ends "
                                 f"with step {recorded}")
 
 

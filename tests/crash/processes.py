@@ -70,7 +70,7 @@ class Job:
             self.known = {pid: rank for pid, rank in self.members().items() if rank is not None}
 
     def kill(self, victim, rank):
-        """SIGKILL to one "rank", to all "ranks", to "mpirun" or to "all". Returns who it was."""
+        """SIGKILL to one "rank", to all "ranks", to "mpirun" or to "all". Returns the victim."""
         if victim == "mpirun" or not self.known:
             chosen = [self.process.pid]
             victim = "mpirun"

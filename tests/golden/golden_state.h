@@ -1,9 +1,8 @@
 #ifndef TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_
 #define TESSERA_TESTS_GOLDEN_GOLDEN_STATE_H_
 
-// The state that golden checkpoints hold: small, computed, and never changed, since files of
-// released format versions are compared with it. tests/interop/safetensors_check.py computes the
-// same.
+// The state in golden checkpoints: small, computed, and never changed, since files of released
+// format versions are compared with it. tests/interop/safetensors_check.py computes the same.
 
 #include <cstdint>
 #include <cstring>
@@ -20,7 +19,7 @@ namespace tessera {
 
 class GoldenState {
  public:
-  // Values as saved, or zeros to load into. `cuts` boxes of each matrix, by rows.
+  // Values as saved, or zeros to load into. `cuts`: the number of boxes of each matrix, by rows.
   GoldenState(bool fill, int cuts) {
     using ckpt::ElementType;
     using ckpt::TensorRole;
@@ -51,7 +50,7 @@ class GoldenState {
   ckpt::StateDict& dict() { return dict_; }
   const std::deque<std::string>& memory() const { return memory_; }
 
-  // Of the current version; fields that older versions have not are unset in their files.
+  // Metadata of the current version; fields that older versions lack are unset in their files.
   static ckpt::Manifest Metadata() {
     ckpt::Manifest metadata;
     metadata.mutable_producer()->set_program("golden");

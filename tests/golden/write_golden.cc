@@ -1,5 +1,5 @@
 // Writes a golden checkpoint: write_golden DIRECTORY. Run once for each released format version and
-// committed; what it wrote is never written anew.
+// committed; its output is never written again.
 
 #include <cstdio>
 #include <string>

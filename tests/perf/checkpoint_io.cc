@@ -28,7 +28,7 @@ ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine");
 namespace tessera {
 namespace {
 
-// Of this process: what the work costs, whoever else wants the machine.
+// Processor time of this process, which is independent of other load on the machine.
 double CpuSeconds() {
   rusage usage = {};
   getrusage(RUSAGE_SELF, &usage);

@@ -34,7 +34,7 @@
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/save/save_agreement.h"
 #include "tests/perf/plan_scale_state.h"
@@ -103,12 +103,13 @@ class SimulatedGroup final : public ProcessGroup {
   absl::StatusOr<std::string> Broadcast(std::string_view, absl::Duration) override {
     return absl::UnimplementedError("not simulated");
   }
-  std::unique_ptr<Transfer> StartSend(std::span<const std::byte> data, int destination) override {
+  std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,
+                                            int destination) override {
     mail_.messages[{rank_, destination}].emplace_back(reinterpret_cast<const char*>(data.data()),
                                                       data.size());
     return std::make_unique<Done>();
   }
-  std::unique_ptr<Transfer> StartReceive(std::span<std::byte> data, int source) override {
+  std::unique_ptr<PendingMessage> StartReceive(std::span<std::byte> data, int source) override {
     source_ = source;
     std::deque<std::string>& queue = mail_.messages[{source, rank_}];
     std::memcpy(data.data(), queue.front().data(), data.size());
@@ -117,7 +118,7 @@ class SimulatedGroup final : public ProcessGroup {
   }
 
  private:
-  struct Done final : Transfer {
+  struct Done final : PendingMessage {
     absl::Status Wait(absl::Duration) override { return absl::OkStatus(); }
   };
 

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
-#include "tests/reshard/landing.h"
+#include "tests/reshard/load_outcome.h"
 #include "tests/reshard/models.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/parallel/topology.h"
@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-using testing::Landing;
+using testing::LoadOutcome;
 using testing::LogicalState;
 
 // Five layers, which divide evenly into neither two nor four chunks, and buckets that divide evenly
@@ -71,16 +71,16 @@ class ManyRanksTest : public ::testing::Test {
       saved.push_back(*state);
     }
     for (const std::string& topology : to) {
-      const absl::StatusOr<std::vector<Landing>> landings =
-          testing::LandAll(Config(topology), folders);
-      ASSERT_TRUE(landings.ok()) << "into " << topology << ": " << landings.status();
+      const absl::StatusOr<std::vector<LoadOutcome>> outcomes =
+          testing::LoadAll(Config(topology), folders);
+      ASSERT_TRUE(outcomes.ok()) << "into " << topology << ": " << outcomes.status();
       for (size_t i = 0; i < from.size(); ++i) {
         SCOPED_TRACE(absl::StrCat(from[i], " -> ", topology));
-        const Landing& landing = (*landings)[i];
-        EXPECT_EQ(testing::FirstStateDifference(saved[i], landing.state), "");
-        EXPECT_EQ(testing::FirstProgressDifference(kProgress, landing.progress), "");
-        EXPECT_LE(landing.bytes_read, landing.stored_bytes) << "a stored byte is read once";
-        EXPECT_EQ(landing.tensor_bytes, 0) << "no rank holds more than its own";
+        const LoadOutcome& outcome = (*outcomes)[i];
+        EXPECT_EQ(testing::FirstStateDifference(saved[i], outcome.state), "");
+        EXPECT_EQ(testing::FirstProgressDifference(kProgress, outcome.progress), "");
+        EXPECT_LE(outcome.bytes_read, outcome.stored_bytes) << "a stored byte is read once";
+        EXPECT_EQ(outcome.tensor_bytes, 0) << "no rank holds more than its own";
       }
     }
   }

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
-#include "tests/reshard/landing.h"
+#include "tests/reshard/load_outcome.h"
 #include "tests/reshard/models.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/parallel/topology.h"
@@ -23,7 +23,7 @@
 namespace tessera {
 namespace {
 
-using testing::Landing;
+using testing::LoadOutcome;
 using testing::LogicalState;
 using testing::TrainedRun;
 
@@ -134,17 +134,17 @@ class MatrixTest : public ::testing::TestWithParam<Kind> {
     return GetParam().loaded_bf16 ? testing::AsBf16Run(saved) : testing::AsFp32Run(saved);
   }
 
-  void ExpectLanded(const TrainedRun& saved, const Landing& landing) const {
-    EXPECT_EQ(testing::FirstStateDifference(Expected(saved.state), landing.state), "");
-    EXPECT_EQ(testing::FirstProgressDifference(saved.progress, landing.progress), "");
-    EXPECT_EQ(landing.notes.empty(), GetParam().saved_bf16 == GetParam().loaded_bf16);
+  void ExpectLoaded(const TrainedRun& saved, const LoadOutcome& outcome) const {
+    EXPECT_EQ(testing::FirstStateDifference(Expected(saved.state), outcome.state), "");
+    EXPECT_EQ(testing::FirstProgressDifference(saved.progress, outcome.progress), "");
+    EXPECT_EQ(outcome.notes.empty(), GetParam().saved_bf16 == GetParam().loaded_bf16);
     // No tensors besides the ranks' own, and buffers within the limit.
-    EXPECT_EQ(landing.tensor_bytes, 0);
-    EXPECT_LE(landing.largest_buffer_bytes, kStagingBytes);
-    if (!landing.notes.empty()) return;  // read twice: as weights and as master weights
+    EXPECT_EQ(outcome.tensor_bytes, 0);
+    EXPECT_LE(outcome.largest_buffer_bytes, kStagingBytes);
+    if (!outcome.notes.empty()) return;  // read twice: as weights and as master weights
     // Each stored byte is read once, however many ranks need it.
-    EXPECT_LE(landing.bytes_read, landing.stored_bytes);
-    EXPECT_LE(landing.bytes_read, landing.bytes_needed);
+    EXPECT_LE(outcome.bytes_read, outcome.stored_bytes);
+    EXPECT_LE(outcome.bytes_read, outcome.bytes_needed);
   }
 
   std::string root_;
@@ -157,12 +157,12 @@ TEST_P(MatrixTest, EveryTopologyLoadsWhatEveryOtherSaved) {
   ASSERT_NO_FATAL_FAILURE(SaveEverywhere());
   int pairs = 0;
   for (const Layout& to : layouts_) {
-    const absl::StatusOr<std::vector<Landing>> landings =
-        testing::LandAll(Config(to, GetParam().loaded_bf16, /*seed=*/1), folders_);
-    ASSERT_TRUE(landings.ok()) << "into " << to.topology << ": " << landings.status();
+    const absl::StatusOr<std::vector<LoadOutcome>> outcomes =
+        testing::LoadAll(Config(to, GetParam().loaded_bf16, /*seed=*/1), folders_);
+    ASSERT_TRUE(outcomes.ok()) << "into " << to.topology << ": " << outcomes.status();
     for (size_t i = 0; i < saved_.size(); ++i) {
       SCOPED_TRACE(absl::StrCat(layouts_[i].topology, " -> ", to.topology));
-      ExpectLanded(saved_[i], (*landings)[i]);
+      ExpectLoaded(saved_[i], (*outcomes)[i]);
       ++pairs;
     }
   }

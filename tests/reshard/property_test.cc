@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
-#include "tests/reshard/landing.h"
+#include "tests/reshard/load_outcome.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/parallel/topology.h"
@@ -24,7 +24,7 @@
 namespace tessera {
 namespace {
 
-using testing::Landing;
+using testing::LoadOutcome;
 using testing::LogicalState;
 
 constexpr int kMaxRanks = 12;
@@ -134,7 +134,8 @@ TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
     for (int i = 0; i < kDestinations; ++i) {
       const TrainConfig to = choose.Run(model, root + "/tokens.bin");
       SCOPED_TRACE(absl::StrCat("to ", Describe(to)));
-      const absl::StatusOr<std::vector<Landing>> landed = testing::LandAll(to, {root + "/saved"});
+      const absl::StatusOr<std::vector<LoadOutcome>> landed =
+          testing::LoadAll(to, {root + "/saved"});
       ASSERT_TRUE(landed.ok()) << landed.status();
       const LogicalState expected = Expected(*saved, from.training().bf16(), to.training().bf16());
       ASSERT_EQ(testing::FirstStateDifference(expected, landed->front().state), "");

@@ -136,7 +136,7 @@ TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
     const std::string line = "step " + std::to_string(step) + "/4 ";
     const size_t first = result.out.find(line);
     EXPECT_NE(first, std::string::npos) << result.out;
-    EXPECT_EQ(result.out.find(line, first + 1), std::string::npos) << "said twice: " << line;
+    EXPECT_EQ(result.out.find(line, first + 1), std::string::npos) << "printed twice: " << line;
   }
   EXPECT_THAT(result.out, HasSubstr(" wire | "));
   EXPECT_THAT(result.out, Not(HasSubstr("\x1b"))) << "a file is no terminal";

@@ -93,7 +93,7 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
        "not saved, keeps its initial value: transformer.h.3.attn.c_attn.bias, "},
       {"unexpected",
        {"--num-layers=2", "--allow-unexpected"},
-       "passed over, the model has no place for it: transformer.h.2.ln_1.weight, "},
+       "skipped, the model does not have it: transformer.h.2.ln_1.weight, "},
       {"tensors", {"--load-tensors=*.wte.*,transformer.h.?.attn.c_attn.weight"}, "loaded "},
       {"no_optimizer", {"--no-load-optim"}, "s: weights\n"},
       {"finetune", {"--finetune"}, "weights alone, starting at step 0"}};

@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-// Whether there is data is everybody's business, its place is not.
+// All ranks must agree on whether there is data, but not on its path.
 TrainConfig Shared(TrainConfig config) {
   config.mutable_training()->clear_threads();
   DataConfig& data = *config.mutable_data();

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// Where in `saved` the wanted checkpoint is.
+// The index of the requested checkpoint in `saved`.
 absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& config,
                               const std::vector<ckpt::CheckpointInfo>& saved) {
   if (!config.has_ckpt_step()) return saved.size() - 1;
@@ -33,7 +33,7 @@ absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& co
                                           "; there are steps ", absl::StrJoin(steps, ", ")));
 }
 
-// A checkpoint in the place of the folder that holds it would look like a folder without any.
+// A checkpoint in place of the folder that contains it would look like a folder without any.
 absl::Status CheckSaveFolder(const std::string& folder, ckpt::Storage& storage) {
   if (absl::IsNotFound(ckpt::ReadManifest(storage, "").status())) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -55,7 +55,7 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> sto
 
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(config.load());
-  // Who asks for weights does not mean a fresh start.
+  // A request for weights excludes a fresh start.
   const bool required =
       config.exit_on_missing_checkpoint() || config.has_ckpt_step() || config.finetune();
   if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
@@ -68,7 +68,7 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& c
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::List(**storage, "", &unreadable));
   for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
-    // It was asked for, or it may be all there is: no reason to start afresh.
+    // It was requested, or it may be the only one: a fresh start would be wrong.
     const bool needed =
         config.has_ckpt_step() ? checkpoint.step == config.ckpt_step() : saved.empty();
     if (needed) return checkpoint.status;
@@ -87,7 +87,7 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& c
   return run;
 }
 
-// What rank 0 tells the others about the checkpoint that it has found.
+// Rank 0's message to the others about the checkpoint that it has found.
 std::string Encode(const std::optional<SavedRun>& run) {
   SavedRunMessage message;
   message.set_found(run.has_value());
@@ -113,15 +113,14 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   return run;
 }
 
-// A folder that was made by somebody else may be for reading only; the first save is late to learn
-// of it.
+// An existing folder may be read-only, which the first save would find out late.
 absl::Status CheckWritable(const std::string& folder) {
   if (faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("save: nothing can be written to ", folder, ": ", std::strerror(errno)));
 }
 
-// What rank 0 finds out before anybody saves.
+// The checks of rank 0 before any rank saves.
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointConfig& config,
                                                               int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
@@ -200,7 +199,7 @@ absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, i
   }
   if (!reasons.empty()) sentences.push_back(JoinFirst(reasons, "; "));
   if (sentences.empty()) return "";
-  return absl::StrCat("passed over in ", config.load(), ": ", absl::StrJoin(sentences, "; "));
+  return absl::StrCat("skipped in ", config.load(), ": ", absl::StrJoin(sentences, "; "));
 }
 
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
@@ -211,7 +210,7 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointCo
   if (group.ranks.rank() == 0) {
     TESSERA_ASSIGN_OR_RETURN(lock, ReserveOnThisRank(config, step));
   }
-  // The folder is there, and is ours, before anybody goes on.
+  // The folder exists and is locked before any rank continues.
   TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
   return lock;
 }

@@ -3,8 +3,8 @@
 
 // The trainer's side of saving and loading: flags in, calls of the checkpoint library out.
 //
-// Everything here is collective over a group of ranks. An error on one rank alone is for whoever
-// runs the ranks to spread: the rank must leave, so that the others' waits end.
+// Everything here is collective over a group of ranks. An error on one rank alone is not sent to
+// the others: the failing rank must leave the run, so that the others' waits end.
 
 #include <cstdint>
 #include <memory>
@@ -24,7 +24,7 @@
 
 namespace tessera {
 
-// The ranks of a run, and how long one waits for the others.
+// The ranks of a run, and how long to wait for them.
 struct RankGroup {
   ckpt::ProcessGroup& ranks;
   absl::Duration deadline = absl::Minutes(10);
@@ -40,7 +40,7 @@ struct SavedRun {
   std::string Describe() const { return storage->Describe(directory); }
 };
 
-// Names the way round a checkpoint that cannot be read: the one before it.
+// Adds a workaround for a checkpoint that cannot be read: the one before it.
 absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 
 // The checkpoint that `load` and `ckpt_step` name: `load` itself where it is a checkpoint, under
@@ -52,17 +52,17 @@ absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
                                                      const RankGroup& group);
 
-// One sentence about what FindSavedRun() does not consider in `load`: saves of steps after `step`
-// that were begun and never completed, as a sudden death leaves them, and directories of any step
-// that cannot be read. Empty where there is none. For rank 0.
+// One sentence about what FindSavedRun() skips in `load`: saves of steps after `step` that were
+// started but not committed, as a sudden death leaves them, and directories of any step that cannot
+// be read. Empty if there is none. For rank 0.
 absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, int64_t step);
 
-// Keeps config.save for a run that goes on from `step`, until the lock is gone; rank 0 holds it,
-// others have null, as all have without a folder. FailedPrecondition where nothing can be written,
-// where another process saves, and where checkpoints of later steps are, or may be in a directory
-// that cannot be read, of another run or of a future that this run abandons: they would mix with
-// ours, and a committed checkpoint is never replaced. InvalidArgument where it is itself a
-// checkpoint.
+// Locks config.save for a run that continues from `step`, until the lock is destroyed; rank 0 holds
+// it, others return null, as do all without a folder. FailedPrecondition where nothing can be
+// written, where another process saves, and where checkpoints of later steps exist, or may exist in
+// a directory that cannot be read, of another run or of a future that this run abandons: they would
+// mix with this run's, and a committed checkpoint is never replaced. InvalidArgument where it is
+// itself a checkpoint.
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
                                                               int64_t step, const RankGroup& group);
 

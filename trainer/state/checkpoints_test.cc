@@ -31,7 +31,7 @@ class CheckpointsTest : public ::testing::Test {
     fs::create_directories(folder_);
   }
 
-  // A step whose manifest is there, and damaged.
+  // Creates a step whose manifest exists, but is damaged.
   void WriteStep(const std::string& name) {
     fs::create_directories(folder_ + "/" + name);
     std::ofstream(folder_ + "/" + name + "/manifest.pb") << "no manifest";
@@ -92,7 +92,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   fs::create_directories(folder_ + "/step-00000002");
   fs::create_directories(folder_ + "/step-00000006");
   fs::create_directories(folder_ + "/something-else");
-  EXPECT_EQ(said(4), "passed over in " + folder_ +
+  EXPECT_EQ(said(4), "skipped in " + folder_ +
                          ": step-00000006, a save that was never completed (no manifest.pb)");
   EXPECT_THAT(said(-1), HasSubstr("step-00000002, step-00000006, saves that were never"));
   EXPECT_EQ(said(6), "");
@@ -100,7 +100,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   EXPECT_EQ(said(-1), "");
 }
 
-// Runs `body` as somebody who obeys permissions; says what went wrong, "" if nothing.
+// Runs `body` as a user without privileges; returns a description of the failure, or "".
 std::string WithoutPrivileges(const std::function<std::string()>& body) {
   int fds[2];
   if (pipe(fds) != 0) return "no pipe";
@@ -141,10 +141,10 @@ TEST_F(CheckpointsTest, AnUnreadableOldStepIsPassedOverAndSaid) {
               if (said->find("step-00000002, which cannot be read (") == said->npos) return *said;
               const auto lock = ReserveSaveFolder(config, 4, group_);
               if (!lock.ok()) return lock.status().ToString();
-              // Nobody knows whether it holds a checkpoint of the future that this run would leave.
+              // It may hold a checkpoint of the future that this run would abandon.
               const auto earlier = ReserveSaveFolder(config, 1, group_).status();
               if (!absl::IsFailedPrecondition(earlier)) return earlier.ToString();
-              // Where it is wanted, or may be all there is, it is no fresh start.
+              // Where it is requested, or may be the only one, there is no fresh start.
               CheckpointConfig old = config;
               old.set_ckpt_step(2);
               const auto wanted = FindSavedRun(old, group_).status();

@@ -18,7 +18,7 @@ constexpr int kSpinPolls = 50;
 constexpr absl::Duration kPollInterval = absl::Microseconds(20);
 constexpr absl::Duration kBackoffLimit = absl::Milliseconds(100);
 
-class CommunicatorMessage final : public ckpt::Transfer {
+class CommunicatorMessage final : public ckpt::PendingMessage {
  public:
   explicit CommunicatorMessage(Pending pending) : pending_(std::move(pending)) {}
   absl::Status Wait(absl::Duration deadline) override {
@@ -55,14 +55,14 @@ absl::StatusOr<std::string> CommunicatorGroup::Broadcast(std::string_view from_r
   return communicator_.BroadcastBytes(from_rank_0, /*root=*/0, Options(deadline));
 }
 
-std::unique_ptr<ckpt::Transfer> CommunicatorGroup::StartSend(std::span<const std::byte> data,
-                                                             int destination) {
+std::unique_ptr<ckpt::PendingMessage> CommunicatorGroup::StartSend(std::span<const std::byte> data,
+                                                                   int destination) {
   return std::make_unique<CommunicatorMessage>(
       communicator_.StartSend(data, destination, kTag, {.what = "checkpoint"}));
 }
 
-std::unique_ptr<ckpt::Transfer> CommunicatorGroup::StartReceive(std::span<std::byte> data,
-                                                                int source) {
+std::unique_ptr<ckpt::PendingMessage> CommunicatorGroup::StartReceive(std::span<std::byte> data,
+                                                                      int source) {
   return std::make_unique<CommunicatorMessage>(
       communicator_.StartReceive(data, source, kTag, {.what = "checkpoint"}));
 }

@@ -28,9 +28,10 @@ class CommunicatorGroup final : public ckpt::ProcessGroup {
                                                   absl::Duration deadline) override;
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override;
-  std::unique_ptr<ckpt::Transfer> StartSend(std::span<const std::byte> data,
-                                            int destination) override;
-  std::unique_ptr<ckpt::Transfer> StartReceive(std::span<std::byte> data, int source) override;
+  std::unique_ptr<ckpt::PendingMessage> StartSend(std::span<const std::byte> data,
+                                                  int destination) override;
+  std::unique_ptr<ckpt::PendingMessage> StartReceive(std::span<std::byte> data,
+                                                     int source) override;
 
  private:
   Communicator& communicator_;

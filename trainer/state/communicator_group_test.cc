@@ -42,7 +42,7 @@ TEST(CommunicatorGroupTest, GathersBroadcastsAndExchanges) {
       std::vector<char> first_in(first.size()), second_in(second.size());
       const auto bytes = [](auto& memory) { return std::as_bytes(std::span(memory)); };
       const auto writable = [](auto& memory) { return std::as_writable_bytes(std::span(memory)); };
-      std::vector<std::unique_ptr<ckpt::Transfer>> transfers;
+      std::vector<std::unique_ptr<ckpt::PendingMessage>> transfers;
       transfers.push_back(group.StartReceive(writable(first_in), previous));
       transfers.push_back(group.StartReceive(writable(second_in), previous));
       transfers.push_back(group.StartSend(bytes(first), next));

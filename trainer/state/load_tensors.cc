@@ -28,8 +28,8 @@ bool HasRole(const ckpt::Manifest& manifest, ckpt::Role role) {
   return false;
 }
 
-// Asks for the saved master weight in the place of every fp32 weight that was saved rounded.
-// Returns whether there was one.
+// Requests the saved master weight in place of every fp32 weight that was saved rounded. Returns
+// whether there was one.
 bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& wanted) {
   std::unordered_map<std::string, const ckpt::LogicalTensor*> saved;
   for (const ckpt::LogicalTensor& tensor : manifest.tensors()) saved[tensor.name()] = &tensor;
@@ -51,7 +51,7 @@ bool TakeWeightsFromMaster(const ckpt::Manifest& manifest, ckpt::StateDict& want
   return any;
 }
 
-// Asks for weights in the place of master weights: "x.master" becomes "x".
+// Requests weights in place of master weights: "x.master" becomes "x".
 ckpt::StateDict MastersFromWeights(ckpt::StateDict optimizer) {
   ckpt::StateDict masters;
   for (ckpt::ShardedTensor& tensor : optimizer.tensors) {
@@ -73,7 +73,7 @@ void Append(ckpt::StateDict from, ckpt::StateDict& to) {
   for (ckpt::ShardedTensor& tensor : from.tensors) to.tensors.push_back(std::move(tensor));
 }
 
-// The parameter that a tensor is, or whose optimizer state it is.
+// The parameter of a tensor, which is its weight or its optimizer state.
 std::string ParameterOf(std::string_view tensor, bool is_optimizer_state) {
   if (!is_optimizer_state) return std::string(tensor);
   return std::string(tensor.substr(0, tensor.rfind('.')));
@@ -86,7 +86,7 @@ bool Matches(const LoadPolicy& policy, std::string_view tensor, bool is_optimize
                      [&](const std::string& p) { return MatchesGlob(p, parameter); });
 }
 
-// A second name goes by the first one's.
+// A second name matches if the first one does.
 void KeepMatching(const LoadPolicy& policy, ckpt::StateDict& state) {
   std::erase_if(state.tensors, [&](const ckpt::ShardedTensor& tensor) {
     return !Matches(policy, tensor.alias_of.empty() ? tensor.name : tensor.alias_of,
@@ -94,7 +94,7 @@ void KeepMatching(const LoadPolicy& policy, ckpt::StateDict& state) {
   });
 }
 
-// All ranks' names, on rank 0; on others nothing.
+// All ranks' names, on rank 0; empty on others.
 absl::StatusOr<std::set<std::string>> GatherNames(const std::vector<std::string>& mine,
                                                   const RankGroup& group) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
@@ -114,8 +114,8 @@ std::vector<std::string> Names(const ckpt::StateDict& state) {
   return names;
 }
 
-// Saved tensors that no rank asked for, except those that are left out on purpose and weights whose
-// master weight some rank asked for instead: on rank 0 an error, or a sentence where they are
+// Saved tensors that no rank requested, except those that are excluded on purpose and weights whose
+// master weight some rank requested instead: on rank 0 an error, or a sentence where they are
 // allowed.
 absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wanted,
                              const std::function<bool(const ckpt::LogicalTensor&)>& left_out,
@@ -138,16 +138,16 @@ absl::Status CheckUnexpected(const SavedRun& saved, const ckpt::StateDict& wante
   }
   if (unexpected.empty()) return absl::OkStatus();
   if (policy.allow_unexpected) {
-    notes.sentences.push_back(absl::StrCat("passed over, the model has no place for it: ",
-                                           absl::StrJoin(unexpected, ", ")));
+    notes.sentences.push_back(
+        absl::StrCat("skipped, the model does not have it: ", absl::StrJoin(unexpected, ", ")));
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
       absl::StrCat(saved.Describe(), " holds tensors that this model has no place for: ",
-                   JoinFirst(unexpected, ", "), "; --allow-unexpected passes over them"));
+                   JoinFirst(unexpected, ", "), "; --allow-unexpected skips them"));
 }
 
-// A parameter that was saved must not go on with another one's moments.
+// A saved parameter must not continue with another one's moments.
 absl::Status CheckOptimizerState(const SavedRun& saved, const ckpt::StateDict& wanted) {
   std::unordered_set<std::string> names;
   for (const ckpt::LogicalTensor& tensor : saved.manifest.tensors()) names.insert(tensor.name());

@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-// How far what is saved and what is wanted may differ. By default not at all.
+// Permitted differences between the saved and the wanted state. By default none.
 struct LoadPolicy {
   bool with_optimizer = true;  // master weights and moments, too
-  // Parameters that were not saved keep the values that they have, as does their optimizer state. A
-  // parameter that was saved without its optimizer state is an error all the same.
+  // Parameters that were not saved keep their current values, as does their optimizer state. A
+  // parameter that was saved without its optimizer state is still an error.
   bool allow_missing = false;
-  // Saved tensors that the model has no place for are passed over.
+  // Saved tensors that the model does not have are skipped.
   bool allow_unexpected = false;
   // Only parameters whose names match one of these (base/glob.h), with their optimizer state;
   // empty: all.
@@ -28,23 +28,23 @@ struct LoadPolicy {
   // Compare the digests of what has been loaded with the saved ones.
   bool verify = false;
 
-  // Whether something may keep the value that it had before.
+  // Whether anything may keep its current value.
   bool partial() const { return allow_missing || !patterns.empty(); }
 };
 
-// The settings' policy, for a run that has an optimizer to load or not.
+// The policy of the settings, for a run that has an optimizer to load or not.
 LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer);
 
-// What LoadTensors did besides loading as it was saved, one sentence each, for the log of rank 0.
+// How LoadTensors deviated from a plain load, one sentence each, for the log of rank 0.
 struct LoadNotes {
   std::vector<std::string> sentences;
   ckpt::LoadReport report;
 };
 
-// Loads weights and, where the policy says so, master weights and moments. Differences of precision
-// are bridged: fp32 weights come from saved master weights; master weights that were not saved come
-// from the saved weights. Everything is compared first (FailedPrecondition listing every mismatch);
-// after DataLoss in the middle of reading, buffers are partly overwritten. Collective.
+// Loads weights and, if the policy includes them, master weights and moments. Differences of
+// precision are bridged: fp32 weights come from saved master weights; master weights that were not
+// saved come from the saved weights. Everything is compared first (FailedPrecondition listing every
+// mismatch); after DataLoss while reading, buffers are partly overwritten. Collective.
 absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
                                       const LoadPolicy& policy, const RankGroup& group);
 

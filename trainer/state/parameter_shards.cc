@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Moves a box from the coordinates of the local buffer to those of the piece's logical tensor.
+// Converts a box from the coordinates of the local buffer to those of the piece's logical tensor.
 ckpt::Box ToLogical(const ckpt::Box& local, const ParameterPiece& piece) {
   ckpt::Box logical = local;
   for (size_t dim = 0; dim < logical.global_offset.size(); ++dim) {

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Walks every element of every shard: logical name -> flat logical index -> value in memory.
+// Visits every element of every shard: logical name -> flat logical index -> value in memory.
 std::map<std::string, std::map<int64_t, int64_t>> Contents(
     const std::vector<LogicalShards>& logical) {
   std::map<std::string, std::map<int64_t, int64_t>> contents;
@@ -37,8 +37,8 @@ std::map<std::string, std::map<int64_t, int64_t>> Contents(
   return contents;
 }
 
-// A column slice of a fused matrix, as tensor parallelism gives it to one rank: logical [4, 12], of
-// which this rank holds columns [2, 4), [6, 8) and [10, 12), side by side; then a padding column.
+// A column slice of a fused matrix, as one tensor-parallel rank holds it: logical [4, 12], of which
+// this rank holds columns [2, 4), [6, 8) and [10, 12), concatenated; then a padding column.
 Parameter FusedColumns() {
   Parameter parameter;
   parameter.shape = {4, 7};
@@ -52,7 +52,7 @@ Parameter FusedColumns() {
   return parameter;
 }
 
-// Two logical matrices one above the other.
+// Two logical matrices, stacked by rows.
 Parameter FusedRows() {
   Parameter parameter;
   parameter.shape = {6, 3};

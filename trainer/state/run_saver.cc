@@ -14,8 +14,8 @@
 namespace tessera {
 namespace {
 
-// A disk that stalls delays saves, not the training: a rank that is gone is found by the training's
-// own messages long before.
+// A stalling disk delays saves, not training: a missing rank is detected by the training's own
+// messages long before.
 constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
 
 SaveOutcome ToOutcome(const ckpt::SaveOutcome& outcome) {

@@ -25,26 +25,25 @@ struct SaveOutcome {
   absl::StatusOr<ckpt::SaveReport> report;
 };
 
-// What a saver asks of the process that it is in; each may be null.
+// Callbacks of a saver into its process; each may be null.
 struct RunSaverHooks {
-  // Of how much memory the copies of this process may take the half. Null: of all that the system
-  // has left, which is too much where the process has not touched all of its own yet, or is not
-  // alone.
+  // The memory of which the copies of this process may use half. Null: all that the system has
+  // available, which is too much where the process has not touched all of its own memory yet, or
+  // shares the machine.
   std::function<uint64_t()> available_memory_bytes;
-  // See SaveOptions::before_commit. With async_save a thread of the background calls it.
+  // See SaveOptions::before_commit. With async_save, a background thread calls it.
   std::function<absl::Status()> before_commit;
 };
 
-// The saves of one run into its folder, in the foreground or, with async_save, behind the training.
-// Every rank has one and makes the same calls.
+// The saves of one run into its folder, synchronous or, with async_save, asynchronous. Every rank
+// has one and makes the same calls.
 //
-// Asynchronous saves read the state while the training goes on: whoever changes it calls
-// BeforeOverwrite() first. In the foreground the plan of the first save serves the later ones; in
-// the background, too.
+// Asynchronous saves read the state while training continues: call BeforeOverwrite() before
+// changing it. Either way the plan of the first save is reused by the later ones.
 class RunSaver {
  public:
-  // `chunks` must stay where they are, as must `group` and `world` (null for one process), which
-  // gets a communicator of its own for the background. Collective.
+  // `chunks` must stay at the same address, as must `group` and `world` (null for one process),
+  // from which a communicator for the background is split. Collective.
   static absl::StatusOr<std::unique_ptr<RunSaver>> Create(const TrainConfig& config,
                                                           std::vector<StateChunk> chunks,
                                                           const RankGroup& group,
@@ -54,17 +53,16 @@ class RunSaver {
   ~RunSaver();
 
   // Saves step-N, with the optimizer unless no_save_optim, and prunes beyond max_checkpoint_keep.
-  // In the foreground: returns when the checkpoint is committed, or with the reason why it is not.
-  // In the background: returns at once (or when an earlier save is over, see async_save_skip),
-  // errors are outcomes.
+  // Synchronous: returns when the checkpoint is committed, or with the error. Asynchronous: returns
+  // immediately (or when an earlier save is over, see async_save_skip); errors are outcomes.
   absl::Status Save(ckpt::Manifest run);
 
-  // Returns once `memory` may change.
+  // Returns once `memory` may be changed.
   void BeforeOverwrite(const TensorView& memory);
 
-  // The saves that are over since the last call, oldest first. Never waits.
+  // The saves that have finished since the last call, oldest first. Never waits.
   std::vector<SaveOutcome> Poll();
-  // Waits for what is in flight.
+  // Waits for saves in flight.
   std::vector<SaveOutcome> Finish();
 
  private:
@@ -80,12 +78,12 @@ class RunSaver {
   const std::vector<StateChunk> chunks_;
   const RankGroup group_;
   const RunSaverHooks hooks_;
-  std::optional<ckpt::OptimizerState> optimizer_names_;  // with the optimizer's state
+  std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::unique_ptr<ckpt::Storage> storage_;
   ckpt::PlanCache plan_cache_;     // in the foreground
-  std::vector<SaveOutcome> done_;  // in the foreground
+  std::vector<SaveOutcome> done_;  // of synchronous saves
 
-  // Destroyed in reverse: the saver's threads use what stands before it.
+  // Destroyed in reverse order: the saver's threads use the members before it.
   std::unique_ptr<Communicator> background_communicator_;
   std::unique_ptr<ckpt::ProcessGroup> background_group_;
   std::unique_ptr<ckpt::AsyncSaver> background_;

@@ -25,7 +25,7 @@ constexpr char kUpdates[] = "optimizer_updates";
 constexpr char kNumerics[] = "numerics";
 constexpr char kMicroBatch[] = "micro_batch_size";
 
-// Settings that do not change what the weights mean: a run may resume with others.
+// Settings that do not change the meaning of the weights: a run may resume with different ones.
 bool ChangesTheFunction(const google::protobuf::FieldDescriptor& field) {
   for (const char* free :
        {"size", "make_vocab_size_divisible_by", "init_method_std", "hidden_dropout",
@@ -122,7 +122,7 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   const auto updates = state.extra().find(kUpdates);
   if (updates != state.extra().end() && !absl::SimpleAtoi(updates->second, &progress.updates)) {
     return absl::DataLossError(
-        absl::StrCat("manifest: trainer.extra.", kUpdates, " is no number: ", updates->second));
+        absl::StrCat("manifest: trainer.extra.", kUpdates, " is not a number: ", updates->second));
   }
   if (progress.step < 0 || progress.consumed_samples < 0 || progress.updates < 0 ||
       progress.updates > progress.step || std::isnan(progress.best_loss)) {
@@ -138,7 +138,7 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
   std::vector<std::string> sentences;
   const auto& extra = manifest.trainer().extra();
   const auto saved = extra.find(kNumerics);
-  if (saved == extra.end()) return sentences;  // another program's
+  if (saved == extra.end()) return sentences;  // saved by another program
   const std::string setting = NumericsText(config);
   if (saved->second != setting) {
     sentences.push_back(absl::StrCat("saved in numerics ", saved->second, ", going on in ", setting,

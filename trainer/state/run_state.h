@@ -16,22 +16,22 @@
 
 namespace tessera {
 
-// Where a run stands: everything that goes on after a resume, tensors apart. The learning rate is a
+// The progress of a run: everything besides tensors that a resume needs. The learning rate is a
 // function of `step`, random numbers of the seed and their coordinates, the next sample of
-// `consumed_samples`; so this little is all there is.
+// `consumed_samples`, so nothing else is required.
 struct Progress {
   int64_t step = 0;              // optimizer steps completed
-  int64_t updates = 0;           // of them, those that changed the weights (Adam's bias correction)
+  int64_t updates = 0;           // steps that changed the weights (for Adam's bias correction)
   int64_t consumed_samples = 0;  // sequences read since the first step
   double last_loss = 0;          // of step `step`
   double last_learning_rate = 0;
   double best_loss = std::numeric_limits<double>::infinity();  // lowest evaluation loss
-  uint64_t seed = 0;                                           // of dropout and sampling
-  uint64_t data_seed = 0;  // of the sample order, which outlives a change of `seed`
+  uint64_t seed = 0;                                           // for dropout and sampling
+  uint64_t data_seed = 0;  // for the sample order, kept when `seed` changes
 };
 
-// What consumed_samples counts in. A position means nothing in other data, or in samples of another
-// length.
+// The data that consumed_samples refers to. A position is meaningless in other data, or in samples
+// of another length.
 struct DataIdentity {
   DataFingerprint fingerprint;
   int64_t sequence_length = 0;
@@ -44,31 +44,31 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
                            const Progress& progress, const DataIdentity& data,
                            const NumericsFingerprint& numerics);
 
-// As a manifest records them, and back.
+// Conversions to and from the manifest's message.
 ckpt::NumericsState ToProto(const NumericsFingerprint& numerics);
 NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 
-// The progress that a manifest holds. DataLoss for values that no run could have written.
+// The progress in a manifest. DataLoss for values that no run could have written.
 absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest);
 
-// Whether weights saved with `manifest` mean the same in `model`: shapes alone do not tell (heads,
-// norms, rotary settings). FailedPrecondition listing every field that differs, saved and wanted.
-// Checkpoints of foreign programs, which carry no config that we know, pass: their tensors' shapes
-// are compared by the load.
+// Whether weights saved with `manifest` have the same meaning in `model`: shapes alone do not
+// determine it (heads, norms, rotary settings). FailedPrecondition listing every field that
+// differs, saved and wanted. Checkpoints of foreign programs, without a known config, pass: their
+// tensors' shapes are compared by the load.
 absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& model);
 
-// What a run that goes on from `manifest` does otherwise than the saved one, as far as the bits of
-// its losses depend on it: topology, and numerics as set and as this machine has them. One sentence
-// each, for the log. What a checkpoint does not record, as older ones do not, is not compared.
+// How a run that continues from `manifest` differs from the saved one, as far as the bits of its
+// losses depend on it: topology, and numerics as configured and as on this machine. One sentence
+// each, for the log. Properties that the checkpoint does not record, because it is older, are not
+// compared.
 std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const TrainConfig& config,
                                          const NumericsFingerprint& numerics);
 
-// Whether random numbers keyed by the saved seed are the ones that the saved run drew.
-// FailedPrecondition naming both algorithms; a checkpoint without random numbers passes.
+// Whether random numbers keyed by the saved seed equal those of the saved run. FailedPrecondition
+// naming both algorithms; a checkpoint without random numbers passes.
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest);
 
-// Whether the position in `manifest` counts samples of `data`. FailedPrecondition naming both
-// sides.
+// Whether the position in `manifest` refers to `data`. FailedPrecondition naming both sides.
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data);
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ ckpt::Manifest Describe(const Progress& progress) {
                      NumericsFingerprint());
 }
 
-// The message of `status` holds each of `parts`.
+// Expects that the message of `status` contains each of `parts`.
 void ExpectNames(const absl::Status& status, absl::StatusCode code,
                  const std::vector<std::string>& parts) {
   EXPECT_EQ(status.code(), code) << status;
@@ -111,7 +111,7 @@ TEST(RunStateTest, OtherArithmeticThanTheSavedRunsIsSaid) {
                   "saved where numbers are computed otherwise (instruction set avx512, here avx2; "
                   "other bits of matrix products): the bits of later losses differ from the saved "
                   "run's"});
-    // Checkpoints of older versions do not know.
+    // Checkpoints of older versions do not record it.
     manifest.mutable_trainer()->clear_numerics();
     EXPECT_TRUE(DescribeChanges(manifest, config, here).empty());
   }
@@ -149,7 +149,7 @@ TEST(RunStateTest, CheckpointsWithOldFingerprintsAreComparedByTheOldRule) {
   };
   ckpt::Manifest manifest = Describe({});
   EXPECT_TRUE(check(manifest, {.sampled = 5, .complete = 7}).ok());
-  // The samples are the same, other tokens are not.
+  // The sampled fingerprint is the same, but other tokens differ.
   ExpectNames(check(manifest, {.sampled = 5, .complete = 8}), absl::StatusCode::kFailedPrecondition,
               {"fingerprint 7, found 8"});
   manifest.mutable_trainer()->mutable_data()->clear_complete_fingerprint();

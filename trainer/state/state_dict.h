@@ -14,8 +14,7 @@
 
 namespace tessera {
 
-// Names of a parameter's optimizer state, as they stand in manifests and, behind "<parameter>.", in
-// data files.
+// Names of a parameter's optimizer state in manifests and, after "<parameter>.", in data files.
 inline constexpr std::string_view kMaster = "master";
 inline constexpr std::string_view kExpAvg = "exp_avg";
 inline constexpr std::string_view kExpAvgSq = "exp_avg_sq";
@@ -23,8 +22,8 @@ inline constexpr std::string_view kExpAvgSq = "exp_avg_sq";
 // "transformer.wte.weight.exp_avg"
 std::string StateName(std::string_view parameter, std::string_view state);
 
-// A pipeline chunk as one rank holds it, and the optimizer of what the rank owns of it: null where
-// nothing is trained.
+// A pipeline chunk on one rank, and the optimizer of the part that the rank owns: null without
+// training.
 struct StateChunk {
   const ParameterSet* parameters = nullptr;
   const AdamW* optimizer = nullptr;
@@ -32,18 +31,18 @@ struct StateChunk {
 using StateChunks = std::span<const StateChunk>;
 
 // The weights of this rank's parameters as logical tensors: shards point into parameters.values().
-// A fused buffer appears as the tensors that it means, the virtual shards of a tensor as boxes of
-// it, padding does not appear, a tied name becomes an alias.
+// A fused buffer appears as its logical tensors, the virtual shards of a tensor as boxes of it,
+// padding does not appear, a tied name becomes an alias.
 ckpt::StateDict WeightState(StateChunks chunks);
 
-// Master weights (where there are any) and moments of what the optimizers own, likewise: a range of
-// a ZeRO owner as the boxes that it decomposes into. Precondition: an optimizer's parameters are
-// those of its chunk, in order.
+// Master weights (if any) and moments that the optimizers own, likewise: a range of a ZeRO owner
+// appears as the boxes that it decomposes into. Precondition: an optimizer's parameters are those
+// of its chunk, in order.
 ckpt::StateDict OptimizerTensors(StateChunks chunks);
 
-// Which tensors are whose optimizer state, and the groups' settings. Names every parameter of every
-// rank, whatever parts the optimizers own; the same whatever the topology. On rank 0; other ranks
-// return nothing. Collective over `group`. Precondition: there are optimizers.
+// The optimizer state of each parameter by name, and the groups' settings. Names every parameter of
+// every rank, whichever parts the optimizers own; the same for every topology. On rank 0; other
+// ranks return nothing. Collective over `group`. Precondition: there are optimizers.
 absl::StatusOr<ckpt::OptimizerState> OptimizerNames(StateChunks chunks,
                                                     const OptimizerConfig& config,
                                                     ckpt::ProcessGroup& group,

@@ -31,7 +31,7 @@ run() {
 
 # Checks that exactly one rank prints a message, and that it matches.
 readonly all_reduce="[0-9]+: all-reduce #[0-9]+ of 'dp'"
-says() {
+expect_message() {
   local spoken
   spoken=$(grep -c '^rank [0-9]*: ' <<<"$output")
   [[ $spoken == 1 ]] || fail "$name: $spoken messages"
@@ -41,20 +41,20 @@ says() {
 exits_with_error() { [[ $code != 0 ]] || fail "$name: exit code 0"; }
 
 run "error on one rank" -- error 2
-says "2: shard 'x' is damaged$"
+expect_message "2: shard 'x' is damaged$"
 exits_with_error
 
 run "error on all ranks" -- error all
-says "[0-3]: shard 'x' is damaged$"
+expect_message "[0-3]: shard 'x' is damaged$"
 exits_with_error
 
 run "stopped rank" -- stop 1
 readonly stopped="rank 1.*does not answer: its process is stopped.*reported: "
-says "$all_reduce \(gradients\) is not complete after 4.*waiting for $stopped"
+expect_message "$all_reduce \(gradients\) is not complete after 4.*waiting for $stopped"
 exits_with_error
 
 run "late rank" -- late 3
-says "$all_reduce .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
+expect_message "$all_reduce .*waiting for rank 3; rank 3 has computed for .* since all-reduce"
 exits_with_error
 
 # Before the world exists, each rank can report only its own state.
@@ -71,7 +71,7 @@ exits_with_error
 
 # Emulates a launcher that does not end the other ranks. (Open MPI's returns 0 with this option.)
 run "killed rank, unnoticed by the launcher" --enable-recovery -- die 1
-says "$all_reduce .*waiting for rank 1; rank 1 .*has gone: its process has ended"
+expect_message "$all_reduce .*waiting for rank 1; rank 1 .*has gone: its process has ended"
 
 # Ranks must end even if the reader of their stderr has gone away and the pipe is full. mpirun waits
 # for them and prints nothing.
@@ -82,7 +82,7 @@ exec 9<>"$folder/full"
 dd if=/dev/zero of="$folder/full" oflag=nonblock bs=4096 2>/dev/null
 # shellcheck disable=SC2016  # expanded by the ranks
 for how in "error all" "die 1"; do
-  name="nobody reads: $how"
+  name="no reader: $how"
   start=$SECONDS
   output=$(timeout --kill-after=5 60 mpirun --oversubscribe --bind-to none --enable-recovery -n 4 \
     sh -c 'exec "$0" "$@" 2>'"$folder/full" "$main" $how 2>&1)

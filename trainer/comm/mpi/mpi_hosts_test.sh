@@ -105,21 +105,21 @@ for ranks in 3 6; do
     fail "conformance, $ranks ranks"
 done
 
-# prints RANK REST: checks that exactly one rank prints a message, that it matches, and that the job
-# fails.
-says() {
+# expect_message RANK REST: checks that exactly one rank prints a message, that it matches, and that
+# the job fails.
+expect_message() {
   [[ $(grep -c '^rank [0-9]*: ' <<<"$output") == 1 ]] || fail "not one message"
   grep -Eq "^rank $1: $2" <<<"$output" || fail "no message like '$1: $2'"
   [[ $code != 0 && $code != 124 ]] || fail "exit code $code"
 }
 launch 6 "$main" error 4
-says 4 "shard 'x' is damaged$"
+expect_message 4 "shard 'x' is damaged$"
 # The state of a process cannot be looked up from another machine; the process is queried.
 launch 6 "$main" stop 4
-says "[0-9]+" \
+expect_message "[0-9]+" \
   "all-reduce #[0-9]+ of 'dp' .*waiting for rank 4; rank 4 .*on node3.* does not answer.*reported: "
 launch 6 "$main" late 5
-says "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
+expect_message "[0-9]+" "all-reduce #[0-9]+ of 'dp' .*waiting for rank 5; rank 5 has computed for "
 # A rank that is queried and answers is waited for.
 launch 6 "$main" slow 4
 [[ $code == 0 ]] || fail "a slow rank is no failure"

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TESTS_RESHARD_LANDING_H_
-#define TESSERA_TESTS_RESHARD_LANDING_H_
+#ifndef TESSERA_TESTS_RESHARD_LOAD_OUTCOME_H_
+#define TESSERA_TESTS_RESHARD_LOAD_OUTCOME_H_
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@
 namespace tessera::testing {
 
 // What one load of a checkpoint left on all ranks together.
-struct Landing {
+struct LoadOutcome {
   LogicalState state;
   Progress progress;
   std::vector<std::string> notes;  // of rank 0
@@ -34,9 +34,9 @@ absl::StatusOr<LogicalState> SaveFilled(TrainConfig config, const std::string& f
 // after the other into it, as a resumed run does. Before each, every element holds something else.
 // Internal where ranks disagree about an element or progress, where one is missing, or where
 // padding is touched.
-absl::StatusOr<std::vector<Landing>> LandAll(const TrainConfig& config,
-                                             const std::vector<std::string>& folders);
+absl::StatusOr<std::vector<LoadOutcome>> LoadAll(const TrainConfig& config,
+                                                 const std::vector<std::string>& folders);
 
 }  // namespace tessera::testing
 
-#endif  // TESSERA_TESTS_RESHARD_LANDING_H_
+#endif  // TESSERA_TESTS_RESHARD_LOAD_OUTCOME_H_

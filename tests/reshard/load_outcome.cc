@@ -1,4 +1,4 @@
-#include "tests/reshard/landing.h"
+#include "tests/reshard/load_outcome.h"
 
 #include <algorithm>
 #include <memory>
@@ -23,41 +23,41 @@ namespace {
 constexpr uint64_t kSomethingElse = 0x5eed;
 
 // Adds up what the ranks of one load tell.
-class LandingCollector {
+class LoadOutcomeCollector {
  public:
   absl::Status Add(int rank, const LoadNotes& notes, const TrainingRank& training) {
     const MutexLock lock(&mutex_);
-    if (ranks_++ == 0) landing_.progress = training.progress();
-    if (const std::string differs = FirstProgressDifference(landing_.progress, training.progress());
+    if (ranks_++ == 0) outcome_.progress = training.progress();
+    if (const std::string differs = FirstProgressDifference(outcome_.progress, training.progress());
         !differs.empty()) {
       return absl::InternalError("ranks disagree about " + differs);
     }
-    if (rank == 0) landing_.notes = notes.sentences;
-    landing_.bytes_needed += notes.report.bytes_needed;
-    landing_.bytes_read += notes.report.bytes_read;
-    landing_.largest_buffer_bytes =
-        std::max(landing_.largest_buffer_bytes, notes.report.buffer_bytes);
+    if (rank == 0) outcome_.notes = notes.sentences;
+    outcome_.bytes_needed += notes.report.bytes_needed;
+    outcome_.bytes_read += notes.report.bytes_read;
+    outcome_.largest_buffer_bytes =
+        std::max(outcome_.largest_buffer_bytes, notes.report.buffer_bytes);
     return absl::OkStatus();
   }
 
   StateCollector& state() { return state_; }
   void SetSizes(int64_t tensor_bytes, uint64_t stored_bytes) {
     const MutexLock lock(&mutex_);
-    landing_.tensor_bytes = tensor_bytes;
-    landing_.stored_bytes = stored_bytes;
+    outcome_.tensor_bytes = tensor_bytes;
+    outcome_.stored_bytes = stored_bytes;
   }
 
-  absl::StatusOr<Landing> Take() {
+  absl::StatusOr<LoadOutcome> Take() {
     TESSERA_RETURN_IF_ERROR(state_.CheckComplete());
     const MutexLock lock(&mutex_);
-    landing_.state = state_.Take();
-    return std::move(landing_);
+    outcome_.state = state_.Take();
+    return std::move(outcome_);
   }
 
  private:
   Mutex mutex_;
   int ranks_ ABSL_GUARDED_BY(mutex_) = 0;
-  Landing landing_ ABSL_GUARDED_BY(mutex_);
+  LoadOutcome outcome_ ABSL_GUARDED_BY(mutex_);
   StateCollector state_;
 };
 
@@ -68,7 +68,7 @@ uint64_t StoredBytes(const ckpt::Manifest& manifest) {
 }
 
 absl::Status Land(const CheckpointConfig& from, Communicator& world, TrainingRank& training,
-                  LandingCollector& collector) {
+                  LoadOutcomeCollector& collector) {
   const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&world);
   FillState(training.trainer().chunks(), kSomethingElse);
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
@@ -110,9 +110,9 @@ absl::StatusOr<LogicalState> SaveFilled(TrainConfig config, const std::string& f
   return collector.Take();
 }
 
-absl::StatusOr<std::vector<Landing>> LandAll(const TrainConfig& config,
-                                             const std::vector<std::string>& folders) {
-  std::vector<LandingCollector> collectors(folders.size());
+absl::StatusOr<std::vector<LoadOutcome>> LoadAll(const TrainConfig& config,
+                                                 const std::vector<std::string>& folders) {
+  std::vector<LoadOutcomeCollector> collectors(folders.size());
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& rank) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> training,
@@ -124,12 +124,12 @@ absl::StatusOr<std::vector<Landing>> LandAll(const TrainConfig& config,
     }
     return absl::OkStatus();
   }));
-  std::vector<Landing> landings;
-  for (LandingCollector& collector : collectors) {
-    TESSERA_ASSIGN_OR_RETURN(Landing landing, collector.Take());
-    landings.push_back(std::move(landing));
+  std::vector<LoadOutcome> outcomes;
+  for (LoadOutcomeCollector& collector : collectors) {
+    TESSERA_ASSIGN_OR_RETURN(LoadOutcome outcome, collector.Take());
+    outcomes.push_back(std::move(outcome));
   }
-  return landings;
+  return outcomes;
 }
 
 }  // namespace tessera::testing

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_PLAN_LOCAL_PLAN_H_
-#define TESSERA_CHECKPOINT_PLAN_LOCAL_PLAN_H_
+#ifndef TESSERA_CHECKPOINT_PLAN_RANK_STATE_H_
+#define TESSERA_CHECKPOINT_PLAN_RANK_STATE_H_
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,12 +27,12 @@ absl::Status CheckStateDict(const StateDict& state);
 // That, for a state to load into: its memory must not be read-only.
 absl::Status CheckDestinations(const StateDict& state);
 
-// The state dict as other ranks need to know it. Precondition: CheckStateDict.
-LocalPlan DescribeState(const StateDict& state);
+// The description of the state dict that is sent to other ranks. Precondition: CheckStateDict.
+RankState DescribeState(const StateDict& state);
 
 // Strides of a shard, in elements.
 std::vector<int64_t> ShardStrides(const Shard& shard);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_PLAN_LOCAL_PLAN_H_
+#endif  // TESSERA_CHECKPOINT_PLAN_RANK_STATE_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_PLAN_MERGE_PLANS_H_
-#define TESSERA_CHECKPOINT_PLAN_MERGE_PLANS_H_
+#ifndef TESSERA_CHECKPOINT_PLAN_MERGE_RANK_STATES_H_
+#define TESSERA_CHECKPOINT_PLAN_MERGE_RANK_STATES_H_
 
 #include <cstdint>
 #include <deque>
@@ -75,8 +75,8 @@ struct MergedState {
 // name), aliases of missing tensors, and all tensors whose boxes leave a gap or lie outside, naming
 // tensor, ranks and boxes. Cost: reading the descriptions once; n log n in the distinct boxes of a
 // tensor.
-absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks);
+absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_PLAN_MERGE_PLANS_H_
+#endif  // TESSERA_CHECKPOINT_PLAN_MERGE_RANK_STATES_H_

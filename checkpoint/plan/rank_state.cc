@@ -1,4 +1,4 @@
-#include "checkpoint/plan/local_plan.h"
+#include "checkpoint/plan/rank_state.h"
 
 #include <string>
 #include <string_view>
@@ -157,8 +157,8 @@ absl::Status CheckDestinations(const StateDict& state) {
   return Check(state, /*check_writable=*/true);
 }
 
-LocalPlan DescribeState(const StateDict& state) {
-  LocalPlan plan;
+RankState DescribeState(const StateDict& state) {
+  RankState plan;
   for (const ShardedTensor& tensor : state.tensors) {
     LocalTensor& local = *plan.add_tensors();
     local.set_name(tensor.name);

@@ -1,4 +1,4 @@
-#include "checkpoint/plan/merge_plans.h"
+#include "checkpoint/plan/merge_rank_states.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
@@ -59,7 +59,7 @@ bool ForEachTensor(const std::string& plan, Function&& fn) {
   using google::protobuf::internal::WireFormatLite;
   google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(plan.data()),
                                             static_cast<int>(plan.size()));
-  constexpr uint32_t kTensors = WireFormatLite::MakeTag(LocalPlan::kTensorsFieldNumber,
+  constexpr uint32_t kTensors = WireFormatLite::MakeTag(RankState::kTensorsFieldNumber,
                                                         WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
   while (const uint32_t tag = in.ReadTag()) {
     uint32_t length;
@@ -118,8 +118,8 @@ class Merger {
     const Description& first = state_.descriptions[state_.tensors[at->second].description];
     if (!is_new && !Agree(first.tensor, tensor)) {
       problems.push_back(absl::StrCat("tensor ", tensor.name(), ": rank ", first.describers[0].rank,
-                                      " says ", Describe(first.tensor), ", rank ",
-                                      description.describers[0].rank, " says ", Describe(tensor)));
+                                      " has ", Describe(first.tensor), ", rank ",
+                                      description.describers[0].rank, " has ", Describe(tensor)));
       return;
     }
     std::vector<uint32_t> ranks;
@@ -278,7 +278,7 @@ Box LocalShardBox(const LocalTensor& tensor, uint32_t shard) {
           {tensor.shard_shape().begin() + at, tensor.shard_shape().begin() + at + rank}};
 }
 
-absl::StatusOr<MergedState> MergeLocalPlans(std::span<const std::string> ranks) {
+absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) {
   Merger merger;
   for (uint32_t r = 0; r < ranks.size(); ++r) {
     TESSERA_RETURN_IF_ERROR(merger.AddRank(r, ranks[r]));
