@@ -29,9 +29,9 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "tests/exact/training.h"
-#include "tests/reshard/plot.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/metrics/plot.h"
 
 ABSL_FLAG(std::string, svg, "",
           "where the plot goes; empty: reshard_experiment.svg where the program is started");
@@ -41,8 +41,6 @@ ABSL_FLAG(int, last_step, 150, "the step at which every run ends");
 namespace tessera {
 namespace {
 
-using testing::Curve;
-using testing::Panel;
 using testing::TrainedRun;
 
 constexpr char kFrom[] = "dp4_zero2_tp2_pp2";
@@ -269,10 +267,9 @@ absl::StatusOr<bool> RunAll(const std::string& folder) {
   }
   const std::string path = SvgPath();
   std::ofstream svg(path);
-  svg << testing::PlotSvg(
-      absl::StrCat("Trained at ", kFrom, " to step ", absl::GetFlag(FLAGS_save_step),
-                   ", resumed under other topologies"),
-      panels, /*columns=*/2);
+  svg << PlotSvg(absl::StrCat("Trained at ", kFrom, " to step ", absl::GetFlag(FLAGS_save_step),
+                              ", resumed under other topologies"),
+                 panels, /*columns=*/2);
   if (!svg.flush()) return absl::UnavailableError(absl::StrCat("cannot write ", path));
   std::cout << "\nplot: " << path << "\n";
   return equal;

@@ -1,4 +1,4 @@
-#include "tests/reshard/plot.h"
+#include "trainer/metrics/plot.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace tessera::testing {
+namespace tessera {
 namespace {
 
 constexpr double kPanelWidth = 560, kPanelHeight = 380, kLegendWidth = 250, kTitleHeight = 44;
@@ -204,4 +204,4 @@ std::string PlotSvg(const std::string& title, const std::vector<Panel>& panels, 
       body, "</svg>\n");
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TESTS_RESHARD_PLOT_H_
-#define TESSERA_TESTS_RESHARD_PLOT_H_
+#ifndef TESSERA_TRAINER_METRICS_PLOT_H_
+#define TESSERA_TRAINER_METRICS_PLOT_H_
 
 // Line plots as SVG: a grid of panels, each with a title, axes and curves, and one legend for all.
 
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::testing {
+namespace tessera {
 
 struct Curve {
   std::string name;                               // one name has one colour in all panels
@@ -26,6 +26,6 @@ struct Panel {
 // drawn thinner, so that one that lies on another shows both.
 std::string PlotSvg(const std::string& title, const std::vector<Panel>& panels, int columns);
 
-}  // namespace tessera::testing
+}  // namespace tessera
 
-#endif  // TESSERA_TESTS_RESHARD_PLOT_H_
+#endif  // TESSERA_TRAINER_METRICS_PLOT_H_

@@ -1,0 +1,154 @@
+// The command as a user sees it: exit codes, table, JSON and plot.
+
+#include <sys/wait.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "trainer/metrics/metrics.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+struct Result {
+  int exit_code = 0;
+  std::string out, err;
+};
+
+class CompareRunsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) /
+            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(root_);
+    WriteRun("a", 1, 30, 0);
+  }
+
+  // Steps [first, last]; the loss of step 17 is larger by `change`.
+  void WriteRun(const std::string& name, int64_t first, int64_t last, double change) const {
+    fs::create_directories(root_ / name);
+    auto writer = MetricsWriter::Open((root_ / name / "metrics.jsonl").string(), std::nullopt);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    for (int64_t step = first; step <= last; ++step) {
+      ASSERT_TRUE((*writer)
+                      ->Write(StepMetrics{
+                          .step = step,
+                          .loss = 4.0 / static_cast<double>(step) + (step == 17 ? change : 0),
+                          .lr = 1e-3,
+                          .grad_norm = 0.5,
+                          .tokens_per_second = 1000})
+                      .ok());
+    }
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+
+  Result Compare(const std::string& arguments) const {
+    const std::string command =
+        Binary() + " " + arguments + " >" + Path("out") + " 2>" + Path("err");
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), ReadFile(root_ / "out"), ReadFile(root_ / "err")};
+  }
+  std::string Path(const std::string& name) const { return (root_ / name).string(); }
+
+  fs::path root_;
+
+ private:
+  static std::string Binary() {
+    return std::string(std::getenv("TEST_SRCDIR")) + "/tessera/trainer/tools/compare_runs";
+  }
+};
+
+TEST_F(CompareRunsTest, EqualRunsExitWithZero) {
+  WriteRun("b", 1, 30, 0);
+  const Result result = Compare("--exact " + Path("a") + " " + Path("b/metrics.jsonl"));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("the runs are equal, bit for bit"));
+  EXPECT_THAT(result.out, HasSubstr("30 steps (1 to 30)"));
+}
+
+TEST_F(CompareRunsTest, ADifferenceExitsWithOneAndNamesItsStep) {
+  WriteRun("b", 1, 30, 1e-3);
+  const Result result = Compare(Path("a") + " " + Path("b") + " --rows=4");
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("the runs differ first in loss at step 17: 0.235294"));
+  // The step of the first difference is shown whatever the number of rows.
+  EXPECT_THAT(result.out, HasSubstr("\n      17     0.235294     0.236294   4.2e-03 "));
+  EXPECT_THAT(result.out, Not(HasSubstr("\n      16 ")));
+  EXPECT_EQ(Compare(Path("a") + " " + Path("b") + " --tolerance=0.01").exit_code, 0);
+}
+
+TEST_F(CompareRunsTest, MissingStepsExitWithOne) {
+  WriteRun("resumed", 21, 30, 0);
+  const Result result = Compare(Path("a") + " " + Path("resumed"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("steps 1 to 20: only in A"));
+  EXPECT_EQ(Compare(Path("a") + " " + Path("resumed") + " --first-step=21").exit_code, 0);
+}
+
+TEST_F(CompareRunsTest, Bf16RunsHaveAWiderTolerance) {
+  WriteRun("b", 1, 30, 1e-3);
+  std::ofstream(root_ / "b" / "config.textproto") << "training { bf16: true }";
+  const Result result = Compare(Path("a") + " " + Path("b"));
+  EXPECT_EQ(result.exit_code, 0) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("(tolerance 1e-02)"));
+}
+
+TEST_F(CompareRunsTest, JsonHasEveryStep) {
+  WriteRun("b", 1, 30, 1e-3);
+  const Result result = Compare("--json " + Path("a") + " " + Path("b"));
+  EXPECT_EQ(result.exit_code, 1);
+  const nlohmann::json json = nlohmann::json::parse(result.out, nullptr, false);
+  ASSERT_TRUE(json.is_object()) << result.out;
+  EXPECT_EQ(json["equal"], false);
+  EXPECT_EQ(json["quantities"]["loss"]["first_difference"], 17);
+  EXPECT_EQ(json["quantities"]["loss"]["equal_bits"], 29);
+  ASSERT_EQ(json["steps"].size(), 30);
+  EXPECT_EQ(json["steps"][16]["loss"][0], 4.0 / 17);
+  EXPECT_EQ(json["steps"][16]["loss"][1], 4.0 / 17 + 1e-3);
+}
+
+TEST_F(CompareRunsTest, PlotsBothRunsAndTheirDifference) {
+  WriteRun("b", 1, 30, 1e-3);
+  const Result result = Compare(Path("a") + " " + Path("b") + " --svg=" + Path("plot.svg"));
+  EXPECT_EQ(result.exit_code, 1);
+  const std::string svg = ReadFile(root_ / "plot.svg");
+  EXPECT_THAT(svg, HasSubstr("<svg "));
+  EXPECT_THAT(svg, HasSubstr("relative difference"));
+  EXPECT_THAT(svg, HasSubstr("tokens/s"));
+  size_t curves = 0;
+  for (size_t at = 0; (at = svg.find("<polyline", at)) != svg.npos; ++at) ++curves;
+  EXPECT_EQ(curves, 10);  // four pairs and two differences
+}
+
+TEST_F(CompareRunsTest, WrongUseExitsWithTwo) {
+  for (const std::string& arguments :
+       {Path("a"), Path("a") + " " + Path("nothing"), Path("a") + " " + Path("a") + " --what",
+        Path("a") + " " + Path("a") + " --tolerance=much",
+        Path("a") + " " + Path("a") + " --exact --tolerance=1",
+        Path("a") + " " + Path("a") + " --json=yes", Path("a") + " " + Path("a") + " --svg"}) {
+    const Result result = Compare(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments;
+    EXPECT_THAT(result.err, HasSubstr("compare_runs: ")) << arguments;
+  }
+  EXPECT_EQ(Compare("--help").exit_code, 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,29 @@
+#ifndef TESSERA_TRAINER_TOOLS_COMPARISON_REPORT_H_
+#define TESSERA_TRAINER_TOOLS_COMPARISON_REPORT_H_
+
+// A comparison of two runs as text, as JSON and as a plot.
+
+#include <string>
+
+#include "trainer/tools/comparison.h"
+#include "trainer/tools/run_records.h"
+
+namespace tessera {
+
+// A table of at most about `rows` steps, spread evenly, with the first and the last step and the
+// first difference among them; then one line per quantity, and one sentence with the result.
+std::string ComparisonText(const RunRecords& a, const RunRecords& b,
+                           const RunComparison& comparison, int rows);
+
+// One object: what ComparisonText() says, and every step that both runs have recorded. A number
+// that JSON cannot express is null.
+std::string ComparisonJson(const RunRecords& a, const RunRecords& b,
+                           const RunComparison& comparison);
+
+// Loss, gradient norm, learning rate and tokens/s of both runs, and the relative differences of the
+// first two, on logarithmic axes.
+std::string ComparisonSvg(const RunRecords& a, const RunRecords& b);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TOOLS_COMPARISON_REPORT_H_

@@ -1,0 +1,140 @@
+#include "trainer/tools/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "trainer/tools/run_records.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+RunRecords Records(int64_t first, int64_t last) {
+  RunRecords run;
+  for (int64_t step = first; step <= last; ++step) {
+    run.steps[step] = {.loss = 5.0 - 0.1 * static_cast<double>(step),
+                       .grad_norm = 1.0 / static_cast<double>(step),
+                       .lr = 1e-3,
+                       .tokens_per_second = 100.0 * static_cast<double>(step)};
+  }
+  return run;
+}
+
+const ComparedQuantity& Quantity(const RunComparison& comparison, const std::string& name) {
+  return *std::find_if(comparison.quantities.begin(), comparison.quantities.end(),
+                       [&](const ComparedQuantity& q) { return q.name == name; });
+}
+
+TEST(ComparisonTest, EqualRuns) {
+  RunRecords faster = Records(1, 10);
+  for (auto& [step, record] : faster.steps) record.tokens_per_second *= 3;
+  const RunComparison comparison = CompareRuns(Records(1, 10), faster, {.exact = true});
+  EXPECT_TRUE(comparison.equal());
+  EXPECT_EQ(Quantity(comparison, "loss").compared, 10);
+  EXPECT_EQ(Quantity(comparison, "loss").equal_bits, 10);
+  EXPECT_EQ(Quantity(comparison, "tokens_per_second").equal_bits, 0);
+  EXPECT_NEAR(Quantity(comparison, "tokens_per_second").largest_difference, 2.0 / 3, 1e-12);
+}
+
+TEST(ComparisonTest, EachJudgedNumberMustAgree) {
+  for (double StepRecord::*number : {&StepRecord::loss, &StepRecord::grad_norm, &StepRecord::lr}) {
+    RunRecords other = Records(1, 10);
+    other.steps[4].*number *= 1 + 1e-4;
+    other.steps[7].*number *= 1 + 1e-3;
+    const RunComparison comparison = CompareRuns(Records(1, 10), other, {});
+    EXPECT_FALSE(comparison.equal());
+    const ComparedQuantity* first = comparison.first_difference();
+    ASSERT_NE(first, nullptr);
+    EXPECT_EQ(first->first_step, 4);
+    EXPECT_EQ(first->largest_step, 7);
+    EXPECT_NEAR(first->largest_difference, 1e-3, 1e-5);
+    EXPECT_EQ(first->first_b, other.steps[4].*number);
+    EXPECT_EQ(first->equal_bits, 8);
+  }
+}
+
+TEST(ComparisonTest, DefaultTolerancesDependOnThePrecision) {
+  RunRecords a = Records(1, 10), b = Records(1, 10);
+  b.steps[5].loss *= 1 + 5e-6;
+  EXPECT_TRUE(CompareRuns(a, b, {}).equal());
+  EXPECT_FALSE(CompareRuns(a, b, {.exact = true}).equal());
+  EXPECT_FALSE(CompareRuns(a, b, {.tolerance = 1e-6}).equal());
+  b.steps[5].loss *= 1 + 5e-3;
+  EXPECT_FALSE(CompareRuns(a, b, {}).equal());
+  a.bf16 = false;
+  EXPECT_FALSE(CompareRuns(a, b, {}).equal());
+  b.bf16 = true;
+  EXPECT_EQ(CompareRuns(a, b, {}).tolerance, kBf16Tolerance);
+  EXPECT_TRUE(CompareRuns(a, b, {}).equal());
+  b.steps[5].loss *= 1 + 2e-2;
+  EXPECT_FALSE(CompareRuns(a, b, {}).equal());
+}
+
+TEST(ComparisonTest, MissingStepsFail) {
+  RunRecords gap = Records(1, 10);
+  gap.steps.erase(4);
+  const RunComparison comparison = CompareRuns(Records(1, 10), gap, {});
+  EXPECT_FALSE(comparison.equal());
+  EXPECT_THAT(comparison.only_a, ElementsAre(4));
+  EXPECT_THAT(comparison.only_b, IsEmpty());
+  EXPECT_EQ(comparison.first_difference(), nullptr);
+
+  const RunRecords resumed = Records(6, 12);
+  EXPECT_FALSE(CompareRuns(Records(1, 10), resumed, {}).equal());
+  EXPECT_THAT(CompareRuns(Records(1, 10), resumed, {}).only_b, ElementsAre(11, 12));
+  EXPECT_TRUE(CompareRuns(Records(1, 10), resumed, {.first_step = 6, .last_step = 10}).equal());
+}
+
+TEST(ComparisonTest, RunsWithoutACommonStepAreNotEqual) {
+  EXPECT_FALSE(CompareRuns(Records(1, 4), Records(1, 4), {.first_step = 5}).equal());
+}
+
+TEST(ComparisonTest, EvaluationsCountWhereBothRunsHaveSome) {
+  RunRecords a = Records(1, 10), b = Records(1, 10);
+  a.evaluation_losses = {{5, 2.0}, {10, 1.0}};
+  EXPECT_TRUE(CompareRuns(a, b, {}).equal());
+  b.evaluation_losses = {{5, 2.0}};
+  EXPECT_THAT(CompareRuns(a, b, {}).only_a_evaluations, ElementsAre(10));
+  EXPECT_FALSE(CompareRuns(a, b, {}).equal());
+  b.evaluation_losses[10] = 1.1;
+  const RunComparison comparison = CompareRuns(a, b, {});
+  EXPECT_FALSE(comparison.equal());
+  EXPECT_EQ(comparison.first_difference()->name, "eval_loss");
+  EXPECT_EQ(comparison.first_difference()->first_step, 10);
+}
+
+TEST(ComparisonTest, RelativeDifferences) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(RelativeDifference(0, 0), 0);
+  EXPECT_EQ(RelativeDifference(0, -0.0), 0);
+  EXPECT_EQ(RelativeDifference(2, 1), 0.5);
+  EXPECT_EQ(RelativeDifference(1, 2), 0.5);
+  EXPECT_EQ(RelativeDifference(0, 1e-30), 1);
+  EXPECT_EQ(RelativeDifference(NAN, NAN), 0);
+  EXPECT_EQ(RelativeDifference(NAN, 1), infinity);
+  EXPECT_EQ(RelativeDifference(infinity, infinity), 0);
+  EXPECT_EQ(RelativeDifference(infinity, 1), infinity);
+}
+
+TEST(ComparisonTest, NegativeZeroIsAnotherNumberInBits) {
+  RunRecords a = Records(1, 2), b = Records(1, 2);
+  a.steps[2].lr = 0;
+  b.steps[2].lr = -0.0;
+  EXPECT_TRUE(CompareRuns(a, b, {.tolerance = 0}).equal());
+  EXPECT_FALSE(CompareRuns(a, b, {.exact = true}).equal());
+}
+
+TEST(ComparisonTest, StepRanges) {
+  EXPECT_EQ(StepRanges({}), "");
+  EXPECT_EQ(StepRanges({3}), "3");
+  EXPECT_EQ(StepRanges({1, 2, 5, 6, 7, 9}), "1, 2, 5 to 7, 9");
+}
+
+}  // namespace
+}  // namespace tessera
