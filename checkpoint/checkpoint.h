@@ -4,7 +4,7 @@
 // The checkpoint library: sharded state in; an atomic, checksummed checkpoint out; back in under
 // any other sharding.
 //
-//   const auto storage = ckpt::OpenPosixStorage("/runs/a", {.create_root = true});
+//   const auto storage = ckpt::OpenStorage("/runs/a", {.create_root = true});
 //   ckpt::ShardedTensor weight = {.name = "weight", .global_shape = {8, 4}};
 //   weight.shards = {ckpt::Shard::Of(rows, {.global_offset = {3, 0}, .shape = {5, 4}})};
 //   const auto saved = ckpt::Save(**storage, "", step, {{weight}}, {.group = &group});
@@ -40,9 +40,10 @@
 #include "checkpoint/plan/state_dict.h"           // StateDict, ShardedTensor, Shard
 #include "checkpoint/save/async_saver.h"          // AsyncSaver: saves in the background
 #include "checkpoint/save/options.h"              // SaveOptions, SaveReport, Metadata, PlanCache
-#include "checkpoint/storage/posix_storage.h"     // OpenPosixStorage()
-#include "checkpoint/storage/storage.h"           // Storage: where checkpoints are
-#include "checkpoint/verify/options.h"            // VerifyOptions, VerifyReport
+#include "checkpoint/storage/by_name/open_storage.h"  // OpenStorage(): by a name
+#include "checkpoint/storage/posix_storage.h"         // OpenPosixStorage()
+#include "checkpoint/storage/storage.h"               // Storage: where checkpoints are
+#include "checkpoint/verify/options.h"                // VerifyOptions, VerifyReport
 
 namespace tessera::ckpt {
 

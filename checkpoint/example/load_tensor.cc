@@ -10,7 +10,7 @@ namespace ckpt = tessera::ckpt;
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   // value() ends the program with the error where there is one.
-  const auto storage = ckpt::OpenPosixStorage(argv[1]).value();
+  const auto storage = ckpt::OpenStorage(argv[1]).value();
   const auto latest = ckpt::Latest(*storage, "").value();
   const auto checkpoint = ckpt::Checkpoint::Open(*storage, latest.directory).value();
   const auto elements = ckpt::LoadTensor<float>(checkpoint, argv[2]).value();

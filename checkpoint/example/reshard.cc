@@ -15,7 +15,7 @@ int Fail(const auto& status) {
 }
 
 int main(int argc, char** argv) {
-  const auto storage = ckpt::OpenPosixStorage(argc > 1 ? argv[1] : ".", {.create_root = true});
+  const auto storage = ckpt::OpenStorage(argc > 1 ? argv[1] : ".", {.create_root = true});
   if (!storage.ok()) return Fail(storage.status());
 
   // An 8 x 4 matrix that lies in two shards: rows 0 to 2, and rows 3 to 7.

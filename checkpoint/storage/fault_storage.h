@@ -101,6 +101,9 @@ class FaultInjectingStorage final : public Storage {
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override { return base_.IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override;
+  std::optional<std::string> LocalPath(std::string_view path) const override {
+    return base_.LocalPath(path);
+  }
   std::string Describe(std::string_view path) const override;
 
  private:

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -103,6 +104,9 @@ class PosixStorage final : public Storage {
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override;
   absl::StatusOr<uint64_t> FreeBytes() override;
+  std::optional<std::string> LocalPath(std::string_view path) const override {
+    return Describe(path);
+  }
   std::string Describe(std::string_view path) const override;
 
  private:

@@ -8,6 +8,10 @@ namespace tessera::ckpt {
 
 bool Storage::IsLink(std::string_view /*path*/) { return false; }
 
+std::optional<std::string> Storage::LocalPath(std::string_view /*path*/) const {
+  return std::nullopt;
+}
+
 absl::StatusOr<uint64_t> Storage::FreeBytes() {
   return absl::UnimplementedError(absl::StrCat(Describe(""), ": free space is not known"));
 }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -111,6 +112,10 @@ class Storage {
   // Free space, for a check before a save; another process may use it meanwhile. Unimplemented
   // where a storage has no such limit.
   virtual absl::StatusOr<uint64_t> FreeBytes();
+
+  // The same place in the file system of this machine, for what this interface does not offer: locks
+  // and checks of permissions. Nullopt in storages that are no part of a file system.
+  virtual std::optional<std::string> LocalPath(std::string_view path) const;
 
   // For messages: "/runs/a" or "memory:a".
   virtual std::string Describe(std::string_view path) const = 0;

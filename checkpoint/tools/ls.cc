@@ -17,7 +17,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt ls", status);
   };
-  const auto storage = OpenPosixStorage(options.paths[0]);
+  const auto storage = OpenStorage(options.paths[0]);
   if (!storage.ok()) return fail(storage.status());
   std::vector<UnreadableCheckpoint> unreadable;
   const auto checkpoints = List(**storage, "", &unreadable);

@@ -2,7 +2,9 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,7 @@
 #include "checkpoint/layout/topology.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
-#include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/tools/commands.h"
 #include "checkpoint/tools/progress_bar.h"
 #include "checkpoint/tools/rank_layout.h"
@@ -37,23 +39,37 @@ struct Place {
   std::string folder;     // of checkpoints
   std::string directory;  // in it
 
-  std::string path() const { return (std::filesystem::path(folder) / directory).string(); }
+  std::string path() const {
+    return absl::StrCat(folder, folder.ends_with('/') ? "" : "/", directory);
+  }
 };
 
-// `path` is the folder, or the checkpoint's directory in it, which must be named for its step.
-absl::StatusOr<Place> FindPlace(const std::string& path, int64_t step) {
-  std::filesystem::path folder(path);
-  if (!folder.has_filename()) folder = folder.parent_path();  // "a/b/"
-  Place place = {path, StepDirectoryName(step)};
-  if (folder.filename() == place.directory) {
-    place.folder = folder.has_parent_path() ? folder.parent_path().string() : ".";
+// Whether a checkpoint is committed in the directory of that name.
+absl::StatusOr<bool> HoldsCheckpoint(const std::string& name) {
+  const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name);
+  if (absl::IsNotFound(storage.status()) || absl::IsInvalidArgument(storage.status())) return false;
+  TESSERA_RETURN_IF_ERROR(storage.status());
+  return IsCommitted(**storage, "");
+}
+
+// `name` is the folder, or the checkpoint's directory in it, which must be named for its step.
+absl::StatusOr<Place> FindPlace(const std::string& name, int64_t step) {
+  std::string_view folder = name;
+  while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);  // "a/b/"
+  Place place = {name, StepDirectoryName(step)};
+  if (folder == place.directory) {
+    place.folder = ".";
+  } else if (folder.ends_with(absl::StrCat("/", place.directory))) {
+    place.folder = folder.substr(0, folder.size() - place.directory.size() - 1);
+    if (place.folder.empty()) place.folder = "/";
   }
-  std::error_code error;
-  if (std::filesystem::exists(std::filesystem::path(place.path()) / kManifestFileName, error)) {
+  TESSERA_ASSIGN_OR_RETURN(const bool exists, HoldsCheckpoint(place.path()));
+  if (exists) {
     return absl::AlreadyExistsError(
         absl::StrCat(place.path(), " is a committed checkpoint, which is never overwritten"));
   }
-  if (std::filesystem::exists(std::filesystem::path(place.folder) / kManifestFileName, error)) {
+  TESSERA_ASSIGN_OR_RETURN(const bool is_checkpoint, HoldsCheckpoint(place.folder));
+  if (is_checkpoint) {
     return absl::AlreadyExistsError(
         absl::StrCat(place.folder, " is a checkpoint, expected the folder for the new one"));
   }
@@ -93,11 +109,12 @@ Manifest NewMetadata(const Work& work) {
 
 absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& options,
                                     const CommandOutput& output) {
+  const std::optional<std::string> local = LocalPathOfName(work.place.folder);
   std::error_code error;
-  const bool was_there = std::filesystem::exists(work.place.folder, error);
+  const bool is_new = local.has_value() && !std::filesystem::exists(*local, error);
   const auto write = [&]() -> absl::StatusOr<RewriteReport> {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
-                             OpenPosixStorage(work.place.folder, {.create_root = true}));
+                             OpenStorage(work.place.folder, {.create_root = true}));
     ProgressBar bar(output.progress);
     return Rewrite({*work.source.storage, work.source.directory, work.saved},
                    {work.layout.ranks, work.plan}, *storage, "", NewMetadata(work),
@@ -107,7 +124,7 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
   };
   absl::StatusOr<RewriteReport> report = write();
   // The folder is still empty.
-  if (!report.ok() && !was_there) rmdir(work.place.folder.c_str());
+  if (!report.ok() && is_new) rmdir(local->c_str());
   return report;
 }
 

@@ -13,7 +13,7 @@ namespace tessera::ckpt {
 
 absl::StatusOr<Target> OpenTarget(const std::string& path) {
   Target target;
-  TESSERA_ASSIGN_OR_RETURN(target.storage, OpenPosixStorage(path));
+  TESSERA_ASSIGN_OR_RETURN(target.storage, OpenStorage(path));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, target.storage->List(""));
   if (std::ranges::find(names, kManifestFileName) != names.end()) return target;
   absl::StatusOr<CheckpointInfo> latest = Latest(*target.storage, "");

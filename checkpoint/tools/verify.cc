@@ -87,7 +87,7 @@ class FolderVerifier {
       : options_(options), output_(output) {}
 
   int Run() {
-    const auto storage = OpenPosixStorage(options_.paths[0]);
+    const auto storage = OpenStorage(options_.paths[0]);
     if (!storage.ok()) return Fail(storage.status());
     std::vector<UnreadableCheckpoint> unreadable;
     const auto checkpoints = List(**storage, "", &unreadable);

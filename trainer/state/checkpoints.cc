@@ -54,7 +54,7 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> sto
 }
 
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenPosixStorage(config.load());
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.load());
   // A request for weights excludes a fresh start.
   const bool required =
       config.exit_on_missing_checkpoint() || config.has_ckpt_step() || config.finetune();
@@ -107,7 +107,7 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
   }
   if (!message.found()) return std::nullopt;
-  TESSERA_ASSIGN_OR_RETURN(run.storage, ckpt::OpenPosixStorage(config.load()));
+  TESSERA_ASSIGN_OR_RETURN(run.storage, ckpt::OpenStorage(config.load()));
   run.directory = message.directory();
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;
@@ -124,10 +124,13 @@ absl::Status CheckWritable(const std::string& folder) {
 absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointConfig& config,
                                                               int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                           ckpt::OpenPosixStorage(config.save(), {.create_root = true}));
+                           ckpt::OpenStorage(config.save(), {.create_root = true}));
   TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.save(), *storage));
-  TESSERA_RETURN_IF_ERROR(CheckWritable(config.save()));
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, FolderLock::Acquire(config.save()));
+  std::unique_ptr<FolderLock> lock;
+  if (const std::optional<std::string> folder = storage->LocalPath(""); folder.has_value()) {
+    TESSERA_RETURN_IF_ERROR(CheckWritable(*folder));
+    TESSERA_ASSIGN_OR_RETURN(lock, FolderLock::Acquire(*folder));
+  }
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
                            ckpt::List(*storage, "", &unreadable));
@@ -174,8 +177,7 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& con
 }
 
 absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, int64_t step) {
-  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
-      ckpt::OpenPosixStorage(config.load());
+  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.load());
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::vector<std::string> sentences;

@@ -37,8 +37,8 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
                                                            Communicator* world,
                                                            RunSaverHooks hooks) {
   std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group, std::move(hooks)));
-  TESSERA_ASSIGN_OR_RETURN(
-      saver->storage_, ckpt::OpenPosixStorage(config.checkpoint().save(), {.create_root = true}));
+  TESSERA_ASSIGN_OR_RETURN(saver->storage_,
+                           ckpt::OpenStorage(config.checkpoint().save(), {.create_root = true}));
   if (!config.checkpoint().no_save_optim()) {
     TESSERA_ASSIGN_OR_RETURN(
         saver->optimizer_names_,
