@@ -1,6 +1,8 @@
 #include "base/file_calls.h"
 
+#include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,6 +25,11 @@ int Sync(int fd, absl::FunctionRef<int()> call) {
   return between == nullptr ? call() : between->Sync(fd, call);
 }
 
+int Rename(absl::FunctionRef<int()> call) {
+  FileCallInterceptor* const between = interceptor.load(std::memory_order_acquire);
+  return between == nullptr ? call() : between->Rename(call);
+}
+
 }  // namespace
 
 int SyncContents(int fd) {
@@ -37,16 +44,28 @@ int SyncNames(int directory_fd) {
   });
 }
 
-int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to,
-               unsigned flags) {
-  const auto call = [&] {
-    return Repeat([&] {
-      return flags == 0 ? renameat(from_directory_fd, from, to_directory_fd, to)
-                        : renameat2(from_directory_fd, from, to_directory_fd, to, flags);
-    });
-  };
-  FileCallInterceptor* const between = interceptor.load(std::memory_order_acquire);
-  return between == nullptr ? call() : between->Rename(call);
+int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
+  return Rename([&] {
+    return Repeat([&] { return renameat(from_directory_fd, from, to_directory_fd, to); });
+  });
+}
+
+int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
+  int error = Rename([&] {
+    return Repeat(
+        [&] { return renameat2(from_directory_fd, from, to_directory_fd, to, RENAME_NOREPLACE); });
+  });
+  // Network file systems do not support the flag; an impossible request fails again below.
+  if (error != EINVAL && error != ENOSYS) return error;
+  error = Rename([&] {
+    return Repeat([&] { return linkat(from_directory_fd, from, to_directory_fd, to, 0); });
+  });
+  if (error == 0) return Repeat([&] { return unlinkat(from_directory_fd, from, 0); });
+  if (error == EEXIST) return error;
+  // A directory, or a file system without links.
+  struct stat info;
+  if (fstatat(to_directory_fd, to, &info, AT_SYMLINK_NOFOLLOW) == 0) return EEXIST;
+  return RenameName(from_directory_fd, from, to_directory_fd, to);
 }
 
 void SetFileCallInterceptor(FileCallInterceptor* new_interceptor) {

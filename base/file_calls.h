@@ -16,9 +16,13 @@ int SyncContents(int fd);
 // system that reports that it has no such operation.
 int SyncNames(int directory_fd);
 
-// renameat2(); flags such as RENAME_NOREPLACE.
-int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to,
-               unsigned flags = 0);
+// Renames, and replaces a file that has the new name.
+int RenameName(int from_directory_fd, const char* from, int to_directory_fd, const char* to);
+
+// Renames a file or a directory, but replaces nothing: EEXIST. Atomic with renameat2(), or, for a
+// file, with link(); only on a file system that has neither can a name that another process takes
+// at the same moment be replaced.
+int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to);
 
 // Intercepts the functions above. Thread-safe, as they are.
 class FileCallInterceptor {

@@ -130,14 +130,16 @@ class Recording {
     return id;
   }
 
-  // The path below the root; nullopt for other files. Temporary names lose their numbers.
+  // The path below the root; nullopt for other files. Names lose their random part: that of a
+  // temporary file, and that before the extension.
   std::optional<std::string> NameOf(int fd) const {
     std::error_code error;
     std::string path = fs::read_symlink(FdPath(fd), error).string();
     if (error || !(path == root_ || path.starts_with(root_ + "/"))) return std::nullopt;
     path = path == root_ ? "" : path.substr(root_.size() + 1);
-    static const std::regex temporary("\\.tmp-[0-9a-f]{16}");
-    return std::regex_replace(path, temporary, ".tmp");
+    static const std::regex temporary("\\.tmp-[0-9a-f]{8,16}");
+    static const std::regex attempt("-[0-9a-f]{8}(\\.[a-z]+)$");
+    return std::regex_replace(std::regex_replace(path, temporary, ".tmp"), attempt, "$1");
   }
 
   Entries LiveEntries(int fd) {

@@ -4,11 +4,13 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
+#include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
@@ -18,11 +20,15 @@ namespace tessera::ckpt {
 namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
+constexpr std::string_view kDiscarded = ".discarded-";
+
+std::string_view FolderOf(std::string_view path) {
+  return path.find('/') == path.npos ? std::string_view() : path.substr(0, path.rfind('/'));
+}
 
 // Lists what a reader that asked for something else may have meant.
 std::string DescribeNeighbours(Storage& storage, std::string_view checkpoint_dir) {
-  std::string_view root = checkpoint_dir;
-  root = root.find('/') == root.npos ? std::string_view() : root.substr(0, root.rfind('/'));
+  const std::string_view root = FolderOf(checkpoint_dir);
   for (std::string_view place : {checkpoint_dir, root}) {
     const auto directories = ListStepDirectories(storage, place);
     if (!directories.ok()) continue;
@@ -50,6 +56,29 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
   const std::string file_name = absl::StrCat(std::string(kManifestFileName), ": ");
   return absl::Status(status.code(),
                       absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
+}
+
+// Deletes the directories that were set aside in `folder`, by interrupted calls too. One in which
+// the other attempt had just committed gets its name back.
+absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  for (std::string_view name : *names) {
+    const size_t at = name.find(kDiscarded);
+    if (at == name.npos || !name.ends_with('/') || !ParseStepDirectoryName(name.substr(0, at))) {
+      continue;
+    }
+    name.remove_suffix(1);
+    const std::string path = JoinPath(folder, name);
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
+    const absl::Status settled = committed
+                                     ? storage.Rename(path, JoinPath(folder, name.substr(0, at)))
+                                     : storage.DeleteTree(path);
+    if (absl::IsNotFound(settled) || absl::IsAlreadyExists(settled)) continue;
+    TESSERA_RETURN_IF_ERROR(settled);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RemoveDirectory(Storage& storage, const StepDirectory& dir) {
@@ -90,6 +119,33 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   if (absl::IsNotFound(names.status())) return false;
   TESSERA_RETURN_IF_ERROR(names.status());
   return std::ranges::find(*names, kManifestFileName) != names->end();
+}
+
+absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(bool committed, IsCommitted(storage, checkpoint_dir));
+  if (committed) return Leftovers::kCommitted;
+  const std::string discarded = absl::StrFormat("%s%s%08x", std::string(checkpoint_dir),
+                                                std::string(kDiscarded), std::random_device()());
+  const absl::Status renamed = storage.Rename(checkpoint_dir, discarded);
+  if (absl::IsUnimplemented(renamed)) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(checkpoint_dir));
+    return names.empty() ? Leftovers::kNone : Leftovers::kKept;
+  }
+  if (!absl::IsNotFound(renamed)) TESSERA_RETURN_IF_ERROR(renamed);
+  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage, FolderOf(checkpoint_dir)));
+  TESSERA_ASSIGN_OR_RETURN(committed, IsCommitted(storage, checkpoint_dir));
+  return committed ? Leftovers::kCommitted : Leftovers::kNone;
+}
+
+absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes) {
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (!file.ok() && !absl::IsNotFound(file.status())) return file.status();
+  if (file.ok() && (*file)->size_bytes() == size_bytes) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat(storage.Describe(path), ": written by this save with ", size_bytes, " bytes, ",
+                   file.ok() ? absl::StrCat("now it has ", (*file)->size_bytes())
+                             : std::string("now it is gone"),
+                   ": another process writes or deletes there"));
 }
 
 absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view checkpoint_dir) {

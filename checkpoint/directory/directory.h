@@ -17,8 +17,6 @@ namespace tessera::ckpt {
 // "step-00000042"; steps sort as numbers whatever their width.
 std::string StepDirectoryName(int64_t step);
 
-inline constexpr std::string_view kTemporaryManifestFileName = "manifest.pb.tmp";
-
 // "a/b"; either part may be empty.
 std::string JoinPath(std::string_view directory, std::string_view name);
 
@@ -41,6 +39,22 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
 // than the manifest's.
 absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
                                           std::string_view bytes);
+
+// What there was of earlier saves in a directory that a save is about to fill.
+enum class Leftovers {
+  kNone,       // nothing, or it has been deleted
+  kCommitted,  // a committed checkpoint, which stays as it is
+  kKept,       // files of other attempts, in a storage that cannot rename directories
+};
+
+// Makes room for a save: renames a directory without a manifest to "step-N.discarded-...", so that
+// no other attempt can still commit in it, and then deletes it. Also deletes what an interrupted
+// call left of others in the same folder.
+absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view checkpoint_dir);
+
+// Whether a data file that was just written is in its place, with its size. Aborted where another
+// process has removed it or written to it.
+absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes);
 
 // A directory that is named for a step.
 struct StepDirectory {

@@ -214,4 +214,10 @@ std::string DataFileName(std::string_view kind, int64_t index, int64_t count) {
   return absl::StrFormat("%s-%05d-of-%05d.safetensors", std::string(kind), index + 1, count);
 }
 
+std::string DataFileName(std::string_view planned_name, std::string_view attempt) {
+  std::string name(planned_name);
+  name.insert(planned_name.rfind('.'), absl::StrCat("-", std::string(attempt)));
+  return name;
+}
+
 }  // namespace tessera::ckpt

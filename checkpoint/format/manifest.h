@@ -78,6 +78,10 @@ void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, Logical
 // "model-00003-of-00016.safetensors" for kind "model", index 2 of 16.
 std::string DataFileName(std::string_view kind, int64_t index, int64_t count);
 
+// "model-00003-of-00016-1a2b3c4d.safetensors": the name of such a file where save attempt
+// "1a2b3c4d" writes it. No two attempts write to the same file.
+std::string DataFileName(std::string_view planned_name, std::string_view attempt);
+
 }  // namespace tessera::ckpt
 
 #endif  // TESSERA_CHECKPOINT_FORMAT_MANIFEST_H_

@@ -20,6 +20,7 @@
 #include "base/threads.h"
 #include "base/units.h"
 #include "base/workers.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/digest_runs.h"
@@ -152,8 +153,8 @@ class Rewriter {
     return MatchTensors();
   }
 
-  absl::Status WriteFiles(const std::string& directory) {
-    directory_ = directory;
+  absl::Status WriteFiles(const SaveTarget& target) {
+    target_ = target;
     for (const DataFile& file : plan_.save.manifest.files()) total_bytes_ += file.size_bytes();
     digests_.assign(options_.io_threads, Digests(plan_.save.manifest.tensors_size()));
     TESSERA_RETURN_IF_ERROR(ListFiles());
@@ -164,7 +165,7 @@ class Rewriter {
       first += count;
     }
     if (!files_.empty()) {
-      TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(directory_)));
+      TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(target_.directory)));
     }
     return CompareDigests();
   }
@@ -266,9 +267,9 @@ class Rewriter {
     for (const WriteItem& item : planned.plan->items()) file.items.push_back(MakeItem(item));
     std::ranges::sort(file.items, {}, &Item::begin);
     file.crcs.resize(CeilDivide<uint64_t>(file.size_bytes, file.chunk_bytes));
-    TESSERA_ASSIGN_OR_RETURN(
-        file.file,
-        storage_.Create(absl::StrCat(directory_, "/", planned.plan->path()), file.size_bytes));
+    const std::string name = DataFileName(planned.plan->path(), target_.attempt);
+    TESSERA_ASSIGN_OR_RETURN(file.file,
+                             storage_.Create(JoinPath(target_.directory, name), file.size_bytes));
     return file;
   }
 
@@ -452,7 +453,7 @@ class Rewriter {
   const RewritePlan& plan_;
   Storage& storage_;
   const RewriteOptions& options_;
-  std::string directory_;
+  SaveTarget target_;
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
   std::vector<Digests> digests_;        // per writing worker, by planned tensor
@@ -477,10 +478,10 @@ absl::StatusOr<RewriteReport> Rewrite(const RewriteSource& source, const Rewrite
   Rewriter rewriter(source, plan, storage, options);
   TESSERA_RETURN_IF_ERROR(rewriter.Check());
   Coordinator coordinator(storage, root, metadata);
-  const absl::StatusOr<std::string> directory =
+  const absl::StatusOr<SaveTarget> target =
       coordinator.Prepare(plan.save.manifest, /*is_new=*/true);
-  absl::Status status = directory.status();
-  if (status.ok()) status = rewriter.WriteFiles(*directory);
+  absl::Status status = target.status();
+  if (status.ok()) status = rewriter.WriteFiles(*target);
   if (status.ok()) {
     const std::string report = rewriter.TakeWriteReport().SerializeAsString();
     status = InPhase(kCommitting, coordinator.Commit({report}).status());
@@ -490,7 +491,7 @@ absl::StatusOr<RewriteReport> Rewrite(const RewriteSource& source, const Rewrite
     return status;
   }
   RewriteReport report = rewriter.report();
-  report.directory = *directory;
+  report.directory = target->directory;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -1,8 +1,12 @@
 #include "checkpoint/save/coordinator.h"
 
+#include <algorithm>
+#include <random>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
@@ -15,15 +19,19 @@ Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest
     : storage_(storage),
       root_(root),
       directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),
+      attempt_(absl::StrFormat("%08x", std::random_device()())),
       metadata_(metadata) {}
 
-absl::StatusOr<std::string> Coordinator::Prepare(const Manifest& planned, bool is_new) {
+absl::StatusOr<SaveTarget> Coordinator::Prepare(const Manifest& planned, bool is_new) {
   manifest_ = metadata_;
   *manifest_.mutable_tensors() = planned.tensors();
   *manifest_.mutable_files() = planned.files();
+  for (DataFile& file : *manifest_.mutable_files()) {
+    file.set_path(DataFileName(file.path(), attempt_));
+  }
   TESSERA_RETURN_IF_ERROR(is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
   TESSERA_RETURN_IF_ERROR(PrepareDirectory());
-  return directory_;
+  return SaveTarget{.directory = directory_, .attempt = attempt_};
 }
 
 absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& payloads) {
@@ -39,17 +47,31 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
     for (const TensorReport& tensor : report.tensors()) AddDigest(tensor);
     bytes += report.bytes();
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(std::move(manifest_)));
-  const std::string temporary = JoinPath(directory_, kTemporaryManifestFileName);
-  TESSERA_RETURN_IF_ERROR(WriteAll(storage_, temporary, encoded));
-  may_be_committed_ = true;
-  TESSERA_RETURN_IF_ERROR(storage_.Rename(temporary, JoinPath(directory_, kManifestFileName)));
-  TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(directory_));
+  TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
+  const absl::Status published =
+      storage_.Publish(JoinPath(directory_, kManifestFileName), encoded, [&] {
+        absl::Status status = CheckFilesAreThere();
+        may_be_committed_ = status.ok();
+        return status;
+      });
+  if (absl::IsAlreadyExists(published)) {
+    may_be_committed_ = false;
+    return absl::AlreadyExistsError(absl::StrCat("another run has committed ",
+                                                 storage_.Describe(directory_),
+                                                 " meanwhile; nothing of it was changed"));
+  }
+  TESSERA_RETURN_IF_ERROR(published);
+  DeleteOtherAttempts();
   return std::to_string(bytes);
 }
 
 void Coordinator::Abandon() {
-  if (directory_is_ours_ && !may_be_committed_) storage_.DeleteTree(directory_).IgnoreError();
+  if (!directory_is_made_ || may_be_committed_) return;
+  for (const DataFile& file : manifest_.files()) {
+    storage_.Delete(JoinPath(directory_, file.path())).IgnoreError();
+  }
+  // Fails where another attempt has files there.
+  storage_.Delete(directory_).IgnoreError();
 }
 
 // Before anything is written, a manifest has no checksums yet.
@@ -65,17 +87,41 @@ absl::Status Coordinator::CheckPlan(const Manifest& planned) {
 }
 
 absl::Status Coordinator::PrepareDirectory() {
-  TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage_, directory_));
-  if (committed) {
+  TESSERA_ASSIGN_OR_RETURN(const Leftovers leftovers, DiscardLeftovers(storage_, directory_));
+  if (leftovers == Leftovers::kCommitted) {
     return absl::AlreadyExistsError(absl::StrCat("a committed checkpoint is in ",
                                                  storage_.Describe(directory_),
                                                  "; it is never overwritten"));
   }
-  const absl::Status removed = storage_.DeleteTree(directory_);
-  if (!absl::IsNotFound(removed)) TESSERA_RETURN_IF_ERROR(removed);
+  other_attempts_left_ = leftovers == Leftovers::kKept;
   TESSERA_RETURN_IF_ERROR(CheckRoom());
-  directory_is_ours_ = true;
+  directory_is_made_ = true;
   return storage_.MakeDirectory(directory_);
+}
+
+// Whether what is about to be committed is still in its place: another run may have set the
+// directory aside.
+absl::Status Coordinator::CheckFilesAreThere() {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(directory_));
+  for (const DataFile& file : manifest_.files()) {
+    if (std::ranges::binary_search(names, file.path())) continue;
+    return absl::AbortedError(absl::StrCat(storage_.Describe(directory_), ": ", file.path(),
+                                           ", written by this save, is gone: another process ",
+                                           "saves or deletes there"));
+  }
+  return absl::OkStatus();
+}
+
+// Best effort: readers ignore such files. Once a manifest is there, no other attempt can succeed.
+void Coordinator::DeleteOtherAttempts() {
+  if (!other_attempts_left_) return;
+  const absl::StatusOr<std::vector<std::string>> names = storage_.List(directory_);
+  if (!names.ok()) return;
+  std::set<std::string> ours = {std::string(kManifestFileName)};
+  for (const DataFile& file : manifest_.files()) ours.insert(file.path());
+  for (const std::string& name : *names) {
+    if (!ours.contains(name)) storage_.Delete(JoinPath(directory_, name)).IgnoreError();
+  }
 }
 
 absl::Status Coordinator::CheckRoom() {

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/save/options.h"
+#include "checkpoint/save/save_agreement.h"
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/storage/storage.h"
 
@@ -20,9 +21,9 @@ class Coordinator {
  public:
   Coordinator(Storage& storage, std::string_view root, const Manifest& metadata);
 
-  // The end of step 1, and step 2: checks the tensors and files of the plan, and returns the
-  // directory to write to. With `is_new` false, the same plan was checked before.
-  absl::StatusOr<std::string> Prepare(const Manifest& planned, bool is_new);
+  // The end of step 1, and step 2: checks the tensors and files of the plan, and returns where to
+  // write. With `is_new` false, the same plan was checked before.
+  absl::StatusOr<SaveTarget> Prepare(const Manifest& planned, bool is_new);
 
   // Steps 5 to 7: takes the reports of all ranks, and returns the number of bytes written.
   absl::StatusOr<std::string> Commit(const std::vector<std::string>& payloads);
@@ -36,15 +37,19 @@ class Coordinator {
 
  private:
   absl::Status PrepareDirectory();
+  absl::Status CheckFilesAreThere();
+  void DeleteOtherAttempts();
   absl::Status CheckRoom();
   void AddDigest(const TensorReport& report);
 
   Storage& storage_;
   const std::string root_;
   const std::string directory_;
+  const std::string attempt_;
   const Manifest& metadata_;
   Manifest manifest_;
-  bool directory_is_ours_ = false;
+  bool directory_is_made_ = false;
+  bool other_attempts_left_ = false;  // files in the directory that could not be set aside
   bool may_be_committed_ = false;
 };
 

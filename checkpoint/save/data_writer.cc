@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/thread_priority.h"
 #include "base/threads.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/save/phase.h"
 
 namespace tessera::ckpt {
@@ -131,6 +132,11 @@ absl::StatusOr<WriteReport> DataWriter::Run() {
   if (!files_.empty()) {
     TESSERA_RETURN_IF_ERROR(InPhase(kSyncing, storage_.SyncDirectory(directory_)));
   }
+  for (const File& file : files_) {
+    TESSERA_RETURN_IF_ERROR(
+        InPhase(kSyncing, CheckDataFile(storage_, JoinPath(directory_, file.contents.path()),
+                                        file.contents.size_bytes())));
+  }
   return Report();
 }
 
@@ -235,8 +241,8 @@ absl::Status DataWriter::WritePiece(Piece& piece, Digests& digests) {
 absl::Status DataWriter::WriteToFile(const Piece& piece) {
   File& file = *piece.file;
   std::call_once(file.created, [&] {
-    auto created = storage_.Create(absl::StrCat(directory_, "/", file.contents.path()),
-                                   file.contents.size_bytes());
+    auto created =
+        storage_.Create(JoinPath(directory_, file.contents.path()), file.contents.size_bytes());
     file.create_status = created.status();
     if (created.ok()) file.file = *std::move(created);
   });

@@ -24,21 +24,32 @@
 //    not covered, a disagreement between ranks, metadata that no manifest can hold, an already
 //    committed checkpoint of the same step and a lack of space end the save here, before anything
 //    is written.
-// 2. Rank 0 removes an incomplete directory of the same step, creates the directory and makes its
-//    name durable. It has no manifest, so no reader treats it as a checkpoint.
+// 2. Rank 0 gives the attempt a random name, which the names of its files contain. It sets an
+//    incomplete directory of the same step aside and deletes it, creates the directory and makes
+//    its name durable. It has no manifest, so no reader treats it as a checkpoint.
 // 3. Every rank writes its data files, makes their contents durable and then, by syncing the
 //    directory itself, their names: a manifest must never be visible without its data, and on a
 //    file system that several machines share, one machine's sync need not cover what others
-//    created. Then it calls SaveOptions::before_commit.
+//    created. It looks whether the files have their sizes, and calls SaveOptions::before_commit.
 // 4. Every rank reports its error, or its checksums and digests. One error fails the save on all
 //    ranks.
-// 5. Rank 0 writes the manifest under a temporary name and makes its contents durable.
-// 6. Rank 0 renames the manifest to its final name. From here on the checkpoint exists.
+// 5. Rank 0 writes the manifest under a temporary name, makes its contents durable, and looks
+//    whether every file is there.
+// 6. Rank 0 renames the manifest to its final name, unless there is one. From here on the
+//    checkpoint exists.
 // 7. Rank 0 makes the rename durable and reports success to all ranks.
 //
 // A crash before 6 leaves a directory without a manifest, which the next save of that step replaces
 // and Prune removes. A crash after it leaves the complete checkpoint. A power loss between 6 and 7
 // leaves either.
+//
+// Two attempts at one step: ranks of a run that lost its rank 0, or that stood still, can wake up
+// while a new run saves the same step, or has saved it. They write to files of names of their own.
+// A late rank 0 cannot commit: its directory was set aside by the new run's step 2, with the
+// temporary manifest of 5 or before it could see its files there; or there is a manifest already.
+// A failed attempt deletes files of its own names only. The same holds on an object store, which
+// has no directories to set aside: there, nothing of another attempt is deleted before the commit,
+// and the commit is the one creation of an object that does not exist yet.
 
 namespace tessera::ckpt {
 namespace {
@@ -186,9 +197,9 @@ absl::Status PlanAhead(const SaveContext& context, const StateDict& state) {
   TESSERA_ASSIGN_OR_RETURN(
       const SaveTask task,
       Plan(context, Describe(Manifest(), state, context.options), kNoStep,
-           [](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+           [](const Manifest& planned, bool is_new) -> absl::StatusOr<SaveTarget> {
              if (is_new) TESSERA_RETURN_IF_ERROR(Coordinator::CheckPlan(planned));
-             return std::string();
+             return SaveTarget();
            }));
   return context.staging.Reserve(NeededStaging(task.plan, WriterOptions(context)));
 }

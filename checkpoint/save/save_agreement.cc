@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/save/save_messages.pb.h"
 
 namespace tessera::ckpt {
@@ -119,12 +120,18 @@ class SaveAgreement {
     if (all_described) return AnswerWithPlan(descriptions);
     SaveVerdict verdict;
     if (all_hit) {
-      TESSERA_ASSIGN_OR_RETURN(*verdict.mutable_directory(),
-                               prepare_(cache_.entry_->manifest, false));
+      TESSERA_RETURN_IF_ERROR(Prepare(cache_.entry_->manifest, /*is_new=*/false, verdict));
     } else {
       verdict.set_send_description(true);
     }
     return std::vector<std::string>(all.size(), verdict.SerializeAsString());
+  }
+
+  absl::Status Prepare(const Manifest& planned, bool is_new, SaveVerdict& verdict) {
+    TESSERA_ASSIGN_OR_RETURN(SaveTarget target, prepare_(planned, is_new));
+    verdict.set_directory(std::move(target.directory));
+    verdict.set_attempt(std::move(target.attempt));
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<std::string>> AnswerWithPlan(
@@ -132,7 +139,7 @@ class SaveAgreement {
     ++cache_.counters_.plans_made;
     TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions, options_));
     SaveVerdict verdict;
-    TESSERA_ASSIGN_OR_RETURN(*verdict.mutable_directory(), prepare_(plan.manifest, true));
+    TESSERA_RETURN_IF_ERROR(Prepare(plan.manifest, /*is_new=*/true, verdict));
     verdict.set_plan_id(NewPlanId());
     planned_ = std::move(plan.manifest);
     std::vector<std::string> answers;
@@ -151,13 +158,16 @@ class SaveAgreement {
     if (task.from_cache) {
       ++cache_.counters_.hits;
       task.plan = cache_.entry_->mine;
-      return task;
+    } else {
+      ++cache_.counters_.parts_received;
+      cache_.entry_.reset();
+      if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
+      cache_.entry_ = std::make_shared<const PlanCache::Entry>(
+          PlanCache::Entry{std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)});
     }
-    ++cache_.counters_.parts_received;
-    cache_.entry_.reset();
-    if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
-    cache_.entry_ = std::make_shared<const PlanCache::Entry>(
-        PlanCache::Entry{std::move(key_), verdict.plan_id(), task.plan, std::move(planned_)});
+    for (FilePlan& file : *task.plan.mutable_files()) {
+      file.set_path(DataFileName(file.path(), verdict.attempt()));
+    }
     return task;
   }
 

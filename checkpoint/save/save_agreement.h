@@ -39,18 +39,23 @@
 
 namespace tessera::ckpt {
 
+// Where a save writes.
+struct SaveTarget {
+  std::string directory;  // within the storage
+  std::string attempt;    // in the names of its files
+};
+
 // One rank's task in a save.
 struct SaveTask {
-  RankPlan plan;
-  std::string directory;  // from rank 0's prepare()
+  RankPlan plan;  // with the names that the files have in this save
+  std::string directory;
   bool from_cache = false;
 };
 
 // Called on rank 0 once the plan is known and before anything is written: takes tensors and files
-// of the manifest, and returns the directory to write to. `is_new` is false if the same manifest
-// was prepared before.
-using PrepareSave =
-    std::function<absl::StatusOr<std::string>(const Manifest& planned, bool is_new)>;
+// of the manifest, and returns where to write. `is_new` is false if the same manifest was prepared
+// before.
+using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const Manifest& planned, bool is_new)>;
 
 // Collective; every rank returns OK or the same error. `local` is this rank's description, or the
 // reason why there is none; the step must be the same on all ranks. Errors: InvalidArgument

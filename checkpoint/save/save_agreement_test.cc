@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/format/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -78,11 +79,11 @@ class SaveAgreementTest : public testing::Test {
           round.error[r].ok() ? absl::StatusOr<RankState>(round.plans[r]) : round.error[r];
       result.tasks[r] = AgreeOnSave(
           group, local, round.step[r], round.options[r], caches_[r],
-          [&](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+          [&](const Manifest& planned, bool is_new) -> absl::StatusOr<SaveTarget> {
             ++(is_new ? result.prepared_new : result.prepared_again);
             result.manifest = planned.SerializeAsString();
             if (!round.prepare_error.ok()) return round.prepare_error;
-            return std::string("directory");
+            return SaveTarget{.directory = "directory", .attempt = "attempt"};
           },
           absl::Seconds(20));
     });
@@ -200,7 +201,11 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       ASSERT_TRUE(fresh.ok());
       EXPECT_EQ(result.manifest, fresh->manifest.SerializeAsString());
       for (int r = 0; r < kRanks; ++r) {
-        EXPECT_EQ(result.tasks[r]->plan.SerializeAsString(), fresh->ranks[r].SerializeAsString());
+        RankPlan expected = fresh->ranks[r];
+        for (FilePlan& file : *expected.mutable_files()) {
+          file.set_path(DataFileName(file.path(), "attempt"));
+        }
+        EXPECT_EQ(result.tasks[r]->plan.SerializeAsString(), expected.SerializeAsString());
       }
       EXPECT_TRUE(Run(changed).from_cache());
     }
@@ -243,7 +248,7 @@ TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
     const int64_t hits = cache.counters().local_hits;
     const auto task = AgreeOnSave(
         group, Describe(described), 7, {}, cache,
-        [](const Manifest&, bool) -> absl::StatusOr<std::string> { return std::string("d"); },
+        [](const Manifest&, bool) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
         absl::Seconds(20));
     EXPECT_TRUE(task.ok()) << task.status();
     return cache.counters().local_hits - hits;

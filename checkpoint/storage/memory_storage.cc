@@ -322,10 +322,9 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
       to[from.size()] == '/') {
     return Fail(absl::StatusCode::kInvalidArgument, "Rename", both, "the target is inside");
   }
-  if (there != nullptr && (there->is_directory || node->is_directory)) {
+  if (there != nullptr) {
     return Fail(absl::StatusCode::kAlreadyExists, "Rename", both, "the target exists");
   }
-  if (there == node) return absl::OkStatus();
   shared_->Apply({{*from_directory, std::string(from_name), nullptr},
                   {*to_directory, std::string(to_name), node}});
   return absl::OkStatus();
@@ -390,8 +389,8 @@ absl::Status MemoryStorage::Delete(std::string_view path) {
   MutexLock lock(&shared_->mutex);
   const NodePtr node = shared_->Find(path);
   if (node == nullptr) return Fail(absl::StatusCode::kNotFound, "Delete", path, "no such file");
-  if (node->is_directory) {
-    return Fail(absl::StatusCode::kInvalidArgument, "Delete", path, "is a directory");
+  if (!node->entries.empty()) {
+    return Fail(absl::StatusCode::kAlreadyExists, "Delete", path, "the directory is not empty");
   }
   const auto [parent, name] = SplitPath(path);
   shared_->Apply({{shared_->Find(parent), std::string(name), nullptr}});

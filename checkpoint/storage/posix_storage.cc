@@ -254,25 +254,8 @@ absl::Status PosixStorage::Rename(std::string_view from_view, std::string_view t
   const std::string from(from_view), to(to_view);
   const std::string where = absl::StrCat(Describe(from), " to ", Describe(to));
   const int root = root_fd_.get();
-  struct stat info;
-  if (fstatat(root, from.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
-    return ErrnoStatus(errno, "Rename", where);
-  }
-  // rename() would let a directory replace an empty one, and replacing a file deletes it.
-  const bool is_directory = S_ISDIR(info.st_mode);
-  if (is_directory || (!OpenParent(to).valid() && errno == ELOOP)) {
-    const int error = RenameName(root, from.c_str(), root, to.c_str(), RENAME_NOREPLACE);
-    if (error == 0) return absl::OkStatus();
-    if (error != EINVAL && error != ENOSYS) return ErrnoStatus(error, "Rename", where);
-    // Either the file system does not support the flag, or the request is invalid: rename() reports
-    // it.
-    if (fstatat(root, to.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0) {
-      return ErrnoStatus(EEXIST, "Rename", where);
-    }
-  }
-  const int error = RenameName(root, from.c_str(), root, to.c_str());
-  return error == 0 ? absl::OkStatus()
-                    : ErrnoStatus(error == EISDIR ? EEXIST : error, "Rename", where);
+  const int error = RenameNameIfFree(root, from.c_str(), root, to.c_str());
+  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "Rename", where);
 }
 
 absl::Status PosixStorage::MakeDirectory(std::string_view path_view) {
@@ -325,9 +308,12 @@ absl::Status PosixStorage::Delete(std::string_view path_view) {
   if (!status.ok()) return status;
   const std::string path(path_view);
   const ScopedFd parent = OpenParent(path);
-  if (parent.valid() && unlinkat(parent.get(), LastName(path).c_str(), 0) == 0) {
-    return absl::OkStatus();
-  }
+  if (!parent.valid()) return DeletionStatus(errno, "Delete", path);
+  const std::string name = LastName(path);
+  if (unlinkat(parent.get(), name.c_str(), 0) == 0) return absl::OkStatus();
+  const int error = errno;
+  if (error != EISDIR) return DeletionStatus(error, "Delete", path);
+  if (unlinkat(parent.get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
   return DeletionStatus(errno, "Delete", path);
 }
 

@@ -1,10 +1,36 @@
 #include "checkpoint/storage/storage.h"
 
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace tessera::ckpt {
+
+namespace {
+
+std::string_view ParentOf(std::string_view path) {
+  const size_t slash = path.rfind('/');
+  return slash == path.npos ? std::string_view() : path.substr(0, slash);
+}
+
+}  // namespace
+
+absl::Status Storage::Publish(std::string_view path, std::string_view contents,
+                              const std::function<absl::Status()>& ready) {
+  // Two processes may be at it at the same time.
+  const std::string temporary =
+      absl::StrFormat("%s.tmp-%08x", std::string(path), std::random_device()());
+  absl::Status status = WriteAll(*this, temporary, contents);
+  if (status.ok() && ready) status = ready();
+  if (status.ok()) status = Rename(temporary, path);
+  if (!status.ok()) {
+    Delete(temporary).IgnoreError();
+    return status;
+  }
+  return SyncDirectory(ParentOf(path));
+}
 
 bool Storage::IsLink(std::string_view /*path*/) { return false; }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -84,9 +85,19 @@ class Storage {
 
   virtual absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) = 0;
 
-  // Atomically replaces the file `to` by `from`. `from` may be a directory, but a directory is
-  // never replaced: AlreadyExists.
+  // Atomically gives the file or directory `from` the name `to`. Nothing is ever replaced:
+  // AlreadyExists. Unimplemented where a storage has no such operation, as object stores do not.
   virtual absl::Status Rename(std::string_view from, std::string_view to) = 0;
+
+  // Creates a small file with these contents, atomically and durably, its name included.
+  // AlreadyExists where the name is taken: that file is unchanged, and nothing is left of this one.
+  //
+  // `ready` (may be null) is called when all that is missing is the name; its error is returned,
+  // with nothing created. Where the storage has directories, the file is by then a temporary one
+  // inside the directory: if the directory is renamed or deleted after `ready` has looked at it,
+  // the call fails.
+  virtual absl::Status Publish(std::string_view path, std::string_view contents,
+                               const std::function<absl::Status()>& ready);
 
   // Creates the directory and its parents; OK if they exist. All of them are durable on return,
   // including existing ones.
@@ -99,7 +110,8 @@ class Storage {
   // directory does not exist.
   virtual absl::StatusOr<std::vector<std::string>> List(std::string_view path) = 0;
 
-  // Deletes one file. A symbolic link itself is deleted, not its target.
+  // Deletes one file, or an empty directory: AlreadyExists where it is not empty. A symbolic
+  // link itself is deleted, not its target.
   virtual absl::Status Delete(std::string_view path) = 0;
 
   // Deletes a directory with its contents, or a file. Never follows symbolic links. NotFound if

@@ -243,7 +243,6 @@ TEST_P(StorageConformance, DirectoriesAreNoFiles) {
   const std::string where = storage_->Describe("d");
   ExpectError(storage_->Open("d").status(), kCode, "Open", where);
   ExpectError(storage_->Create("d", 0).status(), kCode, "Create", where);
-  ExpectError(storage_->Delete("d"), kCode, "Delete", where);
   EXPECT_EQ(*storage_->List(""), Names({"d/"}));
 }
 
@@ -324,15 +323,18 @@ TEST_P(StorageConformance, MakeDirectoryMakesParentsAndIsIdempotent) {
   EXPECT_EQ(Get(*storage_, "a/file"), "x");
 }
 
-TEST_P(StorageConformance, RenameReplacesFiles) {
+TEST_P(StorageConformance, RenameNeverReplacesFiles) {
   ASSERT_TRUE(storage_->MakeDirectory("d").ok());
   Put(*storage_, "from", "new");
   Put(*storage_, "d/to", "old");
+  ExpectError(storage_->Rename("from", "d/to"), absl::StatusCode::kAlreadyExists, "Rename",
+              storage_->Describe("d/to"));
+  EXPECT_EQ(Get(*storage_, "d/to"), "old");
+  EXPECT_EQ(Get(*storage_, "from"), "new");
+  ASSERT_TRUE(storage_->Delete("d/to").ok());
   ASSERT_TRUE(storage_->Rename("from", "d/to").ok());
   EXPECT_EQ(Get(*storage_, "d/to"), "new");
   EXPECT_EQ(*storage_->List(""), Names({"d/"}));
-  ASSERT_TRUE(storage_->Rename("d/to", "d/to").ok());
-  EXPECT_EQ(Get(*storage_, "d/to"), "new");
   ASSERT_TRUE(storage_->Rename("d/to", "d/fresh").ok());
   EXPECT_EQ(*storage_->List("d"), Names({"fresh"}));
   ASSERT_TRUE(storage_->SyncDirectory("d").ok());
@@ -353,6 +355,67 @@ TEST_P(StorageConformance, RenameNeverReplacesDirectories) {
   ASSERT_TRUE(storage_->Rename("d", "empty/moved").ok());
   EXPECT_EQ(Get(*storage_, "empty/moved/file"), "x");
   EXPECT_EQ(*storage_->List(""), Names({"empty/", "file"}));
+}
+
+TEST_P(StorageConformance, PublishesAFileUnlessItsNameIsTaken) {
+  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  bool called = false;
+  ASSERT_TRUE(storage_
+                  ->Publish("d/file", "first",
+                            [&] {
+                              called = true;
+                              EXPECT_FALSE(storage_->Open("d/file").ok());
+                              return absl::OkStatus();
+                            })
+                  .ok());
+  EXPECT_TRUE(called);
+  EXPECT_EQ(Get(*storage_, "d/file"), "first");
+  EXPECT_EQ(storage_->Publish("d/file", "second", nullptr).code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Get(*storage_, "d/file"), "first");
+  EXPECT_EQ(*storage_->List("d"), Names({"file"}));
+}
+
+TEST_P(StorageConformance, PublishesNothingThatIsNotReady) {
+  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  const absl::Status refused = absl::AbortedError("not yet");
+  EXPECT_EQ(storage_->Publish("d/file", "x", [&] { return refused; }), refused);
+  EXPECT_EQ(*storage_->List("d"), Names());
+}
+
+// Of any number of writers at the same time, exactly one succeeds, and its contents are there.
+TEST_P(StorageConformance, PublishesOneOfManyAtTheSameTime) {
+  constexpr int kWriters = 8;
+  std::vector<absl::Status> results(kWriters);
+  std::vector<std::thread> writers;
+  for (int w = 0; w < kWriters; ++w) {
+    writers.emplace_back([&, w] {
+      results[w] = storage_->Publish("file", std::string(100, static_cast<char>('a' + w)), nullptr);
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  int winners = 0;
+  for (int w = 0; w < kWriters; ++w) {
+    if (!results[w].ok()) {
+      EXPECT_EQ(results[w].code(), absl::StatusCode::kAlreadyExists) << results[w];
+      continue;
+    }
+    ++winners;
+    EXPECT_EQ(Get(*storage_, "file"), std::string(100, static_cast<char>('a' + w)));
+  }
+  EXPECT_EQ(winners, 1);
+  EXPECT_EQ(*storage_->List(""), Names({"file"}));
+}
+
+TEST_P(StorageConformance, DeleteLeavesADirectoryWithContentsAlone) {
+  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  Put(*storage_, "d/file", "x");
+  ExpectError(storage_->Delete("d"), absl::StatusCode::kAlreadyExists, "Delete",
+              storage_->Describe("d"));
+  EXPECT_EQ(Get(*storage_, "d/file"), "x");
+  ASSERT_TRUE(storage_->Delete("d/file").ok());
+  ASSERT_TRUE(storage_->Delete("d").ok());
+  EXPECT_EQ(*storage_->List(""), Names());
 }
 
 TEST_P(StorageConformance, DeletesFilesAndTrees) {
@@ -469,7 +532,7 @@ TEST_P(StorageConformance, ThreadsWorkOnTheirOwnFiles) {
                         WriteAll(*storage_, directory + "/tmp", contents).ok() &&
                         storage_->Rename(directory + "/tmp", directory + "/file").ok() &&
                         ReadAll(*storage_, directory + "/file", 1 << 20).value() == contents &&
-                        storage_->List("shared").ok();
+                        storage_->Delete(directory + "/file").ok() && storage_->List("shared").ok();
         failures += !ok;
       }
     });

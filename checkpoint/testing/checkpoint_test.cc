@@ -328,7 +328,7 @@ TEST_F(CheckpointTest, OneRankThatFailsFailsAllByName) {
   for (int bad_rank = 0; bad_rank < 3; ++bad_rank) {
     MemoryStorage storage;
     FaultInjectingStorage faulty(storage);
-    const std::string file = absl::StrCat("model-0000", bad_rank + 1, "-of-00003.safetensors");
+    const std::string file = absl::StrCat("model-0000", bad_rank + 1, "-of-00003-");
     faulty.FailWhere(
         [&](const Operation& o) {
           return o.kind == OperationKind::kWriteAt && o.path.find(file) != o.path.npos;

@@ -74,8 +74,8 @@ def describe_half_written(folder, names):
     files = {name for directory in names for name in os.listdir(os.path.join(folder, directory))}
     if not names:
         return "nothing"
-    if MANIFEST + ".tmp" in files:
-        return "data and manifest.pb.tmp"
+    if any(name.startswith(MANIFEST + ".tmp") for name in files):
+        return "data and a temporary manifest"
     return "data" if files else "an empty directory"
 
 

@@ -147,9 +147,9 @@ absl::StatusOr<SaveTask> RunRank(SimulatedGroup& group, const StateDict& state, 
   if (const absl::Status checked = CheckStateDict(state); !checked.ok()) return checked;
   return AgreeOnSave(
       group, DescribeState(state), 1, SavePlanOptions(), cache,
-      [&](const Manifest& planned, bool is_new) -> absl::StatusOr<std::string> {
+      [&](const Manifest& planned, bool is_new) -> absl::StatusOr<SaveTarget> {
         if (is_new) *manifest = planned;
-        return std::string("step-00000001");
+        return SaveTarget{.directory = "step-00000001", .attempt = "1a2b3c4d"};
       },
       absl::InfiniteDuration());
 }

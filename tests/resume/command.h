@@ -21,6 +21,23 @@ inline std::string ReadFile(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+// The data file of a checkpoint whose name begins like this; an attempt's name follows, which no
+// test knows. Empty where there is none.
+inline std::filesystem::path DataFile(const std::filesystem::path& checkpoint,
+                                      const std::string& start) {
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+    if (entry.path().filename().string().starts_with(start)) return entry.path();
+  }
+  return {};
+}
+
+// The file of another checkpoint that differs from `file` in the attempt's name alone.
+inline std::filesystem::path Counterpart(const std::filesystem::path& file,
+                                         const std::filesystem::path& checkpoint) {
+  const std::string name = file.filename();
+  return DataFile(checkpoint, name.substr(0, name.rfind('-') + 1));
+}
+
 struct Result {
   int exit_code = 0;  // 128 + signal for a death by signal
   std::string out;

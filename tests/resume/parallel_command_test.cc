@@ -206,7 +206,7 @@ TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
 // Whichever rank finds the damage, the message names the place, a rank and a remedy.
 TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
   ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
-  const fs::path file = Checkpoints("run") / "step-00000004" / "model-00001-of-00002.safetensors";
+  const fs::path file = DataFile(Checkpoints("run") / "step-00000004", "model-00001-of-00002");
   std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(5000).put('\x5a');
   std::vector<std::string> resume = {"--train-iters=5", "--pipeline-model-parallel-size=2",
                                      "--load=" + Checkpoints("run").string()};
@@ -352,7 +352,7 @@ TEST_F(ParallelCommandTest, SuddenDeathOfARankCostsNothingButTime) {
     if (entry.path().extension() != ".safetensors") continue;
     ++files;
     EXPECT_TRUE(ReadFile(entry.path()) ==
-                ReadFile(Checkpoints("killed") / "step-00000012" / entry.path().filename()))
+                ReadFile(Counterpart(entry.path(), Checkpoints("killed") / "step-00000012")))
         << entry.path().filename();
   }
   EXPECT_GE(files, 4) << "several ranks write";

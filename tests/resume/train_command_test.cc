@@ -125,14 +125,14 @@ TEST_F(TrainCommandTest, TruncatedTokensAreReported) {
 
 TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
   ASSERT_EQ(Run(2, Folders("run")).exit_code, 0);
-  const fs::path file = Checkpoints("run") / "step-00000002" / "model-00001-of-00001.safetensors";
+  const fs::path file = DataFile(Checkpoints("run") / "step-00000002", "model-");
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
   stream.seekp(static_cast<int64_t>(fs::file_size(file)) - 1000);
   stream.put('\x5a');
   stream.close();
   std::vector<std::string> resume = Folders("run");
   resume.push_back("--load=" + Checkpoints("run").string());
-  ExpectRefused(resume, 1, "model-00001-of-00001.safetensors");
+  ExpectRefused(resume, 1, file.filename().string());
 
   for (const fs::path& replaced : {file, file.parent_path() / "manifest.pb"}) {
     fs::remove_all(replaced);
@@ -172,7 +172,7 @@ TEST_F(TrainCommandTest, SavesTheLastStepAndLoadsASingleCheckpointUnderAnyName) 
 TEST_F(TrainCommandTest, FolderInThePlaceOfAFileIsDamage) {
   ASSERT_EQ(Run(2, Folders("run")).exit_code, 0);
   const fs::path step = Checkpoints("run") / "step-00000002";
-  const fs::path file = step / "model-00001-of-00001.safetensors";
+  const fs::path file = DataFile(step, "model-");
   fs::remove(file);
   fs::create_directory(file);
   std::vector<std::string> resume = Folders("run");
@@ -305,11 +305,12 @@ TEST_F(TrainCommandTest, SurvivesSuddenDeathAtAnyMoment) {
   const Result last = Run(kSteps, resume);
   ASSERT_EQ(last.exit_code, 0) << last.err;
   EXPECT_EQ(Losses("killed"), Losses("undisturbed"));
-  for (const char* file :
-       {"model-00001-of-00001.safetensors", "optimizer-00001-of-00001.safetensors"}) {
-    EXPECT_TRUE(ReadFile(Checkpoints("killed") / "step-00000040" / file) ==
-                ReadFile(Checkpoints("undisturbed") / "step-00000040" / file))
-        << file;
+  for (const char* kind : {"model-", "optimizer-"}) {
+    const fs::path file = DataFile(Checkpoints("killed") / "step-00000040", kind);
+    ASSERT_FALSE(file.empty());
+    EXPECT_TRUE(ReadFile(file) ==
+                ReadFile(DataFile(Checkpoints("undisturbed") / "step-00000040", kind)))
+        << kind;
   }
 }
 

@@ -1,0 +1,93 @@
+#include "base/file_calls.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A file system without some ways to rename, of which RenameNameIfFree() tries first renameat2(),
+// then link(), then rename().
+class Without : public FileCallInterceptor {
+ public:
+  explicit Without(int ways) : ways_(ways) { SetFileCallInterceptor(this); }
+  ~Without() override { SetFileCallInterceptor(nullptr); }
+  int Sync(int, absl::FunctionRef<int()> call) override { return call(); }
+  int Rename(absl::FunctionRef<int()> call) override {
+    if (calls_++ >= ways_) return call();
+    return calls_ == 1 ? ENOSYS : EOPNOTSUPP;
+  }
+
+ private:
+  const int ways_;
+  int calls_ = 0;
+};
+
+class RenameNameIfFreeTest : public testing::TestWithParam<int> {
+ protected:
+  RenameNameIfFreeTest() {
+    fs::create_directories(root_);
+    directory_ = open(root_.c_str(), O_RDONLY | O_DIRECTORY);
+  }
+  ~RenameNameIfFreeTest() override {
+    close(directory_);
+    fs::remove_all(root_);
+  }
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(root_ / name) << text;
+  }
+  std::string Read(const std::string& name) {
+    std::string text;
+    std::ifstream(root_ / name) >> text;
+    return text;
+  }
+  int Move(const std::string& from, const std::string& to) {
+    const Without without(GetParam());
+    return RenameNameIfFree(directory_, from.c_str(), directory_, to.c_str());
+  }
+
+  const fs::path root_ = fs::path(testing::TempDir()) / "file_calls_test";
+  int directory_ = -1;
+};
+
+TEST_P(RenameNameIfFreeTest, MovesAFileToAFreeName) {
+  Write("from", "x");
+  EXPECT_EQ(Move("from", "to"), 0);
+  EXPECT_EQ(Read("to"), "x");
+  EXPECT_FALSE(fs::exists(root_ / "from"));
+}
+
+TEST_P(RenameNameIfFreeTest, ReplacesNeitherFilesNorDirectories) {
+  Write("from", "x");
+  Write("file", "y");
+  fs::create_directory(root_ / "empty");
+  fs::create_directory(root_ / "directory");
+  EXPECT_EQ(Move("from", "file"), EEXIST);
+  EXPECT_EQ(Move("from", "empty"), EEXIST);
+  EXPECT_EQ(Move("directory", "empty"), EEXIST);
+  EXPECT_EQ(Read("from"), "x");
+  EXPECT_EQ(Read("file"), "y");
+}
+
+TEST_P(RenameNameIfFreeTest, MovesADirectory) {
+  fs::create_directory(root_ / "from");
+  Write("from/file", "x");
+  EXPECT_EQ(Move("from", "to"), 0);
+  EXPECT_EQ(Read("to/file"), "x");
+}
+
+TEST_P(RenameNameIfFreeTest, ReportsAMissingName) { EXPECT_EQ(Move("no-such", "to"), ENOENT); }
+
+INSTANTIATE_TEST_SUITE_P(Ways, RenameNameIfFreeTest, testing::Values(0, 1, 2));
+
+}  // namespace
+}  // namespace tessera
