@@ -125,8 +125,8 @@ class Storage {
   // where a storage has no such limit.
   virtual absl::StatusOr<uint64_t> FreeBytes();
 
-  // The same place in the file system of this machine, for what this interface does not offer: locks
-  // and checks of permissions. Nullopt in storages that are no part of a file system.
+  // The same place in the file system of this machine, for what this interface does not offer:
+  // locks and checks of permissions. Nullopt in storages that are no part of a file system.
   virtual std::optional<std::string> LocalPath(std::string_view path) const;
 
   // For messages: "/runs/a" or "memory:a".
