@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are sharded.
 
-  ckpt ls FOLDER               the committed checkpoints in a folder
+  ckpt ls FOLDER               the committed checkpoints in a folder, or a single one
   ckpt inspect PATH            what a checkpoint holds: state, tensors, files
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
@@ -34,8 +34,9 @@ checkpoint, or it cannot be read or written.
 
 constexpr char kLsHelp[] = R"(ckpt ls FOLDER
 
-Lists the committed checkpoints in a folder, with what their manifests say. Exit code 1 where a
-manifest is damaged.
+Lists the committed checkpoints in a folder, with what their manifests say, or the one checkpoint
+that FOLDER itself is. Exit code 1 where a manifest is damaged, 2 for a save that was never
+completed.
 
   --json                       one array, for machines
 )";
@@ -52,7 +53,8 @@ constexpr char kVerifyHelp[] = R"(ckpt verify PATH
 ckpt verify FOLDER --all
 
 Reads every byte of a checkpoint and checks checksums, headers and coverage. Exit code 1 where
-anything is damaged; each place is printed with file, offset and tensor.
+anything is damaged; each place is printed with file, offset and tensor. Of a folder, only the
+newest checkpoint is read without --all.
 
   --all                        every committed checkpoint in the folder, a line each; the exit code
                                is that of the worst

@@ -73,6 +73,9 @@ class CkptTest : public testing::Test {
     (*metadata.mutable_optimizer()->add_groups()->mutable_options())["weight_decay"] = 0.1;
     OptimizerParameter& parameter = *metadata.mutable_optimizer()->add_parameters();
     parameter.set_parameter("w");
+    for (const auto& [name, bytes] : extra_) {
+      (*metadata.mutable_trainer()->mutable_extra())[name] = bytes;
+    }
     const auto report =
         Save(*storage_, folder, step, {{w, n, tied}}, {.metadata = ToMetadata(metadata)});
     ASSERT_TRUE(report.ok()) << report.status();
@@ -150,6 +153,7 @@ class CkptTest : public testing::Test {
   float w_[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   int64_t n_ = 17;
   std::string config_;
+  std::map<std::string, std::string> extra_;
   std::string out_, err_, progress_;
 };
 
@@ -243,8 +247,23 @@ TEST_F(CkptTest, Ls) {
   EXPECT_EQ(Run({"inspect", root_ + "/step-00000005/"}), kExitDifferent);
   std::filesystem::rename(root_ + "/step-00000005", root_ + "/copy");
   EXPECT_EQ(Run({"inspect", root_ + "/copy"}), kExitOk) << err_;
+}
+
+TEST_F(CkptTest, LsOfASingleCheckpointShowsIt) {
+  MustSave("", 7, 2);
+  std::filesystem::rename(root_ + "/step-00000007", root_ + "/copy");
+  EXPECT_EQ(Run({"ls", root_ + "/copy"}), kExitOk) << err_;
+  EXPECT_THAT(out_, ContainsRegex("   7  .*/copy .* dp2 "));
+  EXPECT_EQ(Run({"ls", root_ + "/copy", "--json"}), kExitOk);
+  ASSERT_EQ(Json().size(), 1);
+  EXPECT_EQ(Json()[0]["step"], 7);
+  EXPECT_EQ(Json()[0]["tensors"], 3);
+  FlipByte("copy/manifest.pb", 40);
+  EXPECT_EQ(Run({"ls", root_ + "/copy"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("damaged manifest"));
+  std::filesystem::remove(root_ + "/copy/manifest.pb");
   EXPECT_EQ(Run({"ls", root_ + "/copy"}), kExitUsage);
-  EXPECT_THAT(err_, HasSubstr("is itself a checkpoint"));
+  EXPECT_THAT(err_, HasSubstr("/copy is a save that was never completed"));
 }
 
 TEST_F(CkptTest, Inspect) {
@@ -252,7 +271,7 @@ TEST_F(CkptTest, Inspect) {
   MustSave("", 4, 2);
   for (const std::string& path : {root_, root_ + "/step-00000004"}) {
     EXPECT_EQ(Run({"inspect", path}), kExitOk);
-    EXPECT_THAT(out_, AllOf(HasSubstr("step        4"), HasSubstr("best inf"),
+    EXPECT_THAT(out_, AllOf(HasSubstr("step        4"), HasSubstr("best loss: none yet"),
                             HasSubstr("weight_decay=0.1"), HasSubstr("= w"), HasSubstr("[4,3]"),
                             HasSubstr("model-00001-of-00001-")));
   }
@@ -264,6 +283,36 @@ TEST_F(CkptTest, Inspect) {
   EXPECT_EQ(json["tensors"][0]["shape"], (std::vector<int>{4, 3}));
   EXPECT_EQ(json["tensors"][0]["shards"], 2);
   EXPECT_EQ(json["tensors"][2]["alias_of"], "w");
+}
+
+TEST_F(CkptTest, InspectShowsTextEntriesByValue) {
+  extra_ = {{"numerics", "EXACT with 2 shards"},
+            {"settings", "optimizer {\n  lr: 0.1\n}\n"},
+            {"state", std::string("\0\1", 2)}};
+  MustSave("", 3, 1);
+  EXPECT_EQ(Run({"inspect", root_}), kExitOk);
+  EXPECT_THAT(out_, AllOf(HasSubstr("extra       numerics: EXACT with 2 shards\n"),
+                          HasSubstr("extra       settings\n  optimizer {\n    lr: 0.1\n  }\n"),
+                          HasSubstr("extra       state (2 bytes)\n")));
+  EXPECT_EQ(Run({"inspect", root_, "--json"}), kExitOk);
+  EXPECT_EQ(Json()["extra"]["numerics"], "EXACT with 2 shards");
+  EXPECT_EQ(Json()["extra"]["state"]["bytes"], 2);
+}
+
+TEST_F(CkptTest, DiffOfSettingsIsOneLineAField) {
+  extra_["settings"] = "optimizer {\n  lr: 0.1\n  clip_grad: 1\n}\n";
+  MustSave("a", 3, 1);
+  MustSave("same", 3, 2);
+  extra_["settings"] = "optimizer {\n  lr: 0.2\n  clip_grad: 1\n}\n";
+  MustSave("b", 3, 1);
+  extra_.clear();
+  MustSave("older", 3, 1);
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/same"}), kExitOk) << out_;
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/b"}), kExitDifferent);
+  EXPECT_THAT(out_, AllOf(HasSubstr("settings.optimizer.lr: 0.1 -> 0.2"),
+                          HasSubstr("1 metadata difference"), Not(HasSubstr("clip_grad"))));
+  EXPECT_EQ(Run({"diff", root_ + "/a", root_ + "/older"}), kExitOk) << out_;
+  EXPECT_THAT(out_, HasSubstr("only the first checkpoint records them"));
 }
 
 TEST_F(CkptTest, Verify) {
@@ -280,6 +329,38 @@ TEST_F(CkptTest, Verify) {
   EXPECT_EQ(Json()["good"], false);
   EXPECT_EQ(Json()["damage"][0]["offset"], 4109);
   EXPECT_EQ(Json()["damage"][0]["tensor"], "w");
+}
+
+TEST_F(CkptTest, VerifySaysWhatOfAFolderItHasRead) {
+  MustSave("", 3, 1);
+  EXPECT_EQ(Run({"verify", root_}), kExitOk);
+  EXPECT_THAT(out_, Not(HasSubstr("--all")));
+  MustSave("", 4, 1);
+  EXPECT_EQ(Run({"verify", root_}), kExitOk);
+  EXPECT_THAT(out_, HasSubstr("the newest of 2 checkpoints; --all checks every one"));
+  EXPECT_EQ(Run({"verify", root_ + "/step-00000004"}), kExitOk);
+  EXPECT_THAT(out_, Not(HasSubstr("--all")));
+  FlipByte("step-00000004/manifest.pb", 40);
+  EXPECT_EQ(Run({"verify", root_}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("--all shows which of the others are good"));
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
+  EXPECT_THAT(out_, Not(HasSubstr("no checkpoint here is good")));
+  FlipByte("step-00000003/manifest.pb", 40);
+  EXPECT_EQ(Run({"verify", root_, "--all"}), kExitDifferent);
+  EXPECT_THAT(out_, HasSubstr("no checkpoint here is good"));
+}
+
+TEST_F(CkptTest, VerifyNamesAPlaceOnce) {
+  MustSave("", 3, 1);
+  std::filesystem::remove(root_ + "/step-00000003/model-00001-of-00001.safetensors");
+  EXPECT_EQ(Run({"verify", root_}), kExitDifferent);
+  const std::string file = "model-00001-of-00001.safetensors";
+  const size_t first = out_.find(file);
+  ASSERT_NE(first, out_.npos) << out_;
+  EXPECT_EQ(out_.find(file, first + 1), out_.npos) << out_;
+  FlipByte("step-00000003/manifest.pb", 40);
+  EXPECT_EQ(Run({"verify", root_}), kExitDifferent);
+  EXPECT_EQ(out_.find("manifest.pb"), out_.rfind("manifest.pb")) << out_;
 }
 
 TEST_F(CkptTest, VerifyOfAFolder) {

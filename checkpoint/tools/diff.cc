@@ -22,6 +22,9 @@
 namespace tessera::ckpt {
 namespace {
 
+// The entry of TrainerState.extra that holds a trainer's settings in text format.
+constexpr char kSettings[] = "settings";
+
 struct TensorDifference {
   std::string tensor;
   std::string message;
@@ -78,7 +81,8 @@ std::vector<ConfigLine> ConfigLines(const std::string& text) {
 }
 
 // One line for each field that differs, "model.hidden_size: 64 -> 128".
-void CompareConfigs(const std::string& a, const std::string& b, std::vector<std::string>& report) {
+void CompareConfigs(absl::string_view title, const std::string& a, const std::string& b,
+                    std::vector<std::string>& report) {
   if (a == b) return;
   const size_t before = report.size();
   std::vector<ConfigLine> only_b = ConfigLines(b), only_a;
@@ -92,8 +96,8 @@ void CompareConfigs(const std::string& a, const std::string& b, std::vector<std:
       only_a.push_back(std::move(line));
     }
   }
-  const auto name = [](const ConfigLine& line) {
-    return absl::StrCat("model", line.path.empty() ? "" : ".", line.path);
+  const auto name = [title](const ConfigLine& line) {
+    return absl::StrCat(title, line.path.empty() ? "" : ".", line.path);
   };
   for (const ConfigLine& line : only_a) {
     const auto other = std::ranges::find(only_b, line.path, &ConfigLine::path);
@@ -106,7 +110,19 @@ void CompareConfigs(const std::string& a, const std::string& b, std::vector<std:
     report.push_back(absl::StrCat(name(line), ": (not set) -> ", line.value));
   }
   if (report.size() == before) {
-    report.push_back("model.text: the same lines in another order or with other spaces");
+    report.push_back(absl::StrCat(title, ": the same lines in another order or with other spaces"));
+  }
+}
+
+// A checkpoint of an older version has none.
+void CompareSettings(const TrainerState& a, const TrainerState& b, Differences& differences) {
+  const auto of_a = a.extra().find(kSettings), of_b = b.extra().find(kSettings);
+  const bool in_a = of_a != a.extra().end(), in_b = of_b != b.extra().end();
+  if (in_a && in_b) {
+    CompareConfigs("settings", of_a->second, of_b->second, differences.metadata);
+  } else if (in_a || in_b) {
+    differences.notes.push_back(
+        absl::StrCat("settings: only the ", in_a ? "first" : "second", " checkpoint records them"));
   }
 }
 
@@ -114,6 +130,7 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
   Manifest state_a, state_b;
   for (auto [from, to] : {std::pair(&a, &state_a), std::pair(&b, &state_b)}) {
     *to->mutable_trainer() = from->trainer();
+    to->mutable_trainer()->mutable_extra()->erase(kSettings);
     to->mutable_model()->set_architecture(from->model().architecture());
     *to->mutable_optimizer() = from->optimizer();
     // Their order has no meaning.
@@ -121,7 +138,8 @@ void CompareMetadata(const Manifest& a, const Manifest& b, Differences& differen
                       [](const OptimizerParameter& p) { return p.parameter(); });
   }
   differences.metadata = CompareMessages(state_a, state_b);
-  CompareConfigs(a.model().text(), b.model().text(), differences.metadata);
+  CompareConfigs("model", a.model().text(), b.model().text(), differences.metadata);
+  CompareSettings(a.trainer(), b.trainer(), differences);
   if (TopologyText(a.topology()) != TopologyText(b.topology())) {
     differences.notes.push_back(
         absl::StrCat("topology: ", TopologyText(a.topology()), " | ", TopologyText(b.topology())));

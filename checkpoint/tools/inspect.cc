@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,6 +50,32 @@ std::vector<int64_t> ParametersPerGroup(const OptimizerState& optimizer) {
   return counts;
 }
 
+// Lines of characters that a terminal shows as they are.
+bool IsText(std::string_view bytes) {
+  return std::ranges::all_of(bytes, [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); });
+}
+
+// A short text stands beside its name, one of several lines below it.
+void PrintExtra(const std::string& key, const std::string& value, std::ostream& out) {
+  out << "extra       " << key;
+  if (!IsText(value)) {
+    out << " (" << value.size() << " bytes)\n";
+    return;
+  }
+  const std::vector<std::string> lines = absl::StrSplit(value, '\n', absl::SkipWhitespace());
+  if (lines.size() <= 1) {
+    out << ": " << (lines.empty() ? "" : lines[0]) << "\n";
+    return;
+  }
+  out << "\n";
+  for (const std::string& line : lines) out << "  " << line << "\n";
+}
+
+// A run starts with the highest loss there is.
+std::string BestLossText(double loss) {
+  return std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss);
+}
+
 void PrintState(const Manifest& manifest, std::ostream& out) {
   const TrainerState& trainer = manifest.trainer();
   const DataState& data = trainer.data();
@@ -56,8 +84,8 @@ void PrintState(const Manifest& manifest, std::ostream& out) {
       << ", written by " << manifest.producer().program() << " " << manifest.producer().version()
       << " at " << TimeText(manifest.producer().created_unix_ms()) << "\n";
   out << "topology    " << TopologyText(manifest.topology()) << "\n";
-  out << "losses      last " << NumberText(trainer.last_loss()) << ", best "
-      << NumberText(trainer.best_loss()) << "\n";
+  out << "losses      last " << NumberText(trainer.last_loss()) << ", "
+      << BestLossText(trainer.best_loss()) << "\n";
   out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
       << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
       << " samples per epoch\n";
@@ -69,7 +97,7 @@ void PrintState(const Manifest& manifest, std::ostream& out) {
         << trainer.numerics().library() << "\n";
   }
   for (const std::string& key : SortedKeys(trainer.extra())) {
-    out << "extra       " << key << " (" << trainer.extra().at(key).size() << " bytes)\n";
+    PrintExtra(key, trainer.extra().at(key), out);
   }
   if (!manifest.model().architecture().empty()) {
     out << "model       " << manifest.model().architecture() << "\n";
@@ -157,6 +185,16 @@ Json ModelJson(const ModelConfig& model) {
   return json;
 }
 
+// Text as text, other bytes as their number.
+Json ExtraJson(const TrainerState& trainer) {
+  Json json = Json::object();
+  for (const std::string& key : SortedKeys(trainer.extra())) {
+    const std::string& value = trainer.extra().at(key);
+    json[key] = IsText(value) ? Json(value) : Json{{"bytes", value.size()}};
+  }
+  return json;
+}
+
 Json PartitionJson(const PartitionProto& proto) {
   const Partition partition = FromProto(proto);
   Json json = Json::object();
@@ -186,6 +224,7 @@ Json ToJson(const Target& target, const Manifest& manifest) {
       {"consumed_samples", trainer.data().consumed_samples()},
       {"epoch", trainer.data().epoch()},
       {"seed", trainer.rng().seed()},
+      {"extra", ExtraJson(trainer)},
       {"optimizer", OptimizerJson(manifest.optimizer())},
       {"tensors", Json::array()},
       {"files", Json::array()},

@@ -37,12 +37,26 @@ std::string Verdict(const VerifyReport& report) {
          HumanRate(report.bytes_read, report.seconds) + ")";
 }
 
+// The message of a file that cannot be read at all names the place by itself.
 void PrintDamage(const VerifyReport& report, std::string_view indent, std::ostream& out) {
   for (const Damage& damage : report.damage) {
-    out << indent << damage.file << " at offset " << damage.offset_bytes << ": "
-        << (damage.tensor.empty() ? "" : "tensor " + damage.tensor + ": ") << damage.message
-        << "\n";
+    out << indent;
+    if (damage.message.find(damage.file) == std::string::npos) {
+      out << damage.file << " at offset " << damage.offset_bytes << ": ";
+    }
+    if (!damage.tensor.empty()) out << "tensor " << damage.tensor << ": ";
+    out << damage.message << "\n";
   }
+}
+
+// Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.
+std::string OthersText(const Target& target, bool is_good) {
+  if (target.directory.empty()) return "";
+  const auto checkpoints = List(*target.storage, "");
+  if (!checkpoints.ok() || checkpoints->size() < 2) return "";
+  return "the newest of " + std::to_string(checkpoints->size()) +
+         (is_good ? " checkpoints; --all checks every one\n"
+                  : " checkpoints is damaged; --all shows which of the others are good\n");
 }
 
 void PrintText(const std::string& name, const VerifyReport& report, bool digests,
@@ -101,7 +115,12 @@ class FolderVerifier {
     for (const CheckpointInfo& info : *checkpoints) {
       Add(info.directory, VerifyWithBar(**storage, info.directory, options_, output_));
     }
-    if (options_.json) PrintJson(json_, output_.out);
+    if (options_.json) {
+      PrintJson(json_, output_.out);
+    } else if (good_ == 0) {
+      output_.out << "no checkpoint here is good: restore one from a copy; --load-tensors of the "
+                     "trainer still loads tensors that are whole\n";
+    }
     return worst_;
   }
 
@@ -118,6 +137,7 @@ class FolderVerifier {
       if (!options_.json) output_.out << name << ": UNREADABLE: " << problem << "\n";
       return;
     }
+    if (report->damage.empty()) ++good_;
     if (!report->damage.empty()) worst_ = std::max(worst_, kExitDifferent);
     json_.push_back(ToJson(name, *report, options_.digests));
     if (options_.json) return;
@@ -128,6 +148,7 @@ class FolderVerifier {
   const CommandOptions& options_;
   const CommandOutput& output_;
   nlohmann::ordered_json json_ = nlohmann::ordered_json::array();
+  int good_ = 0;
   int worst_ = kExitOk;
 };
 
@@ -146,6 +167,7 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
     PrintJson(ToJson(target->Describe(), *report, options.digests), output.out);
   } else {
     PrintText(target->Describe(), *report, options.digests, output.out);
+    output.out << OthersText(*target, report->damage.empty());
   }
   return report->damage.empty() ? kExitOk : kExitDifferent;
 }

@@ -19,6 +19,7 @@
 #include "trainer/kernels/cpu/numerics_fingerprint.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/saved_settings.h"
 #include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
 
@@ -132,6 +133,9 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
        DescribeChanges(saved.manifest, session.config, session.numerics)) {
     notes(sentence);
   }
+  const std::string settings = DescribeChangedSettings(
+      saved.manifest, session.config, session.progress.seed, session.progress.step);
+  if (!settings.empty() && session.first_rank()) notes(settings);
   if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
     notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
                        session.config.training().seed(), " instead"));
@@ -263,6 +267,9 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
                            FindSavedRun(config.checkpoint(), session->group()));
   TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
+  if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
+    TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest, &session->config)));
+  }
   session->resumed = saved.has_value() && !config.checkpoint().finetune();
   session->trains = session->progress.step < config.training().train_iters();
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));

@@ -273,16 +273,31 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     if (!status.ok()) return status;
   }
   if (checkpoint.load().empty()) {
-    return CheckIdle("load",
-                     {{"ckpt_step", checkpoint.has_ckpt_step()},
-                      {"finetune", checkpoint.finetune()},
-                      {"no_load_optim", checkpoint.no_load_optim()},
-                      {"no_load_rng", checkpoint.no_load_rng()},
-                      {"exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()},
-                      {"allow_missing", checkpoint.allow_missing()},
-                      {"allow_unexpected", checkpoint.allow_unexpected()},
-                      {"load_tensors", !checkpoint.load_tensors().empty()},
-                      {"verify_load", checkpoint.verify_load()}});
+    return CheckIdle(
+        "load",
+        {{"ckpt_step", checkpoint.has_ckpt_step()},
+         {"finetune", checkpoint.finetune()},
+         {"no_load_optim", checkpoint.no_load_optim()},
+         {"no_load_rng", checkpoint.no_load_rng()},
+         {"exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()},
+         {"allow_missing", checkpoint.allow_missing()},
+         {"allow_unexpected", checkpoint.allow_unexpected()},
+         {"load_tensors", !checkpoint.load_tensors().empty()},
+         {"verify_load", checkpoint.verify_load()},
+         {"override_opt_param_scheduler", checkpoint.override_opt_param_scheduler()},
+         {"use_checkpoint_opt_param_scheduler", checkpoint.use_checkpoint_opt_param_scheduler()}});
+  }
+  return absl::OkStatus();
+}
+
+// One origin of the learning rates.
+absl::Status CheckSchedulerChoice(const CheckpointConfig& checkpoint) {
+  if (!checkpoint.use_checkpoint_opt_param_scheduler()) return absl::OkStatus();
+  for (const auto& [name, is_set] :
+       {std::pair("override_opt_param_scheduler", checkpoint.override_opt_param_scheduler()),
+        std::pair("finetune", checkpoint.finetune())}) {
+    if (is_set)
+      return Wrong("use_checkpoint_opt_param_scheduler and ", name, " exclude each other");
   }
   return absl::OkStatus();
 }
@@ -403,6 +418,9 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int process
   }
   if (absl::Status status = CheckAdam(resolved.optimizer()); !status.ok()) return status;
   if (absl::Status status = CheckCheckpoint(resolved.checkpoint()); !status.ok()) return status;
+  if (absl::Status status = CheckSchedulerChoice(resolved.checkpoint()); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = CheckSampling(resolved); !status.ok()) return status;
   return resolved;
 }

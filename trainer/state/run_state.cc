@@ -16,6 +16,7 @@
 #include "models/model_config.h"
 #include "trainer/config/config.h"
 #include "trainer/parallel/topology.h"
+#include "trainer/state/saved_settings.h"
 
 namespace tessera {
 namespace {
@@ -65,6 +66,7 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
   (*state.mutable_extra())[kNumerics] = NumericsText(config);
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
+  SaveSettings(config, progress.seed, state);
   *state.mutable_numerics() = ToProto(numerics);
   ckpt::DataState& position = *state.mutable_data();
   position.set_consumed_samples(progress.consumed_samples);

@@ -1,0 +1,158 @@
+#include "trainer/state/saved_settings.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/manifest.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "trainer/config/config.h"
+#include "trainer/kernels/numerics_fingerprint.h"
+#include "trainer/state/run_state.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr char kConfig[] = R"pb(
+  model { size: "gpt2-tiny" vocab_size: 100 }
+  training { micro_batch_size: 2 global_batch_size: 8 seq_length: 32 train_iters: 100 }
+  optimizer { lr: 1e-3 lr_decay_style: LINEAR }
+  data { train_data_path: "tokens.bin" }
+)pb";
+
+TrainConfig Config(const std::string& more) {
+  TrainConfig config = *ParseConfig(kConfig, "test");
+  const absl::StatusOr<TrainConfig> other = ParseConfig(more, "test");
+  EXPECT_TRUE(other.ok()) << other.status();
+  config.MergeFrom(*other);
+  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return *resolved;
+}
+
+ckpt::Manifest Saved(const TrainConfig& config) {
+  return DescribeRun(config, config.model(), {.step = 50, .seed = 1234}, {}, {});
+}
+
+// "name: saved -> now"
+std::vector<std::string> Changes(const ckpt::Manifest& saved, const TrainConfig& config) {
+  std::vector<std::string> lines;
+  for (const ChangedSetting& change :
+       ChangedSettings(saved, config, static_cast<uint64_t>(config.training().seed()))) {
+    lines.push_back(change.name + ": " + change.saved + " -> " + change.now);
+  }
+  return lines;
+}
+
+TEST(SavedSettingsTest, TheSameSettingsAreNoChange) {
+  const TrainConfig config = Config("");
+  EXPECT_THAT(Changes(Saved(config), config), IsEmpty());
+  EXPECT_EQ(DescribeChangedSettings(Saved(config), config, 1234, 50), "");
+}
+
+TEST(SavedSettingsTest, EverySettingThatResultsDependOnIsCompared) {
+  const ckpt::Manifest saved = Saved(Config(""));
+  const auto expect = [&](const std::string& more, const std::string& line) {
+    EXPECT_THAT(Changes(saved, Config(more)), ElementsAre(line)) << more;
+  };
+  expect("optimizer { lr: 2e-3 }", "lr: 0.001 -> 0.002");
+  expect("optimizer { min_lr: 1e-4 }", "min_lr: 0 -> 1e-4");
+  expect("optimizer { lr_decay_style: COSINE }", "lr_decay_style: linear -> cosine");
+  expect("optimizer { lr_decay_iters: 90 }", "lr_decay_iters: 100 -> 90");
+  expect("optimizer { lr_warmup_iters: 5 }", "lr_warmup_iters: 0 -> 5");
+  expect("optimizer { weight_decay: 0.1 }", "weight_decay: 0.01 -> 0.1");
+  expect("optimizer { clip_grad: 0 }", "clip_grad: 1 -> 0");
+  expect("optimizer { adam_beta1: 0.8 }", "adam_beta1: 0.9 -> 0.8");
+  expect("optimizer { adam_beta2: 0.95 }", "adam_beta2: 0.999 -> 0.95");
+  expect("optimizer { adam_eps: 1e-6 }", "adam_eps: 1e-8 -> 1e-6");
+  expect("training { micro_batch_size: 4 }", "micro_batch_size: 2 -> 4");
+  expect("training { global_batch_size: 16 }", "global_batch_size: 8 -> 16");
+  expect("training { seq_length: 16 }", "seq_length: 32 -> 16");
+  expect("training { seed: 5 }", "seed: 1234 -> 5");
+  expect("training { bf16: true }", "bf16: false -> true");
+  expect("model { hidden_dropout: 0.1 }", "hidden_dropout: 0 -> 0.1");
+  expect("model { attention_dropout: 0.1 }", "attention_dropout: 0 -> 0.1");
+  // A schedule that follows from the length of the run.
+  expect("training { train_iters: 200 }", "lr_decay_iters: 100 -> 200");
+}
+
+TEST(SavedSettingsTest, IncidentalSettingsAreNot) {
+  const ckpt::Manifest saved = Saved(Config("optimizer { lr_decay_iters: 100 }"));
+  for (const std::string more :
+       {"training { train_iters: 200 }", "training { threads: 2 exit_interval: 7 }",
+        "training { recompute_activations: true }", "output { run_dir: \"x\" log_interval: 9 }",
+        "checkpoint { save: \"y\" save_interval: 3 }", "data { train_data_path: \"z\" }",
+        "parallel { data_parallel_size: 2 zero_stage: 1 }",
+        "training { eval_interval: 5 } data { valid_data_path: \"z\" }"}) {
+    EXPECT_THAT(Changes(saved, Config("optimizer { lr_decay_iters: 100 } " + more)), IsEmpty())
+        << more;
+  }
+}
+
+TEST(SavedSettingsTest, TheTableSaysWhatBecomesOfTheLearningRate) {
+  const ckpt::Manifest saved = Saved(Config(""));
+  const TrainConfig config = Config("training { train_iters: 200 } optimizer { clip_grad: 0.5 }");
+  EXPECT_EQ(DescribeChangedSettings(saved, config, 1234, 50),
+            "these settings differ from the saved run's:\n"
+            "                  saved  now\n"
+            "  lr_decay_iters  100    200\n"
+            "  clip_grad       1      0.5\n"
+            "the next learning rate is 0.00075; with the saved run's schedule it would be 0.0005 "
+            "(--use-checkpoint-opt-param-scheduler)");
+  EXPECT_THAT(DescribeChangedSettings(saved, Config("optimizer { clip_grad: 0.5 }"), 1234, 50),
+              Not(HasSubstr("learning rate")));
+}
+
+TEST(SavedSettingsTest, ASeedThatIsKeptIsNoChange) {
+  const ckpt::Manifest saved = Saved(Config(""));
+  EXPECT_THAT(ChangedSettings(saved, Config("training { seed: 5 }"), 1234), IsEmpty());
+}
+
+TEST(SavedSettingsTest, OlderAndForeignCheckpointsAreNotCompared) {
+  const TrainConfig config = Config("optimizer { lr: 2e-3 }");
+  ckpt::Manifest manifest = Saved(Config(""));
+  manifest.mutable_trainer()->clear_extra();
+  EXPECT_THAT(Changes(manifest, config), IsEmpty());
+  EXPECT_EQ(DescribeChangedSettings(manifest, config, 1234, 50), "");
+  (*manifest.mutable_trainer()->mutable_extra())["settings"] = "{\"lr\": 7}";
+  EXPECT_THAT(Changes(manifest, config), IsEmpty());
+  // A later version's settings are skipped, and those that it lacks are not compared.
+  (*manifest.mutable_trainer()->mutable_extra())["settings"] =
+      "optimizer { lr: 0.001 of_a_later_version: 5 } of_a_later_version { x: 1 }";
+  EXPECT_THAT(Changes(manifest, config), ElementsAre("lr: 0.001 -> 0.002"));
+}
+
+TEST(SavedSettingsTest, TheSavedScheduleReplacesTheRuns) {
+  const ckpt::Manifest saved = Saved(Config("optimizer { lr_warmup_iters: 10 min_lr: 1e-5 }"));
+  TrainConfig config = Config(
+      "training { train_iters: 200 } optimizer { lr: 5e-3 weight_decay: 0.1 clip_grad: 0.5 }");
+  const absl::Status taken = TakeSavedSchedule(saved, &config);
+  ASSERT_TRUE(taken.ok()) << taken;
+  EXPECT_EQ(config.optimizer().lr(), 1e-3);
+  EXPECT_EQ(config.optimizer().min_lr(), 1e-5);
+  EXPECT_EQ(config.optimizer().lr_warmup_iters(), 10);
+  EXPECT_EQ(config.optimizer().lr_decay_iters(), 100);
+  EXPECT_EQ(config.optimizer().weight_decay(), 0.01);
+  EXPECT_EQ(config.optimizer().clip_grad(), 0.5);
+  EXPECT_EQ(config.training().train_iters(), 200);
+}
+
+TEST(SavedSettingsTest, AScheduleThatIsMissingOrImpossibleIsRefused) {
+  TrainConfig config = Config("");
+  ckpt::Manifest manifest = Saved(config);
+  (*manifest.mutable_trainer()->mutable_extra())["settings"] =
+      "optimizer { lr: 0.001 lr_decay_iters: 0 }";
+  EXPECT_TRUE(absl::IsDataLoss(TakeSavedSchedule(manifest, &config)));
+  manifest.mutable_trainer()->clear_extra();
+  EXPECT_TRUE(absl::IsFailedPrecondition(TakeSavedSchedule(manifest, &config)));
+  EXPECT_EQ(config.optimizer().lr_decay_iters(), 100);
+}
+
+}  // namespace
+}  // namespace tessera
