@@ -10,10 +10,9 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/directory.h"  // ReadManifest()
+#include "checkpoint/format/layout_proto.h"  // Partition, Topology <-> their messages
 #include "checkpoint/format/manifest.h"      // accessors of its tensors, its codec
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/partition.h"  // Partition <-> its message
-#include "checkpoint/format/topology.h"   // Topology <-> its message
 
 namespace tessera::ckpt {
 

@@ -15,7 +15,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/partition.h"
+#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/layout/coverage.h"
 #include "checkpoint/layout/subtract.h"
 #include "checkpoint/plan/box_index.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/join_first.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/partition.h"
+#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/layout/bounds.h"
 #include "checkpoint/plan/box_index.h"
 

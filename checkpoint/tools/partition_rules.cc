@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/box.h"
 
 namespace tessera::ckpt {

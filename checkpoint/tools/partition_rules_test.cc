@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/box.h"
 #include "gtest/gtest.h"
 

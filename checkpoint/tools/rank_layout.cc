@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/partition.h"
 #include "checkpoint/layout/box.h"
 #include "checkpoint/layout/partition.h"
 #include "checkpoint/plan/plan.pb.h"
@@ -28,9 +28,9 @@ absl::Status CheckRanks(const Topology& topology) {
 }
 
 // Which stage of the pipeline, counted through all chunks, has a tensor.
-class Pipeline {
+class PipelineStages {
  public:
-  Pipeline(const std::vector<PartitionedTensor>& tensors, const Topology& topology)
+  PipelineStages(const std::vector<PartitionedTensor>& tensors, const Topology& topology)
       : topology_(topology) {
     std::map<int64_t, int64_t> matrix_elements;  // by layer
     int64_t head_elements = 0;
@@ -257,7 +257,7 @@ absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& to
   const int own = parts / topology.tensor;
   TESSERA_ASSIGN_OR_RETURN(std::vector<PartitionedTensor> tensors,
                            PartitionTensors(saved, options.rules));
-  Pipeline pipeline(tensors, topology);
+  PipelineStages pipeline(tensors, topology);
   TESSERA_RETURN_IF_ERROR(pipeline.CutLayers());
   std::ranges::stable_sort(tensors, {}, [&](const PartitionedTensor& tensor) {
     return pipeline.OrderOf(tensor.partition);

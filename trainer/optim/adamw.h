@@ -9,7 +9,6 @@
 
 #include "trainer/config/config.pb.h"
 #include "trainer/kernels/backend.h"
-#include "trainer/tensor/before_overwrite.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/flat_parameter.h"
 #include "trainer/tensor/tensor.h"

@@ -15,7 +15,6 @@
 #include "trainer/parallel/bucket_sum.h"
 #include "trainer/parallel/gradient_buckets.h"
 #include "trainer/parallel/gradient_observer.h"
-#include "trainer/tensor/before_overwrite.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 

@@ -14,7 +14,7 @@
 #include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/parallel/mesh.h"
-#include "trainer/tensor/before_overwrite.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,10 @@ class TensorView {
   Shape shape_;
   std::vector<int64_t> strides_;
 };
+
+// Called with memory right before an update overwrites it, so that the callee can wait for pending
+// reads of it. Null if there are none.
+using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
 // Owning, contiguous, 4096-byte aligned, zero-initialised. Move-only. Memory is counted: see
 // memory.h.
