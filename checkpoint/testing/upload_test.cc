@@ -1,0 +1,137 @@
+// Saves through an UploadStorage and restarts that find copies nearby: whole, damaged and old ones.
+
+#include <cstddef>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/verify/nearby_copies.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr int64_t kElements = 1000;
+
+class UploadTest : public testing::Test {
+ protected:
+  UploadTest() {
+    auto remote = std::make_unique<FaultInjectingStorage>(remote_files_);
+    remote_ = remote.get();
+    storage_ = std::make_unique<UploadStorage>(
+        std::make_unique<FaultInjectingStorage>(nearby_files_), std::move(remote));
+    weight_.resize(kElements);
+    std::iota(weight_.begin(), weight_.end(), 0.0f);
+  }
+
+  StateDict State(std::vector<float>& memory) {
+    ShardedTensor tensor = {.name = "w", .global_shape = {kElements}};
+    tensor.shards = {Shard::Of(memory, {.global_offset = {0}, .shape = {kElements}})};
+    return {{tensor}};
+  }
+
+  // Checks that a load succeeds with the saved contents.
+  void ExpectLoads() {
+    std::vector<float> loaded(kElements);
+    const auto report = Load(*storage_, directory_, State(loaded));
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(loaded, weight_);
+  }
+
+  std::string DataFile(Storage& storage) {
+    const std::vector<std::string> names = *storage.List(directory_);
+    for (const std::string& name : names) {
+      if (name.ends_with(".safetensors")) return directory_ + "/" + name;
+    }
+    return "none";
+  }
+
+  int64_t RemoteReadsOfData() const {
+    int64_t reads = 0;
+    for (const Operation& operation : remote_->operations()) {
+      reads += operation.kind == OperationKind::kReadAt && operation.path.ends_with(".safetensors");
+    }
+    return reads;
+  }
+
+  MemoryStorage nearby_files_, remote_files_;
+  FaultInjectingStorage* remote_;
+  std::unique_ptr<UploadStorage> storage_;
+  std::vector<float> weight_;
+  const std::string directory_ = CheckpointDirectory("", 1);
+};
+
+TEST_F(UploadTest, ASaveIsWholeInTheRemoteStorage) {
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  const auto verified = Verify(remote_files_, directory_, {.digests = true});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+}
+
+TEST_F(UploadTest, SoIsOneInTheBackground) {
+  AsyncSaver saver(*storage_, "", {});
+  saver.Start(1, State(weight_));
+  for (const SaveOutcome& outcome : saver.Finish()) EXPECT_TRUE(outcome.report.ok());
+  const auto verified = Verify(remote_files_, directory_, {.digests = true});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+}
+
+TEST_F(UploadTest, ARestartReadsWhatIsNearby) {
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  const auto copies = DropDamagedCopies(*storage_, directory_);
+  ASSERT_TRUE(copies.ok()) << copies.status();
+  EXPECT_EQ(copies->dropped_files, 0);
+  EXPECT_GT(copies->good_bytes, kElements * sizeof(float));
+  ExpectLoads();
+  EXPECT_EQ(RemoteReadsOfData(), 0);
+}
+
+TEST_F(UploadTest, ADamagedCopyIsDropped) {
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  const std::string path = DataFile(nearby_files_);
+  std::string contents = *ReadAll(nearby_files_, path, 1 << 20);
+  contents[contents.size() / 2] ^= 1;
+  ASSERT_TRUE(WriteAll(nearby_files_, path, contents).ok());
+  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
+  EXPECT_FALSE(nearby_files_.Open(path).ok());
+  ExpectLoads();
+  EXPECT_GT(RemoteReadsOfData(), 0);
+}
+
+TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(WriteAll(nearby_files_, DataFile(nearby_files_), "short").ok());
+  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 1);
+  ExpectLoads();
+}
+
+TEST_F(UploadTest, ARestartElsewhereReadsTheRemoteFiles) {
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  ASSERT_TRUE(storage_->ForgetAllBut("").ok());
+  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->good_bytes, 0);
+  ExpectLoads();
+}
+
+// The upload fails: nothing is committed, and the next save succeeds.
+TEST_F(UploadTest, AFailedUploadCommitsNothing) {
+  remote_->FailWhere(
+      [](const Operation& operation) { return operation.kind == OperationKind::kWriteAt; },
+      absl::UnavailableError("injected"));
+  EXPECT_FALSE(Save(*storage_, "", 1, State(weight_)).ok());
+  EXPECT_TRUE(List(*storage_, "")->empty());
+  remote_->ClearFaults();
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  EXPECT_EQ(DropDamagedCopies(*storage_, directory_)->dropped_files, 0);
+  ExpectLoads();
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
