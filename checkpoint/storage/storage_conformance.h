@@ -15,6 +15,17 @@
 
 namespace tessera::ckpt {
 
+// What a storage cannot do by its nature. Cases that need more expect its documented answer.
+struct StorageTraits {
+  // Directories are things of their own, which exist without anything in them and under names that
+  // no file has, and can be renamed. In an object store they are prefixes of the names of objects.
+  bool has_directories = true;
+  // An object appears as a whole when it is synced, and does not change after that.
+  bool files_change_after_sync = true;
+  // An object that is replaced is gone for readers, too, which get Unavailable.
+  bool readers_keep_replaced_files = true;
+};
+
 struct StorageFixture {
   std::string name;
   // Creates a new, empty storage; the pointer also owns its resources.
@@ -22,6 +33,7 @@ struct StorageFixture {
   // Makes `link` a symbolic link to `target`, both paths in the storage. Null: without links.
   std::function<void(Storage& storage, const std::string& target, const std::string& link)>
       make_link = nullptr;
+  StorageTraits traits = {};
 };
 
 inline std::string StorageFixtureName(const testing::TestParamInfo<StorageFixture>& info) {
@@ -33,6 +45,15 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
   void SetUp() override {
     storage_ = GetParam().make();
     ASSERT_NE(storage_, nullptr);
+  }
+
+  const StorageTraits& traits() const { return GetParam().traits; }
+
+  // Makes a directory; not an empty one where there is no such thing.
+  void Mkdir(const std::string& path) {
+    ASSERT_TRUE(storage_->MakeDirectory(path).ok()) << path;
+    if (traits().has_directories) return;
+    ASSERT_TRUE(WriteAll(*storage_, path + "/.kept", "").ok()) << path;
   }
 
   std::shared_ptr<Storage> storage_;

@@ -26,7 +26,11 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
   ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
   ckpt --version
 
-PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant.
+PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. A folder may be
+in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials
+of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
+
+  --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)
 
 Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
 checkpoint, or it cannot be read or written.
@@ -161,6 +165,11 @@ constexpr Flag kFlags[] = {
      }},
     {"", "--threads", true,
      [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
+    {"", "--s3-endpoint", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.s3_endpoint = v;
+       return std::string();
+     }},
     {"verify", "--all", false,
      [](std::string_view, CommandOptions& o) {
        o.all = true;

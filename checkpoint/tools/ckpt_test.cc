@@ -21,6 +21,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -504,6 +505,34 @@ TEST_F(CkptTest, InspectShowsTheModelsWholeConfiguration) {
   MustSave("c", 3, 1);
   EXPECT_EQ(Run({"inspect", root_ + "/c", "--json"}), kExitOk) << err_;
   EXPECT_EQ(Json()["model_config"], "twelve layers");
+}
+
+// Every command takes the name of a folder in an object store where it takes a path.
+TEST_F(CkptTest, FoldersMayBeInAnObjectStore) {
+  const s3::S3Server server({.region = "us-east-1"});
+  setenv("S3_ACCESS_KEY_ID", "TESTKEY", 1);
+  setenv("S3_SECRET_ACCESS_KEY_ID", "a/secret+key", 1);
+  MustSave("a", 3, 3);
+  const std::string local = root_ + "/a", endpoint = "--s3-endpoint=" + server.endpoint(),
+                    remote = "boto3:s3://bucket." + server.endpoint().substr(7) + "/runs/b";
+  EXPECT_EQ(Run({"ls", remote}), kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("no checkpoints in boto3:s3://bucket."));
+  ASSERT_EQ(Run({"reshard", local, remote, "--topology=tp2"}), kExitOk) << err_;
+  EXPECT_EQ(Run({"ls", "s3://bucket/runs/b", endpoint}), kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("step-00000003"));
+  EXPECT_EQ(Run({"inspect", remote + "/step-00000003"}), kExitOk) << err_;
+  EXPECT_EQ(Run({"diff", local, remote, "--data"}), kExitOk) << err_ << out_;
+  EXPECT_EQ(Run({"verify", "s3://bucket/runs/b", endpoint, "--digests"}), kExitOk) << err_;
+  EXPECT_EQ(Run({"verify", remote, "--all"}), kExitOk) << err_;
+  // From one prefix to another, and never over what is there.
+  const std::string place = "s3://bucket/c/step-00000003";
+  EXPECT_EQ(Run({"reshard", remote, place, "--topology=single", endpoint}), kExitOk) << err_;
+  EXPECT_EQ(Run({"reshard", remote, place, "--topology=single", endpoint}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("never overwritten"));
+  EXPECT_EQ(Run({"ls", "s3://other/runs", endpoint}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("there is no bucket other"));
+  EXPECT_EQ(Run({"ls", "gs://bucket/runs"}), kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("unknown scheme"));
 }
 
 TEST_F(CkptTest, Reshard) {

@@ -31,7 +31,8 @@ struct CommandOptions {
   bool data = false;     // diff
   ReshardOptions reshard;
   int threads = 4;
-  std::vector<std::string> paths;
+  std::string s3_endpoint;
+  std::vector<std::string> paths;  // names, see OpenStorage()
 };
 
 // The output of a command. `progress` is null if it is not shown.

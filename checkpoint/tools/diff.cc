@@ -262,9 +262,9 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt diff", status);
   };
-  const auto target_a = OpenTarget(options.paths[0]);
+  const auto target_a = OpenTarget(options.paths[0], options.s3_endpoint);
   if (!target_a.ok()) return fail(target_a.status());
-  const auto target_b = OpenTarget(options.paths[1]);
+  const auto target_b = OpenTarget(options.paths[1], options.s3_endpoint);
   if (!target_b.ok()) return fail(target_b.status());
   const auto a = ReadManifest(*target_a->storage, target_a->directory);
   if (!a.ok()) return fail(a.status());

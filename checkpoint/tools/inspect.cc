@@ -253,7 +253,7 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt inspect", status);
   };
-  const auto target = OpenTarget(options.paths[0]);
+  const auto target = OpenTarget(options.paths[0], options.s3_endpoint);
   if (!target.ok()) return fail(target.status());
   const auto manifest = ReadManifest(*target->storage, target->directory);
   if (!manifest.ok()) return fail(manifest.status());

@@ -108,7 +108,7 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
     return Fail(output, options, "ckpt ls", status);
   };
   const std::string& path = options.paths[0];
-  const auto storage = OpenStorage(path);
+  const auto storage = OpenStorage(path, {.s3_endpoint = options.s3_endpoint});
   if (!storage.ok()) return fail(storage.status());
   std::vector<UnreadableCheckpoint> unreadable;
   const auto checkpoints = List(**storage, "", &unreadable);

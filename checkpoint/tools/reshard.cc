@@ -45,15 +45,18 @@ struct Place {
 };
 
 // Whether a checkpoint is committed in the directory of that name.
-absl::StatusOr<bool> HoldsCheckpoint(const std::string& name) {
-  const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenStorage(name);
+absl::StatusOr<bool> HoldsCheckpoint(const std::string& name, const std::string& s3_endpoint) {
+  const absl::StatusOr<std::unique_ptr<Storage>> storage =
+      OpenStorage(name, {.s3_endpoint = s3_endpoint});
+  // No directory, which is found out when it is opened for writing.
   if (absl::IsNotFound(storage.status()) || absl::IsInvalidArgument(storage.status())) return false;
   TESSERA_RETURN_IF_ERROR(storage.status());
   return IsCommitted(**storage, "");
 }
 
 // `name` is the folder, or the checkpoint's directory in it, which must be named for its step.
-absl::StatusOr<Place> FindPlace(const std::string& name, int64_t step) {
+absl::StatusOr<Place> FindPlace(const std::string& name, int64_t step,
+                                const std::string& s3_endpoint) {
   std::string_view folder = name;
   while (folder.size() > 1 && folder.ends_with('/')) folder.remove_suffix(1);  // "a/b/"
   Place place = {name, StepDirectoryName(step)};
@@ -63,12 +66,12 @@ absl::StatusOr<Place> FindPlace(const std::string& name, int64_t step) {
     place.folder = folder.substr(0, folder.size() - place.directory.size() - 1);
     if (place.folder.empty()) place.folder = "/";
   }
-  TESSERA_ASSIGN_OR_RETURN(const bool exists, HoldsCheckpoint(place.path()));
+  TESSERA_ASSIGN_OR_RETURN(const bool exists, HoldsCheckpoint(place.path(), s3_endpoint));
   if (exists) {
     return absl::AlreadyExistsError(
         absl::StrCat(place.path(), " is a committed checkpoint, which is never overwritten"));
   }
-  TESSERA_ASSIGN_OR_RETURN(const bool is_checkpoint, HoldsCheckpoint(place.folder));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_checkpoint, HoldsCheckpoint(place.folder, s3_endpoint));
   if (is_checkpoint) {
     return absl::AlreadyExistsError(
         absl::StrCat(place.folder, " is a checkpoint, expected the folder for the new one"));
@@ -88,9 +91,10 @@ struct Work {
 absl::StatusOr<Work> Plan(const CommandOptions& options) {
   Work work;
   TESSERA_ASSIGN_OR_RETURN(work.topology, ParseTopology(options.reshard.topology));
-  TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0]));
+  TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0], options.s3_endpoint));
   TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
-  TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step()));
+  TESSERA_ASSIGN_OR_RETURN(
+      work.place, FindPlace(options.paths[1], work.saved.trainer().step(), options.s3_endpoint));
   TESSERA_ASSIGN_OR_RETURN(work.layout,
                            LayOutRanks(work.saved, work.topology, options.reshard.layout));
   TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.layout.ranks, SavePlanOptions()));
@@ -113,8 +117,9 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
   std::error_code error;
   const bool is_new = local.has_value() && !std::filesystem::exists(*local, error);
   const auto write = [&]() -> absl::StatusOr<RewriteReport> {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Storage> storage,
-                             OpenStorage(work.place.folder, {.create_root = true}));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::unique_ptr<Storage> storage,
+        OpenStorage(work.place.folder, {.create_root = true, .s3_endpoint = options.s3_endpoint}));
     ProgressBar bar(output.progress);
     return Rewrite({*work.source.storage, work.source.directory, work.saved},
                    {work.layout.ranks, work.plan}, *storage, "", NewMetadata(work),

@@ -17,9 +17,9 @@ struct Target {
   std::string Describe() const { return storage->Describe(directory); }
 };
 
-// `path` is a checkpoint's directory, or a folder of checkpoints, of which the newest is used.
-// NotFound for any other path.
-absl::StatusOr<Target> OpenTarget(const std::string& path);
+// `name` (see OpenStorage()) is that of a checkpoint's directory, or of a folder of checkpoints, of
+// which the newest is used. NotFound for any other place.
+absl::StatusOr<Target> OpenTarget(const std::string& name, const std::string& s3_endpoint);
 
 }  // namespace tessera::ckpt
 

@@ -101,7 +101,7 @@ class FolderVerifier {
       : options_(options), output_(output) {}
 
   int Run() {
-    const auto storage = OpenStorage(options_.paths[0]);
+    const auto storage = OpenStorage(options_.paths[0], {.s3_endpoint = options_.s3_endpoint});
     if (!storage.ok()) return Fail(storage.status());
     std::vector<UnreadableCheckpoint> unreadable;
     const auto checkpoints = List(**storage, "", &unreadable);
@@ -159,7 +159,7 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt verify", status);
   };
-  const auto target = OpenTarget(options.paths[0]);
+  const auto target = OpenTarget(options.paths[0], options.s3_endpoint);
   if (!target.ok()) return fail(target.status());
   const auto report = VerifyWithBar(*target->storage, target->directory, options, output);
   if (!report.ok()) return fail(report.status());

@@ -1,25 +1,60 @@
 #include "checkpoint/storage/by_name/open_storage.h"
 
+#include <utility>
+#include <variant>
+
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/storage/by_name/credentials.h"
+#include "checkpoint/storage/by_name/storage_name.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/s3/s3_storage.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr std::string_view kLocal = "local:";
+constexpr char kDefaultRegion[] = "us-east-1";
+
+std::string FirstOf(std::string a, std::string b) { return a.empty() ? std::move(b) : a; }
+
+absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(S3Account account, FindAccount(name.provider, ProcessEnvironment));
+  S3StorageOptions resolved = {.prefix = name.prefix, .create_root = options.create_root};
+  s3::ClientOptions& client = resolved.client;
+  client.bucket = name.bucket;
+  client.credentials = std::move(account.credentials);
+  client.region = FirstOf(RegionOfEndpoint(name.provider, name.endpoint),
+                          FirstOf(account.region, kDefaultRegion));
+  const std::string amazon = absl::StrCat("https://s3.", client.region, ".amazonaws.com");
+  const std::string endpoint =
+      FirstOf(name.endpoint, FirstOf(options.s3_endpoint, FirstOf(account.endpoint, amazon)));
+  TESSERA_ASSIGN_OR_RETURN(client.endpoint, NormalizeEndpoint(endpoint));
+  client.endpoint = S3AddressOf(name.provider, client.endpoint);
+  client.virtual_host = UsesVirtualHosts(name.provider, client.endpoint, client.bucket);
+  return resolved;
+}
 
 }  // namespace
 
 std::optional<std::string> LocalPathOfName(std::string_view name) {
-  if (name.starts_with(kLocal)) name.remove_prefix(kLocal.size());
-  return std::string(name);
+  const absl::StatusOr<StorageName> parsed = ParseStorageName(name);
+  if (!parsed.ok() || !std::holds_alternative<LocalName>(*parsed)) return std::nullopt;
+  return std::get<LocalName>(*parsed).path;
 }
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenStorage(std::string_view name,
                                                      const OpenStorageOptions& options) {
-  const std::string path = LocalPathOfName(name).value();
-  if (path.empty()) return absl::InvalidArgumentError("the name of a storage is empty");
-  return OpenPosixStorage(path, {.create_root = options.create_root});
+  TESSERA_ASSIGN_OR_RETURN(const StorageName parsed, ParseStorageName(name));
+  if (const auto* local = std::get_if<LocalName>(&parsed); local != nullptr) {
+    return OpenPosixStorage(local->path, {.create_root = options.create_root});
+  }
+  const absl::StatusOr<S3StorageOptions> resolved = Resolve(std::get<S3Name>(parsed), options);
+  if (!resolved.ok()) {
+    return absl::Status(resolved.status().code(),
+                        absl::StrCat(std::string(name), ": ", resolved.status().message()));
+  }
+  return OpenS3Storage(*resolved);
 }
 
 }  // namespace tessera::ckpt

@@ -12,16 +12,29 @@
 namespace tessera::ckpt {
 
 struct OpenStorageOptions {
-  // For writing: creates the root directory, with its parents, if it does not exist.
+  // For writing. Creates a root directory, with its parents, if it does not exist; an object store
+  // is asked at once whether objects can be listed, created and deleted there.
   bool create_root = false;
+
+  // The address of an S3-compatible store, "http://host:9000" for example, for names without one.
+  // Empty: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or Amazon's own.
+  std::string s3_endpoint;
 };
 
 // Opens the storage that `name` names:
 //
-//   /runs/a, runs/a     a directory
-//   local:/runs/a       the same; for paths that look like something else
+//   /runs/a, runs/a                       a directory
+//   local:/runs/a                         the same; for paths that look like something else
+//   s3://bucket/prefix                    S3, or a store that speaks its protocol
+//   boto3:s3://bucket.endpoint/prefix     the same; the endpoint follows the first dot, if any
+//   volc:vc://bucket.endpoint/prefix      Volcano Engine TOS by its S3 protocol; also vc://
+//   oss2:ali://bucket.endpoint/prefix     Alibaba Cloud OSS by its S3 protocol; also ali://
 //
-// Errors: InvalidArgument for an empty name; those of the storage.
+// An endpoint without a scheme is https, except for IP addresses and localhost, which are http.
+// Credentials: see credentials.h.
+//
+// Errors: InvalidArgument for a name of no such form; FailedPrecondition where credentials are
+// missing; those of OpenPosixStorage() and OpenS3Storage(): a sentence that names what is wrong.
 absl::StatusOr<std::unique_ptr<Storage>> OpenStorage(std::string_view name,
                                                      const OpenStorageOptions& options = {});
 

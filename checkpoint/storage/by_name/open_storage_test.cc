@@ -1,5 +1,8 @@
 #include "checkpoint/storage/by_name/open_storage.h"
 
+#include <cstdlib>
+
+#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/storage/temporary_directory.h"
 #include "gtest/gtest.h"
 
@@ -31,6 +34,34 @@ TEST(OpenStorageTest, AnEmptyNameIsRefused) {
 TEST(OpenStorageTest, LocalNamesAreRecognised) {
   EXPECT_EQ(LocalPathOfName("/runs/a"), "/runs/a");
   EXPECT_EQ(LocalPathOfName("local:runs/a"), "runs/a");
+}
+
+// All names of a store lead to the same objects.
+TEST(OpenStorageTest, ABucketHasManyNames) {
+  const s3::S3Server server({.region = "us-east-1"});
+  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
+  const std::string host = server.endpoint().substr(7);
+  const auto first = OpenStorage("boto3:s3://bucket." + host + "/runs/a", {.create_root = true});
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(WriteAll(**first, "file", "contents").ok());
+  EXPECT_EQ(server.contents("runs/a/file"), "contents");
+  EXPECT_EQ((*first)->LocalPath(""), std::nullopt);
+  EXPECT_EQ((*first)->Describe("file"), "s3://bucket/runs/a/file");
+  const auto second = OpenStorage("s3://bucket/runs/", {.s3_endpoint = server.endpoint()});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(*ReadAll(**second, "a/file", 100), "contents");
+  setenv("AWS_ENDPOINT_URL", host.c_str(), 1);
+  const auto third = OpenStorage("s3://bucket");
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_EQ(*ReadAll(**third, "runs/a/file", 100), "contents");
+  EXPECT_EQ(LocalPathOfName("s3://bucket"), std::nullopt);
+
+  unsetenv("AWS_SECRET_ACCESS_KEY");
+  const absl::Status status = OpenStorage("s3://bucket").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.ToString().find("s3://bucket: AWS_ACCESS_KEY_ID is set"), std::string::npos)
+      << status;
 }
 
 }  // namespace

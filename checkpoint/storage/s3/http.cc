@@ -1,0 +1,207 @@
+#include "checkpoint/storage/s3/http.h"
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string_view>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+
+namespace tessera::ckpt::s3 {
+namespace {
+
+// Bodies that do not go to a sink: listings, errors and copies of them.
+constexpr size_t kMaxBodyBytes = size_t{64} << 20;
+// Between the socket and the caller's memory; libcurl's largest for receiving.
+constexpr long kBufferBytes = 512 << 10;
+
+// The state of one transfer, for libcurl's callbacks.
+struct Transfer {
+  CURL* handle;
+  const HttpRequest& request;
+  HttpResponse& response;
+  size_t sent_bytes = 0;
+};
+
+size_t SendBody(char* out, size_t size, size_t count, void* user) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const size_t left = transfer.request.body.size() - transfer.sent_bytes;
+  const size_t bytes = std::min(left, size * count);
+  if (bytes > 0) std::memcpy(out, transfer.request.body.data() + transfer.sent_bytes, bytes);
+  transfer.sent_bytes += bytes;
+  return bytes;
+}
+
+// libcurl sends a body again where a kept connection turns out to be closed.
+int SeekBody(void* user, curl_off_t offset, int origin) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  if (origin != SEEK_SET || offset < 0) return CURL_SEEKFUNC_CANTSEEK;
+  transfer.sent_bytes = std::min<size_t>(offset, transfer.request.body.size());
+  return CURL_SEEKFUNC_OK;
+}
+
+size_t ReceiveBody(char* data, size_t size, size_t count, void* user) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const size_t bytes = size * count;
+  long status = 0;
+  curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
+  HttpResponse& response = transfer.response;
+  if (status == transfer.request.sink_status && !transfer.request.sink.empty()) {
+    if (bytes > transfer.request.sink.size() - response.sink_bytes) return 0;
+    std::memcpy(transfer.request.sink.data() + response.sink_bytes, data, bytes);
+    response.sink_bytes += bytes;
+    return bytes;
+  }
+  if (bytes > kMaxBodyBytes - response.body.size()) return 0;
+  response.body.append(data, bytes);
+  return bytes;
+}
+
+size_t ReceiveHeader(char* data, size_t size, size_t count, void* user) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const std::string_view line(data, size * count);
+  if (line.starts_with("HTTP/")) {  // of the final answer: of 100 Continue before it no more
+    transfer.response.headers.clear();
+    return line.size();
+  }
+  const size_t colon = line.find(':');
+  if (colon == line.npos) return line.size();
+  const std::string name(line.substr(0, colon)), value(line.substr(colon + 1));
+  transfer.response.headers[absl::AsciiStrToLower(name)] =
+      std::string(absl::StripAsciiWhitespace(value));
+  return line.size();
+}
+
+bool MayPass(CURLcode code) {
+  switch (code) {
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_URL_MALFORMAT:
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CERTPROBLEM:
+    case CURLE_SSL_CACERT_BADFILE:
+    case CURLE_WRITE_ERROR:  // an answer that is too long
+      return false;
+    default:
+      return true;
+  }
+}
+
+void SetMethod(CURL* handle, Transfer& transfer) {
+  const HttpRequest& request = transfer.request;
+  if (request.method == "HEAD") {
+    curl_easy_setopt(handle, CURLOPT_NOBODY, 1L);
+  } else if (request.method == "PUT") {
+    curl_easy_setopt(handle, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(handle, CURLOPT_INFILESIZE_LARGE,
+                     static_cast<curl_off_t>(request.body.size()));
+  } else if (request.method == "POST") {
+    curl_easy_setopt(handle, CURLOPT_POST, 1L);
+    curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE,
+                     static_cast<curl_off_t>(request.body.size()));
+  } else if (request.method != "GET") {
+    curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  }
+}
+
+void SetCallbacks(CURL* handle, Transfer& transfer) {
+  curl_easy_setopt(handle, CURLOPT_READFUNCTION, SendBody);
+  curl_easy_setopt(handle, CURLOPT_READDATA, &transfer);
+  curl_easy_setopt(handle, CURLOPT_SEEKFUNCTION, SeekBody);
+  curl_easy_setopt(handle, CURLOPT_SEEKDATA, &transfer);
+  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, ReceiveBody);
+  curl_easy_setopt(handle, CURLOPT_WRITEDATA, &transfer);
+  curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, ReceiveHeader);
+  curl_easy_setopt(handle, CURLOPT_HEADERDATA, &transfer);
+}
+
+void SetLimits(CURL* handle, const HttpRequest& request) {
+  const auto milliseconds = [](absl::Duration duration) {
+    return static_cast<long>(std::max<int64_t>(absl::ToInt64Milliseconds(duration), 1));
+  };
+  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(request.connect_timeout));
+  curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, milliseconds(request.timeout));
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME,
+                   std::max(static_cast<long>(absl::ToInt64Seconds(request.stall_timeout)), 1L));
+  curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
+  curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kBufferBytes);
+  curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
+}
+
+curl_slist* HeaderList(const HttpRequest& request) {
+  curl_slist* list = nullptr;
+  for (const auto& [name, value] : request.headers) {
+    // libcurl leaves out a header that ends in a colon.
+    const std::string line =
+        value.empty() ? absl::StrCat(name, ";") : absl::StrCat(name, ": ", value);
+    list = curl_slist_append(list, line.c_str());
+  }
+  // A pause before each body; a type that was not signed.
+  for (const char* line : {"Expect:", "Content-Type:"}) list = curl_slist_append(list, line);
+  return list;
+}
+
+}  // namespace
+
+HttpClient::HttpClient() {
+  static std::once_flag initialized;
+  std::call_once(initialized, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+}
+
+HttpClient::~HttpClient() {
+  for (void* handle : idle_) curl_easy_cleanup(static_cast<CURL*>(handle));
+}
+
+void* HttpClient::TakeHandle() {
+  {
+    const MutexLock lock(&mutex_);
+    if (!idle_.empty()) {
+      void* const handle = idle_.back();
+      idle_.pop_back();
+      return handle;
+    }
+  }
+  return curl_easy_init();
+}
+
+void HttpClient::ReturnHandle(void* handle) {
+  curl_easy_reset(static_cast<CURL*>(handle));  // connections stay
+  const MutexLock lock(&mutex_);
+  idle_.push_back(handle);
+}
+
+absl::Status HttpClient::Perform(const HttpRequest& request, HttpResponse& response) {
+  response = HttpResponse();
+  auto* const handle = static_cast<CURL*>(TakeHandle());
+  if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a connection");
+  Transfer transfer = {handle, request, response};
+  char reason[CURL_ERROR_SIZE] = "";
+  curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, reason);
+  curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
+  curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
+  curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+  SetMethod(handle, transfer);
+  SetCallbacks(handle, transfer);
+  SetLimits(handle, request);
+  curl_slist* const headers = HeaderList(request);
+  curl_easy_setopt(handle, CURLOPT_HTTPHEADER, headers);
+  const CURLcode code = curl_easy_perform(handle);
+  long status = 0;
+  curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+  response.status = static_cast<int>(status);
+  curl_slist_free_all(headers);
+  ReturnHandle(handle);
+  if (code == CURLE_OK) return absl::OkStatus();
+  const std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+  return MayPass(code) ? absl::UnavailableError(message) : absl::FailedPreconditionError(message);
+}
+
+}  // namespace tessera::ckpt::s3

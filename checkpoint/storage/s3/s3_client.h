@@ -1,0 +1,137 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_S3_S3_CLIENT_H_
+#define TESSERA_CHECKPOINT_STORAGE_S3_S3_CLIENT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/storage/s3/http.h"
+#include "checkpoint/storage/s3/sigv4.h"
+#include "checkpoint/storage/s3/xml.h"
+
+namespace tessera::ckpt::s3 {
+
+struct ClientOptions {
+  std::string endpoint;  // "https://host" or "http://host:9000"; without a path
+  std::string bucket;
+  std::string region = "us-east-1";
+  Credentials credentials;
+  // bucket.host/key instead of host/bucket/key.
+  bool virtual_host = false;
+
+  // A request is repeated until it is answered or this has passed.
+  absl::Duration deadline = absl::Minutes(5);
+  absl::Duration connect_timeout = absl::Seconds(10);
+  absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
+  // Pauses between repetitions: random, up to a limit that doubles from the first to the second.
+  absl::Duration min_backoff = absl::Milliseconds(200);
+  absl::Duration max_backoff = absl::Seconds(10);
+};
+
+// Objects and uploads of one bucket.
+//
+// Requests that fail in a way that may pass are repeated: lost and torn connections, time-outs,
+// 408, 409, 429, 500, 502, 503, 504, and bodies that arrived damaged. A repetition of a request
+// that had succeeded without its answer arriving has the same effect: see Put() and
+// CompleteUpload().
+//
+// Errors: NotFound (no such key or upload), AlreadyExists (Put() that must not replace),
+// FailedPrecondition (no such bucket, another region, unusable endpoint), PermissionDenied (keys,
+// rights, a wrong clock), ResourceExhausted (quota, sizes), Unavailable (the rest, at the deadline
+// with the last reason). Messages say what the store answered; the caller adds operation and name.
+//
+// Thread-safe.
+class S3Client {
+ public:
+  explicit S3Client(ClientOptions options);
+
+  const ClientOptions& options() const { return options_; }
+
+  struct ObjectInfo {
+    uint64_t size_bytes = 0;
+    std::string etag;
+    std::string writer;  // see Put()
+  };
+  absl::StatusOr<ObjectInfo> Head(const std::string& key);
+
+  // Fills `out` with bytes of the object that has this etag; Unavailable where it has another one
+  // by now, DataLoss where it is too short. A transfer that breaks is continued where it broke.
+  absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
+                   std::span<std::byte> out);
+
+  // Creates or replaces an object. Where `replace` is false, an existing object is AlreadyExists,
+  // unless this very call made it: objects carry a random number of the call that wrote them.
+  absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace);
+
+  // A multipart upload. Its object exists once it is completed, with parts in order of number.
+  struct Upload {
+    std::string key;
+    std::string id;
+    std::string writer;
+    bool may_have_twins =
+        false;  // the request was repeated: an earlier one may have succeeded, too
+  };
+  absl::StatusOr<Upload> CreateUpload(const std::string& key);
+  absl::StatusOr<UploadedPart> UploadPart(const Upload& upload, int number,
+                                          std::span<const std::byte> body);
+  absl::Status CompleteUpload(const Upload& upload, const std::vector<UploadedPart>& parts);
+  // Aborts other uploads of the same key where there may be twins. Best effort.
+  void AbortTwins(const Upload& upload);
+  absl::Status AbortUpload(const std::string& key, const std::string& upload_id);
+  absl::StatusOr<std::vector<UploadsPage::Upload>> ListUploads(const std::string& prefix);
+
+  // All keys that begin with `prefix`; with `delimiter`, those with a further '/' are replaced by
+  // their part up to it. At most about `max_keys` where that is not 0.
+  absl::StatusOr<ListPage> List(const std::string& prefix, bool delimiter, int max_keys = 0);
+
+  // OK where the key does not exist.
+  absl::Status Delete(const std::string& key);
+  absl::Status DeleteAll(const std::vector<std::string>& keys);
+
+  // Calls so far, those repeated included.
+  int64_t request_count() const { return request_count_; }
+
+ private:
+  struct Request {
+    std::string method;
+    std::string key;  // empty: the bucket itself
+    std::map<std::string, std::string> query = {};
+    std::map<std::string, std::string> headers = {};
+    std::span<const std::byte> body = {};
+    std::span<std::byte> sink = {};
+    int sink_status = 206;
+    bool sign_body = false;
+    bool may_take_long = false;  // before the first byte of the answer
+  };
+
+  // Sends until the answer is neither a success nor a failure that may pass, or the deadline is
+  // over. A body with an <Error> in it is a failure whatever its status. `restart`, if it is there,
+  // is called before each repetition with the previous answer and adapts the request.
+  using Restart = std::function<void(const HttpResponse&, Request&)>;
+  absl::StatusOr<HttpResponse> Send(Request request, const Restart& restart = nullptr);
+  // One attempt.
+  absl::Status SendOnce(const Request& request, absl::Time deadline, HttpResponse& response);
+  std::string PathOf(const std::string& key) const;
+
+  const ClientOptions options_;
+  std::string scheme_, host_;
+  HttpClient http_;
+  std::atomic<int64_t> request_count_ = 0;
+};
+
+// The value of x-amz-checksum-crc32c.
+std::string ChecksumHeader(std::span<const std::byte> data);
+
+}  // namespace tessera::ckpt::s3
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_S3_S3_CLIENT_H_

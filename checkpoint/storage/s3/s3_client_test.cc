@@ -1,0 +1,257 @@
+#include "checkpoint/storage/s3/s3_client.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt::s3 {
+namespace {
+
+std::span<const std::byte> Bytes(const std::string& text) {
+  return std::as_bytes(std::span<const char>(text));
+}
+
+std::span<std::byte> Bytes(std::string& text) {
+  return std::as_writable_bytes(std::span<char>(text));
+}
+
+std::string Pattern(size_t size) {
+  std::string text(size, '\0');
+  for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 2654435761u >> 24);
+  return text;
+}
+
+class S3ClientTest : public testing::Test {
+ protected:
+  void Fail(Fault fault) { server_.AddFault(std::move(fault)); }
+  std::string ReadBack(const std::string& key) {
+    const auto info = client_.Head(key);
+    if (!info.ok()) return info.status().ToString();
+    std::string out(info->size_bytes, '\0');
+    const absl::Status read = client_.Get(key, info->etag, 0, Bytes(out));
+    return read.ok() ? out : read.ToString();
+  }
+
+  S3Server server_;
+  S3Client client_{server_.ForClient()};
+};
+
+TEST_F(S3ClientTest, ObjectsComeBack) {
+  const std::string contents = Pattern(100'000);
+  ASSERT_TRUE(client_.Put("a/b c+%", Bytes(contents), true).ok());
+  EXPECT_EQ(server_.contents("a/b c+%"), contents);
+  EXPECT_EQ(ReadBack("a/b c+%"), contents);
+  std::string part(1000, '\0');
+  ASSERT_TRUE(client_.Get("a/b c+%", "", 777, Bytes(part)).ok());
+  EXPECT_EQ(part, contents.substr(777, 1000));
+  EXPECT_EQ(client_.Head("none").status().code(), absl::StatusCode::kNotFound);
+}
+
+// Each failure that may pass, at each kind of request.
+TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
+  const std::vector<Fault> faults = {
+      {.kind = FaultKind::kRefuse, .status = 500},
+      {.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown"},
+      {.kind = FaultKind::kRefuse, .status = 502, .code = ""},
+      {.kind = FaultKind::kRefuse, .status = 409, .code = "ConditionalRequestConflict"},
+      {.kind = FaultKind::kRefuse, .status = 400, .code = "RequestTimeout"},
+      {.kind = FaultKind::kRefuse, .status = 200, .code = "InternalError"},
+      {.kind = FaultKind::kDrop},
+      {.kind = FaultKind::kLoseAnswer},
+      {.kind = FaultKind::kTear},
+      {.kind = FaultKind::kSlow},
+      {.kind = FaultKind::kDamageRequest}};
+  const std::string contents = Pattern(200'000);
+  for (Fault fault : faults) {
+    SCOPED_TRACE(testing::Message() << static_cast<int>(fault.kind) << " " << fault.status);
+    server_.ClearFaults();
+    fault.times = 2;
+    for (const char* method : {"PUT", "GET", "POST", "DELETE"}) {
+      // Only what has a body can arrive damaged.
+      if (fault.kind == FaultKind::kDamageRequest && method != std::string("PUT")) continue;
+      fault.method = method;
+      Fail(fault);
+    }
+    ASSERT_TRUE(client_.Put("key", Bytes(contents), true).ok());
+    EXPECT_EQ(ReadBack("key"), contents);
+    auto upload = client_.CreateUpload("parts");
+    ASSERT_TRUE(upload.ok()) << upload.status();
+    const auto part = client_.UploadPart(*upload, 1, Bytes(contents));
+    ASSERT_TRUE(part.ok()) << part.status();
+    ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+    EXPECT_EQ(ReadBack("parts"), contents);
+    EXPECT_EQ(client_.List("", false)->objects.size(), 2);
+    ASSERT_TRUE(client_.Delete("key").ok());
+    ASSERT_TRUE(client_.Delete("parts").ok());
+    EXPECT_TRUE(server_.keys().empty());
+    EXPECT_GE(server_.fault_count(), 2);
+  }
+}
+
+TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
+  Fail({.kind = FaultKind::kRefuse, .status = 403, .code = "AccessDenied"});
+  EXPECT_EQ(client_.List("", false).status().code(), absl::StatusCode::kPermissionDenied);
+  Fail({.kind = FaultKind::kRefuse, .status = 400, .code = "EntityTooLarge"});
+  EXPECT_EQ(client_.Put("a", {}, true).code(), absl::StatusCode::kResourceExhausted);
+  Fail({.kind = FaultKind::kRefuse, .status = 501, .code = "NotImplemented"});
+  EXPECT_EQ(client_.Delete("a").code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(client_.request_count(), 3);
+}
+
+TEST_F(S3ClientTest, ThereIsADeadline) {
+  Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
+  ClientOptions options = server_.ForClient();
+  options.deadline = absl::Milliseconds(100);
+  S3Client client(options);
+  const absl::Status status = client.Put("a", {}, true);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  for (const char* part : {"503 SlowDown", "attempts", "http://127.0.0.1"}) {
+    EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
+  }
+  EXPECT_GT(client.request_count(), 1);
+}
+
+TEST_F(S3ClientTest, AStalledAnswerIsAbandoned) {
+  server_.PutObject("key", "contents");
+  Fail({.kind = FaultKind::kStall, .method = "GET"});
+  std::string out(8, '\0');
+  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  EXPECT_EQ(out, "contents");
+  EXPECT_EQ(server_.fault_count(), 1);
+}
+
+TEST_F(S3ClientTest, ATornAnswerIsContinuedWhereItBroke) {
+  const std::string contents = Pattern(1'000'000);
+  server_.PutObject("key", contents);
+  Fail({.kind = FaultKind::kTear, .method = "GET", .times = 3});
+  std::string out(contents.size(), '\0');
+  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  EXPECT_EQ(out, contents);
+  EXPECT_EQ(client_.request_count(), 4);
+}
+
+TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
+  ASSERT_TRUE(client_.Put("key", Bytes("first"), false).ok());
+  EXPECT_EQ(client_.Put("key", Bytes("first"), false).code(), absl::StatusCode::kAlreadyExists)
+      << "not even by the same bytes of another call";
+  EXPECT_EQ(server_.contents("key"), "first");
+}
+
+TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(client_.Put("key", Bytes("mine"), false).ok());
+  EXPECT_EQ(server_.fault_count(), 1);
+  // The answer is lost and, before the request is repeated, another program's object is there.
+  Fail({.kind = FaultKind::kDrop, .method = "PUT", .key_part = "other"});
+  server_.PutObject("other", "theirs");
+  EXPECT_EQ(client_.Put("other", Bytes("mine"), false).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(server_.contents("other"), "theirs");
+}
+
+TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
+  const auto upload = client_.CreateUpload("key");
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  const auto part = client_.UploadPart(*upload, 1, Bytes("contents"));
+  ASSERT_TRUE(part.ok()) << part.status();
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
+  EXPECT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+  EXPECT_EQ(server_.contents("key"), "contents");
+  EXPECT_EQ(server_.fault_count(), 1);
+  // One that another program has removed is not.
+  const auto removed = client_.CreateUpload("key");
+  ASSERT_TRUE(client_.AbortUpload("key", removed->id).ok());
+  EXPECT_EQ(client_.CompleteUpload(*removed, {*part}).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(S3ClientTest, AnUploadThatWasCreatedTwiceLeavesNothing) {
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
+  const auto upload = client_.CreateUpload("key");
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  const auto other = client_.CreateUpload("key/below");
+  EXPECT_EQ(server_.upload_count(), 3);
+  client_.AbortTwins(*upload);
+  client_.AbortTwins(*other);
+  EXPECT_EQ(server_.upload_count(), 2);
+  ASSERT_TRUE(client_.AbortUpload("key", upload->id).ok());
+  EXPECT_EQ(server_.upload_count(), 1);
+}
+
+TEST_F(S3ClientTest, BytesThatAreStoredDamagedAreSentAgain) {
+  Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
+  ASSERT_TRUE(client_.Put("key", Bytes("contents"), false).ok());
+  EXPECT_EQ(server_.contents("key"), "contents");
+  const auto upload = client_.CreateUpload("parts");
+  Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
+  const auto part = client_.UploadPart(*upload, 1, Bytes("part"));
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
+  EXPECT_EQ(server_.contents("parts"), "part");
+}
+
+TEST_F(S3ClientTest, AReplacedObjectIsNotMixedWithTheOldOne) {
+  server_.PutObject("key", "old");
+  const auto info = client_.Head("key");
+  server_.PutObject("key", "new");
+  std::string out(3, '\0');
+  const absl::Status status = client_.Get("key", info->etag, 0, Bytes(out));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(status.ToString().find("replaced"), std::string::npos);
+}
+
+TEST_F(S3ClientTest, ReadsPastTheEndAreErrors) {
+  server_.PutObject("key", "12345");
+  std::string out(3, '\0');
+  EXPECT_EQ(client_.Get("key", "", 5, Bytes(out)).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(client_.Get("key", "", 4, Bytes(out)).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(S3ClientPagesTest, ListsHaveManyPages) {
+  S3Server server({.max_keys = 3});
+  S3Client client(server.ForClient());
+  for (int i = 0; i < 20; ++i) {
+    server.PutObject("a/" + std::to_string(i / 2) + "/" + std::to_string(i), "x");
+    ASSERT_TRUE(client.CreateUpload("b/" + std::to_string(i)).ok());
+  }
+  EXPECT_EQ(client.List("a/", false)->objects.size(), 20);
+  EXPECT_EQ(client.List("a/", true)->prefixes.size(), 10);
+  EXPECT_EQ(client.List("a/", false, 1)->objects.size(), 1);
+  EXPECT_EQ(client.ListUploads("b/")->size(), 20);
+  EXPECT_EQ(client.ListUploads("b/1")->size(), 11);
+}
+
+TEST(S3ClientPagesTest, ManyObjectsAreDeletedInBatches) {
+  S3Server server;
+  S3Client client(server.ForClient());
+  std::vector<std::string> keys;
+  for (int i = 0; i < 2001; ++i) {
+    keys.push_back("k/" + std::to_string(i) + "<&>");
+    server.PutObject(keys.back(), "");
+  }
+  ASSERT_TRUE(client.DeleteAll(keys).ok());
+  EXPECT_TRUE(server.keys().empty());
+  EXPECT_EQ(client.request_count(), 3);
+}
+
+// The server is not S3, or what stands before it.
+TEST(S3ClientAnswersTest, AnyAnswerIsAnErrorAndNothingWorse) {
+  for (const std::string body :
+       {"", "<html>", "<ListBucketResult", "<ListBucketResult><Contents><Size>x</Size></Contents>",
+        "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"}) {
+    HttpServer server([&](HttpMessage&) {
+      auto text = std::make_shared<std::string>(body);
+      return HttpReply{.headers = {}, .body = {{text, 0, text->size()}}};
+    });
+    S3Client client({.endpoint = server.url(), .bucket = "b"});
+    EXPECT_EQ(client.List("", false).status().code(), absl::StatusCode::kUnavailable) << body;
+    EXPECT_FALSE(client.CreateUpload("a").ok()) << body;
+    EXPECT_FALSE(client.ListUploads("a").ok()) << body;
+    std::string out(4, '\0');
+    EXPECT_FALSE(client.Get("a", "", 0, Bytes(out)).ok()) << body;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::s3

@@ -1,0 +1,350 @@
+#include "checkpoint/storage/s3/s3_storage.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "checkpoint/storage/s3/s3_file.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/storage/storage_conformance.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using s3::Fault;
+using s3::FaultKind;
+using s3::S3Server;
+using s3::S3ServerOptions;
+
+constexpr StorageTraits kObjectStore = {.has_directories = false,
+                                        .files_change_after_sync = false,
+                                        .readers_keep_replaced_files = false};
+
+StorageFixture OnServer(std::string name, S3ServerOptions options, std::string prefix,
+                        std::vector<Fault> faults = {}) {
+  struct Owner {
+    explicit Owner(const S3ServerOptions& options) : server(options) {}
+    S3Server server;
+    std::unique_ptr<Storage> storage;
+  };
+  const auto make = [options, prefix, faults]() -> std::shared_ptr<Storage> {
+    auto owner = std::make_shared<Owner>(options);
+    auto storage =
+        OpenS3Storage({.client = owner->server.ForClient(), .prefix = prefix, .create_root = true});
+    EXPECT_TRUE(storage.ok()) << storage.status();
+    if (!storage.ok()) return nullptr;
+    owner->storage = *std::move(storage);
+    for (const Fault& fault : faults) owner->server.AddFault(fault);
+    return {owner, owner->storage.get()};
+  };
+  return {.name = std::move(name), .make = make, .traits = kObjectStore};
+}
+
+// Failures that pass, of every kind, at requests of every kind.
+std::vector<Fault> Storm() {
+  constexpr int kAlways = 1 << 30;
+  return {{.kind = FaultKind::kRefuse,
+           .status = 503,
+           .code = "SlowDown",
+           .period = 7,
+           .times = kAlways},
+          {.kind = FaultKind::kRefuse, .status = 500, .period = 11, .times = kAlways},
+          {.kind = FaultKind::kDrop, .period = 13, .times = kAlways},
+          {.kind = FaultKind::kLoseAnswer, .period = 17, .times = kAlways},
+          {.kind = FaultKind::kTear, .period = 19, .times = kAlways},
+          {.kind = FaultKind::kDamageRequest, .method = "PUT", .period = 5, .times = kAlways}};
+}
+
+INSTANTIATE_TEST_SUITE_P(S3, StorageConformance,
+                         testing::Values(OnServer("S3", {}, "runs/a"),
+                                         OnServer("S3WholeBucketSmallPages", {.max_keys = 2}, ""),
+                                         OnServer("S3Stormy", {}, "runs/a", Storm())),
+                         StorageFixtureName);
+
+std::span<const std::byte> Bytes(const std::string& text) {
+  return std::as_bytes(std::span<const char>(text));
+}
+
+std::string Pattern(size_t size) {
+  std::string text(size, '\0');
+  for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 0x9E3779B97F4A7C15u >> 56);
+  return text;
+}
+
+class S3StorageTest : public testing::Test {
+ protected:
+  S3StorageTest() { Open({}); }
+
+  // Part sizes as small as S3 allows.
+  void Open(S3StorageOptions options) {
+    options.client = server_.ForClient();
+    options.prefix = "run";
+    options.part_bytes = s3::kMinPartBytes;
+    auto storage = OpenS3Storage(options);
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    storage_ = *std::move(storage);
+  }
+
+  int CountRequests(const std::string& beginning) const {
+    int count = 0;
+    for (const std::string& request : server_.requests()) count += request.starts_with(beginning);
+    return count;
+  }
+
+  S3Server server_;
+  std::unique_ptr<Storage> storage_;
+};
+
+// Four threads write and read pieces in any order.
+TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
+  constexpr size_t kPiece = (size_t{1} << 20) + 13;
+  constexpr int kPieces = 22, kStep = 7;  // in the order 0, 7, 14, 21, 6, ...
+  const std::string contents = Pattern(kPiece * kPieces - 5);
+  auto file = storage_->Create("file", contents.size());
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto in_threads = [&](const auto& piece) {
+    std::atomic<int> next = 0, failures = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        for (int i = next++; i < kPieces; i = next++) {
+          const size_t offset = i * kStep % kPieces * kPiece;
+          failures += !piece(offset, std::min(kPiece, contents.size() - offset)).ok();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return failures.load();
+  };
+  EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
+              return (*file)->WriteAt(offset, Bytes(contents).subspan(offset, size));
+            }),
+            0);
+  EXPECT_TRUE(server_.keys().empty()) << "it does not exist before it is complete";
+  ASSERT_TRUE((*file)->Sync().ok());
+  EXPECT_TRUE(server_.contents("run/file") == contents);
+  ASSERT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(CountRequests("PUT run/file?partNumber="), 5);
+  const auto reader = storage_->Open("file");
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string found(contents.size(), '\0');
+  EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
+              return (*reader)->ReadAt(
+                  offset, std::as_writable_bytes(std::span(found)).subspan(offset, size));
+            }),
+            0);
+  EXPECT_TRUE(found == contents);
+}
+
+TEST_F(S3StorageTest, AWriteOfWholePartsAndGapsIsPutTogether) {
+  const std::string contents = Pattern(2 * s3::kMinPartBytes);
+  auto file = storage_->Create("file", 0);
+  ASSERT_TRUE(file.ok()) << file.status();
+  // Parts 1 and 2 at once; nothing of part 0; parts 3 and 4 up to a byte in the middle.
+  ASSERT_TRUE((*file)->WriteAt(s3::kMinPartBytes, Bytes(contents)).ok());
+  ASSERT_TRUE((*file)->WriteAt(4 * s3::kMinPartBytes + 99, Bytes("x")).ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  std::string expected(4 * s3::kMinPartBytes + 100, '\0');
+  expected.replace(s3::kMinPartBytes, contents.size(), contents).back() = 'x';
+  EXPECT_TRUE(server_.contents("run/file") == expected);
+}
+
+TEST_F(S3StorageTest, ASmallFileIsOneRequest) {
+  ASSERT_TRUE(WriteAll(*storage_, "d/file", "contents").ok());
+  EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
+}
+
+TEST_F(S3StorageTest, AFileThatIsNotClosedLeavesNothing) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  {
+    auto file = storage_->Create("file", 0);
+    ASSERT_TRUE((*file)->WriteAt(0, Bytes(part)).ok());
+    EXPECT_EQ(server_.upload_count(), 1);
+  }
+  EXPECT_EQ(server_.upload_count(), 0);
+  EXPECT_TRUE(server_.keys().empty());
+}
+
+TEST_F(S3StorageTest, AFailedFileLeavesNothing) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  server_.AddFault({.kind = FaultKind::kRefuse,
+                    .status = 403,
+                    .code = "AccessDenied",
+                    .query = "partNumber",
+                    .skip = 1});
+  {
+    auto file = storage_->Create("file", 0);
+    ASSERT_TRUE((*file)->WriteAt(0, Bytes(part)).ok());
+    const absl::Status failed = (*file)->WriteAt(part.size(), Bytes(part));
+    EXPECT_EQ(failed.code(), absl::StatusCode::kPermissionDenied) << failed;
+    EXPECT_EQ((*file)->Sync().code(), absl::StatusCode::kPermissionDenied) << "errors are final";
+    EXPECT_EQ((*file)->Close().code(), absl::StatusCode::kPermissionDenied);
+  }
+  EXPECT_EQ(server_.upload_count(), 0);
+  EXPECT_TRUE(server_.keys().empty());
+}
+
+TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
+  Open({.max_buffered_bytes = 3000});
+  auto file = storage_->Create("file", 0);
+  const std::string piece(1000, 'x');
+  for (uint64_t part = 0; part < 3; ++part) {
+    ASSERT_TRUE((*file)->WriteAt(part * s3::kMinPartBytes, Bytes(piece)).ok());
+  }
+  const absl::Status status = (*file)->WriteAt(3 * s3::kMinPartBytes, Bytes(piece));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  file->reset();
+  ASSERT_TRUE(WriteAll(*storage_, "file", piece + piece).ok()) << "what it held is free again";
+}
+
+TEST_F(S3StorageTest, DeletingATreeAbortsItsUploads) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
+  ASSERT_TRUE((*inside)->WriteAt(0, Bytes(part)).ok());
+  ASSERT_TRUE((*beside)->WriteAt(0, Bytes(part)).ok());
+  ASSERT_TRUE(storage_->DeleteTree("step").ok());
+  EXPECT_EQ(server_.upload_count(), 1);
+  EXPECT_EQ(storage_->DeleteTree("step").code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE((*inside)->Close().ok()) << "its writer notices";
+  ASSERT_TRUE((*beside)->Close().ok());
+  EXPECT_EQ(server_.keys(), std::vector<std::string>({"run/steps/file"}));
+}
+
+TEST_F(S3StorageTest, MakingADirectoryAbortsUploadsInIt) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
+  ASSERT_TRUE((*inside)->WriteAt(0, Bytes(part)).ok());
+  ASSERT_TRUE((*beside)->WriteAt(0, Bytes(part)).ok());
+  ASSERT_TRUE(storage_->MakeDirectory("").ok());
+  EXPECT_EQ(server_.upload_count(), 2);
+  ASSERT_TRUE(storage_->MakeDirectory("step").ok());
+  EXPECT_EQ(server_.upload_count(), 1);
+  EXPECT_FALSE((*inside)->Close().ok());
+}
+
+TEST_F(S3StorageTest, PublishingIsOneConditionalRequest) {
+  ASSERT_TRUE(storage_->Publish("d/file", "first", nullptr).ok());
+  EXPECT_EQ(server_.requests(), std::vector<std::string>({"PUT run/d/file"}));
+  server_.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(storage_->Publish("d/other", "x", nullptr).ok()) << "it is this call's own";
+  const absl::Status second = storage_->Publish("d/file", "second", nullptr);
+  EXPECT_EQ(second.code(), absl::StatusCode::kAlreadyExists) << second;
+  EXPECT_EQ(server_.contents("run/d/file"), "first");
+}
+
+TEST_F(S3StorageTest, AbandonedUploadsAreRemovedWhenTheStorageIsOpened) {
+  const std::string part = Pattern(s3::kMinPartBytes);
+  auto old = storage_->Create("old", 0);
+  ASSERT_TRUE((*old)->WriteAt(0, Bytes(part)).ok());
+  server_.AgeUploads(absl::Hours(25));
+  auto recent = storage_->Create("recent", 0);
+  ASSERT_TRUE((*recent)->WriteAt(0, Bytes(part)).ok());
+  ASSERT_TRUE(
+      OpenS3Storage({.client = server_.ForClient(), .prefix = "run", .create_root = true}).ok());
+  EXPECT_EQ(server_.upload_count(), 1);
+  EXPECT_TRUE((*recent)->Close().ok());
+}
+
+TEST_F(S3StorageTest, PartsGrowWithTheFile) {
+  EXPECT_EQ(s3::ChoosePartBytes(1, 0), s3::kMinPartBytes);
+  EXPECT_EQ(s3::ChoosePartBytes(8 << 20, 1 << 30), 8 << 20);
+  for (const uint64_t size : {uint64_t{100} << 30, uint64_t{1} << 40, s3::kMaxObjectBytes}) {
+    const uint64_t part_bytes = s3::ChoosePartBytes(8 << 20, size);
+    EXPECT_LE((size + part_bytes - 1) / part_bytes, s3::kMaxParts) << size;
+    EXPECT_LE(part_bytes, (size / s3::kMaxParts) + (uint64_t{2} << 20)) << size;
+  }
+}
+
+// What is wrong is said in a sentence when a storage is opened for writing.
+struct PingCase {
+  const char* name;
+  S3ServerOptions server;
+  void (*change)(s3::ClientOptions& options);
+  absl::StatusCode code;
+  const char* message;
+};
+
+class S3PingTest : public testing::TestWithParam<PingCase> {};
+
+TEST_P(S3PingTest, SaysWhatIsWrong) {
+  const PingCase& ping = GetParam();
+  S3Server server(ping.server);
+  S3StorageOptions options = {.client = server.ForClient(), .prefix = "run", .create_root = true};
+  options.ping_deadline = absl::Milliseconds(500);
+  ping.change(options.client);
+  const absl::Time start = absl::Now();
+  const auto storage = OpenS3Storage(options);
+  EXPECT_EQ(storage.status().code(), ping.code) << storage.status();
+  EXPECT_NE(storage.status().ToString().find(ping.message), std::string::npos) << storage.status();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+}
+
+void Unchanged(s3::ClientOptions& /*options*/) {}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, S3PingTest,
+    testing::Values(PingCase{"NoBucket",
+                             {},
+                             [](s3::ClientOptions& o) { o.bucket = "other"; },
+                             absl::StatusCode::kFailedPrecondition,
+                             "there is no bucket other"},
+                    PingCase{"NoKey",
+                             {},
+                             [](s3::ClientOptions& o) { o.credentials.access_key_id = "NOKEY"; },
+                             absl::StatusCode::kPermissionDenied,
+                             "there is no access key NOKEY"},
+                    PingCase{"WrongSecret",
+                             {},
+                             [](s3::ClientOptions& o) { o.credentials.secret_access_key = "x"; },
+                             absl::StatusCode::kPermissionDenied,
+                             "the secret key does not belong to"},
+                    PingCase{"WrongRegion",
+                             {},
+                             [](s3::ClientOptions& o) { o.region = "us-east-1"; },
+                             absl::StatusCode::kFailedPrecondition,
+                             "is in the region eu-test-1"},
+                    PingCase{"WrongClock",
+                             {.clock_offset = absl::Minutes(-20)},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "this machine's clock is wrong"},
+                    PingCase{"NotListable",
+                             {.denied_method = "GET"},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "cannot list what is in s3://bucket/run"},
+                    PingCase{"NotWritable",
+                             {.denied_method = "PUT"},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "cannot write to s3://bucket/run"},
+                    PingCase{"NotDeletable",
+                             {.denied_method = "DELETE"},
+                             Unchanged,
+                             absl::StatusCode::kPermissionDenied,
+                             "cannot delete from s3://bucket/run"},
+                    PingCase{"NoConditions",
+                             {.ignores_conditions = true},
+                             Unchanged,
+                             absl::StatusCode::kFailedPrecondition,
+                             "although If-None-Match forbids it"},
+                    PingCase{"NoServer",
+                             {},
+                             [](s3::ClientOptions& o) { o.endpoint = "http://127.0.0.1:1"; },
+                             absl::StatusCode::kUnavailable,
+                             "http://127.0.0.1:1"},
+                    PingCase{"NoTls",
+                             {},
+                             [](s3::ClientOptions& o) { o.endpoint.replace(0, 4, "https"); },
+                             absl::StatusCode::kUnavailable,
+                             "https://127.0.0.1"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace tessera::ckpt

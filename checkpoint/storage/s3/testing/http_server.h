@@ -1,0 +1,79 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_S3_TESTING_HTTP_SERVER_H_
+#define TESSERA_CHECKPOINT_STORAGE_S3_TESTING_HTTP_SERVER_H_
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+
+namespace tessera::ckpt::s3 {
+
+// A request as it arrived.
+struct HttpMessage {
+  std::string method;
+  std::string path;                            // as sent: percent-encoded
+  std::map<std::string, std::string> query;    // decoded
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::shared_ptr<std::string> body;
+};
+
+// A part of a body, without a copy of the bytes.
+struct BodyPiece {
+  std::shared_ptr<const std::string> bytes;
+  size_t offset = 0;
+  size_t size = 0;
+};
+
+// An answer, and how it is sent.
+struct HttpReply {
+  int status = 200;
+  std::map<std::string, std::string> headers;
+  std::vector<BodyPiece> body;
+
+  bool drop = false;   // the connection is closed instead
+  bool tear = false;   // it is closed after half of the body
+  bool stall = false;  // nothing is sent until the server stops
+  bool slow = false;   // in small pieces
+};
+
+// A small HTTP/1.1 server on a free port of 127.0.0.1: connections are kept, bodies have a length.
+// Each connection has a thread, which calls the handler.
+class HttpServer {
+ public:
+  using Handler = std::function<HttpReply(HttpMessage&)>;
+
+  explicit HttpServer(Handler handler);
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+  ~HttpServer();
+
+  int port() const { return port_; }
+  // "http://127.0.0.1:12345"
+  std::string url() const;
+
+ private:
+  void Accept();
+  void Serve(int fd);
+  bool Send(int fd, const HttpMessage& request, const HttpReply& reply);
+  void WaitForStop();
+
+  const Handler handler_;
+  int listener_ = -1;
+  int port_ = 0;
+  std::thread acceptor_;
+  Mutex mutex_;
+  CondVar stopped_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<int> connections_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::ckpt::s3
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_S3_TESTING_HTTP_SERVER_H_

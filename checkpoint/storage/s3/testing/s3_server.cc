@@ -1,0 +1,487 @@
+#include "checkpoint/storage/s3/testing/s3_server.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <pugixml.hpp>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+
+namespace tessera::ckpt::s3 {
+namespace {
+
+constexpr char kChecksum[] = "x-amz-checksum-crc32c";
+constexpr std::string_view kMetadata = "x-amz-meta-";
+
+std::string ChecksumOf(const std::string& bytes) {
+  return ChecksumHeader(std::as_bytes(std::span<const char>(bytes)));
+}
+
+std::string Header(const HttpMessage& request, const std::string& name) {
+  const auto found = request.headers.find(name);
+  return found == request.headers.end() ? "" : found->second;
+}
+
+std::string Parameter(const HttpMessage& request, const std::string& name) {
+  const auto found = request.query.find(name);
+  return found == request.query.end() ? "" : found->second;
+}
+
+HttpReply Xml(std::string body) {
+  HttpReply reply;
+  reply.headers["content-type"] = "application/xml";
+  auto text = std::make_shared<std::string>(
+      absl::StrCat("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n", body));
+  const size_t size = text->size();
+  reply.body = {{std::move(text), 0, size}};
+  return reply;
+}
+
+HttpReply Error(int status, const std::string& code) {
+  HttpReply reply = Xml(
+      absl::StrCat("<Error><Code>", code, "</Code><Message>about ", code, "</Message></Error>"));
+  reply.status = status;
+  return reply;
+}
+
+HttpReply Empty(int status) {
+  HttpReply reply;
+  reply.status = status;
+  return reply;
+}
+
+std::string DecodePath(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%' && i + 2 < text.size()) {
+      decoded += absl::HexStringToBytes(std::string(text.substr(i + 1, 2)));
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
+// Bytes [begin, end) of the chunks.
+std::vector<BodyPiece> Pieces(const std::vector<std::shared_ptr<const std::string>>& chunks,
+                              uint64_t begin, uint64_t end) {
+  std::vector<BodyPiece> pieces;
+  uint64_t at = 0;
+  for (const auto& chunk : chunks) {
+    const uint64_t from = std::max(begin, at), to = std::min<uint64_t>(end, at + chunk->size());
+    if (from < to) pieces.push_back({chunk, from - at, to - from});
+    at += chunk->size();
+  }
+  return pieces;
+}
+
+void FlipBit(std::string& bytes) {
+  if (!bytes.empty()) bytes[bytes.size() / 2] ^= 4;
+}
+
+std::map<std::string, std::string> MetadataOf(const HttpMessage& request) {
+  std::map<std::string, std::string> metadata;
+  for (const auto& [name, value] : request.headers) {
+    if (name.starts_with(kMetadata)) metadata[name] = value;
+  }
+  return metadata;
+}
+
+// The signature in the Authorization header, and the one that it should be.
+std::pair<std::string, std::string> Signatures(const HttpMessage& request,
+                                               const Credentials& credentials,
+                                               const std::string& region) {
+  std::map<std::string, std::string> fields;
+  const std::string header = Header(request, "authorization");
+  const std::vector<std::string> pairs =
+      absl::StrSplit(header.substr(header.find(' ') + 1), absl::ByAnyChar(", "), absl::SkipEmpty());
+  for (const std::string& pair : pairs) {
+    const size_t equals = std::min(pair.find('='), pair.size() - 1);
+    fields[pair.substr(0, equals)] = pair.substr(equals + 1);
+  }
+  SignedParts parts = {
+      request.method, request.path, request.query, {}, Header(request, "x-amz-content-sha256")};
+  bool names_host = false;
+  const std::vector<std::string> names = absl::StrSplit(fields["SignedHeaders"], ';');
+  for (const std::string& name : names) {
+    parts.headers[name] = Header(request, name);
+    names_host = names_host || name == "host";
+  }
+  if (!names_host) return {fields["Signature"], "the host is not signed"};
+  return {fields["Signature"], Sign(parts, credentials, region, Header(request, "x-amz-date"))};
+}
+
+}  // namespace
+
+S3Server::S3Server(S3ServerOptions options)
+    : options_(std::move(options)),
+      http_([this](HttpMessage& request) { return Handle(request); }) {}
+
+S3Server::~S3Server() = default;
+
+ClientOptions S3Server::ForClient() const {
+  return {.endpoint = endpoint(),
+          .bucket = options_.bucket,
+          .region = options_.region,
+          .credentials = options_.credentials,
+          .deadline = absl::Seconds(20),
+          .stall_timeout = absl::Seconds(1),
+          .min_backoff = absl::Milliseconds(1),
+          .max_backoff = absl::Milliseconds(20)};
+}
+
+void S3Server::AddFault(Fault fault) {
+  const MutexLock lock(&mutex_);
+  faults_.push_back(std::move(fault));
+}
+
+int S3Server::fault_count() const {
+  const MutexLock lock(&mutex_);
+  return fault_count_;
+}
+
+void S3Server::ClearFaults() {
+  const MutexLock lock(&mutex_);
+  faults_.clear();
+  fault_count_ = 0;
+}
+
+std::vector<std::string> S3Server::keys() const {
+  const MutexLock lock(&mutex_);
+  std::vector<std::string> keys;
+  for (const auto& [key, object] : objects_) keys.push_back(key);
+  return keys;
+}
+
+std::string S3Server::contents(const std::string& key) const {
+  const MutexLock lock(&mutex_);
+  const auto found = objects_.find(key);
+  if (found == objects_.end()) return "(no such object)";
+  std::string contents;
+  for (const auto& chunk : found->second.chunks) contents += *chunk;
+  return contents;
+}
+
+void S3Server::PutObject(const std::string& key, std::string contents) {
+  const MutexLock lock(&mutex_);
+  objects_[key] = MakeObject({std::make_shared<std::string>(std::move(contents))});
+}
+
+size_t S3Server::upload_count() const {
+  const MutexLock lock(&mutex_);
+  return uploads_.size();
+}
+
+void S3Server::AgeUploads(absl::Duration age) {
+  const MutexLock lock(&mutex_);
+  for (auto& [id, upload] : uploads_) upload.initiated -= age;
+}
+
+std::vector<std::string> S3Server::requests() const {
+  const MutexLock lock(&mutex_);
+  return requests_;
+}
+
+S3Server::Object S3Server::MakeObject(std::vector<std::shared_ptr<const std::string>> chunks) {
+  Object object = {.etag = absl::StrCat("\"", ++last_id_, "\"")};
+  for (const auto& chunk : chunks) object.size_bytes += chunk->size();
+  object.chunks = std::move(chunks);
+  return object;
+}
+
+const Fault* S3Server::FindFault(const HttpMessage& request, const std::string& key) {
+  for (Fault& fault : faults_) {
+    if (fault.times == 0 || (!fault.method.empty() && fault.method != request.method)) continue;
+    if (!absl::StrContains(key, fault.key_part)) continue;
+    if (!fault.query.empty() && request.query.count(fault.query) == 0) continue;
+    if (fault.skip-- > 0) continue;
+    fault.skip = fault.period - 1;
+    --fault.times;
+    ++fault_count_;
+    current_fault_ = fault;
+    return &current_fault_;
+  }
+  return nullptr;
+}
+
+HttpReply S3Server::Handle(HttpMessage& request) {
+  const std::string bucket = absl::StrCat("/", options_.bucket, "/");
+  const bool has_bucket = request.path.starts_with(bucket);
+  const std::string key = has_bucket ? DecodePath(request.path.substr(bucket.size())) : "";
+  const HttpReply checked = Check(request);
+  const MutexLock lock(&mutex_);
+  requests_.push_back(absl::StrCat(request.method, " ", key, request.query.empty() ? "" : "?",
+                                   EncodeQuery(request.query)));
+  const Fault* fault = FindFault(request, key);
+  HttpReply reply;
+  if (fault != nullptr && (fault->kind == FaultKind::kDrop || fault->kind == FaultKind::kStall)) {
+    reply.drop = fault->kind == FaultKind::kDrop;
+    reply.stall = fault->kind == FaultKind::kStall;
+    return reply;
+  }
+  if (fault != nullptr && fault->kind == FaultKind::kDamageRequest) {
+    FlipBit(*request.body);
+    reply = Check(request);
+  } else if (fault != nullptr && fault->kind == FaultKind::kRefuse) {
+    reply = Error(fault->status, fault->code);
+  } else {
+    reply = checked;
+  }
+  if (reply.status == 200 && !has_bucket) reply = Error(404, "NoSuchBucket");
+  if (reply.status == 200) {
+    if (fault != nullptr && fault->kind == FaultKind::kDamageStored) FlipBit(*request.body);
+    reply = Dispatch(request, key);
+  }
+  reply.headers["date"] = absl::FormatTime(
+      "%a, %d %b %Y %H:%M:%S GMT", absl::Now() + options_.clock_offset, absl::UTCTimeZone());
+  if (fault != nullptr) {
+    reply.drop = fault->kind == FaultKind::kLoseAnswer;
+    reply.tear = fault->kind == FaultKind::kTear;
+    reply.slow = fault->kind == FaultKind::kSlow;
+  }
+  return reply;
+}
+
+// Status 200 for a request that is signed and whole.
+HttpReply S3Server::Check(const HttpMessage& request) const {
+  if (!options_.denied_method.empty() && request.method == options_.denied_method) {
+    return Error(403, "AccessDenied");
+  }
+  if (!options_.verify) return Empty(200);
+  absl::Time date;
+  std::string ignored;
+  if (!absl::ParseTime("%E4Y%m%dT%H%M%SZ", Header(request, "x-amz-date"), &date, &ignored)) {
+    return Error(403, "AccessDenied");
+  }
+  if (absl::AbsDuration(absl::Now() + options_.clock_offset - date) > absl::Minutes(15)) {
+    return Error(403, "RequestTimeTooSkewed");
+  }
+  const std::string authorization = Header(request, "authorization");
+  if (!absl::StrContains(authorization,
+                         absl::StrCat("Credential=", options_.credentials.access_key_id, "/"))) {
+    return Error(403, "InvalidAccessKeyId");
+  }
+  if (!absl::StrContains(authorization, absl::StrCat("/", options_.region, "/s3/"))) {
+    HttpReply reply = Error(400, "AuthorizationHeaderMalformed");
+    reply.headers["x-amz-bucket-region"] = options_.region;
+    return reply;
+  }
+  const auto [signature, expected] = Signatures(request, options_.credentials, options_.region);
+  if (signature != expected) return Error(403, "SignatureDoesNotMatch");
+  const std::string hash = Header(request, "x-amz-content-sha256");
+  if (hash != kUnsignedPayload && hash != HexSha256(*request.body)) {
+    return Error(400, "XAmzContentSHA256Mismatch");
+  }
+  const std::string checksum = Header(request, kChecksum);
+  if (!checksum.empty() && checksum != ChecksumOf(*request.body)) return Error(400, "BadDigest");
+  // Without a checksum, a body that is not signed is not protected.
+  if (checksum.empty() && hash == kUnsignedPayload) return Error(400, "MissingChecksum");
+  return Empty(200);
+}
+
+HttpReply S3Server::Dispatch(const HttpMessage& request, const std::string& key) {
+  const auto has = [&](const char* name) { return request.query.count(name) > 0; };
+  if (key.empty()) {
+    if (request.method == "GET" && has("uploads")) return ListUploads(request);
+    if (request.method == "GET" && has("list-type")) return List(request);
+    if (request.method == "POST" && has("delete")) return DeleteMany(request);
+  } else if (request.method == "GET" || request.method == "HEAD") {
+    return Get(request, key);
+  } else if (request.method == "PUT") {
+    if (has("uploadId")) return PutPart(request);
+    return Put(request, key);
+  } else if (request.method == "POST") {
+    return has("uploads") ? CreateUpload(request, key) : CompleteUpload(request);
+  } else if (request.method == "DELETE") {
+    if (has("uploadId")) {
+      return uploads_.erase(Parameter(request, "uploadId")) > 0 ? Empty(204)
+                                                                : Error(404, "NoSuchUpload");
+    }
+    objects_.erase(key);
+    return Empty(204);
+  }
+  return Error(405, "MethodNotAllowed");
+}
+
+HttpReply S3Server::Get(const HttpMessage& request, const std::string& key) {
+  const auto found = objects_.find(key);
+  if (found == objects_.end()) return Error(404, "NoSuchKey");
+  const Object& object = found->second;
+  const std::string match = Header(request, "if-match");
+  if (!match.empty() && match != object.etag) return Error(412, "PreconditionFailed");
+  HttpReply reply;
+  reply.headers = object.metadata;
+  reply.headers["etag"] = object.etag;
+  const uint64_t size = object.size_bytes;
+  if (request.method == "HEAD") {
+    reply.headers["content-length"] = absl::StrCat(size);
+    return reply;
+  }
+  const std::string range = Header(request, "range");
+  if (!range.starts_with("bytes=")) {
+    reply.body = Pieces(object.chunks, 0, size);
+    return reply;
+  }
+  const std::vector<std::string> ends = absl::StrSplit(range.substr(6), '-');
+  const uint64_t begin = std::strtoull(ends[0].c_str(), nullptr, 10);
+  const uint64_t last = std::min<uint64_t>(std::strtoull(ends[1].c_str(), nullptr, 10), size - 1);
+  if (begin >= size) return Error(416, "InvalidRange");
+  reply.status = 206;
+  reply.body = Pieces(object.chunks, begin, last + 1);
+  reply.headers["content-range"] = absl::StrCat("bytes ", begin, "-", last, "/", size);
+  return reply;
+}
+
+HttpReply S3Server::Put(const HttpMessage& request, const std::string& key) {
+  if (Header(request, "if-none-match") == "*" && objects_.count(key) > 0 &&
+      !options_.ignores_conditions) {
+    return Error(412, "PreconditionFailed");
+  }
+  Object object = MakeObject({request.body});
+  object.metadata = MetadataOf(request);
+  HttpReply reply;
+  reply.headers["etag"] = object.etag;
+  if (options_.verify) reply.headers[kChecksum] = ChecksumOf(*request.body);
+  objects_[key] = std::move(object);
+  return reply;
+}
+
+HttpReply S3Server::CreateUpload(const HttpMessage& request, const std::string& key) {
+  const std::string id = absl::StrCat("upload+", ++last_id_);
+  uploads_[id] = {key, MetadataOf(request), {}, absl::Now() + options_.clock_offset};
+  return Xml(absl::StrCat("<InitiateMultipartUploadResult><UploadId>", id,
+                          "</UploadId></InitiateMultipartUploadResult>"));
+}
+
+HttpReply S3Server::PutPart(const HttpMessage& request) {
+  const auto upload = uploads_.find(Parameter(request, "uploadId"));
+  if (upload == uploads_.end()) return Error(404, "NoSuchUpload");
+  const int number = std::atoi(Parameter(request, "partNumber").c_str());
+  if (number < 1 || number > 10'000) return Error(400, "InvalidArgument");
+  Object part = MakeObject({request.body});
+  if (options_.verify) part.checksum = ChecksumOf(*request.body);
+  upload->second.parts[number] = part;
+  HttpReply reply;
+  reply.headers["etag"] = part.etag;
+  if (options_.verify) reply.headers[kChecksum] = part.checksum;
+  return reply;
+}
+
+HttpReply S3Server::CompleteUpload(const HttpMessage& request) {
+  const auto upload = uploads_.find(Parameter(request, "uploadId"));
+  if (upload == uploads_.end()) return Error(404, "NoSuchUpload");
+  pugi::xml_document document;
+  document.load_string(request.body->c_str());
+  std::vector<std::shared_ptr<const std::string>> chunks;
+  int last = 0;
+  for (pugi::xml_node node : document.child("CompleteMultipartUpload").children("Part")) {
+    const int number = node.child("PartNumber").text().as_int();
+    const auto part = upload->second.parts.find(number);
+    if (number <= last) return Error(400, "InvalidPartOrder");
+    const bool same = part != upload->second.parts.end() &&
+                      part->second.etag == node.child("ETag").text().as_string() &&
+                      (!options_.verify ||
+                       part->second.checksum == node.child("ChecksumCRC32C").text().as_string());
+    if (!same) return Error(400, "InvalidPart");
+    if (node.next_sibling("Part") && part->second.size_bytes < options_.min_part_bytes) {
+      return Error(400, "EntityTooSmall");
+    }
+    chunks.push_back(part->second.chunks.front());
+    last = number;
+  }
+  if (last == 0) return Error(400, "MalformedXML");
+  Object object = MakeObject(std::move(chunks));
+  object.metadata = upload->second.metadata;
+  const std::string key = upload->second.key;
+  uploads_.erase(upload);
+  const std::string etag = object.etag;
+  objects_[key] = std::move(object);
+  return Xml(absl::StrCat("<CompleteMultipartUploadResult><ETag>", etag,
+                          "</ETag></CompleteMultipartUploadResult>"));
+}
+
+HttpReply S3Server::List(const HttpMessage& request) const {
+  const std::string prefix = Parameter(request, "prefix");
+  const bool delimiter = Parameter(request, "delimiter") == "/";
+  const std::string token = absl::HexStringToBytes(Parameter(request, "continuation-token"));
+  const std::string wanted = Parameter(request, "max-keys");
+  const int max_keys =
+      wanted.empty() ? options_.max_keys : std::min(std::atoi(wanted.c_str()), options_.max_keys);
+  std::string entries, last;
+  int count = 0;
+  bool truncated = false;
+  for (auto object = objects_.lower_bound(prefix);
+       object != objects_.end() && object->first.starts_with(prefix); ++object) {
+    const std::string& key = object->first;
+    const size_t slash = delimiter ? key.find('/', prefix.size()) : key.npos;
+    const std::string name = slash == key.npos ? key : key.substr(0, slash + 1);
+    if (name == last || name <= token) continue;
+    if (count++ == max_keys) {
+      truncated = true;
+      break;
+    }
+    last = name;
+    const std::string encoded = UriEncode(name, true);
+    if (slash == key.npos) {
+      absl::StrAppend(&entries, "<Contents><Key>", encoded, "</Key><Size>",
+                      object->second.size_bytes, "</Size></Contents>");
+    } else {
+      absl::StrAppend(&entries, "<CommonPrefixes><Prefix>", encoded, "</Prefix></CommonPrefixes>");
+    }
+  }
+  return Xml(absl::StrCat("<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>",
+                          truncated ? "true" : "false", "</IsTruncated><NextContinuationToken>",
+                          truncated ? absl::BytesToHexString(last) : "", "</NextContinuationToken>",
+                          entries, "</ListBucketResult>"));
+}
+
+HttpReply S3Server::ListUploads(const HttpMessage& request) const {
+  const std::string prefix = Parameter(request, "prefix"), after = Parameter(request, "key-marker"),
+                    after_id = Parameter(request, "upload-id-marker");
+  std::vector<std::pair<std::string, std::string>> sorted;
+  for (const auto& [id, upload] : uploads_) {
+    if (upload.key.starts_with(prefix)) sorted.emplace_back(upload.key, id);
+  }
+  std::ranges::sort(sorted);
+  std::erase_if(sorted, [&](const auto& entry) {
+    return !after.empty() && entry <= std::pair(after, after_id);
+  });
+  const bool truncated = sorted.size() > static_cast<size_t>(options_.max_keys);
+  if (truncated) sorted.resize(options_.max_keys);
+  std::string entries;
+  for (const auto& [key, id] : sorted) {
+    absl::StrAppend(
+        &entries, "<Upload><Key>", UriEncode(key, true), "</Key><UploadId>", id,
+        "</UploadId><Initiated>",
+        absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", uploads_.at(id).initiated, absl::UTCTimeZone()),
+        "</Initiated></Upload>");
+  }
+  return Xml(
+      absl::StrCat("<ListMultipartUploadsResult><EncodingType>url</EncodingType>"
+                   "<IsTruncated>",
+                   truncated ? "true" : "false", "</IsTruncated><NextKeyMarker>",
+                   truncated ? UriEncode(sorted.back().first, true) : "",
+                   "</NextKeyMarker><NextUploadIdMarker>", truncated ? sorted.back().second : "",
+                   "</NextUploadIdMarker>", entries, "</ListMultipartUploadsResult>"));
+}
+
+HttpReply S3Server::DeleteMany(const HttpMessage& request) {
+  if (Header(request, "content-md5").empty()) return Error(400, "MissingContentMD5");
+  pugi::xml_document document;
+  document.load_string(request.body->c_str());
+  int count = 0;
+  for (pugi::xml_node node : document.child("Delete").children("Object")) {
+    objects_.erase(node.child("Key").text().as_string());
+    ++count;
+  }
+  if (count == 0 || count > 1000) return Error(400, "MalformedXML");
+  return Xml("<DeleteResult></DeleteResult>");
+}
+
+}  // namespace tessera::ckpt::s3

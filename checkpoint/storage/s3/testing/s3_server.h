@@ -1,0 +1,132 @@
+#ifndef TESSERA_CHECKPOINT_STORAGE_S3_TESTING_S3_SERVER_H_
+#define TESSERA_CHECKPOINT_STORAGE_S3_TESTING_S3_SERVER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "checkpoint/storage/s3/s3_client.h"
+#include "checkpoint/storage/s3/sigv4.h"
+#include "checkpoint/storage/s3/testing/http_server.h"
+
+namespace tessera::ckpt::s3 {
+
+// What a fault does to a request that it applies to.
+enum class FaultKind {
+  kRefuse,         // is answered with Fault::status and code, without effect
+  kDrop,           // never arrives: the connection is closed
+  kLoseAnswer,     // takes effect, but the connection is closed
+  kTear,           // takes effect; the connection is closed after half of the answer's body
+  kStall,          // is not answered until the server stops
+  kSlow,           // is answered slowly
+  kDamageRequest,  // arrives with a flipped bit in its body
+  kDamageStored,   // is stored with a flipped bit, and answered with the checksum of that
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kRefuse;
+  int status = 500;
+  std::string code = "InternalError";
+  std::string method;         // empty: any
+  std::string key_part = "";  // the key contains it
+  std::string query = "";     // this parameter is there
+  int skip = 0;               // requests that match, before the first that it applies to
+  int period = 1;             // it applies to each so many-th of those that match after that
+  int times = 1;
+};
+
+struct S3ServerOptions {
+  std::string bucket = "bucket";
+  std::string region = "eu-test-1";
+  Credentials credentials = {
+      .access_key_id = "TESTKEY", .secret_access_key = "a/secret+key", .session_token = ""};
+  bool verify = true;  // signatures and checksums
+  int max_keys = 1000;
+  uint64_t min_part_bytes = uint64_t{5} << 20;
+  absl::Duration clock_offset = absl::ZeroDuration();
+  bool ignores_conditions = false;  // If-None-Match
+  std::string denied_method = "";   // is answered with AccessDenied
+};
+
+// A store that speaks the S3 protocol on a port of this machine, in memory: for tests. Path-style
+// addresses, one bucket. Checks signatures and checksums, keeps to the limits of S3, and makes
+// faults on request.
+class S3Server {
+ public:
+  explicit S3Server(S3ServerOptions options = {});
+  ~S3Server();
+
+  std::string endpoint() const { return http_.url(); }
+  // For a client that may do everything, with pauses short enough for tests.
+  ClientOptions ForClient() const;
+
+  void AddFault(Fault fault);
+  // How often faults have been applied.
+  int fault_count() const;
+  void ClearFaults();
+
+  std::vector<std::string> keys() const;
+  std::string contents(const std::string& key) const;
+  void PutObject(const std::string& key, std::string contents);
+  size_t upload_count() const;
+  // As if they had been there for so long.
+  void AgeUploads(absl::Duration age);
+  // "PUT a/b?partNumber=1&uploadId=1"
+  std::vector<std::string> requests() const;
+
+ private:
+  struct Object {
+    std::vector<std::shared_ptr<const std::string>> chunks;
+    uint64_t size_bytes = 0;
+    std::string etag;
+    std::string checksum;
+    std::map<std::string, std::string> metadata;
+  };
+  struct PendingUpload {
+    std::string key;
+    std::map<std::string, std::string> metadata;
+    std::map<int, Object> parts;
+    absl::Time initiated;
+  };
+
+  HttpReply Handle(HttpMessage& request);
+  const Fault* FindFault(const HttpMessage& request, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply Check(const HttpMessage& request) const;
+  HttpReply Dispatch(const HttpMessage& request, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply Get(const HttpMessage& request, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply Put(const HttpMessage& request, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply PutPart(const HttpMessage& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply CreateUpload(const HttpMessage& request, const std::string& key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply CompleteUpload(const HttpMessage& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply List(const HttpMessage& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply ListUploads(const HttpMessage& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HttpReply DeleteMany(const HttpMessage& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Without checksum and metadata.
+  Object MakeObject(std::vector<std::shared_ptr<const std::string>> chunks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const S3ServerOptions options_;
+  mutable Mutex mutex_;
+  std::map<std::string, Object> objects_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, PendingUpload> uploads_ ABSL_GUARDED_BY(mutex_);  // by id
+  std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
+  Fault current_fault_ ABSL_GUARDED_BY(mutex_);
+  int fault_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  int last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> requests_ ABSL_GUARDED_BY(mutex_);
+  HttpServer http_;  // last: its threads use the rest
+};
+
+}  // namespace tessera::ckpt::s3
+
+#endif  // TESSERA_CHECKPOINT_STORAGE_S3_TESTING_S3_SERVER_H_

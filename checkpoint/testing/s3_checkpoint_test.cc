@@ -1,0 +1,166 @@
+// Checkpoints in an object store: saved by some ranks and loaded by others, through failures that
+// pass, and by programs that die at each request.
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/storage/s3/s3_storage.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/testing/test_state.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using s3::Fault;
+using s3::FaultKind;
+using s3::S3Server;
+
+constexpr int kForever = 1 << 30;
+
+std::unique_ptr<Storage> MustOpen(const S3Server& server, bool create_root = true) {
+  auto storage =
+      OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = create_root});
+  EXPECT_TRUE(storage.ok()) << storage.status();
+  return storage.ok() ? *std::move(storage) : nullptr;
+}
+
+std::vector<WholeTensor> Tensors(uint64_t seed, int64_t rows) {
+  std::mt19937_64 random(seed);
+  return {RandomTensor("weight", WEIGHT, F32, {rows, 1000}, random),
+          RandomTensor("bias", WEIGHT, F32, {7}, random)};
+}
+
+// A rank's rows of each tensor.
+LocalState RowsOf(const std::vector<WholeTensor>& tensors, int rank, int ranks, bool fill) {
+  LocalState state;
+  for (const WholeTensor& tensor : tensors) {
+    const int64_t rows = tensor.shape[0], begin = rows * rank / ranks;
+    Box box = {.global_offset = Shape(tensor.shape.size(), 0), .shape = tensor.shape};
+    box.global_offset[0] = begin;
+    box.shape[0] = rows * (rank + 1) / ranks - begin;
+    state.Add(tensor, {box}, fill);
+  }
+  return state;
+}
+
+absl::Status SaveStep(Storage& storage, int64_t step, int ranks, int64_t rows) {
+  const std::vector<WholeTensor> tensors = Tensors(step, rows);
+  std::vector<absl::Status> statuses(ranks);
+  RunRanks(ranks, [&](ProcessGroup& group) {
+    const LocalState state = RowsOf(tensors, group.rank(), ranks, /*fill=*/true);
+    statuses[group.rank()] = Save(storage, "", step, state.dict, On(group, SaveOptions())).status();
+  });
+  return statuses[0];
+}
+
+// Whether the checkpoint of that step is there and whole.
+testing::AssertionResult Loads(Storage& storage, int64_t step, int ranks, int64_t rows) {
+  const std::vector<WholeTensor> tensors = Tensors(step, rows);
+  std::vector<absl::Status> statuses(ranks);
+  std::vector<bool> same(ranks, true);
+  RunRanks(ranks, [&](ProcessGroup& group) {
+    const int rank = group.rank();
+    LocalState state = RowsOf(tensors, rank, ranks, /*fill=*/false);
+    statuses[rank] =
+        Load(storage, CheckpointDirectory("", step), state.dict, On(group, LoadOptions())).status();
+    bool equal = true;
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      equal &= LocalState::Holds(state.dict.tensors[t].shards[0], tensors[t]);
+    }
+    same[rank] = equal;
+  });
+  for (int r = 0; r < ranks; ++r) {
+    if (!statuses[r].ok()) return testing::AssertionFailure() << "rank " << r << statuses[r];
+    if (!same[r]) return testing::AssertionFailure() << "rank " << r << " has other bytes";
+  }
+  return testing::AssertionSuccess();
+}
+
+TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {
+  constexpr int64_t kRows = 12'000;  // 12 MB a rank: several parts each
+  S3Server server;
+  const auto storage = MustOpen(server);
+  ASSERT_TRUE(SaveStep(*storage, 7, 4, kRows).ok());
+  EXPECT_EQ(Latest(*storage, "")->step, 7);
+  EXPECT_TRUE(Loads(*storage, 7, 3, kRows));
+  const auto verified = Verify(*storage, CheckpointDirectory("", 7), {.digests = true});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+  EXPECT_EQ(server.upload_count(), 0);
+  int parts = 0;
+  for (const std::string& request : server.requests()) {
+    parts += absl::StrContains(request, "partNumber=");
+  }
+  EXPECT_GE(parts, 8) << "it was to be uploaded in parts";
+}
+
+TEST(S3CheckpointTest, FailuresThatPassAreNotNoticed) {
+  constexpr int64_t kRows = 6'000;
+  S3Server server;
+  const auto storage = MustOpen(server);
+  for (const FaultKind kind : {FaultKind::kDrop, FaultKind::kLoseAnswer, FaultKind::kTear}) {
+    server.AddFault({.kind = kind, .period = 5, .times = kForever});
+  }
+  server.AddFault({.status = 503, .code = "SlowDown", .period = 3, .times = kForever});
+  server.AddFault(
+      {.kind = FaultKind::kDamageRequest, .method = "PUT", .period = 4, .times = kForever});
+  for (int64_t step = 1; step <= 3; ++step) {
+    const absl::Status saved = SaveStep(*storage, step, 2, kRows);
+    ASSERT_TRUE(saved.ok()) << saved;
+    EXPECT_TRUE(Loads(*storage, step, 3, kRows));
+  }
+  ASSERT_TRUE(Prune(*storage, "", 1).ok());
+  server.ClearFaults();
+  EXPECT_EQ(List(*storage, "")->size(), 1);
+  EXPECT_TRUE(Loads(*storage, 3, 1, kRows));
+  EXPECT_EQ(server.upload_count(), 0);
+}
+
+// The save's program loses its rights at request number N and never gets them back, which leaves
+// the store as its death would. What was committed before is untouched; the new checkpoint is
+// there as a whole or not at all; the next program saves it.
+TEST(S3CheckpointTest, AProgramMayDieAtEachRequest) {
+  constexpr int64_t kRows = 3'000;  // two parts
+  S3Server server;
+  ASSERT_TRUE(SaveStep(*MustOpen(server), 1, 2, kRows).ok());
+  const std::vector<std::string> before = server.keys();
+  bool saved = false;
+  int committed_but_failed = 0;
+  for (int number = 0; !saved; ++number) {
+    SCOPED_TRACE(absl::StrCat("request ", number));
+    ASSERT_LT(number, 1000);
+    {
+      const auto storage = MustOpen(server);
+      server.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
+      saved = SaveStep(*storage, 2, 2, kRows).ok();
+    }
+    server.ClearFaults();
+    const auto storage = MustOpen(server);
+    ASSERT_TRUE(Loads(*storage, 1, 1, kRows));
+    const auto latest = Latest(*storage, "");
+    ASSERT_TRUE(latest.ok()) << latest.status();
+    if (latest->step == 2) {
+      ASSERT_TRUE(Loads(*storage, 2, 3, kRows));
+      committed_but_failed += !saved;
+    } else {
+      ASSERT_FALSE(saved);
+      ASSERT_TRUE(SaveStep(*storage, 2, 2, kRows).ok());
+      ASSERT_TRUE(Loads(*storage, 2, 1, kRows));
+    }
+    EXPECT_EQ(server.upload_count(), 0) << "the next save removes what the dead one began";
+    ASSERT_TRUE(storage->DeleteTree(CheckpointDirectory("", 2)).ok());
+    EXPECT_EQ(server.keys(), before);
+  }
+  EXPECT_LE(committed_but_failed, 1);
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,196 @@
+// Saving and loading the full training state of GPT-2 124M (bf16 weights; fp32 master weights and
+// two moments) in an object store on this machine, against libcurl alone that sends and fetches as
+// many bytes, in objects of the size of a part, over as many connections. The store is the tests'
+// own, in this process, and checks nothing. Each round measures all of it. Prints
+//   figure s3.save.ratio <value> ratio       and likewise s3.load.ratio
+// and the rates behind them. Medians over the rounds.
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/storage/s3/s3_storage.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "tests/perf/gpt2_state.h"
+#include "tests/perf/raw_disk.h"
+
+ABSL_FLAG(int, rounds, 5, "how often everything is measured");
+ABSL_FLAG(int, io_threads, 4, "of the checkpoint engine; connections of libcurl alone");
+
+namespace tessera {
+namespace {
+
+constexpr size_t kObjectBytes = size_t{8} << 20;
+constexpr long kBufferBytes = 512 << 10;
+
+double Seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// One connection that moves one object at a time.
+class Connection {
+ public:
+  explicit Connection(std::string url) : url_(std::move(url)), handle_(curl_easy_init()) {}
+  ~Connection() { curl_easy_cleanup(handle_); }
+
+  bool Put(size_t object, std::span<const char> bytes) {
+    from_ = bytes;
+    Prepare(object);
+    curl_easy_setopt(handle_, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(handle_, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
+    curl_easy_setopt(handle_, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(bytes.size()));
+    curl_easy_setopt(handle_, CURLOPT_READFUNCTION, &Connection::Send);
+    curl_easy_setopt(handle_, CURLOPT_READDATA, this);
+    return Perform();
+  }
+
+  bool Get(size_t object, std::span<char> bytes) {
+    to_ = bytes;
+    Prepare(object);
+    curl_easy_setopt(handle_, CURLOPT_BUFFERSIZE, kBufferBytes);
+    curl_easy_setopt(handle_, CURLOPT_WRITEFUNCTION, &Connection::Receive);
+    curl_easy_setopt(handle_, CURLOPT_WRITEDATA, this);
+    return Perform() && to_.empty();
+  }
+
+ private:
+  void Prepare(size_t object) {
+    curl_easy_reset(handle_);
+    curl_easy_setopt(handle_, CURLOPT_URL, absl::StrCat(url_, object).c_str());
+    curl_easy_setopt(handle_, CURLOPT_NOSIGNAL, 1L);
+  }
+
+  bool Perform() {
+    curl_slist* const headers = curl_slist_append(nullptr, "Expect:");
+    curl_easy_setopt(handle_, CURLOPT_HTTPHEADER, headers);
+    const CURLcode code = curl_easy_perform(handle_);
+    long status = 0;
+    curl_easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
+    curl_slist_free_all(headers);
+    return code == CURLE_OK && status == 200;
+  }
+
+  static size_t Send(char* out, size_t size, size_t count, void* user) {
+    std::span<const char>& from = static_cast<Connection*>(user)->from_;
+    const size_t bytes = std::min(size * count, from.size());
+    std::memcpy(out, from.data(), bytes);
+    from = from.subspan(bytes);
+    return bytes;
+  }
+
+  static size_t Receive(char* data, size_t size, size_t count, void* user) {
+    std::span<char>& to = static_cast<Connection*>(user)->to_;
+    const size_t bytes = size * count;
+    if (bytes > to.size()) return 0;
+    std::memcpy(to.data(), data, bytes);
+    to = to.subspan(bytes);
+    return bytes;
+  }
+
+  const std::string url_;
+  CURL* const handle_;
+  std::span<const char> from_;
+  std::span<char> to_;
+};
+
+// Moves `memory` object by object over several connections. Returns the bytes per second, 0 where
+// anything failed.
+double RawRate(const std::string& url, std::span<char> memory, bool put) {
+  std::atomic<size_t> next = 0;
+  std::atomic<bool> failed = false;
+  const size_t objects = (memory.size() + kObjectBytes - 1) / kObjectBytes;
+  const double seconds = Seconds([&] {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < absl::GetFlag(FLAGS_io_threads); ++t) {
+      threads.emplace_back([&] {
+        Connection connection(url);
+        for (size_t i = next++; i < objects; i = next++) {
+          const size_t begin = i * kObjectBytes,
+                       end = std::min(memory.size(), begin + kObjectBytes);
+          const std::span<char> bytes = memory.subspan(begin, end - begin);
+          if (!(put ? connection.Put(i, bytes) : connection.Get(i, bytes))) failed = true;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+  return failed ? 0 : memory.size() / seconds;
+}
+
+struct Series {
+  std::vector<double> ours, raw, ratio;
+  void Add(double our_rate, double raw_rate) {
+    ours.push_back(our_rate);
+    raw.push_back(raw_rate);
+    ratio.push_back(our_rate / raw_rate);
+  }
+  void Print(const char* name) const {
+    std::printf("%s: %.0f MB/s, libcurl alone %.0f MB/s; ratios", name, Median(ours) / 1e6,
+                Median(raw) / 1e6);
+    for (double r : ratio) std::printf(" %.3f", r);
+    std::printf("\nfigure s3.%s.ratio %.3f ratio\n", name, Median(ratio));
+    std::printf("figure s3.%s.rate %.0f MB/s\n", name, Median(ours) / 1e6);
+  }
+};
+
+absl::Status Measure() {
+  Gpt2State state;
+  std::vector<char> memory(state.bytes(), 'x');
+  std::printf("state: %zu tensors, %.1f MB; %d rounds\n", state.dict().tensors.size(),
+              state.bytes() / 1e6, absl::GetFlag(FLAGS_rounds));
+  const ckpt::s3::S3Server server({.verify = false});
+  const auto storage =
+      ckpt::OpenS3Storage({.client = server.ForClient(), .prefix = "runs", .create_root = true});
+  if (!storage.ok()) return storage.status();
+  ckpt::SaveOptions save_options;
+  ckpt::LoadOptions load_options;
+  save_options.io_threads = load_options.io_threads = absl::GetFlag(FLAGS_io_threads);
+  const std::string raw_url = absl::StrCat(server.endpoint(), "/bucket/raw/");
+  Series save, load;
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    const double raw_put = RawRate(raw_url, memory, /*put=*/true);
+    const auto saved = ckpt::Save(**storage, "", round + 1, state.dict(), save_options);
+    if (!saved.ok()) return saved.status();
+    const double raw_get = RawRate(raw_url, memory, /*put=*/false);
+    const auto loaded = ckpt::Load(**storage, saved->directory, state.dict(), load_options);
+    if (!loaded.ok()) return loaded.status();
+    if (raw_put == 0 || raw_get == 0) return absl::InternalError("libcurl alone failed");
+    save.Add(saved->bytes_written / saved->seconds, raw_put);
+    load.Add(loaded->bytes_read / loaded->seconds, raw_get);
+    const absl::Status deleted = (*storage)->DeleteTree(saved->directory);
+    if (!deleted.ok()) return deleted;
+  }
+  save.Print("save");
+  load.Print("load");
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  const absl::Status status = tessera::Measure();
+  if (!status.ok()) {
+    std::fprintf(stderr, "s3: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  return 0;
+}
