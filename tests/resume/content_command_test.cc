@@ -1,11 +1,18 @@
 // What a run takes from a checkpoint, and what it says about it.
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/resume/command.h"
 #include "tests/resume/parallel_command.h"
 
 namespace tessera {
@@ -21,6 +28,12 @@ class ContentCommandTest : public ParallelCommandTest {
     std::vector<std::string> command = {Runfile("trainer/app/train"), Config()};
     for (const std::string& flag : Saving(run, steps, flags)) command.push_back(flag);
     return Run(command);
+  }
+  nlohmann::json LastRecord(const std::string& run) const {
+    std::ifstream file(root_ / run / "metrics.jsonl");
+    std::string last;
+    for (std::string line; std::getline(file, line);) last = line;
+    return nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
   }
   std::string Load(const std::string& run) const { return "--load=" + Checkpoints(run).string(); }
 };
@@ -65,6 +78,156 @@ TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
       {Load("other"), "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"});
   EXPECT_EQ(both.exit_code, 2);
   EXPECT_THAT(both.err, HasSubstr("exclude each other"));
+}
+
+TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
+  ASSERT_EQ(Train("run", 4, {}).exit_code, 0);
+  const Result refused = Train("run", 6, {Load("run"), "--seq-length=16"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--load-content=model,optimizer,scheduler,rng"));
+  const Result begun = Train(
+      "run", 6, {Load("run"), "--seq-length=16", "--load-content=model,optimizer,scheduler,rng"});
+  ASSERT_EQ(begun.exit_code, 0) << begun.err;
+  EXPECT_THAT(begun.out, HasSubstr("weights and optimizer, reading the data from the beginning"));
+  EXPECT_THAT(begun.out, HasSubstr("step 5/6 "));
+  const nlohmann::json last = LastRecord("run");
+  EXPECT_EQ(last["step"], 6);
+  EXPECT_EQ(last["consumed_samples"], 16);
+  // From then on as any run.
+  const Result resumed = Train("run", 8, {Load("run"), "--seq-length=16"});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_EQ(LastRecord("run")["consumed_samples"], 32);
+}
+
+TEST_F(ContentCommandTest, AnOptimizerWithoutItsStepKeepsItsMoments) {
+  ASSERT_EQ(Train("base", 4, {}).exit_code, 0);
+  const Result warm = Train("warm", 2, {Load("base"), "--load-content=model,optimizer"});
+  ASSERT_EQ(warm.exit_code, 0) << warm.err;
+  EXPECT_THAT(warm.out, HasSubstr("weights and optimizer, starting at step 0"));
+  EXPECT_THAT(warm.out, HasSubstr("step 1/2 "));
+  const Result cold = Train("cold", 2, {Load("base"), "--load-content=model"});
+  ASSERT_EQ(cold.exit_code, 0) << cold.err;
+  EXPECT_THAT(cold.out, HasSubstr("weights alone, starting at step 0"));
+  EXPECT_EQ(Losses("warm").at(1), Losses("cold").at(1)) << "the weights are the same";
+  EXPECT_NE(Losses("warm").at(2), Losses("cold").at(2)) << "the moments are not";
+  // More updates than steps are no damage.
+  const Result resumed = Train("warm", 4, {Load("warm")});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("step 3/4 "));
+}
+
+TEST_F(ContentCommandTest, ContentThatMakesNoStateIsRefused) {
+  ASSERT_EQ(Train("base", 2, {}).exit_code, 0);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--load-content=optimizer,scheduler"}, "model is missing"},
+      {{"--load-content=model,weights"}, "\"weights\" is none of model, optimizer"},
+      {{"--load-content=model", "--finetune"}, "exclude each other"},
+      {{"--load-content=model", "--use-checkpoint-opt-param-scheduler"},
+       "leaves the scheduler out"}};
+  for (const auto& [flags, said] : cases) {
+    std::vector<std::string> all = flags;
+    all.push_back(Load("base"));
+    const Result result = Train("other", 4, all);
+    EXPECT_EQ(result.exit_code, 2) << flags[0];
+    EXPECT_THAT(result.err, HasSubstr(said));
+  }
+}
+
+TEST_F(ContentCommandTest, LoadCkptFolderIsTheSameInOneMessage) {
+  ASSERT_EQ(Train("base", 4, {"--export-llmc=" + (root_ / "base.bin").string()}).exit_code, 0);
+  const auto settings = [&](const std::string& folder) {
+    const std::filesystem::path path = root_ / "folder.textproto";
+    std::ofstream(path) << ReadFile(root_ / "run.textproto") << "checkpoint { load_ckpt_folder { "
+                        << folder << " } }\n";
+    return path.string();
+  };
+  const auto train = [&](const std::string& run, const std::string& folder) {
+    std::vector<std::string> command = {Runfile("trainer/app/train"),
+                                        "--config=" + settings(folder)};
+    for (const std::string& flag : Saving(run, 6, {})) command.push_back(flag);
+    return Run(command);
+  };
+  const std::string path = "path: \"" + Checkpoints("base").string() + "\"";
+  const Result all = train("all", path);
+  ASSERT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("step 5/6 "));
+  const Result some = train("some", path + " content: \"model\" content: \"scheduler\"");
+  ASSERT_EQ(some.exit_code, 0) << some.err;
+  EXPECT_THAT(some.out, HasSubstr("s: weights, reading the data from the beginning\n"));
+  const Result llmc =
+      train("llmc", "path: \"" + (root_ / "base.bin").string() + "\" ckpt_type: \"llmc\"");
+  ASSERT_EQ(llmc.exit_code, 0) << llmc.err;
+  EXPECT_THAT(llmc.out, HasSubstr("weights from "));
+  EXPECT_THAT(llmc.out, HasSubstr("step 1/6 "));
+  const Result other = train("other", path + " ckpt_type: \"other\"");
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("expected tessera or llmc"));
+}
+
+TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {
+  const std::string file = (root_ / "weights.bin").string();
+  ASSERT_EQ(Train("base", 4, {"--export-llmc=" + file, "--export-llmc-interval=2"}).exit_code, 0);
+  EXPECT_EQ(ReadFile(root_ / "weights-00000004.bin"), ReadFile(file));
+  EXPECT_NE(ReadFile(root_ / "weights-00000002.bin"), ReadFile(file));
+
+  std::vector<std::string> alone = {Runfile("trainer/app/train"), "--llmc-filepath=" + file,
+                                    "--train-data-path=" + (root_ / "tokens.bin").string(),
+                                    "--seq-length=32", "--threads=1"};
+  for (const std::string& flag : Saving("alone", 2, {})) alone.push_back(flag);
+  const Result begun = Run(alone);
+  ASSERT_EQ(begun.exit_code, 0) << begun.err;
+  EXPECT_THAT(begun.out, HasSubstr("weights from " + file));
+
+  const Result both = Train("base", 6, {Load("base"), "--llmc-filepath=" + file});
+  ASSERT_EQ(both.exit_code, 0) << both.err;
+  EXPECT_THAT(both.out, HasSubstr("llmc_filepath=" + file + " is not read: there is a checkpoint"));
+  const Result never = Train("base", 8, {Load("base"), "--llmc-filepath=" + file, "--finetune"});
+  EXPECT_EQ(never.exit_code, 2);
+  EXPECT_THAT(never.err, HasSubstr("llmc_filepath and finetune exclude each other"));
+}
+
+TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {
+  ASSERT_EQ(Train("base", 2, {}).exit_code, 0);
+  const Result some = Train("some", 4, {Load("base"), "--load-tensors=*.attn.c_attn.*"});
+  ASSERT_EQ(some.exit_code, 0) << some.err;
+  EXPECT_THAT(some.out, HasSubstr("s: 4 of 28 parameters and their optimizer state\n"));
+}
+
+TEST_F(ContentCommandTest, FinetuneIntoItsOwnFolderIsAdvisedToSaveElsewhere) {
+  ASSERT_EQ(Train("run", 2, {}).exit_code, 0);
+  const Result refused = Train("run", 4, {Load("run"), "--finetune"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("save to another folder"));
+  EXPECT_THAT(refused.err, Not(HasSubstr("resume with --load=")));
+}
+
+TEST_F(ContentCommandTest, AnEvaluationAloneIsRecorded) {
+  ASSERT_EQ(Train("run", 2, {}).exit_code, 0);
+  const std::string before = ReadFile(root_ / "run" / "metrics.jsonl");
+  const Result evaluated =
+      Run({Runfile("trainer/app/train"), Config(), Load("run"), "--train-iters=0", "--eval-iters=2",
+           "--valid-data-path=" + (root_ / "tokens.bin").string(),
+           "--run-dir=" + (root_ / "run").string()});
+  ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
+  const nlohmann::json record = LastRecord("run");
+  EXPECT_EQ(record["kind"], "eval");
+  EXPECT_EQ(record["step"], 2);
+  EXPECT_EQ(record["tokens"], 2 * 8 * 32);
+  EXPECT_TRUE(ReadFile(root_ / "run" / "metrics.jsonl").starts_with(before)) << "nothing is lost";
+}
+
+TEST_F(ContentCommandTest, TheBestLossIsTheTrainingsWithoutEvaluations) {
+  ASSERT_EQ(Train("run", 4, {}).exit_code, 0);
+  double best = 100;
+  std::ifstream file(root_ / "run" / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    best = std::min(best, nlohmann::json::parse(line)["loss"].get<double>());
+  }
+  const auto storage = ckpt::OpenStorage(Checkpoints("run").string());
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  const auto manifest = ckpt::ReadManifest(**storage, "step-00000004");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->trainer().best_loss(), best);
 }
 
 }  // namespace

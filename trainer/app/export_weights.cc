@@ -1,10 +1,12 @@
 #include "trainer/app/export_weights.h"
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "trainer/comm/communicator.h"
@@ -34,7 +36,7 @@ absl::Status CheckExport(const TrainConfig& config) {
   return absl::Status(status.code(), absl::StrCat("export_llmc: ", status.message()));
 }
 
-absl::Status ExportWeights(const Session& session) {
+absl::Status ExportWeights(const Session& session, const std::string& path) {
   const Mesh& mesh = *session.mesh;
   std::vector<LlmcPart> parts;
   for (const TrainedChunk& chunk : session.trainer->chunks()) {
@@ -48,8 +50,14 @@ absl::Status ExportWeights(const Session& session) {
     };
   }
   const LlmcFileOptions options{.dtype = parts.front().flat.dtype()};
-  return ExportLlmc(session.config.checkpoint().export_llmc(), session.config.model(), options,
-                    parts, ranks, session.first_rank());
+  return ExportLlmc(path, session.config.model(), options, parts, ranks, session.first_rank());
+}
+
+std::string ExportPathOfStep(const std::string& export_llmc, int64_t step) {
+  const std::filesystem::path path(export_llmc);
+  const std::string name =
+      path.stem().string() + absl::StrFormat("-%08d", step) + path.extension().string();
+  return (path.parent_path() / name).string();
 }
 
 }  // namespace tessera

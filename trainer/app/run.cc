@@ -1,5 +1,7 @@
 #include "trainer/app/run.h"
 
+#include <fcntl.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -9,6 +11,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/make_directories.h"
 #include "base/status_macros.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/rank_output.h"
@@ -55,7 +58,16 @@ absl::Status EvaluateOnly(const Session& session, ProgressLine& progress_line) {
   }
   TESSERA_ASSIGN_OR_RETURN(const EvalMetrics metrics, EvaluateSession(session));
   progress_line.Eval(metrics);
-  return absl::OkStatus();
+  const std::string& run_dir = session.config.output().run_dir();
+  if (!session.first_rank() || run_dir.empty()) return absl::OkStatus();
+  if (const int error = MakeDirectories(AT_FDCWD, run_dir); error != 0) {
+    return absl::ErrnoToStatus(error, "cannot create run_dir=" + run_dir);
+  }
+  // The records and the settings of a run that has trained there remain.
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<MetricsWriter> records,
+                           MetricsWriter::Append(run_dir + "/metrics.jsonl"));
+  TESSERA_RETURN_IF_ERROR(records->Write(metrics));
+  return records->Close();
 }
 
 // Every rank computes the same text; rank 0 prints it.
@@ -108,7 +120,7 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stop
   }
   if (*stopped_by != 0) return absl::OkStatus();
   if (!config.checkpoint().export_llmc().empty()) {
-    TESSERA_RETURN_IF_ERROR(ExportWeights(session));
+    TESSERA_RETURN_IF_ERROR(ExportWeights(session, config.checkpoint().export_llmc()));
     progress_line.Message("weights written to " + config.checkpoint().export_llmc());
   }
   if (config.sampling().num_tokens_to_generate() > 0) return Sample(session);

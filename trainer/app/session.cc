@@ -15,6 +15,7 @@
 #include "trainer/app/host_share.h"
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
+#include "trainer/config/load_content.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/cpu/numerics_fingerprint.h"
 #include "trainer/parallel/topology.h"
@@ -76,29 +77,73 @@ absl::Status In(const SavedRun& saved, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(saved.Describe(), ": ", status.message()));
 }
 
+// What `content` takes of the saved progress. The rest is that of a run that has not begun.
+Progress Continue(const Progress& saved, const LoadContent& content) {
+  Progress progress;
+  if (content.scheduler) {
+    progress.step = saved.step;
+    progress.last_loss = saved.last_loss;
+    progress.last_learning_rate = saved.last_learning_rate;
+    progress.best_loss = saved.best_loss;
+  }
+  if (content.optimizer) {
+    progress.updates = saved.updates;
+    // Updates of the moments that this run's own steps do not count.
+    progress.earlier_updates = content.scheduler ? saved.earlier_updates : saved.updates;
+  }
+  if (content.sampler) {
+    progress.consumed_samples = saved.consumed_samples;
+    progress.data_seed = saved.data_seed;
+  }
+  return progress;
+}
+
 // The starting point of the run: the checkpoint's progress, as far as the flags permit.
 absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
                                        const std::optional<SavedRun>& saved) {
   const uint64_t seed = static_cast<uint64_t>(config.training().seed());
+  const LoadContent content = LoadContentOf(config.checkpoint());
   Progress progress;
-  if (saved.has_value() && !config.checkpoint().finetune()) {
+  bool same_random_numbers = false;
+  if (saved.has_value() && content.continues()) {
     const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest);
     TESSERA_RETURN_IF_ERROR(In(*saved, saved_progress.status()));
-    progress = *saved_progress;
-    if (config.checkpoint().no_load_optim()) progress.updates = 0;
-    if (!config.checkpoint().no_load_rng() && saved->manifest.trainer().has_rng()) {
+    progress = Continue(*saved_progress, content);
+    if (content.rng && saved->manifest.trainer().has_rng()) {
       TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameRandomNumbers(saved->manifest)));
-      return progress;
+      progress.seed = saved_progress->seed;
+      same_random_numbers = true;
     }
   }
-  progress.seed = seed;
+  if (!same_random_numbers) progress.seed = seed;
   // An epoch in progress continues in its original order.
-  if (progress.consumed_samples == 0) progress.data_seed = seed;
+  const bool same_order = same_random_numbers && content.sampler;
+  if (!same_order && progress.consumed_samples == 0) progress.data_seed = seed;
   return progress;
+}
+
+// "weights and optimizer", "3 of 52 parameters and their optimizer state", ...
+std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
+                           const LoadNotes& loaded) {
+  if (!content.continues() && policy.patterns.empty()) {
+    return "weights alone, starting at step 0";
+  }
+  std::string text = policy.with_optimizer ? "weights and optimizer" : "weights";
+  if (!policy.patterns.empty()) {
+    text = absl::StrCat(loaded.matching_parameters, " of ", loaded.saved_parameters, " parameters",
+                        policy.with_optimizer ? " and their optimizer state" : "");
+  }
+  if (!content.scheduler) absl::StrAppend(&text, ", starting at step 0");
+  if (content.scheduler != content.sampler) {
+    absl::StrAppend(&text, content.sampler ? ", continuing in the data"
+                                           : ", reading the data from the beginning");
+  }
+  return text;
 }
 
 absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
+  const LoadContent content = LoadContentOf(options);
   const LoadPolicy policy = PolicyOf(options, session.trains);
   const absl::Status same_model = CheckSameModel(saved.manifest, session.config.model());
   if (!policy.partial() && !policy.allow_unexpected) {
@@ -111,7 +156,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
     session.trainer->InitializeWeights(session.progress.seed);
     if (session.trains) session.trainer->ResetOptimizer();
   }
-  if (session.train_data.has_value() && !options.finetune()) {
+  if (session.train_data.has_value() && content.sampler) {
     TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest, session.data_identity())));
   }
   TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
@@ -125,9 +170,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   }
   notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
                         saved.manifest.trainer().step(), loaded.report.seconds,
-                        options.finetune()      ? "weights alone, starting at step 0"
-                        : policy.with_optimizer ? "weights and optimizer"
-                                                : "weights"));
+                        DescribeLoaded(content, policy, loaded)));
   for (const std::string& sentence : loaded.sentences) notes(sentence);
   for (const std::string& sentence :
        DescribeChanges(saved.manifest, session.config, session.numerics)) {
@@ -170,7 +213,12 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
     TESSERA_ASSIGN_OR_RETURN(const std::string passed_over, DescribePassedOver(options, step));
     if (!passed_over.empty()) notes(passed_over);
   }
-  if (saved.has_value()) return LoadCheckpoint(*saved, session, notes);
+  if (saved.has_value()) {
+    if (!llmc_file.empty() && session.first_rank()) {
+      notes(absl::StrCat("llmc_filepath=", llmc_file, " is not read: there is a checkpoint"));
+    }
+    return LoadCheckpoint(*saved, session, notes);
+  }
   if (!options.load().empty()) {
     notes(absl::StrCat("no checkpoint in ", options.load(), ": starting afresh"));
   }
@@ -270,7 +318,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolve
   if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
     TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest, &session->config)));
   }
-  session->resumed = saved.has_value() && !config.checkpoint().finetune();
+  session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
   session->trains = session->progress.step < config.training().train_iters();
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));
 

@@ -1,14 +1,18 @@
 #include "trainer/app/train_loop.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
@@ -92,6 +96,9 @@ absl::Status TrainLoop::Train() {
     if (session_.valid_data.has_value() && AtInterval(config_.training().eval_interval())) {
       TESSERA_RETURN_IF_ERROR(Evaluate());
     }
+    if (AtInterval(config_.checkpoint().export_llmc_interval())) {
+      TESSERA_RETURN_IF_ERROR(Export());
+    }
     const bool last = progress.step == config_.training().train_iters() ||
                       AtInterval(config_.training().exit_interval());
     if (!last && AtInterval(config_.checkpoint().save_interval())) {
@@ -122,6 +129,10 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   progress.updates = session_.trainer->updates();
   progress.consumed_samples += config_.training().global_batch_size();
   progress.last_loss = result.loss;
+  // Without evaluations the training loss takes the place of theirs.
+  if (!session_.valid_data.has_value() && std::isfinite(result.loss)) {
+    progress.best_loss = std::min(progress.best_loss, result.loss);
+  }
   progress.last_learning_rate = result.learning_rate;
   StepMetrics metrics{.step = progress.step,
                       .loss = result.loss,
@@ -153,6 +164,14 @@ absl::Status TrainLoop::Evaluate() {
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
   return session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->Write(metrics);
+}
+
+absl::Status TrainLoop::Export() {
+  const std::string path =
+      ExportPathOfStep(config_.checkpoint().export_llmc(), session_.progress.step);
+  TESSERA_RETURN_IF_ERROR(ExportWeights(session_, path));
+  progress_line_.Message("weights written to " + path);
+  return absl::OkStatus();
 }
 
 absl::Status TrainLoop::Save() {

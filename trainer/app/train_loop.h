@@ -36,6 +36,7 @@ class TrainLoop {
   absl::StatusOr<StepMetrics> TrainStep();
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
+  absl::Status Export();
   absl::Status Save();
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue.

@@ -8,12 +8,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/flag_options.pb.h"
 #include "google/protobuf/descriptor.h"
+#include "models/llmc.h"
 #include "models/model_config.h"
 #include "trainer/config/choose_topology.h"
 #include "trainer/config/config.h"
 #include "trainer/config/flags.h"
+#include "trainer/config/load_content.h"
 #include "trainer/config/validate_topology.h"
 
 namespace tessera {
@@ -257,6 +260,9 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     return Wrong("max_checkpoint_keep=", checkpoint.max_checkpoint_keep(), ": must be at most ",
                  kMaxKept, " (0: all)");
   }
+  if (checkpoint.export_llmc_interval() > 0 && checkpoint.export_llmc().empty()) {
+    return Wrong("export_llmc_interval is set but export_llmc is not");
+  }
   if (!checkpoint.async_save()) {
     const absl::Status status =
         CheckIdle("async_save", {{"async_save_memory", checkpoint.async_save_memory() > 0},
@@ -299,7 +305,34 @@ absl::Status CheckSchedulerChoice(const CheckpointConfig& checkpoint) {
     if (is_set)
       return Wrong("use_checkpoint_opt_param_scheduler and ", name, " exclude each other");
   }
+  if (LoadContentOf(checkpoint).scheduler) return absl::OkStatus();
+  return Wrong("use_checkpoint_opt_param_scheduler is set but load_content=",
+               checkpoint.load_content(), " leaves the scheduler out");
+}
+
+// The file is for a start without a checkpoint.
+absl::Status CheckLlmcFile(const CheckpointConfig& checkpoint) {
+  if (checkpoint.llmc_filepath().empty() || checkpoint.load().empty()) return absl::OkStatus();
+  for (const auto& [name, rules_it_out] :
+       {std::pair("ckpt_step", checkpoint.has_ckpt_step()),
+        std::pair("exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()),
+        std::pair("finetune", checkpoint.finetune()),
+        std::pair("load_content without scheduler", !LoadContentOf(checkpoint).scheduler)}) {
+    if (rules_it_out) {
+      return Wrong("llmc_filepath and ", name, " exclude each other: the weights come from load");
+    }
+  }
   return absl::OkStatus();
+}
+
+absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
+  const absl::Status status = ParseLoadContent(checkpoint.load_content()).status();
+  if (!status.ok()) return status;
+  if (checkpoint.finetune() && checkpoint.load_content() != "all") {
+    return Wrong("finetune and load_content=", checkpoint.load_content(),
+                 " exclude each other: finetune is load_content=model");
+  }
+  return CheckLlmcFile(checkpoint);
 }
 
 absl::Status CheckSampling(const TrainConfig& config) {
@@ -328,6 +361,68 @@ BatchSizes Batches(const TrainingConfig& training) {
 absl::Status CheckTopology(const TrainConfig& config) {
   return ValidateTopology(ConfigTopology(config), config.model(), Batches(config.training()),
                           ExactShards(config));
+}
+
+// load_ckpt_folder becomes load, load_content and ckpt_type, which may be given beside it where
+// they say the same.
+absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
+  if (!checkpoint->has_load_ckpt_folder()) return absl::OkStatus();
+  const LoadCkptFolder folder = checkpoint->load_ckpt_folder();
+  if (folder.path().empty()) return Wrong("load_ckpt_folder is set but its path is not");
+  if (checkpoint->has_load() && checkpoint->load() != folder.path()) {
+    return Wrong("load=", checkpoint->load(), " and load_ckpt_folder.path=", folder.path(),
+                 " exclude each other");
+  }
+  checkpoint->set_load(folder.path());
+  const std::string content = absl::StrJoin(folder.content(), ",");
+  if (!content.empty()) {
+    if (checkpoint->has_load_content() && checkpoint->load_content() != content) {
+      return Wrong("load_content=", checkpoint->load_content(),
+                   " and load_ckpt_folder.content=", content, " exclude each other");
+    }
+    checkpoint->set_load_content(content);
+  }
+  if (folder.has_ckpt_type()) checkpoint->set_ckpt_type(folder.ckpt_type());
+  checkpoint->clear_load_ckpt_folder();
+  return absl::OkStatus();
+}
+
+// An llm.c file in `load` is what llmc_filepath names.
+absl::Status ReplaceCkptType(CheckpointConfig* checkpoint) {
+  const std::string type = checkpoint->ckpt_type();
+  if (type == "tessera") return absl::OkStatus();
+  if (type != "llmc") return Wrong("ckpt_type=", type, ": expected tessera or llmc");
+  if (checkpoint->load().empty()) return Wrong("ckpt_type=llmc but load is not set");
+  if (!checkpoint->llmc_filepath().empty()) {
+    return Wrong("ckpt_type=llmc and llmc_filepath exclude each other: load is the file");
+  }
+  const std::string& content = checkpoint->load_content();
+  if (content != "all" && content != "model") {
+    return Wrong("load_content=", content, ": an llm.c model file holds the model alone");
+  }
+  checkpoint->set_llmc_filepath(checkpoint->load());
+  checkpoint->clear_load();
+  checkpoint->clear_load_content();
+  checkpoint->clear_ckpt_type();
+  return absl::OkStatus();
+}
+
+// A model that is not described at all is that of llmc_filepath; what is set overrides it.
+absl::StatusOr<ModelConfig> ChooseModel(const TrainConfig& config) {
+  const ModelConfig& model = config.model();
+  const std::string& file = config.checkpoint().llmc_filepath();
+  if (file.empty() || !model.size().empty() || model.has_num_layers() || model.has_hidden_size() ||
+      model.architecture() == ModelConfig::OTHER) {
+    return model;
+  }
+  const auto info = ReadLlmcInfo(file);
+  if (!info.ok()) {
+    return absl::Status(info.status().code(), absl::StrCat("llmc_filepath, for the model's sizes: ",
+                                                           std::string(info.status().message())));
+  }
+  ModelConfig chosen = info->config;
+  chosen.MergeFrom(model);
+  return chosen;
 }
 
 void SetTopology(const Topology& topology, ParallelConfig* parallel) {
@@ -381,7 +476,12 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int process
   // Before the model's own checks, which would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
-  absl::StatusOr<ModelConfig> model = ResolveModelConfig(config.model());
+  for (const auto replace : {ReplaceLoadCkptFolder, ReplaceCkptType}) {
+    if (absl::Status status = replace(resolved.mutable_checkpoint()); !status.ok()) return status;
+  }
+  absl::StatusOr<ModelConfig> model = ChooseModel(resolved);
+  if (!model.ok()) return model.status();
+  model = ResolveModelConfig(*model);
   if (!model.ok()) return model.status();
   *resolved.mutable_model() = *std::move(model);
   for (Message* group : {static_cast<Message*>(resolved.mutable_training()),
@@ -418,6 +518,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int process
   }
   if (absl::Status status = CheckAdam(resolved.optimizer()); !status.ok()) return status;
   if (absl::Status status = CheckCheckpoint(resolved.checkpoint()); !status.ok()) return status;
+  if (absl::Status status = CheckLoadContent(resolved.checkpoint()); !status.ok()) return status;
   if (absl::Status status = CheckSchedulerChoice(resolved.checkpoint()); !status.ok()) {
     return status;
   }

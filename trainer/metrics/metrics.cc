@@ -109,6 +109,20 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
 }
 
+absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Append(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "a+b");
+  if (file == nullptr) return IoError("cannot open", path);
+  std::unique_ptr<MetricsWriter> writer(new MetricsWriter(path, file));
+  const bool has_last = std::fseek(file, -1, SEEK_END) == 0;
+  const bool ends = !has_last || std::fgetc(file) == '\n';
+  // Between a read and a write the position must be set.
+  std::fseek(file, 0, SEEK_END);
+  if (!ends) {
+    if (absl::Status status = writer->WriteLine("\n"); !status.ok()) return status;
+  }
+  return writer;
+}
+
 MetricsWriter::~MetricsWriter() {
   if (file_ != nullptr) std::fclose(file_);
 }

@@ -89,6 +89,9 @@ class MetricsWriter {
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(
       const std::string& path, std::optional<int64_t> resumed_step,
       const std::function<void(const std::string&)>& notes = nullptr);
+  // Keeps an existing file as it is and adds to it: for records of weights that the run of the file
+  // may have left behind long ago. A last line without an end gets one.
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Append(const std::string& path);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;

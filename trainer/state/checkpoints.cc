@@ -14,6 +14,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/manifest.h"
+#include "trainer/config/load_content.h"
 #include "trainer/state/saved_run.pb.h"
 
 namespace tessera {
@@ -56,8 +57,8 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> sto
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.load());
   // A request for weights excludes a fresh start.
-  const bool required =
-      config.exit_on_missing_checkpoint() || config.has_ckpt_step() || config.finetune();
+  const bool required = config.exit_on_missing_checkpoint() || config.has_ckpt_step() ||
+                        !LoadContentOf(config).scheduler;
   if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
   absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
@@ -146,9 +147,12 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointCo
     if (info.step > step) later.push_back(info.step);
   }
   if (later.empty()) return lock;
-  const std::string resume = config.load() == config.save() && config.has_ckpt_step()
-                                 ? "resume from the newest, without --ckpt-step"
-                                 : absl::StrCat("resume with --load=", config.save());
+  std::string resume = absl::StrCat("resume with --load=", config.save());
+  if (config.load() == config.save() && !LoadContentOf(config).scheduler) {
+    resume = "resume with the step, which --finetune and --load-content leave out";
+  } else if (config.load() == config.save() && config.has_ckpt_step()) {
+    resume = "resume from the newest, without --ckpt-step";
+  }
   return absl::FailedPreconditionError(absl::StrCat(
       "save: ", config.save(), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
       ") than this run starts from (", step, "); ", resume, ", or save to another folder"));

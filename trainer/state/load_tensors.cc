@@ -17,6 +17,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/manifest.h"
+#include "trainer/config/load_content.h"
 
 namespace tessera {
 namespace {
@@ -172,6 +173,18 @@ absl::Status NoteMissing(const ckpt::LoadReport& report, const RankGroup& group,
   return absl::OkStatus();
 }
 
+// A parameter may be saved as a master weight alone; a second name of one is not counted.
+void CountParameters(const ckpt::Manifest& manifest, const LoadPolicy& policy, LoadNotes& notes) {
+  std::set<std::string> parameters;
+  for (const ckpt::LogicalTensor& tensor : manifest.tensors()) {
+    const bool is_master = tensor.role() == ckpt::MASTER_WEIGHT;
+    if ((tensor.role() != ckpt::WEIGHT && !is_master) || !tensor.alias_of().empty()) continue;
+    if (!parameters.insert(ParameterOf(tensor.name(), is_master)).second) continue;
+    ++notes.saved_parameters;
+    if (Matches(policy, tensor.name(), is_master)) ++notes.matching_parameters;
+  }
+}
+
 void Add(const ckpt::LoadReport& from, ckpt::LoadReport& to) {
   to.bytes_needed += from.bytes_needed;
   to.bytes_read += from.bytes_read;
@@ -195,7 +208,7 @@ void NoteVerified(const ckpt::LoadReport& report, LoadNotes& notes) {
 
 LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
   LoadPolicy policy;
-  policy.with_optimizer = has_optimizer && !config.no_load_optim() && !config.finetune();
+  policy.with_optimizer = has_optimizer && LoadContentOf(config).optimizer;
   policy.allow_missing = config.allow_missing();
   policy.allow_unexpected = config.allow_unexpected();
   policy.verify = config.verify_load();
@@ -209,6 +222,7 @@ LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
 absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
                                       const LoadPolicy& policy, const RankGroup& group) {
   LoadNotes notes;
+  CountParameters(saved.manifest, policy, notes);
   if (policy.with_optimizer && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
     return absl::FailedPreconditionError(absl::StrCat(
         saved.Describe(),

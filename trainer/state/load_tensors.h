@@ -3,6 +3,7 @@
 
 // From a saved run into a trainer's memory.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,9 @@ LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer);
 struct LoadNotes {
   std::vector<std::string> sentences;
   ckpt::LoadReport report;
+  // Of the whole checkpoint: parameters, and those among them that match the policy's patterns.
+  int64_t saved_parameters = 0;
+  int64_t matching_parameters = 0;
 };
 
 // Loads weights and, if the policy includes them, master weights and moments. Differences of

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -23,6 +24,7 @@ namespace {
 
 constexpr char kPhilox[] = "philox4x32-10";
 constexpr char kUpdates[] = "optimizer_updates";
+constexpr char kEarlierUpdates[] = "earlier_updates";
 constexpr char kNumerics[] = "numerics";
 constexpr char kMicroBatch[] = "micro_batch_size";
 
@@ -64,6 +66,9 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
   state.set_best_loss(progress.best_loss);
   state.set_last_loss(progress.last_loss);
   (*state.mutable_extra())[kUpdates] = absl::StrCat(progress.updates);
+  if (progress.earlier_updates > 0) {
+    (*state.mutable_extra())[kEarlierUpdates] = absl::StrCat(progress.earlier_updates);
+  }
   (*state.mutable_extra())[kNumerics] = NumericsText(config);
   (*state.mutable_extra())[kMicroBatch] = absl::StrCat(config.training().micro_batch_size());
   SaveSettings(config, progress.seed, state);
@@ -121,13 +126,18 @@ absl::StatusOr<Progress> ReadProgress(const ckpt::Manifest& manifest) {
   progress.best_loss = state.best_loss();
   progress.seed = state.rng().seed();
   progress.data_seed = state.data().shuffle_seed();
-  const auto updates = state.extra().find(kUpdates);
-  if (updates != state.extra().end() && !absl::SimpleAtoi(updates->second, &progress.updates)) {
-    return absl::DataLossError(
-        absl::StrCat("manifest: trainer.extra.", kUpdates, " is not a number: ", updates->second));
+  for (const auto& [name, number] : {std::pair(kUpdates, &progress.updates),
+                                     std::pair(kEarlierUpdates, &progress.earlier_updates)}) {
+    const auto entry = state.extra().find(name);
+    if (entry != state.extra().end() && !absl::SimpleAtoi(entry->second, number)) {
+      return absl::DataLossError(
+          absl::StrCat("manifest: trainer.extra.", name, " is not a number: ", entry->second));
+    }
   }
   if (progress.step < 0 || progress.consumed_samples < 0 || progress.updates < 0 ||
-      progress.updates > progress.step || std::isnan(progress.best_loss)) {
+      progress.earlier_updates < 0 || progress.earlier_updates > progress.updates ||
+      progress.updates - progress.earlier_updates > progress.step ||
+      std::isnan(progress.best_loss)) {
     return absl::DataLossError(absl::StrCat(
         "manifest: impossible trainer state: step ", progress.step, ", updates ", progress.updates,
         ", consumed_samples ", progress.consumed_samples, ", best_loss ", progress.best_loss));
@@ -216,7 +226,8 @@ absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& d
   return absl::FailedPreconditionError(
       absl::StrCat("the checkpoint's data position (", saved.consumed_samples(),
                    " samples) does not fit the data: ", absl::StrJoin(differences, "; "),
-                   "; --finetune takes the weights alone and starts at step 0"));
+                   "; --load-content=model,optimizer,scheduler,rng begins with the new data, "
+                   "--finetune takes the weights alone and starts at step 0"));
 }
 
 }  // namespace tessera

@@ -22,6 +22,8 @@ namespace tessera {
 struct Progress {
   int64_t step = 0;              // optimizer steps completed
   int64_t updates = 0;           // steps that changed the weights (for Adam's bias correction)
+  int64_t earlier_updates = 0;   // those among them from before step 0: of a run whose optimizer,
+                                 // but not its step, was loaded
   int64_t consumed_samples = 0;  // sequences read since the first step
   double last_loss = 0;          // of step `step`
   double last_learning_rate = 0;

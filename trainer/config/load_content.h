@@ -1,0 +1,34 @@
+#ifndef TESSERA_TRAINER_CONFIG_LOAD_CONTENT_H_
+#define TESSERA_TRAINER_CONFIG_LOAD_CONTENT_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+// The parts of a run that a load takes from a checkpoint. What is left out begins anew.
+struct LoadContent {
+  bool model = true;      // weights
+  bool optimizer = true;  // master weights, moments and the number of updates
+  bool scheduler = true;  // the step, and so the learning rate; best loss
+  bool sampler = true;    // the position in the data, and the order of the samples
+  bool rng = true;        // the seed of dropout and sampling
+
+  // Whether anything besides weights is taken.
+  bool continues() const { return optimizer || scheduler || sampler || rng; }
+};
+
+// Reads "model,optimizer,scheduler,sampler,rng", any of them in any order, or "all".
+// InvalidArgument for other words, and without "model": no other part fits weights that were not
+// loaded.
+absl::StatusOr<LoadContent> ParseLoadContent(const std::string& text);
+
+// What the settings ask for: load_content less what no_load_optim, no_load_rng and finetune leave
+// out. Precondition: load_content has been checked, as that of a resolved config.
+LoadContent LoadContentOf(const CheckpointConfig& config);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_CONFIG_LOAD_CONTENT_H_
