@@ -313,6 +313,23 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--allow-unexpected"}, "allow_unexpected is set but load is not"},
         {{"--load-tensors=*.attn.*"}, "load_tensors is set but load is not"},
         {{"--verify-load"}, "verify_load is set but load is not"},
+        {{"--load-content=model"}, "load_content is set but load is not"},
+        {{"--use-checkpoint-opt-param-scheduler"},
+         "use_checkpoint_opt_param_scheduler is set but load is not"},
+        {{"--load=d", "--use-checkpoint-opt-param-scheduler", "--override-opt-param-scheduler"},
+         "use_checkpoint_opt_param_scheduler and override_opt_param_scheduler exclude each other"},
+        {{"--load=d", "--load-content=model,optimizer", "--use-checkpoint-opt-param-scheduler"},
+         "use_checkpoint_opt_param_scheduler is set but load_content=model,optimizer leaves the "
+         "scheduler out"},
+        {{"--load=d", "--load-content=all", "--load-content=sampler"},
+         "load_content=sampler: model is missing, whose weights the rest belongs to"},
+        {{"--ckpt-type=llmc"}, "ckpt_type=llmc but load is not set"},
+        {{"--load=d", "--ckpt-type=hf"}, "ckpt_type=hf: expected tessera or llmc"},
+        {{"--load=d", "--ckpt-type=llmc", "--load-content=model,rng"},
+         "load_content=model,rng: an llm.c model file holds the model alone"},
+        {{"--load=d", "--llmc-filepath=f", "--ckpt-step=3"},
+         "llmc_filepath and ckpt_step exclude each other: the weights come from load"},
+        {{"--export-llmc-interval=5"}, "export_llmc_interval is set but export_llmc is not"},
         {{"--async-save"}, "async_save is set but save is not"},
         {{"--save=d", "--async-save-memory=5"}, "async_save_memory is set but async_save is not"},
         {{"--save=d", "--async-save-skip"}, "async_save_skip is set but async_save is not"},
@@ -413,6 +430,37 @@ TEST(ResolveConfigTest, StepsMustBeGivenButMayBeNone) {
   const absl::StatusOr<TrainConfig> config =
       ResolveConfig(Parse({"--size=gpt2-tiny", "--train-iters=0"})->config);
   EXPECT_TRUE(config.ok()) << config.status();
+}
+
+// InternEvo's form of the settings of a load.
+TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
+  const auto resolve = [](const std::string& checkpoint) {
+    const absl::StatusOr<TrainConfig> config =
+        ParseConfig("model { size: \"gpt2-tiny\" } training { train_iters: 0 } checkpoint { " +
+                        checkpoint + " }",
+                    "test");
+    EXPECT_TRUE(config.ok()) << config.status();
+    return ResolveConfig(*config);
+  };
+  const auto resolved = resolve("load_ckpt_folder { path: \"a\" content: [\"model\", \"rng\"] }");
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->checkpoint().load(), "a");
+  EXPECT_EQ(resolved->checkpoint().load_content(), "model,rng");
+  EXPECT_FALSE(resolved->checkpoint().has_load_ckpt_folder());
+  const auto again = ResolveConfig(*resolved);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
+
+  const auto llmc = resolve("load_ckpt_folder { path: \"w.bin\" ckpt_type: \"llmc\" }");
+  ASSERT_TRUE(llmc.ok()) << llmc.status();
+  EXPECT_EQ(llmc->checkpoint().llmc_filepath(), "w.bin");
+  EXPECT_EQ(llmc->checkpoint().load(), "");
+  EXPECT_TRUE(ResolveConfig(*llmc).ok());
+
+  EXPECT_FALSE(resolve("load: \"b\" load_ckpt_folder { path: \"a\" }").ok());
+  EXPECT_FALSE(resolve("load_ckpt_folder { content: \"model\" }").ok());
+  EXPECT_FALSE(
+      resolve("load_content: \"all\" load_ckpt_folder { path: \"a\" content: \"model\" }").ok());
 }
 
 }  // namespace

@@ -263,6 +263,22 @@ TEST(RateMeterTest, AStepThatBeatsThePeakRaisesIt) {
   EXPECT_EQ(metrics.peak_share, 1);
 }
 
+TEST(MetricsWriterTest, AppendingKeepsWhatIsThere) {
+  const std::string path = Path("append.jsonl");
+  const std::string before = "{\"kind\":\"step\",\"step\":9}\n{\"kind\":\"st";
+  WriteFile(path, before);
+  for (const int64_t step : {3, 4}) {
+    auto writer = MetricsWriter::Append(path);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    ASSERT_TRUE((*writer)->Write(EvalMetrics{.step = step, .loss = 2}).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+  }
+  const std::string after = Read(path);
+  EXPECT_EQ(after.substr(0, before.size() + 1), before + "\n");
+  WriteFile(path, after.substr(before.size() + 1));
+  EXPECT_EQ(Steps(path), (std::vector<int64_t>{3, 4}));
+}
+
 TEST(RateMeterTest, AnUnknownPeakGivesNoShare) {
   RateMeter meter({.total_steps = 1, .tokens_per_step = 1, .flops_per_token = 1});
   StepMetrics metrics;

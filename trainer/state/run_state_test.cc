@@ -70,6 +70,20 @@ TEST(RunStateTest, ImpossibleProgressIsRefused) {
               {"optimizer_updates", "many"});
 }
 
+// A run that has loaded an optimizer, but not its step, has more updates than steps.
+TEST(RunStateTest, UpdatesFromBeforeTheFirstStepComeBack) {
+  const ckpt::Manifest manifest = Describe({.step = 7, .updates = 106, .earlier_updates = 100});
+  const absl::StatusOr<Progress> after = ReadProgress(manifest);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->updates, 106);
+  EXPECT_EQ(after->earlier_updates, 100);
+  for (const Progress& impossible : {Progress{.step = 7, .updates = 108, .earlier_updates = 100},
+                                     Progress{.step = 7, .updates = 3, .earlier_updates = 4}}) {
+    ExpectNames(ReadProgress(Describe(impossible)).status(), absl::StatusCode::kDataLoss,
+                {"impossible trainer state"});
+  }
+}
+
 TEST(RunStateTest, WhatChangesTheBitsIsSaid) {
   TrainConfig config;
   config.mutable_parallel()->set_numerics(Numerics::EXACT);
