@@ -327,8 +327,11 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--load=d", "--ckpt-type=hf"}, "ckpt_type=hf: expected tessera or llmc"},
         {{"--load=d", "--ckpt-type=llmc", "--load-content=model,rng"},
          "load_content=model,rng: an llm.c model file holds the model alone"},
-        {{"--load=d", "--llmc-filepath=f", "--ckpt-step=3"},
-         "llmc_filepath and ckpt_step exclude each other: the weights come from load"},
+        {{"--load=d", "--llmc-filepath=f", "--finetune"},
+         "llmc_filepath and finetune exclude each other: the weights come from load"},
+        {{"--load=d", "--llmc-filepath=f", "--load-content=model,optimizer"},
+         "llmc_filepath and load_content=model,optimizer exclude each other: the weights come from "
+         "load"},
         {{"--export-llmc-interval=5"}, "export_llmc_interval is set but export_llmc is not"},
         {{"--async-save"}, "async_save is set but save is not"},
         {{"--save=d", "--async-save-memory=5"}, "async_save_memory is set but async_save is not"},

@@ -289,6 +289,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
          {"allow_missing", checkpoint.allow_missing()},
          {"allow_unexpected", checkpoint.allow_unexpected()},
          {"load_tensors", !checkpoint.load_tensors().empty()},
+         {"load_content", checkpoint.load_content() != "all"},
          {"verify_load", checkpoint.verify_load()},
          {"override_opt_param_scheduler", checkpoint.override_opt_param_scheduler()},
          {"use_checkpoint_opt_param_scheduler", checkpoint.use_checkpoint_opt_param_scheduler()}});
@@ -310,19 +311,16 @@ absl::Status CheckSchedulerChoice(const CheckpointConfig& checkpoint) {
                checkpoint.load_content(), " leaves the scheduler out");
 }
 
-// The file is for a start without a checkpoint.
+// A start at step 0 has weights of one origin. (A resumed run may have the file for its sizes, or
+// for a start without a checkpoint.)
 absl::Status CheckLlmcFile(const CheckpointConfig& checkpoint) {
   if (checkpoint.llmc_filepath().empty() || checkpoint.load().empty()) return absl::OkStatus();
-  for (const auto& [name, rules_it_out] :
-       {std::pair("ckpt_step", checkpoint.has_ckpt_step()),
-        std::pair("exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint()),
-        std::pair("finetune", checkpoint.finetune()),
-        std::pair("load_content without scheduler", !LoadContentOf(checkpoint).scheduler)}) {
-    if (rules_it_out) {
-      return Wrong("llmc_filepath and ", name, " exclude each other: the weights come from load");
-    }
+  if (LoadContentOf(checkpoint).scheduler) return absl::OkStatus();
+  if (checkpoint.finetune()) {
+    return Wrong("llmc_filepath and finetune exclude each other: the weights come from load");
   }
-  return absl::OkStatus();
+  return Wrong("llmc_filepath and load_content=", checkpoint.load_content(),
+               " exclude each other: the weights come from load");
 }
 
 absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
