@@ -81,14 +81,6 @@ absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
   return absl::OkStatus();
 }
 
-absl::Status RemoveDirectory(Storage& storage, const StepDirectory& dir) {
-  if (*dir.committed) {
-    TESSERA_RETURN_IF_ERROR(storage.Delete(JoinPath(dir.path, kManifestFileName)));
-    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
-  }
-  return storage.DeleteTree(dir.path);
-}
-
 }  // namespace
 
 std::string JoinPath(std::string_view directory, std::string_view name) {
@@ -213,6 +205,14 @@ absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
   return found;
 }
 
+absl::Status RemoveStepDirectory(Storage& storage, const StepDirectory& dir) {
+  if (*dir.committed) {
+    TESSERA_RETURN_IF_ERROR(storage.Delete(JoinPath(dir.path, kManifestFileName)));
+    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
+  }
+  return storage.DeleteTree(dir.path);
+}
+
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
                            ListStepDirectories(storage, root));
@@ -228,7 +228,7 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
     if (committed == 0) break;  // the rest is newer than the newest committed one
     if (*dir.committed) --committed;
     if (*dir.committed && excess-- <= 0) continue;
-    first_error.Update(RemoveDirectory(storage, dir));
+    first_error.Update(RemoveStepDirectory(storage, dir));
     removed = true;
   }
   if (removed) first_error.Update(storage.SyncDirectory(root));

@@ -67,6 +67,10 @@ struct StepDirectory {
 absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
                                                                std::string_view root);
 
+// Deletes it; a committed one is uncommitted first, durably, so that a crash halfway leaves no
+// checkpoint that looks complete. Precondition: dir.committed is OK.
+absl::Status RemoveStepDirectory(Storage& storage, const StepDirectory& dir);
+
 // See Prune() in checkpoint.h.
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep);
 

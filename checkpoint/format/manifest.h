@@ -16,7 +16,7 @@
 namespace tessera::ckpt {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 2;
+inline constexpr uint32_t kFormatMinor = 3;
 inline constexpr std::string_view kManifestFileName = "manifest.pb";
 inline constexpr size_t kManifestHeaderBytes = 32;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and payload

@@ -51,6 +51,9 @@ void FillTrainer(TrainerState& trainer) {
   numerics.set_library("oneDNN 2.6.3 avx512_core");
   numerics.set_products_hash(0x0123456789ABCDEF);
   numerics.set_loops_hash(0xFEDCBA9876543210);
+  trainer.mutable_health()->set_state_is_finite(true);
+  trainer.mutable_health()->set_loss_is_sane(true);
+  trainer.mutable_health()->set_validation_loss(3.5);
   (*trainer.mutable_extra())["note"] = std::string("\x00\xFF", 2);
   (*trainer.mutable_extra())["other"] = "";
 }

@@ -15,8 +15,10 @@
 
 namespace tessera::ckpt {
 
-Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata)
+Coordinator::Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
+                         std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root)
     : storage_(storage),
+      choose_root_(std::move(choose_root)),
       root_(root),
       directory_(JoinPath(root, StepDirectoryName(metadata.trainer().step()))),
       attempt_(absl::StrFormat("%08x", std::random_device()())),
@@ -30,6 +32,7 @@ absl::StatusOr<SaveTarget> Coordinator::Prepare(const Manifest& planned, bool is
     file.set_path(DataFileName(file.path(), attempt_));
   }
   TESSERA_RETURN_IF_ERROR(is_new ? CheckPlan(manifest_) : ValidateMetadata(manifest_));
+  TESSERA_RETURN_IF_ERROR(ChooseDirectory());
   TESSERA_RETURN_IF_ERROR(PrepareDirectory());
   return SaveTarget{.directory = directory_, .attempt = attempt_};
 }
@@ -86,6 +89,14 @@ absl::Status Coordinator::CheckPlan(const Manifest& planned) {
   return ValidateManifest(checked);
 }
 
+absl::Status Coordinator::ChooseDirectory() {
+  if (!choose_root_) return absl::OkStatus();
+  const int64_t step = metadata_.trainer().step();
+  TESSERA_ASSIGN_OR_RETURN(root_, choose_root_({.step = step, .data_bytes = DataBytes()}));
+  directory_ = JoinPath(root_, StepDirectoryName(step));
+  return absl::OkStatus();
+}
+
 absl::Status Coordinator::PrepareDirectory() {
   TESSERA_ASSIGN_OR_RETURN(const Leftovers leftovers, DiscardLeftovers(storage_, directory_));
   if (leftovers == Leftovers::kCommitted) {
@@ -125,8 +136,7 @@ void Coordinator::DeleteOtherAttempts() {
 }
 
 absl::Status Coordinator::CheckRoom() {
-  uint64_t needed = 0;
-  for (const DataFile& file : manifest_.files()) needed += file.size_bytes();
+  const uint64_t needed = DataBytes();
   const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
   if (absl::IsUnimplemented(free.status())) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(free.status());
@@ -134,6 +144,12 @@ absl::Status Coordinator::CheckRoom() {
   return absl::ResourceExhaustedError(
       absl::StrCat("the checkpoint needs ", needed, " bytes (", HumanBytes(needed), ") but ",
                    storage_.Describe(root_), " has ", *free, " (", HumanBytes(*free), ") left"));
+}
+
+uint64_t Coordinator::DataBytes() const {
+  uint64_t bytes = 0;
+  for (const DataFile& file : manifest_.files()) bytes += file.size_bytes();
+  return bytes;
 }
 
 void Coordinator::AddDigest(const TensorReport& report) {

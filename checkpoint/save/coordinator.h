@@ -1,6 +1,8 @@
 #ifndef TESSERA_CHECKPOINT_SAVE_COORDINATOR_H_
 #define TESSERA_CHECKPOINT_SAVE_COORDINATOR_H_
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +21,9 @@ namespace tessera::ckpt {
 // ranks. `metadata` must outlive it.
 class Coordinator {
  public:
-  Coordinator(Storage& storage, std::string_view root, const Manifest& metadata);
+  // `choose_root`: see SaveOptions; may be null.
+  Coordinator(Storage& storage, std::string_view root, const Manifest& metadata,
+              std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root = nullptr);
 
   // The end of step 1, and step 2: checks the tensors and files of the plan, and returns where to
   // write. With `is_new` false, the same plan was checked before.
@@ -36,15 +40,18 @@ class Coordinator {
   void Abandon();
 
  private:
+  absl::Status ChooseDirectory();
   absl::Status PrepareDirectory();
   absl::Status CheckFilesAreThere();
   void DeleteOtherAttempts();
   absl::Status CheckRoom();
+  uint64_t DataBytes() const;
   void AddDigest(const TensorReport& report);
 
   Storage& storage_;
-  const std::string root_;
-  const std::string directory_;
+  const std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root_;
+  std::string root_;
+  std::string directory_;
   const std::string attempt_;
   const Manifest& metadata_;
   Manifest manifest_;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/save/plan_cache.h"
@@ -25,6 +26,12 @@ struct Metadata {
   // tensors and files must be empty, its step does not matter, and what stands above is added to
   // it. Null: nothing.
   std::shared_ptr<const Manifest> manifest;
+};
+
+// A save of which nothing has been written yet.
+struct PlannedSave {
+  int64_t step = 0;
+  uint64_t data_bytes = 0;  // of the data files, all ranks
 };
 
 struct SaveOptions {
@@ -55,6 +62,11 @@ struct SaveOptions {
   // before the checkpoint is committed: to make durable what the checkpoint depends on, for example
   // a log. Its error fails the save.
   std::function<absl::Status()> before_commit;
+
+  // Called on rank 0 by the saving thread, when the save has been planned and before its space is
+  // checked. Returns the root to save under in place of the save's own, and may delete what the
+  // new checkpoint replaces. Its error fails the save. Null: nothing to do.
+  std::function<absl::StatusOr<std::string>(const PlannedSave&)> choose_root;
 };
 
 struct SaveReport {

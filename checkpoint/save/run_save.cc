@@ -151,7 +151,7 @@ absl::StatusOr<AsyncSaveReport> RunSave(
     const SaveContext& context, const Manifest& manifest, const StateDict& state,
     const std::function<void(std::shared_ptr<DataWriter>)>& on_planned) {
   const Clock::time_point start = Clock::now();
-  Coordinator coordinator(context.storage, context.root, manifest);
+  Coordinator coordinator(context.storage, context.root, manifest, context.options.choose_root);
   const absl::StatusOr<RankState> local = Describe(manifest, state, context.options);
   const absl::StatusOr<SaveTask> task = Plan(
       context, local, manifest.trainer().step(),

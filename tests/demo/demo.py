@@ -3,11 +3,13 @@
 Real text -> tokens -> training -> SIGKILL -> resume -> proof -> sampled text -> many processes.
 Trains a small GPT-2 twice on the text of a system package. The first run is left alone; the second
 is killed between two checkpoints and resumed. Every loss and the final checkpoints must agree to
-the last bit. Then a few steps in EXACT numerics, on one process and on eight: again every loss and
-every tensor.
+the last bit. Then the same command three times: a stop file ends it, its newest checkpoint is
+damaged and passed over for a rolling one, and it comes to its end. Last a few steps in EXACT
+numerics, on one process and on eight: again every loss and every tensor.
 """
 
 import argparse
+import glob
 import json
 import os
 import shutil
@@ -18,7 +20,9 @@ import time
 
 STEPS = 200
 SAVE_INTERVAL = 50
-KILL_AFTER = 130  # between the checkpoints of steps 100 and 150
+KILL_AFTER = 130  # after the rolling checkpoint of step 125
+SHORT_STEPS = 20
+STOP_STEP = 14  # after the rolling checkpoint of step 12
 EXACT_STEPS = 20
 EIGHT_PROCESSES = ("--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2",
                    "--pipeline-model-parallel-size=2")
@@ -69,7 +73,8 @@ class Demo:
 
     def clear(self):
         """Removes an earlier demo's files alone: the folder may be the user's."""
-        for run_name in ("undisturbed", "killed", "one_process", "eight_processes"):
+        for run_name in ("undisturbed", "killed", "short", "managed", "one_process",
+                         "eight_processes"):
             shutil.rmtree(self.run_dir(run_name), ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
         os.makedirs(self.root, exist_ok=True)
@@ -114,8 +119,8 @@ class Demo:
         run(self.tools.ckpt, "ls", self.checkpoints("killed"))
 
     def resume(self):
-        say("Resume from the newest checkpoint")
-        run(*self.train_command(*self.saving("killed"), f"--load={self.checkpoints('killed')}"))
+        say("Resume from the newest checkpoint: the same command again")
+        run(*self.train_command(*self.saving("killed")))
 
     def compare(self, one_name, one_title, other_name, other_title, steps):
         say("Losses side by side")
@@ -156,6 +161,36 @@ class Demo:
                                 "--prompt=The function returns",
                                 "--num-tokens-to-generate=100"))
 
+    def manage(self):
+        stop_file = os.path.join(self.root, "stop")
+
+        def command(name):
+            return self.train_command(*self.saving(name), f"--train-iters={SHORT_STEPS}",
+                                      "--lr-warmup-iters=5", "--save-interval=10",
+                                      "--non-persistent-save-interval=3",
+                                      f"--stop-file-path={stop_file}")
+
+        if os.path.exists(stop_file):
+            os.remove(stop_file)
+        say(f"Train {SHORT_STEPS} steps, undisturbed")
+        run(*command("short"))
+        say(f"The same, with {STOP_STEP} in the stop file")
+        with open(stop_file, "w", encoding="utf-8") as file:
+            file.write(f"{STOP_STEP}\n")
+        run(*command("managed"))
+        newest = os.path.join(self.checkpoints("managed"), f"step-{STOP_STEP:08d}")
+        if not os.path.exists(os.path.join(newest, "manifest.pb")):
+            fail(f"no checkpoint in {newest}")
+        say("One bit of the newest checkpoint flips; the same command again")
+        with open(glob.glob(os.path.join(newest, "model-*"))[0], "r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-1000, os.SEEK_END)
+            file.write(bytes([byte ^ 1]))
+        run(*command("managed"))
+        if not os.path.exists(newest + ".damaged"):
+            fail(f"{newest} was not set aside")
+
     def train_on_many(self):
         exact = (f"--train-iters={EXACT_STEPS}", "--numerics=exact", "--exact-tp-shards=2",
                  "--micro-batch-size=4", "--hidden-dropout=0.1", "--lr-warmup-iters=5",
@@ -182,6 +217,9 @@ def main():
     demo.compare_with_unigram(losses)
     demo.prove(("undisturbed", "killed"), STEPS)
     demo.sample()
+    demo.manage()
+    demo.compare("short", "undisturbed", "managed", "stopped and damaged", SHORT_STEPS)
+    demo.prove(("short", "managed"), SHORT_STEPS)
     demo.train_on_many()
     demo.compare("one_process", "one process", "eight_processes", "eight processes", EXACT_STEPS)
     demo.prove(("one_process", "eight_processes"), EXACT_STEPS)

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "checkpoint/manager/save_schedule.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
@@ -66,7 +67,7 @@ absl::Status TrainRank(const TrainConfig& config, Communicator& world, SampleLog
                        TrainedRun& run, StateCollector& collector) {
   const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&world);
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                           FindSavedRun(config.checkpoint(), {.ranks = *group}));
+                           FindSavedRun(config, {.ranks = *group}, [](const std::string&) {}));
   TESSERA_ASSIGN_OR_RETURN(const uint64_t seed, Seed(config, saved));
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
                            TrainingRank::Create(config, seed, world, log));
@@ -201,7 +202,8 @@ absl::StatusOr<StepResult> TrainingRank::Step() {
 }
 
 absl::Status TrainingRank::Save() {
-  return saver_->Save(DescribeRun(config_, config_.model(), progress_, data_identity(), {}));
+  return saver_->Save(DescribeRun(config_, config_.model(), progress_, data_identity(), {}),
+                      ckpt::SaveKind::kPermanent);
 }
 
 absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {

@@ -71,8 +71,10 @@ absl::Status Land(const CheckpointConfig& from, Communicator& world, TrainingRan
                   LoadOutcomeCollector& collector) {
   const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&world);
   FillState(training.trainer().chunks(), kSomethingElse);
+  TrainConfig config;
+  *config.mutable_checkpoint() = from;
   TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                           FindSavedRun(from, {.ranks = *group}));
+                           FindSavedRun(config, {.ranks = *group}, [](const std::string&) {}));
   if (!saved.has_value()) return absl::NotFoundError(from.load());
   // Threads share the counter of tensors: rank 0 looks while all others stand still.
   TESSERA_RETURN_IF_ERROR(world.Barrier());

@@ -220,6 +220,54 @@ TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
   EXPECT_EQ(Run(Launcher(resume)).exit_code, 0);
 }
 
+// Only the rank that reads the byte sees the damage; all discard what they have loaded and continue
+// from the checkpoint before, under another topology too.
+TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsPassedOverByAll) {
+  ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
+  const fs::path step = Checkpoints("run") / "step-00000004";
+  std::fstream(DataFile(step, "model-00001-of-00002"),
+               std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(5000)
+      .put('\x5a');
+  const std::vector<std::string> resume = Saving("run", 6, {"--pipeline-model-parallel-size=2"});
+  const Result result = Run(Launcher(resume));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("passed over " + step.string() + ": "));
+  EXPECT_THAT(result.out, HasSubstr("at offset 5000: tensor "));
+  EXPECT_THAT(result.out, HasSubstr("step-00000003 (step 3)"));
+  EXPECT_TRUE(fs::exists(step.string() + ".damaged"));
+  EXPECT_EQ(Losses("run").size(), 6u);
+}
+
+TEST_F(ParallelCommandTest, AStopFileEndsAllRanksAtItsStep) {
+  std::ofstream(root_ / "stop") << "3";
+  const std::vector<std::string> job = Saving(
+      "run", 1000000,
+      {"--data-parallel-size=2", "--async-save", "--stop-file-path=" + (root_ / "stop").string()});
+  const Result result = Run(Launcher(job));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("stop after step 3"));
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000003" / "manifest.pb"));
+  EXPECT_EQ(Losses("run").size(), 3u);
+}
+
+// The launcher is killed, as by the system when memory runs out. Its ranks end a moment later; a
+// job that restarts at once waits for them.
+TEST_F(ParallelCommandTest, ARestartWaitsForTheProcessesOfItsPredecessor) {
+  std::vector<std::string> job = Saving("run", 1000000, {"--data-parallel-size=2"});
+  {
+    const Process process(Mpirun(2, job), root_);
+    ASSERT_TRUE(WaitFor(Checkpoints("run") / "step-00000002" / "manifest.pb"));
+    process.Kill(SIGKILL);
+    process.Wait();
+  }
+  job.push_back("--exit-duration-in-mins=0.01");
+  const Result result = Run(Launcher(job));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("(step "));
+  EXPECT_THAT(result.out, HasSubstr("exit_duration_in_mins=0.01 has passed"));
+}
+
 // The shipped settings: sixteen processes compute the losses and weights of one process, bit for
 // bit.
 TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
@@ -234,8 +282,16 @@ TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
     command[4] = Runfile("trainer/configs/" + name + ".textproto");
     command.push_back("--run-dir=" + (root_ / name).string());
     command.push_back("--export-llmc=" + (root_ / name / "model.bin").string());
+    // Started twice, they continue.
+    if (name != "single") {
+      std::vector<std::string> part = command;
+      part.push_back("--exit-interval=10");
+      const Result first = Run(part);
+      ASSERT_EQ(first.exit_code, 0) << name << ": " << first.err;
+    }
     const Result result = Run(command);
     ASSERT_EQ(result.exit_code, 0) << name << ": " << result.err;
+    EXPECT_EQ(result.out.find("(step 10)") != std::string::npos, name != "single");
   }
   const std::map<std::string, std::string> one = Records("single");
   EXPECT_EQ(one.size(), 22u);
@@ -252,8 +308,9 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
       });
   ASSERT_TRUE(has_text) << "the package perl-doc, which third_party/packages.txt names, is missing";
   setenv("TESSERA_DATA_DIR", (root_ / "data").c_str(), 1);
-  std::vector<std::string> command = Launcher(
-      {"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The", "--num-tokens-to-generate=5"});
+  std::vector<std::string> command =
+      Launcher({"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The",
+                "--num-tokens-to-generate=5", "--run-dir=" + (root_ / "run").string()});
   command[4] = Runfile("trainer/configs/dp2.textproto");
   const Result first = Run(command);
   EXPECT_EQ(first.exit_code, 0) << first.err;
@@ -340,7 +397,8 @@ TEST_F(ParallelCommandTest, SuddenDeathOfARankCostsNothingButTime) {
   }
   // Later checkpoints belong to a longer run.
   for (const fs::directory_entry& entry : fs::directory_iterator(Checkpoints("killed"))) {
-    if (entry.path().filename() > "step-00000004") fs::remove_all(entry.path());
+    const std::string name = entry.path().filename();
+    if (name > "step-00000004" || name.starts_with("rolling-")) fs::remove_all(entry.path());
   }
   const Result resumed = Run(Launcher(resume));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;

@@ -158,8 +158,10 @@ TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
           " -x SLOW_DISK_GATE=" + gate.string())
              .c_str(),
          1);
-  const Process process(
-      Launcher(Saving("slow", 8, Joined(flags, {"--async-save", "--async-save-skip"}))), root_);
+  const Process process(Launcher(Saving("slow", 8,
+                                        Joined(flags, {"--async-save", "--async-save-skip",
+                                                       "--non-persistent-save-interval=0"}))),
+                        root_);
   unsetenv("TESSERA_MPIRUN_FLAGS");
   // All steps but the end of the run, which waits for the save of step 2.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);

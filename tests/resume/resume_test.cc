@@ -447,10 +447,11 @@ TEST_F(FlagsTest, CkptStepChoosesAndNamesWhatIsThere) {
   EXPECT_THAT(*notes, HasSubstr("(step 20)"));
   ExpectSameTensors("base", "chosen", 40);
 
-  config.mutable_checkpoint()->set_ckpt_step(30);
+  config = From("missing");
+  config.mutable_checkpoint()->set_ckpt_step(35);
   const absl::Status missing = Train(config).status();
   EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
-  EXPECT_THAT(std::string(missing.message()), HasSubstr("steps 20, 40"));
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("steps 10, 20, 30, 40"));
 }
 
 TEST_F(FlagsTest, FinetuneTakesWeightsAloneAndStartsAtStepZero) {
@@ -594,16 +595,34 @@ TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {
   const absl::StatusOr<std::string> notes = Train(config);
   ASSERT_TRUE(notes.ok()) << notes.status();
   EXPECT_THAT(*notes, HasSubstr("starting afresh"));
+  // It continues from its own checkpoint, not from `load`.
+  EXPECT_THAT(*Train(config), HasSubstr("nothing left to train"));
+  config.mutable_checkpoint()->set_save(Checkpoints("never").string());
   config.mutable_checkpoint()->set_exit_on_missing_checkpoint(true);
   EXPECT_TRUE(absl::IsNotFound(Train(config).status()));
 }
 
 TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
   TrainConfig config = From("base");
-  config.mutable_checkpoint()->set_ckpt_step(20);
+  config.mutable_checkpoint()->set_auto_resume(false);
+  config.mutable_checkpoint()->clear_load();
   const absl::Status refused = Train(config).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("later steps (40)"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("40) than this run starts from (0)"));
+}
+
+// An earlier step on request: what was saved later is set aside, so that it neither mixes with the
+// new future nor ends the run.
+TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
+  TrainConfig config = From("base");
+  config.mutable_checkpoint()->set_ckpt_step(20);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("(step 20)"));
+  EXPECT_THAT(*notes, HasSubstr("set aside as step-00000040.abandoned"));
+  EXPECT_TRUE(fs::exists(Checkpoints("base") / "step-00000040.abandoned" / "manifest.pb"));
+  EXPECT_TRUE(fs::exists(StepDir("base", 60)));
+  EXPECT_EQ(Losses(RunDir("base"), "step").size(), 60u);
 }
 
 TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {

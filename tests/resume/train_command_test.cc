@@ -9,10 +9,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -132,6 +134,7 @@ TEST_F(TrainCommandTest, DamagedCheckpointIsReportedWithFileAndOffset) {
   stream.close();
   std::vector<std::string> resume = Folders("run");
   resume.push_back("--load=" + Checkpoints("run").string());
+  resume.push_back("--auto-resume=false");
   ExpectRefused(resume, 1, file.filename().string());
 
   for (const fs::path& replaced : {file, file.parent_path() / "manifest.pb"}) {
@@ -177,6 +180,7 @@ TEST_F(TrainCommandTest, FolderInThePlaceOfAFileIsDamage) {
   fs::create_directory(file);
   std::vector<std::string> resume = Folders("run");
   resume.push_back("--load=" + Checkpoints("run").string());
+  resume.push_back("--auto-resume=false");
   ExpectRefused(resume, 1, "--ckpt-step=1 resumes");
   // A checkpoint without its manifest is an incomplete save.
   fs::remove(step / "manifest.pb");
@@ -312,6 +316,221 @@ TEST_F(TrainCommandTest, SurvivesSuddenDeathAtAnyMoment) {
                 ReadFile(DataFile(Checkpoints("undisturbed") / "step-00000040", kind)))
         << kind;
   }
+}
+
+// The newest checkpoint of a folder, "" where there is none.
+std::string Newest(const fs::path& checkpoints) {
+  std::string newest;
+  for (const fs::directory_entry& entry : fs::directory_iterator(checkpoints)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-") && fs::exists(entry.path() / "manifest.pb") &&
+        name.find('.') == std::string::npos) {
+      newest = std::max(newest, name);
+    }
+  }
+  return newest;
+}
+
+void FlipByte(const fs::path& file, int64_t from_the_end) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  const auto at = static_cast<int64_t>(fs::file_size(file)) - from_the_end;
+  stream.seekg(at);
+  const char byte = static_cast<char>(stream.get() ^ 0x10);
+  stream.seekp(at);
+  stream.put(byte);
+}
+
+class SelfRestartingTest : public TrainCommandTest {
+ protected:
+  // Saves every second step to a folder of its own.
+  std::vector<std::string> Job(const std::string& run, std::vector<std::string> more = {}) const {
+    more.insert(more.end(), {"--run-dir=" + (root_ / run).string(),
+                             "--save=" + Checkpoints(run).string(), "--lr-decay-iters=50"});
+    if (std::none_of(more.begin(), more.end(),
+                     [](const auto& flag) { return flag.starts_with("--save-interval"); })) {
+      more.push_back("--save-interval=2");
+    }
+    return more;
+  }
+  void ExpectUndisturbed(const std::string& run, int steps) const {
+    ASSERT_EQ(Run(steps, Job("undisturbed")).exit_code, 0);
+    EXPECT_EQ(Losses(run), Losses("undisturbed"));
+  }
+};
+
+// The same command again: what is damaged is set aside, and the run continues from what is left.
+TEST_F(SelfRestartingTest, ADamagedNewestCheckpointIsNoDeadEnd) {
+  const fs::path newest = Checkpoints("run") / "step-00000004";
+  const std::vector<std::pair<std::string, std::function<void()>>> kinds = {
+      {"flipped byte", [&] { FlipByte(DataFile(newest, "model-"), 1000); }},
+      {"truncated manifest",
+       [&] { fs::resize_file(newest / "manifest.pb", fs::file_size(newest / "manifest.pb") / 2); }},
+      {"empty manifest", [&] { fs::resize_file(newest / "manifest.pb", 0); }},
+      {"missing file", [&] { fs::remove(DataFile(newest, "model-")); }}};
+  int number = 0;
+  for (const auto& [kind, damage] : kinds) {
+    SCOPED_TRACE(kind);
+    const Result first = Run(4, Job("run", {"--non-persistent-save-interval=3"}));
+    ASSERT_EQ(first.exit_code, 0) << first.err;
+    damage();
+    const Result second = Run(4, Job("run", {"--non-persistent-save-interval=3"}));
+    ASSERT_EQ(second.exit_code, 0) << second.err;
+    EXPECT_THAT(second.out, HasSubstr("passed over " + newest.string() + ": "));
+    EXPECT_THAT(second.out, HasSubstr("rolling-0/step-00000003 (step 3)"));
+    EXPECT_TRUE(fs::exists(Checkpoints("run") /
+                           (++number == 1 ? "step-00000004.damaged"
+                                          : "step-00000004.damaged-" + std::to_string(number))));
+    EXPECT_EQ(Losses("run").size(), 4u);
+  }
+  const Result last = Run(8, Job("run"));
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  ExpectUndisturbed("run", 8);
+}
+
+TEST_F(SelfRestartingTest, WhereAllAreDamagedTheRunBeginsAnewAndSaysSo) {
+  ASSERT_EQ(Run(4, Job("run")).exit_code, 0);
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(Checkpoints("run"))) {
+    if (entry.path().filename() == "manifest.pb") fs::resize_file(entry.path(), 10);
+  }
+  const Result again = Run(4, Job("run"));
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("no checkpoint in " + Checkpoints("run").string()));
+  ExpectUndisturbed("run", 4);
+}
+
+TEST_F(SelfRestartingTest, ExitSignalHandlerSavesAndNoStepIsLost) {
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+    for (const bool async : {false, true}) {
+      if (async && signal != SIGTERM) continue;
+      const std::string run = "run" + std::to_string(signal) + (async ? "async" : "");
+      const std::vector<std::string> job =
+          Job(run, {"--save-interval=100000", async ? "--async-save" : "--async-save=false"});
+      const Process process(Command(1000000, job), root_);
+      while (!process.Ended() && Losses(run).size() < 5) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      process.Kill(signal);
+      const Result result = process.Wait();
+      EXPECT_EQ(result.exit_code, 128 + (signal == SIGUSR1 ? SIGINT : signal)) << result.err;
+      const auto steps = static_cast<int>(Losses(run).size());
+      EXPECT_EQ(
+          Newest(Checkpoints(run)),
+          "step-" + std::string(8 - std::to_string(steps).size(), '0') + std::to_string(steps));
+      const Result resumed = Run(steps + 2, job);
+      EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+      EXPECT_THAT(resumed.out, HasSubstr("(step " + std::to_string(steps) + ")"));
+      EXPECT_EQ(Losses(run).size(), static_cast<size_t>(steps + 2));
+    }
+  }
+}
+
+TEST_F(SelfRestartingTest, ExitSignalHandlerCanBeSwitchedOff) {
+  const std::vector<std::string> job =
+      Job("run", {"--save-interval=100000", "--exit-signal-handler=false"});
+  const Process process(Command(1000000, job), root_);
+  while (!process.Ended() && Losses("run").size() < 3) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  process.Kill(SIGTERM);
+  EXPECT_EQ(process.Wait().exit_code, 128 + SIGTERM);
+  EXPECT_EQ(Newest(Checkpoints("run")), "");
+}
+
+TEST_F(SelfRestartingTest, StopFilePathSavesAndEndsAndIsNotObeyedTwice) {
+  const fs::path stop_file = root_ / "stop";
+  const std::vector<std::string> job =
+      Job("run", {"--save-interval=100", "--stop-file-path=" + stop_file.string()});
+  std::ofstream(stop_file) << "3\n";
+  Result result = Run(10, job);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("stopped by " + stop_file.string() + " after step 3"));
+  EXPECT_EQ(Newest(Checkpoints("run")), "step-00000003");
+  // Saves, and continues.
+  std::ofstream(stop_file) << "-5";
+  result = Run(8, job);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000005" / "manifest.pb"));
+  EXPECT_EQ(Newest(Checkpoints("run")), "step-00000008");
+  // Stale, then garbage, then missing.
+  std::ofstream(stop_file) << "8";
+  EXPECT_EQ(Run(10, job).exit_code, 0);
+  EXPECT_EQ(Newest(Checkpoints("run")), "step-00000010");
+  std::ofstream(stop_file) << "soon";
+  result = Run(11, job);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("has no effect: expected an integer, not \"soon\""));
+  fs::remove(stop_file);
+  EXPECT_EQ(Run(12, job).exit_code, 0);
+  ExpectUndisturbed("run", 12);
+}
+
+TEST_F(SelfRestartingTest, NonPersistentSaveIntervalKeepsTwoBesideThePermanentOnes) {
+  const std::vector<std::string> job =
+      Job("run", {"--save-interval=6", "--oss-snapshot-freq=2", "--exit-interval=11"});
+  const Result result = Run(20, job);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const fs::path folder = Checkpoints("run");
+  for (const char* there :
+       {"step-00000006", "step-00000011", "rolling-0/step-00000008", "rolling-1/step-00000010"}) {
+    EXPECT_TRUE(fs::exists(folder / there / "manifest.pb")) << there;
+  }
+  for (const char* replaced :
+       {"rolling-0/step-00000002", "rolling-1/step-00000004", "rolling-0/step-00000006"}) {
+    EXPECT_FALSE(fs::exists(folder / replaced)) << replaced;
+  }
+  // After a restart the older one is replaced.
+  fs::remove_all(folder / "step-00000011");
+  EXPECT_THAT(Run(13, job).out, HasSubstr("rolling-1/step-00000010 (step 10)"));
+  EXPECT_TRUE(fs::exists(folder / "rolling-0" / "step-00000008"));
+  EXPECT_TRUE(fs::exists(folder / "rolling-1" / "step-00000010"));
+}
+
+TEST_F(SelfRestartingTest, EnableSaveCkptFalseSavesNothingAndLoads) {
+  ASSERT_EQ(Run(4, Job("run")).exit_code, 0);
+  const Result result = Run(8, Job("run", {"--enable-save-ckpt=false"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("(step 4)"));
+  EXPECT_EQ(Newest(Checkpoints("run")), "step-00000004");
+}
+
+TEST_F(SelfRestartingTest, RetentionPoliciesCombine) {
+  const Result result = Run(12, Job("run", {"--checkpoint-every=1", "--save-interval=1",
+                                            "--keep-latest-k=2", "--save-retain-interval=5"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::vector<std::string> kept;
+  for (const fs::directory_entry& entry : fs::directory_iterator(Checkpoints("run"))) {
+    if (entry.is_directory()) kept.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(kept, ::testing::UnorderedElementsAre("step-00000005", "step-00000010",
+                                                    "step-00000011", "step-00000012"));
+}
+
+// Updates beyond all measure: losses are no numbers from then on.
+TEST_F(SelfRestartingTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
+  const std::vector<std::string> keep = {"--max-checkpoint-keep=1",
+                                         "--non-persistent-save-interval=0"};
+  ASSERT_EQ(Run(4, Job("run", keep)).exit_code, 0);
+  std::vector<std::string> broken = Job("run", keep);
+  broken.push_back("--lr=1e30");
+  // It ends before ten steps in a row have been skipped.
+  Result result = Run(9, broken);
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("training has diverged: the loss of step 9 is nan"));
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000004" / "manifest.pb"));
+  EXPECT_FALSE(fs::exists(Checkpoints("run") / "step-00000006"));
+  EXPECT_FALSE(fs::exists(Checkpoints("run") / "step-00000008"));
+  EXPECT_EQ(Newest(Checkpoints("run")), "step-00000009");
+  // There is nothing left to train, but that is no success.
+  result = Run(9, broken);
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("--ckpt-step"));
+
+  std::vector<std::string> back = Job("run", keep);
+  back.push_back("--ckpt-step=4");
+  result = Run(9, back);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000009.abandoned"));
+  ExpectUndisturbed("run", 9);
 }
 
 }  // namespace

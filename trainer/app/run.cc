@@ -117,6 +117,11 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stop
     progress_line.Message("nothing left to train: step " + std::to_string(session.progress.step) +
                           " of " + std::to_string(config.training().train_iters()));
     TESSERA_RETURN_IF_ERROR(EvaluateOnly(session, progress_line));
+    if (config.training().train_iters() > 0 && !session.resumed_healthy) {
+      return absl::AbortedError(
+          "training has diverged: the last step's loss or state is not finite; resume from an "
+          "earlier checkpoint with a lower --lr (--ckpt-step)");
+    }
   }
   if (*stopped_by != 0) return absl::OkStatus();
   if (!config.checkpoint().export_llmc().empty()) {

@@ -141,7 +141,9 @@ std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
   return text;
 }
 
-absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes) {
+// `status` becomes that of LoadTensors().
+absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes,
+                            absl::Status* status) {
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
   const LoadPolicy policy = PolicyOf(options, session.trains);
@@ -159,8 +161,10 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   if (session.train_data.has_value() && content.sampler) {
     TESSERA_RETURN_IF_ERROR(In(saved, CheckSameData(saved.manifest, session.data_identity())));
   }
-  TESSERA_ASSIGN_OR_RETURN(const LoadNotes loaded,
-                           LoadTensors(saved, session.state(), policy, session.group()));
+  const absl::StatusOr<LoadNotes> loaded =
+      LoadTensors(saved, session.state(), policy, session.group());
+  *status = loaded.status();
+  TESSERA_RETURN_IF_ERROR(loaded.status());
   if (session.trains) {
     if (policy.with_optimizer) {
       session.trainer->set_updates(session.progress.updates);
@@ -169,9 +173,9 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
     }
   }
   notes(absl::StrFormat("loaded %s (step %d) in %.2f s: %s", saved.Describe(),
-                        saved.manifest.trainer().step(), loaded.report.seconds,
-                        DescribeLoaded(content, policy, loaded)));
-  for (const std::string& sentence : loaded.sentences) notes(sentence);
+                        saved.manifest.trainer().step(), loaded->report.seconds,
+                        DescribeLoaded(content, policy, *loaded)));
+  for (const std::string& sentence : loaded->sentences) notes(sentence);
   for (const std::string& sentence :
        DescribeChanges(saved.manifest, session.config, session.numerics)) {
     notes(sentence);
@@ -204,23 +208,27 @@ absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
-                         const Notes& notes) {
+absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session, const Notes& notes,
+                         absl::Status* loaded) {
   const CheckpointConfig& options = session.config.checkpoint();
   const std::string& llmc_file = options.llmc_filepath();
-  if (session.first_rank() && !options.load().empty() && !options.has_ckpt_step()) {
+  const bool own = saved.has_value() && saved->is_own;
+  const std::string& folder = own ? options.save() : options.load();
+  if (session.first_rank() && !folder.empty() && !options.has_ckpt_step()) {
     const int64_t step = saved.has_value() ? saved->manifest.trainer().step() : -1;
-    TESSERA_ASSIGN_OR_RETURN(const std::string passed_over, DescribePassedOver(options, step));
+    TESSERA_ASSIGN_OR_RETURN(const std::string passed_over, DescribePassedOver(folder, step));
     if (!passed_over.empty()) notes(passed_over);
   }
   if (saved.has_value()) {
     if (!llmc_file.empty() && session.first_rank()) {
       notes(absl::StrCat("llmc_filepath=", llmc_file, " is not read: there is a checkpoint"));
     }
-    return LoadCheckpoint(*saved, session, notes);
+    return LoadCheckpoint(*saved, session, notes, loaded);
   }
-  if (!options.load().empty()) {
-    notes(absl::StrCat("no checkpoint in ", options.load(), ": starting afresh"));
+  if (!options.load().empty() || (!options.save().empty() && options.auto_resume())) {
+    notes(absl::StrCat("no checkpoint in ",
+                       options.load().empty() ? options.save() : options.load(),
+                       ": starting afresh"));
   }
   if (!llmc_file.empty()) {
     TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session));
@@ -236,9 +244,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
 absl::Status OpenFiles(Session& session, const Notes& notes) {
   const TrainConfig& config = session.config;
   if (session.trains) {
-    TESSERA_ASSIGN_OR_RETURN(
-        session.save_folder,
-        ReserveSaveFolder(config.checkpoint(), session.progress.step, session.group()));
+    TESSERA_RETURN_IF_ERROR(CheckLaterSteps(config, session.progress.step, session.group()));
     TESSERA_ASSIGN_OR_RETURN(
         session.train_data,
         OpenData("train_data_path", config.data().train_data_path(), session, notes));
@@ -258,7 +264,7 @@ absl::Status OpenFiles(Session& session, const Notes& notes) {
 // overwrites. Their copies use only memory that neither training nor another rank will need. The
 // records of the steps that led to a checkpoint are durable before it is.
 absl::Status OpenSaver(Session& session, int64_t spare_memory) {
-  if (!session.trains || session.config.checkpoint().save().empty()) return absl::OkStatus();
+  if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
       RunSaver::Create(
@@ -279,6 +285,55 @@ absl::Status OpenSaver(Session& session, int64_t spare_memory) {
   return absl::OkStatus();
 }
 
+RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config) {
+  return {.ranks = ranks,
+          .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
+}
+
+bool IsHealthy(const ckpt::Manifest& manifest) {
+  const ckpt::TrainerState& trainer = manifest.trainer();
+  return !trainer.has_health() ||
+         (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
+}
+
+// A session that continues from `saved`. `loaded` becomes the error of reading the checkpoint's
+// state, which is then the same on every rank.
+absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>& saved,
+                                                   const TrainConfig& settings,
+                                                   const NumericsFingerprint& numerics,
+                                                   Communicator* world, const Notes& notes,
+                                                   absl::Status* loaded) {
+  auto session = std::make_unique<Session>();
+  session->config = settings;
+  const TrainConfig& config = session->config;
+  session->ranks = MakeProcessGroup(world);
+  session->numerics = numerics;
+  TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
+  const absl::StatusOr<Progress> start = StartingPoint(config, saved);
+  if (!start.ok()) return *loaded = start.status();
+  session->progress = *start;
+  if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
+    TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest, &session->config)));
+  }
+  session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
+  session->resumed_healthy = !session->resumed || IsHealthy(saved->manifest);
+  session->trains = session->progress.step < config.training().train_iters();
+  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));
+
+  TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
+  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, AvailableHostMemory(), host));
+  session->backend = MakeCpuBackend(ThreadCount(config, host));
+  TESSERA_ASSIGN_OR_RETURN(
+      session->trainer,
+      Trainer::Create(config, {.trains = session->trains, .seed = session->progress.seed},
+                      *session->mesh, *session->backend));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
+                           SpareMemory(session->trainer->memory(), AvailableHostMemory(), host));
+  TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes, loaded));
+  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, spare_memory));
+  return session;
+}
+
 }  // namespace
 
 DataIdentity Session::data_identity() const {
@@ -296,44 +351,32 @@ std::vector<StateChunk> Session::state() const {
   return chunks;
 }
 
-RankGroup Session::group() const {
-  return {.ranks = *ranks,
-          .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
-}
+RankGroup Session::group() const { return GroupOf(*ranks, config); }
 
-absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& resolved_config,
+absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
                                                       Communicator* world, const Notes& notes) {
-  auto session = std::make_unique<Session>();
-  session->config = resolved_config;
-  const TrainConfig& config = session->config;
-  session->ranks = MakeProcessGroup(world);
-  TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, session->group()));
-  session->numerics = CpuNumericsFingerprint();
-  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(
-      session->numerics, config.parallel().numerics() == Numerics::EXACT, session->group(), notes));
-  TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                           FindSavedRun(config.checkpoint(), session->group()));
-  TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
-  if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
-    TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest, &session->config)));
+  const std::unique_ptr<ckpt::ProcessGroup> ranks = MakeProcessGroup(world);
+  const RankGroup group = GroupOf(*ranks, config);
+  TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, group));
+  const NumericsFingerprint numerics = CpuNumericsFingerprint();
+  TESSERA_RETURN_IF_ERROR(
+      CheckSameNumerics(numerics, config.parallel().numerics() == Numerics::EXACT, group, notes));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
+                           LockSaveFolder(config, group, notes));
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                             FindSavedRun(config, group, notes));
+    absl::Status loaded;
+    absl::StatusOr<std::unique_ptr<Session>> session =
+        BuildFrom(saved, SettingsFor(config, saved), numerics, world, notes, &loaded);
+    if (session.ok()) {
+      TESSERA_RETURN_IF_ERROR(AbandonLaterSteps(config, (*session)->progress.step, group, notes));
+      (*session)->save_folder = std::move(lock);
+      return session;
+    }
+    if (loaded.ok() || !saved.has_value()) return session;
+    TESSERA_RETURN_IF_ERROR(PassOver(*saved, loaded, config, group, notes));
   }
-  session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
-  session->trains = session->progress.step < config.training().train_iters();
-  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));
-
-  TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
-  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, AvailableHostMemory(), host));
-  session->backend = MakeCpuBackend(ThreadCount(config, host));
-  TESSERA_ASSIGN_OR_RETURN(
-      session->trainer,
-      Trainer::Create(config, {.trains = session->trains, .seed = session->progress.seed},
-                      *session->mesh, *session->backend));
-  TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
-                           SpareMemory(session->trainer->memory(), AvailableHostMemory(), host));
-  TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
-  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, spare_memory));
-  return session;
 }
 
 }  // namespace tessera

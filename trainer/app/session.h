@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/batch_loader.h"
@@ -20,7 +21,6 @@
 #include "trainer/parallel/mesh.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
-#include "trainer/state/folder_lock.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
@@ -47,12 +47,13 @@ struct Session {
   std::optional<DataSource> valid_data;
   std::unique_ptr<Tokenizer> tokenizer;  // null without tokenizer_model
   Progress progress;
-  std::unique_ptr<FolderLock> save_folder;  // on rank 0; null without saves
+  std::unique_ptr<ckpt::FolderLock> save_folder;  // on rank 0; null without saves
   // Rank 0's record of the run; null without one, and until the run begins.
   std::unique_ptr<MetricsWriter> metrics;
   // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
   bool resumed = false;          // the progress came from a checkpoint
+  bool resumed_healthy = true;   // and that one's state is good, as far as it is known
   NumericsFingerprint numerics;  // of this rank; in EXACT numerics, of all ranks
 
   bool first_rank() const { return mesh->rank() == 0; }
@@ -65,8 +66,9 @@ struct Session {
 // Builds a session. `world` (null for one process) must have as many ranks as the config's topology
 // and outlive the session; every rank of it calls this, and an error on one rank alone reaches the
 // others when it leaves. `notes` receives sentences about the origin of weights and state. Errors
-// name the wrong setting or file. Writes nothing; only creates the folder `save` if it is missing,
-// so that a run that could not save ends before it trains.
+// name the wrong setting or file. Of the folder `save`, it creates and locks what is missing, so that
+// a run that could not save ends before it trains, and sets damaged checkpoints aside: where one
+// turns out to be damaged while it is being loaded, everything is built again from the next one.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, Communicator* world,
     const std::function<void(const std::string&)>& notes);

@@ -20,7 +20,17 @@ constexpr double kShareUnits = 1e9;
 
 // Summed over ranks.
 struct Counts {
-  enum { kInterrupts, kTerminations, kWaitShare, kTraffic };
+  enum {
+    kInterrupts,
+    kTerminations,
+    kWaitShare,
+    // Of rank 0 alone; zero from the others.
+    kElapsedMicroseconds,
+    kStopStep,
+    kStopVersion,
+    kSaveInFlight,
+    kTraffic
+  };
   std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
 
   int64_t& Traffic(size_t group, int op) { return values[kTraffic + group * kCommOpCount + op]; }
@@ -35,13 +45,20 @@ size_t GroupIndex(std::string_view name) {
 
 }  // namespace
 
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share) {
-  StepAgreement agreement{.stop_signal = stop_signal};
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
+                                          const LeaderState& leader) {
+  StepAgreement agreement{.stop_signal = stop_signal, .leader = leader};
   if (mesh.world() == nullptr || mesh.world()->size() == 1) return agreement;
   Counts counts;
   counts.values[Counts::kInterrupts] = stop_signal == SIGINT ? 1 : 0;
   counts.values[Counts::kTerminations] = stop_signal == SIGTERM ? 1 : 0;
   counts.values[Counts::kWaitShare] = std::llround(pipeline_wait_share * kShareUnits);
+  if (mesh.rank() == 0) {
+    counts.values[Counts::kElapsedMicroseconds] = absl::ToInt64Microseconds(leader.elapsed);
+    counts.values[Counts::kStopStep] = leader.stop_file.step;
+    counts.values[Counts::kStopVersion] = leader.stop_file.version;
+    counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
+  }
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
   }
@@ -50,6 +67,12 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
   agreement.stop_signal = counts.values[Counts::kInterrupts] > 0     ? SIGINT
                           : counts.values[Counts::kTerminations] > 0 ? SIGTERM
                                                                      : 0;
+  agreement.leader = {
+      .elapsed = absl::Microseconds(counts.values[Counts::kElapsedMicroseconds]),
+      .stop_file = {.step = counts.values[Counts::kStopStep],
+                    .version = counts.values[Counts::kStopVersion]},
+      .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
+  };
   if (mesh.pipeline() != nullptr) {
     agreement.pipeline_wait_share =
         static_cast<double>(counts.values[Counts::kWaitShare]) / kShareUnits / mesh.world()->size();

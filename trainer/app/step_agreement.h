@@ -4,21 +4,32 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/manager/save_schedule.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/parallel/mesh.h"
 
 namespace tessera {
 
+// What rank 0 knows and every rank decides by.
+struct LeaderState {
+  absl::Duration elapsed;       // since the run began, in whole microseconds
+  ckpt::StopRequest stop_file;  // as rank 0 has read it
+  bool save_in_flight = false;
+};
+
 // The result of an agreement after a step, the same on each rank.
 struct StepAgreement {
-  int stop_signal = 0;              // SIGINT or SIGTERM, when some rank got one; else 0
+  int stop_signal = 0;  // SIGINT or SIGTERM, when some rank got one; else 0
+  LeaderState leader;
   double pipeline_wait_share = -1;  // mean over ranks; negative without a pipeline
   std::vector<WireBytes> wire;  // sent by all ranks since the last agreement; empty for one rank
 };
 
-// `stop_signal` and `pipeline_wait_share`: this rank's. Collective; one all-reduce of about 500
-// bytes.
-absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share);
+// `stop_signal` and `pipeline_wait_share`: this rank's. `leader`: of rank 0, not read on others.
+// Collective; one all-reduce of about 500 bytes.
+absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pipeline_wait_share,
+                                          const LeaderState& leader = {});
 
 }  // namespace tessera
 

@@ -47,6 +47,25 @@ TEST(AgreeOnStepTest, ASignalToOneRankIsEverybodys) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(AgreeOnStepTest, WhatRankZeroKnowsIsEverybodys) {
+  ThreadWorld world(3);
+  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const auto mesh, Mesh::Create(Topology{.data = 3}, &comm));
+    const int64_t own = mesh->rank() + 1;
+    TESSERA_ASSIGN_OR_RETURN(const StepAgreement agreed,
+                             AgreeOnStep(*mesh, 0, 0,
+                                         {.elapsed = absl::Seconds(own),
+                                          .stop_file = {.step = -own, .version = own},
+                                          .save_in_flight = own > 1}));
+    EXPECT_EQ(agreed.leader.elapsed, absl::Seconds(1));
+    EXPECT_EQ(agreed.leader.stop_file.step, -1);
+    EXPECT_EQ(agreed.leader.stop_file.version, 1);
+    EXPECT_FALSE(agreed.leader.save_in_flight);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(AgreeOnStepTest, BytesOfAllRanksByAxisAndOperation) {
   ThreadWorld world(4);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {

@@ -10,15 +10,19 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/manifest.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.h"
+#include "trainer/state/checkpoints.h"
 #include "trainer/state/run_state.h"
+#include "trainer/state/state_health.h"
 #include "trainer/tensor/dtype.h"
 
 namespace tessera {
@@ -59,6 +63,20 @@ absl::StatusOr<double> MeasurePeak(const Session& session) {
   return peak;
 }
 
+ckpt::SaveScheduleOptions ScheduleOptions(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const double exit_minutes = config.training().exit_duration_in_mins();
+  return {.saves = Saves(config),
+          .interval_steps = checkpoint.save_interval(),
+          .interval = absl::Minutes(checkpoint.save_interval_minutes()),
+          .continuous = checkpoint.save_continuously(),
+          .rolling_interval_steps = checkpoint.non_persistent_save_interval(),
+          .last_step = config.training().train_iters(),
+          .exit_interval_steps = config.training().exit_interval(),
+          .exit_after = exit_minutes > 0 ? absl::Minutes(exit_minutes) : absl::InfiniteDuration(),
+          .saves_at_signals = checkpoint.exit_signal_handler()};
+}
+
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
   TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
@@ -74,7 +92,13 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
     : session_(session),
       config_(session.config),
       progress_line_(progress_line),
-      saved_step_(session.resumed ? session.progress.step : -1) {}
+      start_(absl::Now()),
+      schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0) {
+  const std::string& stop_file = config_.checkpoint().stop_file_path();
+  if (session.first_rank() && !stop_file.empty()) {
+    stop_file_ = std::make_unique<ckpt::StopFile>(stop_file);
+  }
+}
 
 absl::Status TrainLoop::Run() {
   TESSERA_ASSIGN_OR_RETURN(const RateMeter::Options rates, RateOptions(session_));
@@ -82,7 +106,8 @@ absl::Status TrainLoop::Run() {
   // Bytes sent while building the session do not belong to any step.
   session_.mesh->TakeTraffic();
   TESSERA_RETURN_IF_ERROR(Train());
-  return FinishSaves();
+  TESSERA_RETURN_IF_ERROR(FinishSaves());
+  return stopped_by_ != 0 ? absl::OkStatus() : CheckNotDiverged();
 }
 
 absl::Status TrainLoop::Train() {
@@ -99,21 +124,45 @@ absl::Status TrainLoop::Train() {
     if (AtInterval(config_.checkpoint().export_llmc_interval())) {
       TESSERA_RETURN_IF_ERROR(Export());
     }
-    const bool last = progress.step == config_.training().train_iters() ||
-                      AtInterval(config_.training().exit_interval());
-    if (!last && AtInterval(config_.checkpoint().save_interval())) {
-      TESSERA_RETURN_IF_ERROR(Save());
-    }
-    if (stopped_by_ != 0) {
-      progress_line_.Message(
-          absl::StrFormat("stopped by signal %d after step %d", stopped_by_, progress.step));
-      if (!last) return absl::OkStatus();
-    }
-    if (last) break;
+    const ckpt::SaveDecision decision = Decide();
+    const bool ends = decision.end != ckpt::EndReason::kNone;
+    SayEnd(decision.end);
+    // The last save is not skipped because an earlier one is still being written.
+    if (ends && session_.saver != nullptr) ReportSaves(session_.saver->Finish());
+    if (decision.save != ckpt::SaveKind::kNone) TESSERA_RETURN_IF_ERROR(Save(decision.save));
+    if (ends) break;
   }
-  // The last save is not skipped because an earlier one is still being written.
-  if (session_.saver != nullptr) ReportSaves(session_.saver->Finish());
-  return Save();
+  return absl::OkStatus();
+}
+
+ckpt::SaveDecision TrainLoop::Decide() {
+  if (stop_file_ != nullptr) {
+    const std::string note = stop_file_->TakeNote();
+    if (!note.empty()) progress_line_.Message(note);
+  }
+  const Progress& progress = session_.progress;
+  return schedule_.AfterStep(
+      {.step = progress.step,
+       .elapsed = leader_.elapsed,
+       .stop_signal = stopped_by_,
+       .stop_file = leader_.stop_file,
+       .save_in_flight = leader_.save_in_flight,
+       .healthy = updated_ && IsSaneLoss(progress.last_loss, config_.model().vocab_size())});
+}
+
+void TrainLoop::SayEnd(ckpt::EndReason reason) {
+  const int64_t step = session_.progress.step;
+  if (stopped_by_ != 0) {
+    progress_line_.Message(
+        absl::StrFormat("stopped by signal %d after step %d", stopped_by_, step));
+  } else if (reason == ckpt::EndReason::kStopFile) {
+    progress_line_.Message(absl::StrFormat("stopped by %s after step %d",
+                                           config_.checkpoint().stop_file_path(), step));
+  } else if (reason == ckpt::EndReason::kExitDuration) {
+    progress_line_.Message(
+        absl::StrFormat("stopped after step %d: exit_duration_in_mins=%g has passed", step,
+                        config_.training().exit_duration_in_mins()));
+  }
 }
 
 absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
@@ -122,9 +171,14 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
                            session_.trainer->Step(*session_.train_data->loader,
                                                   {.step = progress.step,
                                                    .consumed_samples = progress.consumed_samples}));
-  TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed,
-                           AgreeOnStep(*session_.mesh, StopSignal(), result.pipeline_wait_share));
+  leader_.elapsed = absl::Now() - start_;
+  if (stop_file_ != nullptr) leader_.stop_file = stop_file_->Poll();
+  leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
+  TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*session_.mesh, StopSignal(),
+                                                             result.pipeline_wait_share, leader_));
   stopped_by_ = agreed.stop_signal;
+  leader_ = agreed.leader;
+  updated_ = result.updated;
   progress.step += 1;
   progress.updates = session_.trainer->updates();
   progress.consumed_samples += config_.training().global_batch_size();
@@ -151,7 +205,7 @@ absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
         "training has diverged: the gradients of the last %d steps were not finite; resume from an "
-        "earlier checkpoint with a lower --lr",
+        "earlier checkpoint with a lower --lr (--ckpt-step)",
         session_.trainer->skipped_in_a_row()));
   }
   return absl::OkStatus();
@@ -163,6 +217,7 @@ absl::Status TrainLoop::Evaluate() {
   metrics.best = metrics.loss < progress.best_loss;
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
+  evaluation_ = metrics;
   return session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->Write(metrics);
 }
 
@@ -174,11 +229,19 @@ absl::Status TrainLoop::Export() {
   return absl::OkStatus();
 }
 
-absl::Status TrainLoop::Save() {
-  if (session_.saver == nullptr || saved_step_ == session_.progress.step) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(session_.saver->Save(DescribeRun(
-      config_, config_.model(), session_.progress, session_.data_identity(), session_.numerics)));
-  saved_step_ = session_.progress.step;
+absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
+  const Progress& progress = session_.progress;
+  std::optional<double> validation_loss;
+  if (evaluation_.has_value() && evaluation_->step == progress.step) {
+    validation_loss = evaluation_->loss;
+  }
+  ckpt::Manifest run =
+      DescribeRun(config_, config_.model(), progress, session_.data_identity(), session_.numerics);
+  TESSERA_ASSIGN_OR_RETURN(
+      *run.mutable_trainer()->mutable_health(),
+      MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,
+                    config_.model().vocab_size(), validation_loss));
+  TESSERA_RETURN_IF_ERROR(session_.saver->Save(std::move(run), kind));
   ReportSaves(session_.saver->Poll());
   return absl::OkStatus();
 }
@@ -197,7 +260,9 @@ void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
       continue;
     }
     const auto& report = *outcome.report;
-    progress_line_.Message(absl::StrFormat("saved step %d: %s in %.2f s", outcome.step,
+    const std::string slot = report.directory.substr(0, report.directory.find('/'));
+    progress_line_.Message(absl::StrFormat("saved step %d%s: %s in %.2f s", outcome.step,
+                                           slot == report.directory ? "" : " in " + slot,
                                            HumanBytes(report.bytes_written), report.seconds));
     if (!report.note.empty()) progress_line_.Message(report.note);
   }
@@ -207,6 +272,15 @@ absl::Status TrainLoop::FinishSaves() {
   if (session_.saver == nullptr) return absl::OkStatus();
   ReportSaves(session_.saver->Finish());
   return last_save_;
+}
+
+absl::Status TrainLoop::CheckNotDiverged() const {
+  const Progress& progress = session_.progress;
+  if (IsSaneLoss(progress.last_loss, config_.model().vocab_size())) return absl::OkStatus();
+  return absl::AbortedError(absl::StrFormat(
+      "training has diverged: the loss of step %d is %g; resume from an earlier checkpoint with a "
+      "lower --lr (--ckpt-step)",
+      progress.step, std::fabs(progress.last_loss)));  // a NaN has a sign
 }
 
 absl::StatusOr<EvalMetrics> EvaluateSession(const Session& session) {

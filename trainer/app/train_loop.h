@@ -8,7 +8,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/manager/stop_file.h"
 #include "trainer/app/session.h"
+#include "trainer/app/step_agreement.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
 #include "trainer/state/run_saver.h"
@@ -23,9 +27,9 @@ class TrainLoop {
   // `progress_line` prints for the user.
   TrainLoop(Session& session, ProgressLine& progress_line);
 
-  // Trains up to train_iters, or until exit_interval or a stop signal to any rank ends the run.
-  // Saves every save_interval steps and after the last one; a run that is ended by a signal makes
-  // no additional save. Errors: those of data, ranks, checkpoint and metrics.
+  // Trains up to train_iters, or until a stop signal to any rank, a stop file or another setting
+  // ends the run; see SaveSchedule. Saves when it is time, and after the last step. Errors: those of
+  // data, ranks, checkpoint and metrics; Aborted for a run that has diverged.
   absl::Status Run();
 
   // The signal that ended Run(), the same on every rank; 0 if there was none.
@@ -37,19 +41,29 @@ class TrainLoop {
   absl::Status Report(const StepMetrics& metrics);
   absl::Status Evaluate();
   absl::Status Export();
-  absl::Status Save();
+  // Once after each step.
+  ckpt::SaveDecision Decide();
+  void SayEnd(ckpt::EndReason reason);
+  absl::Status Save(ckpt::SaveKind kind);
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue.
   void ReportSaves(const std::vector<SaveOutcome>& outcomes);
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
+  // Aborted where the last loss is none that training recovers from.
+  absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const;
 
   Session& session_;
   const TrainConfig& config_;
   ProgressLine& progress_line_;
   std::optional<RateMeter> rates_;  // set by Run()
-  int64_t saved_step_ = -1;
+  const absl::Time start_;
+  ckpt::SaveSchedule schedule_;
+  std::unique_ptr<ckpt::StopFile> stop_file_;  // on rank 0; null without one
+  LeaderState leader_;                         // after the last step
+  bool updated_ = true;                        // by the last step
+  std::optional<EvalMetrics> evaluation_;      // the last one
   absl::Status last_save_;
   int stopped_by_ = 0;
 };

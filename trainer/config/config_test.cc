@@ -134,6 +134,24 @@ TEST(ResolveConfigTest, FillsInDefaultsThatDependOnOthers) {
   EXPECT_FALSE(config.checkpoint().has_ckpt_step()) << "the newest";
 }
 
+TEST(ResolveConfigTest, SavesInTheRunFolderUnlessAnotherIsNamed) {
+  const auto save = [](const std::vector<std::string>& flags) {
+    return Resolved(flags).checkpoint();
+  };
+  EXPECT_EQ(save({"--run-dir=r", "--save-interval=7"}).save(), "r/checkpoints");
+  EXPECT_EQ(save({"--run-dir=r", "--save-interval=7", "--save=d"}).save(), "d");
+  EXPECT_EQ(save({"--run-dir=r"}).save(), "");
+  // Rolling checkpoints twice as often as permanent ones, unless told otherwise.
+  EXPECT_EQ(save({"--run-dir=r", "--save-interval=7"}).non_persistent_save_interval(), 3);
+  EXPECT_EQ(save({"--save=d", "--checkpoint-every=8"}).non_persistent_save_interval(), 4);
+  EXPECT_EQ(save({"--save=d", "--save-interval=8", "--oss-snapshot-freq=0"})
+                .non_persistent_save_interval(),
+            0);
+  EXPECT_EQ(save({"--save-ckpt-folder=d", "--save-interval=8", "--keep-latest-k=3"})
+                .max_checkpoint_keep(),
+            3);
+}
+
 TEST(ResolveConfigTest, WritesEveryDeclaredDefaultOut) {
   const TrainConfig config = Resolved({});
   EXPECT_TRUE(config.training().has_seed());
@@ -298,6 +316,13 @@ INSTANTIATE_TEST_SUITE_P(
     Checkpoint, ContradictionTest,
     testing::ValuesIn(std::vector<Contradiction>{
         {{"--save-interval=5"}, "save_interval is set but save is not"},
+        {{"--oss-snapshot-freq=5"}, "non_persistent_save_interval is set but save is not"},
+        {{"--save-interval-minutes=5"}, "save_interval_minutes is set but save is not"},
+        {{"--save-continuously"}, "save_continuously is set but save is not"},
+        {{"--save-retain-interval=5"}, "save_retain_interval is set but save is not"},
+        {{"--save-top-k=2"}, "save_top_k is set but save is not"},
+        {{"--save-retain-minutes=5"}, "save_retain_minutes is set but save is not"},
+        {{"--save=d", "--auto-resume=false", "--ckpt-step=5"}, "ckpt_step is set but load is not"},
         {{"--no-save-optim"}, "no_save_optim is set but save is not"},
         {{"--no-save-rng"}, "no_save_rng is set but save is not"},
         {{"--max-checkpoint-keep=2"}, "max_checkpoint_keep is set but save is not"},

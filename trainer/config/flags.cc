@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -58,8 +59,18 @@ std::vector<Flag> AllFlags(const Message& message) {
   return flags;
 }
 
-std::string FlagName(const FieldDescriptor& field) {
-  return absl::StrCat("--", absl::StrReplaceAll(field.name(), {{"_", "-"}}));
+std::string FlagName(const std::string& name) {
+  return absl::StrCat("--", absl::StrReplaceAll(name, {{"_", "-"}}));
+}
+std::string FlagName(const FieldDescriptor& field) { return FlagName(field.name()); }
+
+std::vector<std::string> Aliases(const FieldDescriptor& field) {
+  return absl::StrSplit(field.options().GetExtension(aliases), ',', absl::SkipEmpty());
+}
+
+bool IsCalled(const FieldDescriptor& field, const std::string& name) {
+  const std::vector<std::string> others = Aliases(field);
+  return field.name() == name || std::find(others.begin(), others.end(), name) != others.end();
 }
 
 // The zero value "unspecified", which proto3 requires, cannot be given.
@@ -116,7 +127,10 @@ int TypingDistance(std::string_view a, std::string_view b) {
 absl::Status UnknownFlag(const std::string& argument, const std::string& name,
                          const std::vector<Flag>& flags) {
   std::vector<std::string> known = {"config", "help"};
-  for (const Flag& flag : flags) known.push_back(flag.field->name());
+  for (const Flag& flag : flags) {
+    known.push_back(flag.field->name());
+    for (std::string& alias : Aliases(*flag.field)) known.push_back(std::move(alias));
+  }
   std::string nearest;
   int best = std::max<int>(2, static_cast<int>(name.size()) / 3) + 1;
   // Any name would be similar to one of no more letters than the allowed distance.
@@ -243,6 +257,9 @@ std::string HelpLine(const FieldDescriptor& field) {
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_ENUM) {
     absl::StrAppend(&text, ": ", EnumChoices(*field.enum_type()));
   }
+  for (const std::string& alias : Aliases(field)) {
+    absl::StrAppend(&text, "; also ", FlagName(alias));
+  }
   const std::string by_default = DefaultText(field);
   if (!by_default.empty() && by_default != "false") absl::StrAppend(&text, " [", by_default, "]");
   AppendWrapped(text, kHelpIndent, &line);
@@ -276,7 +293,7 @@ absl::Status ApplyFlags(std::span<const std::string> arguments, Message* message
     const std::string name = absl::StrReplaceAll(
         argument.substr(2, equals == std::string::npos ? equals : equals - 2), {{"-", "_"}});
     const auto flag = std::find_if(flags.begin(), flags.end(),
-                                   [&](const Flag& f) { return f.field->name() == name; });
+                                   [&](const Flag& f) { return IsCalled(*f.field, name); });
     if (flag == flags.end()) return UnknownFlag(argument, name, flags);
 
     std::optional<std::string> value;
@@ -327,6 +344,9 @@ std::vector<std::string> FlagInventory(const Message& message) {
     lines.push_back(absl::StrCat(flag.group->name(), " ", FlagName(*flag.field), " <",
                                  ValueKind(*flag.field), ">",
                                  by_default.empty() ? "" : absl::StrCat(" = ", by_default)));
+    for (const std::string& alias : Aliases(*flag.field)) {
+      absl::StrAppend(&lines.back(), ", also ", FlagName(alias));
+    }
   }
   return lines;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -80,6 +81,15 @@ void FillDependentDefaults(TrainConfig* config) {
   }
   if (!training.has_eval_interval()) {
     training.set_eval_interval(config->data().valid_data_path().empty() ? 0 : kDefaultEvalInterval);
+  }
+  CheckpointConfig& checkpoint = *config->mutable_checkpoint();
+  if (!checkpoint.has_save()) {
+    const std::string& run_dir = config->output().run_dir();
+    const bool saves = checkpoint.save_interval() > 0 && !run_dir.empty();
+    checkpoint.set_save(saves ? run_dir + "/checkpoints" : "");
+  }
+  if (!checkpoint.has_non_persistent_save_interval()) {
+    checkpoint.set_non_persistent_save_interval(checkpoint.save_interval() / 2);
   }
   OptimizerConfig& optimizer = *config->mutable_optimizer();
   if (!optimizer.has_lr_decay_iters()) optimizer.set_lr_decay_iters(training.train_iters());
@@ -270,15 +280,23 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     if (!status.ok()) return status;
   }
   if (checkpoint.save().empty()) {
-    const absl::Status status =
-        CheckIdle("save", {{"save_interval", checkpoint.save_interval() > 0},
-                           {"async_save", checkpoint.async_save()},
-                           {"no_save_optim", checkpoint.no_save_optim()},
-                           {"no_save_rng", checkpoint.no_save_rng()},
-                           {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});
+    const absl::Status status = CheckIdle(
+        "save", {{"save_interval", checkpoint.save_interval() > 0},
+                 {"non_persistent_save_interval", checkpoint.non_persistent_save_interval() > 0},
+                 {"save_interval_minutes", checkpoint.save_interval_minutes() > 0},
+                 {"save_continuously", checkpoint.save_continuously()},
+                 {"save_retain_interval", checkpoint.save_retain_interval() > 0},
+                 {"save_top_k", checkpoint.save_top_k() > 0},
+                 {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},
+                 {"async_save", checkpoint.async_save()},
+                 {"no_save_optim", checkpoint.no_save_optim()},
+                 {"no_save_rng", checkpoint.no_save_rng()},
+                 {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});
     if (!status.ok()) return status;
   }
-  if (checkpoint.load().empty()) {
+  // A run that resumes by itself loads from `save`.
+  const bool resumes = !checkpoint.save().empty() && checkpoint.auto_resume();
+  if (checkpoint.load().empty() && !resumes) {
     return CheckIdle(
         "load",
         {{"ckpt_step", checkpoint.has_ckpt_step()},

@@ -65,6 +65,10 @@ TEST(ConfigsTest, TopologiesAreTheirNamesAndAllElseIsTheSame) {
     absl::StatusOr<TrainConfig> config = Resolved(name + ".textproto");
     ASSERT_TRUE(config.ok()) << name << ": " << config.status();
     EXPECT_EQ(ToString(ConfigTopology(*config)), name);
+    EXPECT_EQ(config->output().run_dir(), "runs/" + name);
+    EXPECT_EQ(config->checkpoint().save(), "runs/" + name + "/checkpoints");
+    config->mutable_output()->set_run_dir(single->output().run_dir());
+    config->mutable_checkpoint()->set_save(single->checkpoint().save());
     *config->mutable_parallel() = single->parallel();
     EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*config, *single)) << name;
   }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -13,12 +14,33 @@
 #include "absl/strings/str_join.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/load_content.h"
 #include "trainer/state/saved_run.pb.h"
 
 namespace tessera {
 namespace {
+
+bool SameFolder(std::string_view a, std::string_view b) {
+  while (a.size() > 1 && a.ends_with('/')) a.remove_suffix(1);
+  while (b.size() > 1 && b.ends_with('/')) b.remove_suffix(1);
+  return a == b;
+}
+
+// Whether `load` means the folder that the run saves to.
+bool LoadsItsOwn(const CheckpointConfig& config) {
+  if (config.save().empty()) return false;
+  if (config.load().empty()) return config.auto_resume();
+  return SameFolder(config.load(), config.save());
+}
+
+absl::Status NoSuchStep(const ckpt::Storage& storage, int64_t step, std::vector<int64_t> steps) {
+  std::ranges::sort(steps);
+  return absl::NotFoundError(absl::StrCat("ckpt_step ", step, ": no such checkpoint in ",
+                                          storage.Describe(""), "; there are steps ",
+                                          absl::StrJoin(steps, ", ")));
+}
 
 // The index of the requested checkpoint in `saved`.
 absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& config,
@@ -29,9 +51,7 @@ absl::StatusOr<size_t> Choose(ckpt::Storage& storage, const CheckpointConfig& co
     if (saved[i].step == config.ckpt_step()) return i;
     steps.push_back(saved[i].step);
   }
-  return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(),
-                                          ": no such checkpoint in ", storage.Describe(""),
-                                          "; there are steps ", absl::StrJoin(steps, ", ")));
+  return NoSuchStep(storage, config.ckpt_step(), std::move(steps));
 }
 
 // A checkpoint in place of the folder that contains it would look like a folder without any.
@@ -54,7 +74,23 @@ absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> sto
   return SavedRun{.storage = std::move(storage), .manifest = *std::move(manifest)};
 }
 
-absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& config) {
+// Permanent and rolling checkpoints, ascending by step; of one step the permanent one first.
+absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
+    ckpt::Storage& storage, std::vector<ckpt::UnreadableCheckpoint>* unreadable) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<ckpt::CheckpointInfo> all,
+                           ckpt::List(storage, "", unreadable));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
+                           ckpt::ListForResume(storage, ""));
+  for (const ckpt::SavedCheckpoint& checkpoint : saved) {
+    if (checkpoint.rolling) all.push_back({checkpoint.step, checkpoint.directory});
+  }
+  std::ranges::stable_sort(all, {}, &ckpt::CheckpointInfo::step);
+  return all;
+}
+
+// In `load`.
+absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& config) {
+  if (config.load().empty()) return std::nullopt;
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.load());
   // A request for weights excludes a fresh start.
   const bool required = config.exit_on_missing_checkpoint() || config.has_ckpt_step() ||
@@ -67,7 +103,7 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& c
   }
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::List(**storage, "", &unreadable));
+                           ListWithRolling(**storage, &unreadable));
   for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
     // It was requested, or it may be the only one: a fresh start would be wrong.
     const bool needed =
@@ -81,11 +117,90 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const CheckpointConfig& c
   SavedRun run{.storage = *std::move(storage)};
   TESSERA_ASSIGN_OR_RETURN(const size_t chosen, Choose(*run.storage, config, saved));
   run.directory = saved[chosen].directory;
-  if (chosen > 0) run.older_step = saved[chosen - 1].step;
+  for (size_t i = 0; i < chosen && saved[i].step < saved[chosen].step; ++i) {
+    run.older_step = saved[i].step;
+  }
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*run.storage, run.directory);
   if (!manifest.ok()) return WithOlderStep(manifest.status(), run);
   run.manifest = *std::move(manifest);
   return run;
+}
+
+// Checkpoints that auto_resume passes over.
+void NoteSetAside(const ckpt::Storage& storage,
+                  const std::vector<ckpt::SetAsideCheckpoint>& set_aside, const NoteSink& notes) {
+  for (const ckpt::SetAsideCheckpoint& passed : set_aside) {
+    const std::string where = passed.moved_to.empty()
+                                  ? "it is left where it is"
+                                  : absl::StrCat("it is now ", storage.Describe(passed.moved_to));
+    notes(absl::StrCat("WARNING: passed over ", storage.Describe(passed.directory), ": ",
+                       passed.reason.message(), "; ", where));
+  }
+}
+
+absl::StatusOr<SavedRun> TakeOwnStep(std::unique_ptr<ckpt::Storage> storage, int64_t step) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
+                           ckpt::ListForResume(*storage, ""));
+  std::vector<int64_t> steps;
+  for (const ckpt::SavedCheckpoint& checkpoint : saved) {
+    steps.push_back(checkpoint.step);
+    if (checkpoint.step != step) continue;
+    TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest,
+                             ckpt::ReadIntact(*storage, checkpoint.directory));
+    return SavedRun{.storage = std::move(storage),
+                    .directory = checkpoint.directory,
+                    .manifest = std::move(manifest),
+                    .is_own = true};
+  }
+  return NoSuchStep(*storage, step, std::move(steps));
+}
+
+// In `save`.
+absl::StatusOr<std::optional<SavedRun>> FindOwn(const TrainConfig& settings,
+                                                const NoteSink& notes) {
+  const CheckpointConfig& config = settings.checkpoint();
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.save());
+  if (absl::IsNotFound(storage.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(storage.status());
+  if (LoadsItsOwn(config) && config.has_ckpt_step()) {
+    return TakeOwnStep(*std::move(storage), config.ckpt_step());
+  }
+  std::vector<ckpt::SetAsideCheckpoint> set_aside;
+  absl::StatusOr<std::optional<ckpt::ResumePoint>> point = ckpt::TakeNewestIntact(
+      **storage, "", Saves(settings) ? ckpt::Damaged::kSetAside : ckpt::Damaged::kSkip, &set_aside);
+  NoteSetAside(**storage, set_aside, notes);
+  TESSERA_RETURN_IF_ERROR(point.status());
+  if (!point->has_value()) return std::nullopt;
+  return SavedRun{.storage = *std::move(storage),
+                  .directory = (*point)->checkpoint.directory,
+                  .manifest = std::move((*point)->manifest),
+                  .is_own = true,
+                  .replaceable = Saves(settings)};
+}
+
+bool ResumesItsOwn(const CheckpointConfig& config) {
+  if (config.save().empty() || !config.auto_resume()) return false;
+  // That is a request for weights, and for step 0.
+  return LoadContentOf(config).scheduler || !LoadsItsOwn(config);
+}
+
+absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settings,
+                                                       const NoteSink& notes) {
+  const CheckpointConfig& config = settings.checkpoint();
+  if (!ResumesItsOwn(config)) return FindToLoad(config);
+  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> own, FindOwn(settings, notes));
+  if (own.has_value()) {
+    if (!LoadsItsOwn(config) && !config.load().empty()) {
+      notes(absl::StrCat("resuming from ", config.save(), ", where this run has saved, and not ",
+                         "from load=", config.load()));
+    }
+    return own;
+  }
+  if (!LoadsItsOwn(config)) return FindToLoad(config);
+  if (config.exit_on_missing_checkpoint() || config.has_ckpt_step()) {
+    return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
+  }
+  return std::nullopt;
 }
 
 // Rank 0's message to the others about the checkpoint that it has found.
@@ -95,6 +210,8 @@ std::string Encode(const std::optional<SavedRun>& run) {
   if (run.has_value()) {
     message.set_directory(run->directory);
     if (run->older_step.has_value()) message.set_older_step(*run->older_step);
+    message.set_is_own(run->is_own);
+    message.set_replaceable(run->replaceable);
     message.set_manifest(run->manifest.SerializeAsString());
   }
   return message.SerializeAsString();
@@ -108,7 +225,10 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
   }
   if (!message.found()) return std::nullopt;
-  TESSERA_ASSIGN_OR_RETURN(run.storage, ckpt::OpenStorage(config.load()));
+  run.is_own = message.is_own();
+  run.replaceable = message.replaceable();
+  TESSERA_ASSIGN_OR_RETURN(run.storage,
+                           ckpt::OpenStorage(run.is_own ? config.save() : config.load()));
   run.directory = message.directory();
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;
@@ -122,19 +242,26 @@ absl::Status CheckWritable(const std::string& folder) {
 }
 
 // The checks of rank 0 before any rank saves.
-absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointConfig& config,
-                                                              int64_t step) {
+absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const CheckpointConfig& config,
+                                                                 const NoteSink& notes,
+                                                                 absl::Duration wait) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenStorage(config.save(), {.create_root = true}));
   TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.save(), *storage));
-  std::unique_ptr<FolderLock> lock;
-  if (const std::optional<std::string> folder = storage->LocalPath(""); folder.has_value()) {
-    TESSERA_RETURN_IF_ERROR(CheckWritable(*folder));
-    TESSERA_ASSIGN_OR_RETURN(lock, FolderLock::Acquire(*folder));
-  }
+  const std::optional<std::string> folder = storage->LocalPath("");
+  if (!folder.has_value()) return nullptr;
+  TESSERA_RETURN_IF_ERROR(CheckWritable(*folder));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
+                           ckpt::FolderLock::Acquire(*folder, {.wait = wait, .on_wait = notes}));
+  if (!lock->warning().empty()) notes(lock->warning());
+  return lock;
+}
+
+absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
+                           ckpt::OpenStorage(config.save()));
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
-                           ckpt::List(*storage, "", &unreadable));
+  TESSERA_RETURN_IF_ERROR(ckpt::List(*storage, "", &unreadable).status());
   for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
     if (checkpoint.step <= step) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -142,16 +269,18 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ReserveOnThisRank(const CheckpointCo
         "starts from (", step, "), cannot be read and may be a checkpoint: make it readable or ",
         "move it away (", checkpoint.status.message(), ")"));
   }
+  if (LoadsItsOwn(config) && config.has_ckpt_step()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
+                           ckpt::ListForResume(*storage, ""));
   std::vector<int64_t> later;
-  for (const ckpt::CheckpointInfo& info : saved) {
-    if (info.step > step) later.push_back(info.step);
+  for (const ckpt::SavedCheckpoint& checkpoint : saved) {
+    if (checkpoint.step > step) later.push_back(checkpoint.step);
   }
-  if (later.empty()) return lock;
-  std::string resume = absl::StrCat("resume with --load=", config.save());
-  if (config.load() == config.save() && !LoadContentOf(config).scheduler) {
+  if (later.empty()) return absl::OkStatus();
+  std::ranges::reverse(later);
+  std::string resume = "resume from there";
+  if (LoadsItsOwn(config) && !LoadContentOf(config).scheduler) {
     resume = "resume with the step, which --finetune and --load-content leave out";
-  } else if (config.load() == config.save() && config.has_ckpt_step()) {
-    resume = "resume from the newest, without --ckpt-step";
   }
   return absl::FailedPreconditionError(absl::StrCat(
       "save: ", config.save(), " holds checkpoints of later steps (", absl::StrJoin(later, ", "),
@@ -168,20 +297,52 @@ absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved) {
                                    " resumes from the checkpoint before"));
 }
 
-absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
-                                                     const RankGroup& group) {
-  if (config.load().empty()) return std::nullopt;
+bool Saves(const TrainConfig& config) {
+  return !config.checkpoint().save().empty() && config.checkpoint().enable_save_ckpt() &&
+         config.training().train_iters() > 0;
+}
+
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
+                                                     const RankGroup& group,
+                                                     const NoteSink& notes) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  if (checkpoint.load().empty() && !ResumesItsOwn(checkpoint)) return std::nullopt;
   if (group.ranks.rank() != 0) {
     TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
-    return Decode(found, config);
+    return Decode(found, checkpoint);
   }
-  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config));
+  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config, notes));
   TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
   return run;
 }
 
-absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, int64_t step) {
-  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.load());
+absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const TrainConfig& config,
+                      const RankGroup& group, const NoteSink& notes) {
+  if (!saved.replaceable || !Saves(config)) return error;
+  if (!absl::IsDataLoss(error) && !absl::IsNotFound(error)) return error;
+  if (group.ranks.rank() != 0) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(std::string moved_to,
+                           ckpt::SetAside(*saved.storage, saved.directory, "damaged"));
+  NoteSetAside(*saved.storage, {{saved.directory, std::move(moved_to), error}}, notes);
+  return absl::OkStatus();
+}
+
+TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved) {
+  if (!saved.has_value() || !saved->is_own || LoadsItsOwn(config.checkpoint())) return config;
+  CheckpointConfig& checkpoint = *config.mutable_checkpoint();
+  checkpoint.clear_ckpt_step();
+  checkpoint.set_load_content("all");
+  checkpoint.set_finetune(false);
+  checkpoint.set_no_load_optim(false);
+  checkpoint.set_no_load_rng(false);
+  checkpoint.set_load_tensors("");
+  checkpoint.set_allow_missing(false);
+  checkpoint.set_allow_unexpected(false);
+  return config;
+}
+
+absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step) {
+  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(folder);
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::vector<std::string> sentences;
@@ -205,20 +366,48 @@ absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, i
   }
   if (!reasons.empty()) sentences.push_back(JoinFirst(reasons, "; "));
   if (sentences.empty()) return "";
-  return absl::StrCat("skipped in ", config.load(), ": ", absl::StrJoin(sentences, "; "));
+  return absl::StrCat("skipped in ", folder, ": ", absl::StrJoin(sentences, "; "));
 }
 
-absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
-                                                              int64_t step,
-                                                              const RankGroup& group) {
-  if (config.save().empty()) return nullptr;
-  std::unique_ptr<FolderLock> lock;
+absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(const TrainConfig& config,
+                                                                 const RankGroup& group,
+                                                                 const NoteSink& notes,
+                                                                 absl::Duration wait) {
+  if (!Saves(config)) return nullptr;
+  std::unique_ptr<ckpt::FolderLock> lock;
   if (group.ranks.rank() == 0) {
-    TESSERA_ASSIGN_OR_RETURN(lock, ReserveOnThisRank(config, step));
+    TESSERA_ASSIGN_OR_RETURN(lock, LockOnThisRank(config.checkpoint(), notes, wait));
   }
   // The folder exists and is locked before any rank continues.
   TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast("", group.deadline).status());
   return lock;
+}
+
+absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group) {
+  if (!Saves(config)) return absl::OkStatus();
+  if (group.ranks.rank() == 0) {
+    TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step));
+  }
+  return group.ranks.Broadcast("", group.deadline).status();
+}
+
+absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group,
+                               const NoteSink& notes) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  if (!Saves(config) || !LoadsItsOwn(checkpoint) || !checkpoint.has_ckpt_step()) {
+    return absl::OkStatus();
+  }
+  if (group.ranks.rank() == 0) {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
+                             ckpt::OpenStorage(checkpoint.save()));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
+                             ckpt::AbandonLater(*storage, "", step));
+    if (!moved.empty()) {
+      notes(absl::StrCat("ckpt_step=", step, ": later checkpoints of ", checkpoint.save(),
+                         " are set aside as ", JoinFirst(moved, ", ")));
+    }
+  }
+  return group.ranks.Broadcast("", group.deadline).status();
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 // the others: the failing rank must leave the run, so that the others' waits end.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,9 +17,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/state/folder_lock.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
 
@@ -30,12 +31,20 @@ struct RankGroup {
   absl::Duration deadline = absl::Minutes(10);
 };
 
+// Receives sentences for the user.
+using NoteSink = std::function<void(const std::string&)>;
+
 // A committed checkpoint, chosen and its manifest read; no tensor has been touched.
 struct SavedRun {
   std::unique_ptr<ckpt::Storage> storage;
   std::string directory;  // inside the storage; empty: its root
   ckpt::Manifest manifest;
   std::optional<int64_t> older_step;  // of the checkpoint before it in the same folder
+  // The run's own, from the folder `save`, rather than what it starts from.
+  bool is_own = false;
+  // It was chosen by auto_resume: where it turns out to be damaged, PassOver() lets the next
+  // FindSavedRun() find another one.
+  bool replaceable = false;
 
   std::string Describe() const { return storage->Describe(directory); }
 };
@@ -43,28 +52,57 @@ struct SavedRun {
 // Adds a workaround for a checkpoint that cannot be read: the one before it.
 absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 
-// The checkpoint that `load` and `ckpt_step` name: `load` itself where it is a checkpoint, under
-// whatever name, else the newest in it without ckpt_step. nullopt where `load` is empty, or holds
-// no checkpoint and nothing asks for one: neither exit_on_missing_checkpoint nor ckpt_step nor
-// finetune. NotFound otherwise, listing what is there; DataLoss for a damaged manifest. Directories
-// that cannot be read are passed over, unless nothing is left or ckpt_step names one: then their
-// error is returned. Rank 0 looks and reads, and sends the others what it found.
-absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const CheckpointConfig& config,
-                                                     const RankGroup& group);
+// Whether the run saves: it has a folder to save to and has not been told to leave it alone.
+bool Saves(const TrainConfig& config);
 
-// One sentence about what FindSavedRun() skips in `load`: saves of steps after `step` that were
+// The checkpoint that the run continues from.
+//
+// With auto_resume and a folder `save`, the newest intact one there, permanent or rolling. Damaged
+// ones on the way are set aside, with a note for each, if the run Saves(); else they are left where
+// they are. ckpt_step, where `load` is empty or the same folder, chooses one of its steps instead.
+//
+// Without one there, the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a
+// checkpoint, under whatever name, else the newest in it without ckpt_step. Directories that cannot
+// be read are passed over, unless nothing is left or ckpt_step names one: then their error is
+// returned.
+//
+// nullopt where there is none and nothing asks for one: neither exit_on_missing_checkpoint nor
+// ckpt_step nor finetune. NotFound otherwise, listing what is there; DataLoss for a damaged
+// manifest. Rank 0 looks and reads, and sends the others what it found.
+absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
+                                                     const RankGroup& group, const NoteSink& notes);
+
+// Sets a replaceable checkpoint aside, because of an error that all ranks had when they loaded it.
+// Returns that error unless it is one of damage.
+absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const TrainConfig& config,
+                      const RankGroup& group, const NoteSink& notes);
+
+// The settings for a run that continues from `saved`: those that concern a start from another
+// folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own folder.
+TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved);
+
+// One sentence about what FindSavedRun() skips in `folder`: saves of steps after `step` that were
 // started but not committed, as a sudden death leaves them, and directories of any step that cannot
 // be read. Empty if there is none. For rank 0.
-absl::StatusOr<std::string> DescribePassedOver(const CheckpointConfig& config, int64_t step);
+absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step);
 
-// Locks config.save for a run that continues from `step`, until the lock is destroyed; rank 0 holds
-// it, others return null, as do all without a folder. FailedPrecondition where nothing can be
-// written, where another process saves, and where checkpoints of later steps exist, or may exist in
-// a directory that cannot be read, of another run or of a future that this run abandons: they would
-// mix with this run's, and a committed checkpoint is never replaced. InvalidArgument where it is
-// itself a checkpoint.
-absl::StatusOr<std::unique_ptr<FolderLock>> ReserveSaveFolder(const CheckpointConfig& config,
-                                                              int64_t step, const RankGroup& group);
+// Locks the folder of a run that Saves(), until the lock is destroyed; rank 0 holds it, others
+// return null. Waits a little for another holder to end. FailedPrecondition where nothing can be
+// written, and while another process saves. InvalidArgument where it is itself a checkpoint.
+absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(
+    const TrainConfig& config, const RankGroup& group, const NoteSink& notes,
+    absl::Duration wait = absl::Seconds(10));
+
+// Whether checkpoints of a run that continues from `step` would mix with others in its folder:
+// FailedPrecondition where checkpoints of later steps exist, or may exist in a directory that
+// cannot be read, of another run or of a future that this run abandons. Where ckpt_step asks for
+// the earlier step, AbandonLaterSteps() takes them out of the way.
+absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group);
+
+// Sets the checkpoints of later steps aside where ckpt_step has chosen an earlier one of the same
+// folder, with a note. Call once that one has been loaded.
+absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group,
+                               const NoteSink& notes);
 
 }  // namespace tessera
 

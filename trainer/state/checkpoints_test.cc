@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -37,7 +38,26 @@ class CheckpointsTest : public ::testing::Test {
     std::ofstream(folder_ + "/" + name + "/manifest.pb") << "no manifest";
   }
 
+  // A run with these settings. Where it loads, it does not resume by itself.
+  static TrainConfig Of(const CheckpointConfig& checkpoint) {
+    TrainConfig config;
+    config.mutable_training()->set_train_iters(10);
+    *config.mutable_checkpoint() = checkpoint;
+    if (!checkpoint.load().empty()) config.mutable_checkpoint()->set_auto_resume(false);
+    return config;
+  }
+  auto Find(const CheckpointConfig& checkpoint) {
+    return FindSavedRun(Of(checkpoint), group_, Sink());
+  }
+  auto Lock(const CheckpointConfig& checkpoint) {
+    return LockSaveFolder(Of(checkpoint), group_, Sink(), absl::ZeroDuration());
+  }
+  NoteSink Sink() {
+    return [this](const std::string& note) { notes_ += note + "\n"; };
+  }
+
   std::string folder_;
+  std::string notes_;
   ckpt::SingleProcessGroup alone_;
   const RankGroup group_{.ranks = alone_};
 };
@@ -46,15 +66,15 @@ TEST_F(CheckpointsTest, AnEmptyFolderIsAFreshStartUnlessWeightsAreAskedFor) {
   CheckpointConfig config;
   for (const std::string& folder : {folder_, folder_ + "/none"}) {
     config.set_load(folder);
-    const auto fresh = FindSavedRun(config, group_);
+    const auto fresh = Find(config);
     ASSERT_TRUE(fresh.ok()) << fresh.status();
     EXPECT_FALSE(fresh->has_value());
     CheckpointConfig finetune = config;
     finetune.set_finetune(true);
-    EXPECT_TRUE(absl::IsNotFound(FindSavedRun(finetune, group_).status()));
+    EXPECT_TRUE(absl::IsNotFound(Find(finetune).status()));
     CheckpointConfig step = config;
     step.set_ckpt_step(3);
-    EXPECT_TRUE(absl::IsNotFound(FindSavedRun(step, group_).status()));
+    EXPECT_TRUE(absl::IsNotFound(Find(step).status()));
   }
 }
 
@@ -63,9 +83,9 @@ TEST_F(CheckpointsTest, ACheckpointIsNotTakenForAFolderWithoutAny) {
   CheckpointConfig config;
   config.set_load(folder_ + "/step-00000002");
   config.set_save(folder_ + "/step-00000002");
-  const absl::Status load = FindSavedRun(config, group_).status();
+  const absl::Status load = Find(config).status();
   EXPECT_TRUE(absl::IsDataLoss(load)) << load;
-  const absl::Status save = ReserveSaveFolder(config, 0, group_).status();
+  const absl::Status save = Lock(config).status();
   EXPECT_TRUE(absl::IsInvalidArgument(save)) << save;
   EXPECT_THAT(std::string(save.message()), HasSubstr("save=" + config.save()));
 }
@@ -73,9 +93,9 @@ TEST_F(CheckpointsTest, ACheckpointIsNotTakenForAFolderWithoutAny) {
 TEST_F(CheckpointsTest, TwoRunsNeverSaveToOneFolder) {
   CheckpointConfig config;
   config.set_save(folder_ + "/new");
-  const auto first = ReserveSaveFolder(config, 0, group_);
+  const auto first = Lock(config);
   ASSERT_TRUE(first.ok()) << first.status();
-  const absl::Status second = ReserveSaveFolder(config, 0, group_).status();
+  const absl::Status second = Lock(config).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
 }
 
@@ -83,7 +103,7 @@ TEST_F(CheckpointsTest, SavesThatWereNeverCompletedAreSaid) {
   CheckpointConfig config;
   config.set_load(folder_);
   const auto said = [&](int64_t step) {
-    const absl::StatusOr<std::string> sentence = DescribePassedOver(config, step);
+    const absl::StatusOr<std::string> sentence = DescribePassedOver(config.load(), step);
     EXPECT_TRUE(sentence.ok()) << sentence.status();
     return sentence.value_or("");
   };
@@ -133,24 +153,26 @@ TEST_F(CheckpointsTest, AnUnreadableOldStepIsPassedOverAndSaid) {
   }
   ASSERT_EQ(chmod((folder_ + "/step-00000002").c_str(), 0), 0);
   EXPECT_EQ(WithoutPrivileges([&]() -> std::string {
-              const auto newest = FindSavedRun(config, group_);
+              const auto newest = Find(config);
               if (!newest.ok()) return newest.status().ToString();
               if ((*newest)->directory != "step-00000004") return (*newest)->directory;
-              const auto said = DescribePassedOver(config, 4);
+              const auto said = DescribePassedOver(config.load(), 4);
               if (!said.ok()) return said.status().ToString();
               if (said->find("step-00000002, which cannot be read (") == said->npos) return *said;
-              const auto lock = ReserveSaveFolder(config, 4, group_);
+              const auto lock = Lock(config);
               if (!lock.ok()) return lock.status().ToString();
+              const absl::Status same = CheckLaterSteps(Of(config), 4, group_);
+              if (!same.ok()) return same.ToString();
               // It may hold a checkpoint of the future that this run would abandon.
-              const auto earlier = ReserveSaveFolder(config, 1, group_).status();
+              const absl::Status earlier = CheckLaterSteps(Of(config), 1, group_);
               if (!absl::IsFailedPrecondition(earlier)) return earlier.ToString();
               // Where it is requested, or may be the only one, there is no fresh start.
               CheckpointConfig old = config;
               old.set_ckpt_step(2);
-              const auto wanted = FindSavedRun(old, group_).status();
+              const auto wanted = Find(old).status();
               if (!absl::IsPermissionDenied(wanted)) return wanted.ToString();
               chmod((folder_ + "/step-00000004").c_str(), 0);
-              const auto none = FindSavedRun(config, group_).status();
+              const auto none = Find(config).status();
               return absl::IsPermissionDenied(none) ? "" : none.ToString();
             }),
             "");
@@ -166,7 +188,7 @@ TEST_F(CheckpointsTest, AnOversizedManifestIsDamage) {
   ASSERT_EQ(truncate(manifest.c_str(), off_t{3} << 30), 0);
   CheckpointConfig config;
   config.set_load(folder_);
-  const absl::Status newest = FindSavedRun(config, group_).status();
+  const absl::Status newest = Find(config).status();
   EXPECT_TRUE(absl::IsDataLoss(newest)) << newest;
   EXPECT_THAT(std::string(newest.message()), HasSubstr(manifest));
   EXPECT_THAT(std::string(newest.message()), HasSubstr("offset"));
@@ -178,13 +200,125 @@ TEST_F(CheckpointsTest, ADamagedManifestNamesTheStepBefore) {
   WriteStep("step-00000004");
   CheckpointConfig config;
   config.set_load(folder_);
-  const absl::Status newest = FindSavedRun(config, group_).status();
+  const absl::Status newest = Find(config).status();
   EXPECT_TRUE(absl::IsDataLoss(newest)) << newest;
   EXPECT_THAT(std::string(newest.message()), HasSubstr("--ckpt-step=2"));
   config.set_ckpt_step(2);
-  const absl::Status oldest = FindSavedRun(config, group_).status();
+  const absl::Status oldest = Find(config).status();
   EXPECT_TRUE(absl::IsDataLoss(oldest)) << oldest;
   EXPECT_THAT(std::string(oldest.message()), ::testing::Not(HasSubstr("--ckpt-step")));
+}
+
+class AutoResumeTest : public CheckpointsTest {
+ protected:
+  void SetUp() override {
+    CheckpointsTest::SetUp();
+    config_.mutable_training()->set_train_iters(10);
+    config_.mutable_checkpoint()->set_save(folder_);
+    for (const int64_t step : {2, 4, 6}) Save(folder_, step);
+  }
+  static void Save(const std::string& folder, int64_t step) {
+    const auto storage = ckpt::OpenPosixStorage(folder, {.create_root = true});
+    ASSERT_TRUE(storage.ok());
+    ASSERT_TRUE(ckpt::Save(**storage, "", step, {}).ok());
+  }
+  // The step that the run continues from; -1 for a new run.
+  int64_t Resumed() {
+    notes_.clear();
+    const auto run = FindSavedRun(config_, group_, Sink());
+    EXPECT_TRUE(run.ok()) << run.status();
+    if (!run.ok() || !run->has_value()) return -1;
+    own_ = (*run)->is_own;
+    return (*run)->manifest.trainer().step();
+  }
+  void Damage(const std::string& checkpoint) const {
+    std::ofstream(folder_ + "/" + checkpoint + "/manifest.pb") << "no manifest";
+  }
+
+  TrainConfig config_;
+  bool own_ = false;
+};
+
+TEST_F(AutoResumeTest, TakesTheNewestIntactOneAndSetsTheOthersAside) {
+  EXPECT_EQ(Resumed(), 6);
+  EXPECT_EQ(notes_, "");
+  Damage("step-00000006");
+  Save(folder_ + "/rolling-0", 5);
+  EXPECT_EQ(Resumed(), 5);
+  EXPECT_THAT(notes_, HasSubstr("passed over " + folder_ + "/step-00000006: "));
+  EXPECT_THAT(notes_, HasSubstr("it is now " + folder_ + "/step-00000006.damaged"));
+  Damage("rolling-0/step-00000005");
+  EXPECT_EQ(Resumed(), 4);
+  EXPECT_TRUE(fs::exists(folder_ + "/rolling-0/step-00000005.damaged"));
+  EXPECT_TRUE(CheckLaterSteps(config_, 4, group_).ok());
+}
+
+TEST_F(AutoResumeTest, ARunThatDoesNotSaveMovesNothing) {
+  Damage("step-00000006");
+  for (const bool saves : {false, true}) {
+    config_.mutable_checkpoint()->set_enable_save_ckpt(saves);
+    config_.mutable_training()->set_train_iters(0);
+    EXPECT_EQ(Resumed(), 4);
+    EXPECT_THAT(notes_, HasSubstr("it is left where it is"));
+    EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
+  }
+}
+
+TEST_F(AutoResumeTest, LoadIsForAFolderWithoutAny) {
+  CheckpointConfig& checkpoint = *config_.mutable_checkpoint();
+  checkpoint.set_load(folder_ + "/other");
+  checkpoint.set_finetune(true);
+  Save(folder_ + "/other", 8);
+  EXPECT_EQ(Resumed(), 6);
+  EXPECT_TRUE(own_);
+  EXPECT_THAT(notes_, HasSubstr("and not from load="));
+  EXPECT_FALSE(
+      SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
+  checkpoint.set_save(folder_ + "/empty");
+  EXPECT_EQ(Resumed(), 8);
+  Save(folder_ + "/other/rolling-0", 9);
+  EXPECT_EQ(Resumed(), 9);
+  checkpoint.set_ckpt_step(8);
+  EXPECT_EQ(Resumed(), 8);
+  EXPECT_FALSE(own_);
+  EXPECT_TRUE(SettingsFor(config_, *FindSavedRun(config_, group_, Sink())).checkpoint().finetune());
+}
+
+TEST_F(AutoResumeTest, CkptStepGoesBackAndLosesNothing) {
+  Save(folder_ + "/rolling-1", 5);
+  config_.mutable_checkpoint()->set_ckpt_step(4);
+  EXPECT_EQ(Resumed(), 4);
+  EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
+  EXPECT_TRUE(CheckLaterSteps(config_, 4, group_).ok());
+  ASSERT_TRUE(AbandonLaterSteps(config_, 4, group_, Sink()).ok());
+  EXPECT_TRUE(fs::exists(folder_ + "/step-00000006.abandoned"));
+  EXPECT_TRUE(fs::exists(folder_ + "/rolling-1/step-00000005.abandoned"));
+  EXPECT_THAT(notes_, HasSubstr("ckpt_step=4: later checkpoints"));
+  config_.mutable_checkpoint()->clear_ckpt_step();
+  EXPECT_EQ(Resumed(), 4);
+  config_.mutable_checkpoint()->set_ckpt_step(5);
+  const absl::Status gone = FindSavedRun(config_, group_, Sink()).status();
+  EXPECT_TRUE(absl::IsNotFound(gone)) << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("there are steps 2, 4"));
+}
+
+TEST_F(AutoResumeTest, WithoutItNothingIsMixed) {
+  config_.mutable_checkpoint()->set_auto_resume(false);
+  EXPECT_EQ(Resumed(), -1);
+  const absl::Status refused = CheckLaterSteps(config_, 0, group_);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("later steps (2, 4, 6)"));
+}
+
+TEST_F(AutoResumeTest, WhatTurnsOutDamagedWhileLoadingIsPassedOver) {
+  const auto run = FindSavedRun(config_, group_, Sink());
+  ASSERT_TRUE(run.ok() && run->has_value());
+  const absl::Status mismatch = absl::FailedPreconditionError("another model");
+  EXPECT_EQ(PassOver(**run, mismatch, config_, group_, Sink()), mismatch);
+  EXPECT_EQ(Resumed(), 6);
+  ASSERT_TRUE(PassOver(**run, absl::DataLossError("checksum"), config_, group_, Sink()).ok());
+  EXPECT_THAT(notes_, HasSubstr("step-00000006: checksum; it is now"));
+  EXPECT_EQ(Resumed(), 4);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
@@ -17,6 +18,13 @@ namespace {
 // A stalling disk delays saves, not training: a missing rank is detected by the training's own
 // messages long before.
 constexpr absl::Duration kBackgroundDeadline = absl::Hours(24);
+
+ckpt::RetentionOptions ToRetention(const CheckpointConfig& config) {
+  return {.newest = config.max_checkpoint_keep(),
+          .every_steps = config.save_retain_interval(),
+          .best = config.save_top_k(),
+          .within = absl::Minutes(config.save_retain_minutes())};
+}
 
 SaveOutcome ToOutcome(const ckpt::SaveOutcome& outcome) {
   if (!outcome.report.ok()) return {.step = outcome.step, .report = outcome.report.status()};
@@ -39,6 +47,7 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
   std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group, std::move(hooks)));
   TESSERA_ASSIGN_OR_RETURN(saver->storage_,
                            ckpt::OpenStorage(config.checkpoint().save(), {.create_root = true}));
+  saver->retention_.emplace(*saver->storage_, "", ToRetention(config.checkpoint()));
   if (!config.checkpoint().no_save_optim()) {
     TESSERA_ASSIGN_OR_RETURN(
         saver->optimizer_names_,
@@ -57,9 +66,11 @@ absl::Status RunSaver::OpenBackground(Communicator* world) {
   }
   background_group_ = MakeProcessGroup(background_communicator_.get());
   ckpt::AsyncSaveOptions options;
+  const uint64_t staging_bytes = options.save.staging_bytes;
+  options.save = Options();
+  options.save.staging_bytes = staging_bytes;
   options.save.group = background_group_.get();
   options.save.deadline = kBackgroundDeadline;
-  options.save.before_commit = hooks_.before_commit;
   options.available_memory_bytes = hooks_.available_memory_bytes;
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
@@ -82,8 +93,13 @@ ckpt::StateDict RunSaver::State() const {
   return state;
 }
 
-absl::Status RunSaver::Save(ckpt::Manifest run) {
+absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   const int64_t step = run.trainer().step();
+  if (kind == ckpt::SaveKind::kRolling) {
+    const MutexLock lock(&mutex_);
+    rolling_steps_.insert(step);
+  }
+  ++started_;
   if (optimizer_names_.has_value()) *run.mutable_optimizer() = *optimizer_names_;
   ckpt::Metadata metadata = ckpt::ToMetadata(std::move(run));
   if (background_ == nullptr) return SaveInForeground(step, std::move(metadata));
@@ -92,22 +108,43 @@ absl::Status RunSaver::Save(ckpt::Manifest run) {
 }
 
 absl::Status RunSaver::SaveInForeground(int64_t step, ckpt::Metadata metadata) {
+  ckpt::SaveOptions options = Options();
+  options.group = &group_.ranks;
+  options.deadline = group_.deadline;
+  options.plan_cache = &plan_cache_;
+  options.metadata = std::move(metadata);
   TESSERA_ASSIGN_OR_RETURN(ckpt::SaveReport report,
-                           ckpt::Save(*storage_, "", step, State(),
-                                      {.group = &group_.ranks,
-                                       .deadline = group_.deadline,
-                                       .plan_cache = &plan_cache_,
-                                       .metadata = std::move(metadata),
-                                       .before_commit = hooks_.before_commit}));
+                           ckpt::Save(*storage_, "", step, State(), options));
   Prune(report);
   done_.push_back({.step = step, .report = std::move(report)});
   return absl::OkStatus();
 }
 
-void RunSaver::Prune(ckpt::SaveReport& report) const {
-  const int keep = static_cast<int>(config_.checkpoint().max_checkpoint_keep());
-  if (keep == 0 || group_.ranks.rank() != 0) return;
-  if (const absl::Status pruned = ckpt::Prune(*storage_, "", keep); !pruned.ok()) {
+ckpt::SaveOptions RunSaver::Options() {
+  ckpt::SaveOptions options;
+  options.before_commit = hooks_.before_commit;
+  options.choose_root = [this](const ckpt::PlannedSave& planned) { return ChooseRoot(planned); };
+  return options;
+}
+
+absl::StatusOr<std::string> RunSaver::ChooseRoot(const ckpt::PlannedSave& planned) {
+  bool rolling;
+  {
+    const MutexLock lock(&mutex_);
+    rolling = rolling_steps_.erase(planned.step) > 0;
+  }
+  if (rolling) return ckpt::EmptyRollingSlot(*storage_, "");
+  const absl::StatusOr<uint64_t> free_bytes = storage_->FreeBytes();
+  if (free_bytes.ok() && *free_bytes < planned.data_bytes) {
+    TESSERA_RETURN_IF_ERROR(retention_->MakeRoomFor(planned.step, absl::Now()));
+  }
+  return std::string();
+}
+
+void RunSaver::Prune(ckpt::SaveReport& report) {
+  const bool permanent = report.directory.find('/') == report.directory.npos;
+  if (group_.ranks.rank() != 0 || !permanent) return;
+  if (const absl::Status pruned = retention_->Apply(absl::Now()); !pruned.ok()) {
     absl::StrAppend(&report.note, report.note.empty() ? "" : "; ",
                     "older checkpoints are still there: ", pruned.message());
   }
@@ -119,11 +156,13 @@ void RunSaver::BeforeOverwrite(const TensorView& memory) {
 }
 
 std::vector<SaveOutcome> RunSaver::Poll() {
-  if (background_ == nullptr) return std::exchange(done_, {});
-  std::vector<SaveOutcome> outcomes;
-  while (const std::optional<ckpt::SaveOutcome> outcome = background_->Poll()) {
-    outcomes.push_back(ToOutcome(*outcome));
+  std::vector<SaveOutcome> outcomes = std::exchange(done_, {});
+  if (background_ != nullptr) {
+    while (const std::optional<ckpt::SaveOutcome> outcome = background_->Poll()) {
+      outcomes.push_back(ToOutcome(*outcome));
+    }
   }
+  finished_ += static_cast<int64_t>(outcomes.size());
   return outcomes;
 }
 
@@ -133,6 +172,7 @@ std::vector<SaveOutcome> RunSaver::Finish() {
   for (const ckpt::SaveOutcome& outcome : background_->Finish()) {
     outcomes.push_back(ToOutcome(outcome));
   }
+  finished_ += static_cast<int64_t>(outcomes.size());
   return outcomes;
 }
 

@@ -5,11 +5,17 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
@@ -52,10 +58,14 @@ class RunSaver {
   // Waits for a save in flight.
   ~RunSaver();
 
-  // Saves step-N, with the optimizer unless no_save_optim, and prunes beyond max_checkpoint_keep.
-  // Synchronous: returns when the checkpoint is committed, or with the error. Asynchronous: returns
-  // immediately (or when an earlier save is over, see async_save_skip); errors are outcomes.
-  absl::Status Save(ckpt::Manifest run);
+  // Saves a permanent or a rolling checkpoint, with the optimizer unless no_save_optim; a permanent
+  // one then deletes those that the settings do not keep. Synchronous: returns when the checkpoint
+  // is committed, or with the error. Asynchronous: returns immediately (or when an earlier save is
+  // over, see async_save_skip); errors are outcomes. Precondition: kind is not kNone.
+  absl::Status Save(ckpt::Manifest run, ckpt::SaveKind kind);
+
+  // Whether a save has been started whose outcome Poll() has not returned yet.
+  bool save_in_flight() const { return started_ > finished_; }
 
   // Returns once `memory` may be changed.
   void BeforeOverwrite(const TensorView& memory);
@@ -71,8 +81,11 @@ class RunSaver {
   absl::Status OpenBackground(Communicator* world);
   ckpt::StateDict State() const;
   absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
+  ckpt::SaveOptions Options();
+  // On rank 0, before a save writes: where it goes. Empties a rolling slot; makes room.
+  absl::StatusOr<std::string> ChooseRoot(const ckpt::PlannedSave& planned);
   // Removes old checkpoints after a save that was committed.
-  void Prune(ckpt::SaveReport& report) const;
+  void Prune(ckpt::SaveReport& report);
 
   const TrainConfig config_;
   const std::vector<StateChunk> chunks_;
@@ -80,8 +93,13 @@ class RunSaver {
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::unique_ptr<ckpt::Storage> storage_;
-  ckpt::PlanCache plan_cache_;     // in the foreground
-  std::vector<SaveOutcome> done_;  // of synchronous saves
+  std::optional<ckpt::Retention> retention_;  // used by the saving thread
+  ckpt::PlanCache plan_cache_;                // in the foreground
+  std::vector<SaveOutcome> done_;             // of synchronous saves
+  int64_t started_ = 0;                       // saves
+  int64_t finished_ = 0;
+  Mutex mutex_;
+  std::set<int64_t> rolling_steps_ ABSL_GUARDED_BY(mutex_);
 
   // Destroyed in reverse order: the saver's threads use the members before it.
   std::unique_ptr<Communicator> background_communicator_;

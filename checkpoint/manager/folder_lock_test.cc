@@ -1,0 +1,84 @@
+#include "checkpoint/manager/folder_lock.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string NewFolder(const std::string& name) {
+  const std::string folder = ::testing::TempDir() + "/" + name;
+  std::filesystem::create_directories(folder);
+  return folder;
+}
+
+TEST(FolderLockTest, OneHolderAtATime) {
+  const std::string folder = NewFolder("one-holder");
+  auto first = FolderLock::Acquire(folder);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*first)->warning(), "");
+  const absl::Status second = FolderLock::Acquire(folder, {.wait = absl::ZeroDuration()}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+  EXPECT_THAT(std::string(second.message()), HasSubstr(folder + " is in use"));
+  EXPECT_TRUE(FolderLock::Acquire(NewFolder("another")).ok());
+  first->reset();
+  EXPECT_TRUE(FolderLock::Acquire(folder).ok());
+}
+
+TEST(FolderLockTest, WaitsForAHolderThatEnds) {
+  const std::string folder = NewFolder("orphan");
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto lock = FolderLock::Acquire(folder);
+    const char byte = lock.ok() ? 'y' : 'n';
+    if (write(ready[1], &byte, 1) == 1) pause();
+    _exit(1);
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  ASSERT_EQ(byte, 'y');
+  std::vector<std::string> said;
+  // The holder is killed only once the wait has begun.
+  const auto lock = FolderLock::Acquire(
+      folder, {.wait = absl::Seconds(60), .on_wait = [&](const std::string& sentence) {
+                 said.push_back(sentence);
+                 kill(child, SIGKILL);
+                 waitpid(child, nullptr, 0);
+               }});
+  EXPECT_TRUE(lock.ok()) << lock.status();
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_THAT(said[0], HasSubstr("waiting up to 1m for another process that saves to " + folder));
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST(FolderLockTest, TheWaitIsBounded) {
+  const std::string folder = NewFolder("held");
+  const auto first = FolderLock::Acquire(folder);
+  ASSERT_TRUE(first.ok());
+  const absl::Time start = absl::Now();
+  EXPECT_FALSE(FolderLock::Acquire(folder, {.wait = absl::Milliseconds(120)}).ok());
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(120));
+}
+
+TEST(FolderLockTest, AMissingFolderIsNamed) {
+  const absl::Status status = FolderLock::Acquire("/no/such/folder").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/folder"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

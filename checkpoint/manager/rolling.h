@@ -1,0 +1,33 @@
+#ifndef TESSERA_CHECKPOINT_MANAGER_ROLLING_H_
+#define TESSERA_CHECKPOINT_MANAGER_ROLLING_H_
+
+// Rolling checkpoints: frequent ones of which only the last two are kept, beside the permanent ones
+// of the same run. Each of two slots is a folder of its own that holds one ordinary checkpoint:
+//
+//   step-00000200/            permanent
+//   rolling-0/step-00000250/
+//   rolling-1/step-00000225/  replaced next
+//
+// The slot that is replaced is emptied before the new checkpoint is written. The other one stays
+// complete meanwhile.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace tessera::ckpt {
+
+inline constexpr std::array<std::string_view, 2> kRollingSlots = {"rolling-0", "rolling-1"};
+
+// Steps of the committed checkpoints in the slots; nullopt: the slot has none.
+using RollingSteps = std::array<std::optional<int64_t>, kRollingSlots.size()>;
+
+// Index of the slot for the next checkpoint: one without a checkpoint, else the older one.
+inline int ChooseRollingSlot(const RollingSteps& steps) {
+  return steps[1] < steps[0] ? 1 : 0;  // nullopt is less than any step
+}
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_MANAGER_ROLLING_H_

@@ -1,0 +1,195 @@
+#include "checkpoint/manager/save_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr SaveDecision kNothing;
+
+// The decisions of a run other than "nothing", by step: "permanent", "rolling end" and so on.
+class Schedule {
+ public:
+  explicit Schedule(const SaveScheduleOptions& options, int64_t resumed_step = 0)
+      : schedule_(options, resumed_step), step_(resumed_step) {}
+
+  // Takes steps up to `step`, each with the state that `change` makes of a quiet one.
+  Schedule& To(int64_t step, const std::function<void(StepState&)>& change = nullptr) {
+    while (step_ < step && !ended_) {
+      StepState state{.step = ++step_, .elapsed = absl::Seconds(step_)};
+      if (change) change(state);
+      const SaveDecision decision = schedule_.AfterStep(state);
+      if (decision == kNothing) continue;
+      ended_ = decision.end != EndReason::kNone;
+      constexpr const char* kSaves[] = {"nothing", "rolling", "permanent"};
+      constexpr const char* kEnds[] = {"",           " last",     " signal",
+                                       " stop file", " duration", " interval"};
+      decisions[step_] = std::string(kSaves[static_cast<int>(decision.save)]) +
+                         kEnds[static_cast<int>(decision.end)];
+    }
+    return *this;
+  }
+
+  std::map<int64_t, std::string> decisions;
+
+ private:
+  SaveSchedule schedule_;
+  int64_t step_;
+  bool ended_ = false;
+};
+
+using Decisions = std::map<int64_t, std::string>;
+
+std::function<void(StepState&)> StopFile(int64_t value, int64_t version) {
+  return [=](StepState& state) { state.stop_file = {.step = value, .version = version}; };
+}
+
+TEST(SaveScheduleTest, IntervalAndLastStep) {
+  EXPECT_EQ(Schedule({.interval_steps = 4, .last_step = 10}).To(20).decisions,
+            (Decisions{{4, "permanent"}, {8, "permanent"}, {10, "permanent last"}}));
+  EXPECT_EQ(Schedule({.last_step = 10}).To(20).decisions, (Decisions{{10, "permanent last"}}));
+  EXPECT_EQ(Schedule({.interval_steps = 4, .last_step = 10}, 5).To(20).decisions,
+            (Decisions{{8, "permanent"}, {10, "permanent last"}}));
+  EXPECT_EQ(Schedule({.interval_steps = 5, .last_step = 10}).To(20).decisions,
+            (Decisions{{5, "permanent"}, {10, "permanent last"}}));
+}
+
+TEST(SaveScheduleTest, EnableSaveCkptFalseSavesNothingAndEndsAllTheSame) {
+  SaveScheduleOptions options{.saves = false,
+                              .interval_steps = 2,
+                              .continuous = true,
+                              .rolling_interval_steps = 1,
+                              .last_step = 5};
+  EXPECT_EQ(Schedule(options).To(9).decisions, (Decisions{{5, "nothing last"}}));
+  EXPECT_EQ(Schedule(options).To(9, StopFile(3, 2)).decisions,
+            (Decisions{{3, "nothing stop file"}}));
+}
+
+TEST(SaveScheduleTest, RollingOnesGiveWayToPermanentOnes) {
+  EXPECT_EQ(Schedule({.interval_steps = 6, .rolling_interval_steps = 3, .last_step = 13})
+                .To(20)
+                .decisions,
+            (Decisions{{3, "rolling"},
+                       {6, "permanent"},
+                       {9, "rolling"},
+                       {12, "permanent"},
+                       {13, "permanent last"}}));
+}
+
+TEST(SaveScheduleTest, ByTheClock) {
+  EXPECT_EQ(Schedule({.interval = absl::Seconds(4), .last_step = 100}).To(13).decisions,
+            (Decisions{{4, "permanent"}, {8, "permanent"}, {12, "permanent"}}));
+  // Counted from the last permanent one, whatever its reason.
+  EXPECT_EQ(Schedule({.interval_steps = 5, .interval = absl::Seconds(4), .last_step = 100})
+                .To(13)
+                .decisions,
+            (Decisions{{4, "permanent"}, {5, "permanent"}, {9, "permanent"}, {10, "permanent"}}));
+}
+
+TEST(SaveScheduleTest, ContinuousWaitsForTheSaveInFlight) {
+  const auto busy = [](StepState& state) { state.save_in_flight = state.step % 3 != 0; };
+  EXPECT_EQ(Schedule({.continuous = true, .last_step = 100}).To(8, busy).decisions,
+            (Decisions{{3, "permanent"}, {6, "permanent"}}));
+}
+
+TEST(SaveScheduleTest, ExitIntervalAndExitDurationSaveAndEnd) {
+  EXPECT_EQ(Schedule({.last_step = 100, .exit_interval_steps = 7}).To(50).decisions,
+            (Decisions{{7, "permanent interval"}}));
+  EXPECT_EQ(Schedule({.last_step = 100, .exit_interval_steps = 7}, 7).To(50).decisions,
+            (Decisions{{14, "permanent interval"}}));
+  EXPECT_EQ(Schedule({.last_step = 100, .exit_after = absl::Seconds(6)}).To(50).decisions,
+            (Decisions{{6, "permanent duration"}}));
+}
+
+TEST(SaveScheduleTest, ASignalSavesAndEnds) {
+  const auto signal = [](StepState& state) { state.stop_signal = state.step >= 5 ? 15 : 0; };
+  EXPECT_EQ(Schedule({.last_step = 100}).To(50, signal).decisions,
+            (Decisions{{5, "permanent signal"}}));
+  EXPECT_EQ(Schedule({.rolling_interval_steps = 5, .last_step = 100}).To(50, signal).decisions,
+            (Decisions{{5, "permanent signal"}}));
+  EXPECT_EQ(Schedule({.last_step = 100, .saves_at_signals = false}).To(50, signal).decisions,
+            (Decisions{{5, "nothing signal"}}));
+  EXPECT_EQ(Schedule({.interval_steps = 5, .last_step = 100, .saves_at_signals = false})
+                .To(50, signal)
+                .decisions,
+            (Decisions{{5, "permanent signal"}}));
+  EXPECT_EQ(Schedule({.last_step = 5}).To(50, signal).decisions,
+            (Decisions{{5, "permanent last"}}));
+}
+
+TEST(SaveScheduleTest, StopFilePathSavesAtItsStepAndEnds) {
+  EXPECT_EQ(Schedule({.last_step = 100}).To(50, StopFile(5, 1)).decisions,
+            (Decisions{{5, "permanent stop file"}}));
+  EXPECT_EQ(Schedule({.last_step = 100}).To(50, StopFile(0, 3)).decisions, (Decisions{}));
+  // Where it coincides with a rolling checkpoint, a permanent one is saved.
+  EXPECT_EQ(
+      Schedule({.rolling_interval_steps = 5, .last_step = 100}).To(50, StopFile(5, 1)).decisions,
+      (Decisions{{5, "permanent stop file"}}));
+}
+
+TEST(SaveScheduleTest, ANegativeStopStepSavesAndContinues) {
+  EXPECT_EQ(Schedule({.last_step = 12}).To(50, StopFile(-5, 1)).decisions,
+            (Decisions{{5, "permanent"}, {12, "permanent last"}}));
+  EXPECT_EQ(Schedule({.last_step = 12})
+                .To(50, StopFile(std::numeric_limits<int64_t>::min(), 1))
+                .decisions,
+            (Decisions{{12, "permanent last"}}));
+}
+
+TEST(SaveScheduleTest, AStopStepThatHasPassedActsAtTheNextStepOnce) {
+  EXPECT_EQ(Schedule({.last_step = 100}).To(8).To(50, StopFile(5, 2)).decisions,
+            (Decisions{{9, "permanent stop file"}}));
+  EXPECT_EQ(Schedule({.last_step = 100}).To(8).To(50, StopFile(-5, 2)).decisions,
+            (Decisions{{9, "permanent"}}));
+  // The same value, written again.
+  EXPECT_EQ(
+      Schedule({.last_step = 100}).To(8).To(12, StopFile(-5, 2)).To(50, StopFile(-5, 3)).decisions,
+      (Decisions{{9, "permanent"}, {13, "permanent"}}));
+  // Withdrawn in time.
+  EXPECT_EQ(Schedule({.last_step = 100}).To(8, StopFile(20, 2)).To(50, StopFile(0, 3)).decisions,
+            (Decisions{}));
+}
+
+TEST(SaveScheduleTest, AStaleStopFileDoesNotStopAResumedRunAgain) {
+  for (const int64_t value : {5, -5, 3}) {
+    EXPECT_EQ(Schedule({.last_step = 100}, 5).To(50, StopFile(value, 1)).decisions, (Decisions{}));
+  }
+  // One that is still ahead does, as does a value that was written later.
+  EXPECT_EQ(Schedule({.last_step = 100}, 5).To(50, StopFile(9, 1)).decisions,
+            (Decisions{{9, "permanent stop file"}}));
+  EXPECT_EQ(Schedule({.last_step = 100}, 5).To(50, StopFile(3, 2)).decisions,
+            (Decisions{{6, "permanent stop file"}}));
+}
+
+TEST(SaveScheduleTest, CheckpointsThatAreDueWaitForAHealthyStep) {
+  const auto ill_until = [](int64_t step) {
+    return [step](StepState& state) { state.healthy = state.step > step; };
+  };
+  EXPECT_EQ(Schedule({.interval_steps = 4, .last_step = 100}).To(7, ill_until(5)).decisions,
+            (Decisions{{6, "permanent"}}));
+  EXPECT_EQ(Schedule({.rolling_interval_steps = 4, .last_step = 100}).To(7, ill_until(5)).decisions,
+            (Decisions{{6, "rolling"}}));
+  EXPECT_EQ(Schedule({.interval_steps = 6, .rolling_interval_steps = 2, .last_step = 100})
+                .To(9, ill_until(8))
+                .decisions,
+            (Decisions{{9, "permanent"}}));
+  // The end of a run does not wait, and neither does a stop file.
+  EXPECT_EQ(Schedule({.interval_steps = 2, .last_step = 8}).To(9, ill_until(50)).decisions,
+            (Decisions{{8, "permanent last"}}));
+  const auto ill_with_request = [](StepState& state) {
+    state.healthy = false;
+    state.stop_file = {.step = -3, .version = 2};
+  };
+  EXPECT_EQ(Schedule({.interval_steps = 2, .last_step = 100}).To(9, ill_with_request).decisions,
+            (Decisions{{3, "permanent"}}));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,212 @@
+#include "checkpoint/manager/saved_checkpoints.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/file_map.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/manager/rolling.h"
+#include "checkpoint/verify/verify.h"
+
+namespace tessera::ckpt {
+namespace {
+
+bool IsDamage(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+absl::StatusOr<std::vector<SavedCheckpoint>> ListCommitted(Storage& storage, std::string_view root,
+                                                           bool rolling) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage, root));
+  std::vector<SavedCheckpoint> committed;
+  for (const StepDirectory& dir : directories) {
+    if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
+  }
+  return committed;
+}
+
+// "a/b" and "c" of "a/b/c".
+std::pair<std::string, std::string> SplitPath(std::string_view path) {
+  const size_t slash = path.rfind('/');
+  if (slash == path.npos) return {"", std::string(path)};
+  return {std::string(path.substr(0, slash)), std::string(path.substr(slash + 1))};
+}
+
+// "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not taken.
+std::string FreeName(const std::set<std::string>& taken, std::string_view name,
+                     std::string_view word) {
+  const std::string first = absl::StrCat(std::string(name), ".", std::string(word));
+  std::string candidate = first;
+  for (int number = 2; taken.contains(candidate) || taken.contains(candidate + "/"); ++number) {
+    candidate = absl::StrCat(first, "-", number);
+  }
+  return candidate;
+}
+
+// In a storage that cannot rename: the manifest's contents get another name. A death in between
+// leaves both.
+absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view directory,
+                                             std::string_view word) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files, storage.List(directory));
+  const std::string from = JoinPath(directory, kManifestFileName);
+  const std::string to =
+      JoinPath(directory, FreeName({files.begin(), files.end()}, kManifestFileName, word));
+  TESSERA_ASSIGN_OR_RETURN(const std::string contents, ReadAll(storage, from, kMaxManifestBytes));
+  TESSERA_RETURN_IF_ERROR(storage.Publish(to, contents, nullptr));
+  TESSERA_RETURN_IF_ERROR(storage.Delete(from));
+  TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(directory));
+  return to;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage,
+                                                           std::string_view root) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> all,
+                           ListCommitted(storage, root, /*rolling=*/false));
+  for (const std::string_view slot : kRollingSlots) {
+    TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> rolling,
+                             ListCommitted(storage, JoinPath(root, slot), /*rolling=*/true));
+    std::ranges::move(rolling, std::back_inserter(all));
+  }
+  std::ranges::stable_sort(all, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
+    return std::tuple(-a.step, a.rolling) < std::tuple(-b.step, b.rolling);
+  });
+  return all;
+}
+
+absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory) {
+  TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, directory));
+  TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
+                           VerifyCheckpoint(storage, directory, {.contents = false}));
+  if (report.damage.empty()) return manifest;
+  const size_t more = report.damage.size() - 1;
+  return absl::DataLossError(absl::StrCat(storage.Describe(directory), ": ",
+                                          ToString(report.damage.front()),
+                                          more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
+}
+
+absl::StatusOr<std::optional<ResumePoint>> TakeNewestIntact(
+    Storage& storage, std::string_view root, Damaged damaged,
+    std::vector<SetAsideCheckpoint>* passed_over) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
+  for (SavedCheckpoint& checkpoint : saved) {
+    absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
+    if (manifest.ok()) return ResumePoint{std::move(checkpoint), *std::move(manifest)};
+    if (!IsDamage(manifest.status())) return manifest.status();
+    std::string moved_to;
+    if (damaged == Damaged::kSetAside) {
+      TESSERA_ASSIGN_OR_RETURN(moved_to, SetAside(storage, checkpoint.directory, "damaged"));
+    }
+    passed_over->push_back({checkpoint.directory, std::move(moved_to), manifest.status()});
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
+                                     std::string_view word) {
+  const auto [parent, name] = SplitPath(directory);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage.List(parent));
+  std::string to = JoinPath(parent, FreeName({siblings.begin(), siblings.end()}, name, word));
+  const absl::Status renamed = storage.Rename(directory, to);
+  if (absl::IsUnimplemented(renamed)) return SetManifestAside(storage, directory, word);
+  TESSERA_RETURN_IF_ERROR(renamed);
+  TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(parent));
+  return to;
+}
+
+absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
+                                                      int64_t step) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
+  std::vector<std::string> moved_to;
+  for (const SavedCheckpoint& checkpoint : saved) {
+    if (checkpoint.step <= step) break;
+    TESSERA_ASSIGN_OR_RETURN(std::string to, SetAside(storage, checkpoint.directory, "abandoned"));
+    moved_to.push_back(std::move(to));
+  }
+  return moved_to;
+}
+
+absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root) {
+  RollingSteps steps;
+  std::array<std::vector<StepDirectory>, kRollingSlots.size()> directories;
+  for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
+    TESSERA_ASSIGN_OR_RETURN(directories[slot],
+                             ListStepDirectories(storage, JoinPath(root, kRollingSlots[slot])));
+    for (const StepDirectory& dir : directories[slot]) {
+      TESSERA_RETURN_IF_ERROR(dir.committed.status());
+      if (*dir.committed) steps[slot] = dir.step;  // ascending
+    }
+  }
+  const int chosen = ChooseRollingSlot(steps);
+  for (const StepDirectory& dir : directories[chosen]) {
+    TESSERA_RETURN_IF_ERROR(RemoveStepDirectory(storage, dir));
+  }
+  return JoinPath(root, kRollingSlots[chosen]);
+}
+
+Retention::Retention(Storage& storage, std::string_view root, const RetentionOptions& options)
+    : storage_(storage), root_(root), options_(options) {}
+
+absl::Status Retention::Apply(absl::Time now) { return Delete(std::nullopt, now); }
+
+absl::Status Retention::MakeRoomFor(int64_t step, absl::Time now) { return Delete(step, now); }
+
+absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time now) {
+  if (!options_.deletes()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
+                           ListStepDirectories(storage_, root_));
+  std::erase_if(directories, [&](const StepDirectory& dir) {
+    return !dir.committed.ok() || storage_.IsLink(dir.path);
+  });
+  std::vector<RetentionCandidate> candidates;
+  std::vector<const StepDirectory*> committed;
+  for (const StepDirectory& dir : directories) {
+    if (!*dir.committed) continue;
+    candidates.push_back(Describe({dir.step, dir.path}));
+    committed.push_back(&dir);
+  }
+  if (committed.empty()) return absl::OkStatus();
+  if (coming_step.has_value()) candidates.push_back({.step = *coming_step, .good = false});
+
+  std::vector<const StepDirectory*> deleted;
+  for (const size_t i : ChooseToDelete(options_, candidates, now)) deleted.push_back(committed[i]);
+  for (const StepDirectory& dir : directories) {
+    if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
+  }
+  absl::Status first_error;
+  for (const StepDirectory* dir : deleted) {
+    first_error.Update(RemoveStepDirectory(storage_, *dir));
+    described_.erase(dir->path);
+  }
+  if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(root_));
+  return first_error;
+}
+
+RetentionCandidate Retention::Describe(const SavedCheckpoint& checkpoint) {
+  const auto known = described_.find(checkpoint.directory);
+  if (known != described_.end()) return known->second;
+  RetentionCandidate candidate{.step = checkpoint.step};
+  const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
+  candidate.good = manifest.ok();
+  if (manifest.ok()) {
+    const TrainerState& trainer = manifest->trainer();
+    candidate.saved_at = absl::FromUnixMillis(manifest->producer().created_unix_ms());
+    if (trainer.has_health()) {
+      candidate.good = trainer.health().state_is_finite() && trainer.health().loss_is_sane();
+      if (trainer.health().has_validation_loss()) {
+        candidate.validation_loss = trainer.health().validation_loss();
+      }
+    }
+  }
+  described_[checkpoint.directory] = candidate;
+  return candidate;
+}
+
+}  // namespace tessera::ckpt

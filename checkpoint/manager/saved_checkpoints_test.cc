@@ -1,0 +1,309 @@
+#include "checkpoint/manager/saved_checkpoints.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class SavedCheckpointsTest : public ::testing::Test {
+ protected:
+  // Saves `step` with that number in every element.
+  void Save(int64_t step, const std::string& root = "", const Manifest& metadata = {}) {
+    std::vector<float> elements(64, static_cast<float>(step));
+    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
+    const auto saved =
+        ckpt::Save(storage_, root, step, {{tensor}}, {.metadata = ToMetadata(metadata)});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  void SaveRolling(int64_t step) {
+    const absl::StatusOr<std::string> slot = EmptyRollingSlot(storage_, "");
+    ASSERT_TRUE(slot.ok()) << slot.status();
+    Save(step, *slot);
+  }
+  void SaveWithHealth(int64_t step, bool finite, bool sane,
+                      std::optional<double> validation_loss = std::nullopt) {
+    Manifest metadata;
+    StateHealth& health = *metadata.mutable_trainer()->mutable_health();
+    health.set_state_is_finite(finite);
+    health.set_loss_is_sane(sane);
+    if (validation_loss.has_value()) health.set_validation_loss(*validation_loss);
+    Save(step, "", metadata);
+  }
+
+  std::string Contents(const std::string& path) {
+    return ReadAll(memory_, path, 1 << 20).value_or("(nothing)");
+  }
+  // Changes the bytes of a file.
+  void Damage(const std::string& path, const std::function<void(std::string&)>& change) {
+    std::string bytes = Contents(path);
+    change(bytes);
+    ASSERT_TRUE(memory_.Delete(path).ok());
+    ASSERT_TRUE(WriteAll(memory_, path, bytes).ok());
+  }
+  std::vector<std::string> Names(const std::string& path) {
+    return memory_.List(path).value_or(std::vector<std::string>());
+  }
+  // The only data file of a checkpoint.
+  std::string Data(const std::string& checkpoint) {
+    for (const std::string& name : Names(checkpoint)) {
+      if (name.starts_with("model-")) return absl::StrCat(checkpoint, "/", name);
+    }
+    return "(nothing)";
+  }
+  // "step-00000003" and so on, of permanent checkpoints, as their numbers.
+  std::vector<int64_t> Steps() {
+    std::vector<int64_t> steps;
+    const auto list = List(memory_, "");
+    EXPECT_TRUE(list.ok()) << list.status();
+    if (list.ok()) {
+      for (const CheckpointInfo& info : *list) steps.push_back(info.step);
+    }
+    return steps;
+  }
+  // The step that TakeNewestIntact() takes; -1: none.
+  int64_t Take() {
+    set_aside_.clear();
+    const auto point = TakeNewestIntact(storage_, "", Damaged::kSetAside, &set_aside_);
+    EXPECT_TRUE(point.ok()) << point.status();
+    if (!point.ok() || !point->has_value()) return -1;
+    EXPECT_EQ((*point)->manifest.trainer().step(), (*point)->checkpoint.step);
+    return (*point)->checkpoint.step;
+  }
+
+  MemoryStorage memory_;
+  FaultInjectingStorage storage_{memory_};
+  std::vector<SetAsideCheckpoint> set_aside_;
+};
+
+TEST_F(SavedCheckpointsTest, RollingSlotsAreOverwrittenInTurnAlsoAfterARestart) {
+  for (const int64_t step : {25, 50, 75}) SaveRolling(step);
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000075/"));
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000050/"));
+  // Nothing is remembered between calls: what is on the disk decides.
+  SaveRolling(100);
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000075/"));
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000100/"));
+}
+
+TEST_F(SavedCheckpointsTest, AnIncompleteSlotIsTheNextOne) {
+  SaveRolling(25);
+  SaveRolling(50);
+  ASSERT_TRUE(memory_.Delete("rolling-1/step-00000050/manifest.pb").ok());
+  SaveRolling(75);
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000025/"));
+  EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000075/"));
+}
+
+// The process dies at each operation of a rolling save in turn.
+TEST_F(SavedCheckpointsTest, ADeathWhileOverwritingLeavesTheOtherSlotComplete) {
+  for (int64_t death = 0;; ++death) {
+    MemoryStorage memory;
+    const auto save = [](Storage& storage, int64_t step) -> absl::Status {
+      std::vector<float> elements(64, static_cast<float>(step));
+      ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
+      tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
+      return ckpt::Save(storage, "", step, {{tensor}},
+                        {.choose_root =
+                             [&](const PlannedSave& planned) {
+                               EXPECT_EQ(planned.step, step);
+                               EXPECT_GE(planned.data_bytes, 256u);
+                               return EmptyRollingSlot(storage, "");
+                             }})
+          .status();
+    };
+    ASSERT_TRUE(save(memory, 25).ok());
+    ASSERT_TRUE(save(memory, 50).ok());
+    FaultInjectingStorage dying(memory);
+    dying.DieAt(death);
+    const bool survived = save(dying, 75).ok();
+    memory.SimulatePowerLoss(static_cast<uint64_t>(death));
+    std::vector<SetAsideCheckpoint> set_aside;
+    const auto point = TakeNewestIntact(memory, "", Damaged::kSetAside, &set_aside);
+    ASSERT_TRUE(point.ok()) << point.status();
+    ASSERT_TRUE(point->has_value()) << "death at operation " << death;
+    EXPECT_GE((*point)->checkpoint.step, 50);
+    EXPECT_TRUE(set_aside.empty()) << set_aside.front().reason;
+    if (survived) {
+      EXPECT_EQ((*point)->checkpoint.step, 75);
+      break;
+    }
+  }
+}
+
+TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
+  Save(50);
+  Save(100);
+  Save(75, "rolling-0");
+  Save(100, "rolling-1");
+  const auto all = ListForResume(storage_, "");
+  ASSERT_TRUE(all.ok());
+  EXPECT_THAT(*all, ElementsAre(SavedCheckpoint{100, "step-00000100", false},
+                                SavedCheckpoint{100, "rolling-1/step-00000100", true},
+                                SavedCheckpoint{75, "rolling-0/step-00000075", true},
+                                SavedCheckpoint{50, "step-00000050", false}));
+  EXPECT_TRUE(ListForResume(storage_, "nowhere")->empty());
+}
+
+TEST_F(SavedCheckpointsTest, EveryKindOfDamageIsSetAsideWithItsReason) {
+  const std::vector<std::pair<std::string, std::function<void()>>> kinds = {
+      {"truncated",
+       [&] {
+         Damage("step-00000100/manifest.pb", [](std::string& s) { s.resize(s.size() / 2); });
+       }},
+      {"empty", [&] { Damage("step-00000100/manifest.pb", [](std::string& s) { s.clear(); }); }},
+      {"flipped",
+       [&] { Damage("step-00000100/manifest.pb", [](std::string& s) { s[s.size() / 2] ^= 8; }); }},
+      {"missing file", [&] { ASSERT_TRUE(memory_.Delete(Data("step-00000100")).ok()); }},
+      {"short file", [&] { Damage(Data("step-00000100"), [](std::string& s) { s.pop_back(); }); }},
+      {"header", [&] { Damage(Data("step-00000100"), [](std::string& s) { s[10] ^= 1; }); }},
+  };
+  int number = 0;
+  for (const auto& [kind, damage] : kinds) {
+    SCOPED_TRACE(kind);
+    if (number == 0) Save(50);
+    Save(100);
+    damage();
+    EXPECT_EQ(Take(), 50);
+    ASSERT_EQ(set_aside_.size(), 1u);
+    EXPECT_EQ(set_aside_[0].directory, "step-00000100");
+    EXPECT_EQ(set_aside_[0].moved_to, ++number == 1
+                                          ? "step-00000100.damaged"
+                                          : absl::StrCat("step-00000100.damaged-", number));
+    EXPECT_THAT(std::string(set_aside_[0].reason.message()), HasSubstr("step-00000100"));
+    EXPECT_THAT(Names(""), ::testing::Contains(set_aside_[0].moved_to + "/"));
+    EXPECT_THAT(Steps(), ElementsAre(50));
+  }
+}
+
+TEST_F(SavedCheckpointsTest, WhereAllAreDamagedNothingIsLeft) {
+  Save(50);
+  SaveRolling(75);
+  for (const char* manifest :
+       {"step-00000050/manifest.pb", "rolling-0/step-00000075/manifest.pb"}) {
+    Damage(manifest, [](std::string& s) { s.clear(); });
+  }
+  EXPECT_EQ(Take(), -1);
+  EXPECT_EQ(set_aside_.size(), 2u);
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000075.damaged/"));
+  // The slot can be used again, and what was set aside stays.
+  SaveRolling(60);
+  EXPECT_EQ(Take(), 60);
+  EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000060/", "step-00000075.damaged/"));
+}
+
+TEST_F(SavedCheckpointsTest, AStorageThatDoesNotAnswerIsNoDamage) {
+  Save(50);
+  Save(100);
+  storage_.FailWhere(
+      [path = Data("step-00000100")](const Operation& operation) {
+        return operation.kind == OperationKind::kOpen && operation.path == path;
+      },
+      absl::UnavailableError("busy"));
+  const absl::Status status =
+      TakeNewestIntact(storage_, "", Damaged::kSetAside, &set_aside_).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(Steps(), ElementsAre(50, 100));
+}
+
+TEST_F(SavedCheckpointsTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {
+  Save(50);
+  Save(100);
+  Damage(Data("step-00000100"), [](std::string& s) { s.pop_back(); });
+  storage_.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kRename && operation.path == "step-00000100";
+      },
+      absl::UnimplementedError("no directories"));
+  EXPECT_EQ(Take(), 50);
+  EXPECT_THAT(Steps(), ElementsAre(50));
+  EXPECT_EQ(Names("step-00000100").front(), "manifest.pb.damaged");
+  EXPECT_EQ(Names("step-00000100").size(), 2u);
+}
+
+TEST_F(SavedCheckpointsTest, LaterCheckpointsAreAbandonedNotDeleted) {
+  for (const int64_t step : {20, 40, 60}) Save(step);
+  SaveRolling(50);
+  const auto moved = AbandonLater(storage_, "", 40);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_THAT(*moved, ElementsAre("step-00000060.abandoned", "rolling-0/step-00000050.abandoned"));
+  EXPECT_EQ(Take(), 40);
+  Save(60);
+  EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned-2"));
+}
+
+TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
+  SaveWithHealth(10, true, true);
+  SaveWithHealth(20, true, true);
+  SaveWithHealth(30, false, true);
+  SaveWithHealth(40, true, false);
+  Retention retention(storage_, "", {.newest = 1});
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20, 40));
+  // One that is damaged is not good, whatever it states.
+  SaveWithHealth(50, true, true);
+  Damage(Data("step-00000050"), [](std::string& s) { s.pop_back(); });
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20, 50));
+  SaveWithHealth(60, true, true);
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(60));
+}
+
+TEST_F(SavedCheckpointsTest, RetentionKeepsTheBestAndLeavesRollingOnesAlone) {
+  SaveWithHealth(10, true, true, 3.0);
+  SaveWithHealth(20, true, true, 1.0);
+  SaveWithHealth(30, true, true, 2.0);
+  SaveWithHealth(40, true, true);
+  SaveRolling(15);
+  SaveRolling(25);
+  Retention retention(storage_, "", {.newest = 1, .best = 2});
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20, 30, 40));
+  EXPECT_EQ(ListForResume(storage_, "")->size(), 5u);
+}
+
+TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
+  Save(10);
+  Save(20);
+  ASSERT_TRUE(memory_.Delete("step-00000010/manifest.pb").ok());
+  ASSERT_TRUE(memory_.MakeDirectory("step-00000030").ok());
+  ASSERT_TRUE(memory_.MakeDirectory("step-00000005.damaged").ok());
+  Retention retention(storage_, "", {.newest = 5});
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(Names(""), ElementsAre("step-00000005.damaged/", "step-00000020/", "step-00000030/"));
+  Retention everything(storage_, "", {});
+  ASSERT_TRUE(everything.Apply(absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20));
+}
+
+TEST_F(SavedCheckpointsTest, RoomIsMadeBeforeASaveWhereAGoodOneStays) {
+  SaveWithHealth(10, true, true);
+  SaveWithHealth(20, true, true);
+  Retention retention(storage_, "", {.newest = 1});
+  ASSERT_TRUE(retention.MakeRoomFor(30, absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20));
+  ASSERT_TRUE(retention.MakeRoomFor(30, absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

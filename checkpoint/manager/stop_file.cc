@@ -1,0 +1,146 @@
+#include "checkpoint/manager/stop_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/mutex.h"
+#include "base/threads.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// More than any integer needs.
+constexpr size_t kMaxBytes = 64;
+
+// What one read has found. Two that are equal are of the same contents, written once.
+struct Reading {
+  std::string contents;
+  std::string identity;  // of the file and of the time when it was written
+  std::string problem;
+
+  bool operator==(const Reading&) const = default;
+};
+
+std::string SystemError() { return std::generic_category().message(errno); }
+
+Reading ReadOnce(const std::string& path) {
+  // A pipe must not block.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return {.problem = errno == ENOENT ? "" : SystemError()};
+  Reading reading;
+  struct stat status = {};
+  char buffer[kMaxBytes];
+  if (::fstat(fd, &status) != 0) {
+    reading.problem = SystemError();
+  } else if (!S_ISREG(status.st_mode)) {
+    reading.problem = "not a regular file";
+  } else if (const ssize_t bytes = ::pread(fd, buffer, kMaxBytes, 0); bytes < 0) {
+    reading.problem = SystemError();
+  } else {
+    reading.contents.assign(buffer, static_cast<size_t>(bytes));
+    reading.identity = absl::StrCat(status.st_ino, " ", status.st_mtim.tv_sec, ".",
+                                    status.st_mtim.tv_nsec, " ", status.st_size);
+  }
+  ::close(fd);
+  return reading;
+}
+
+}  // namespace
+
+struct StopFile::Shared {
+  explicit Shared(std::string file) : path(std::move(file)) {}
+
+  const std::string path;
+  Mutex mutex;
+  CondVar changed;
+  bool wanted ABSL_GUARDED_BY(mutex) = true;  // another read
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  Reading newest ABSL_GUARDED_BY(mutex);
+  StopRequest request ABSL_GUARDED_BY(mutex);
+  std::string note ABSL_GUARDED_BY(mutex);
+};
+
+absl::StatusOr<int64_t> ParseStopFile(std::string_view contents) {
+  const absl::string_view text =
+      absl::StripAsciiWhitespace(absl::string_view(contents.data(), contents.size()));
+  if (text.empty()) return 0;
+  int64_t step = 0;
+  if (contents.size() < kMaxBytes && absl::SimpleAtoi(text, &step)) return step;
+  std::string shown(text.substr(0, 20));
+  for (char& c : shown) c = absl::ascii_isprint(static_cast<unsigned char>(c)) ? c : '?';
+  return absl::InvalidArgumentError(absl::StrCat("expected an integer, not \"", shown, "\""));
+}
+
+StopFile::StopFile(std::string path, absl::Duration first_read)
+    : shared_(std::make_shared<Shared>(std::move(path))) {
+  absl::StatusOr<std::thread> thread = StartThread([shared = shared_] {
+    while (true) {
+      Read(shared);
+      MutexLock lock(&shared->mutex);
+      while (!shared->wanted && !shared->stopping) shared->changed.Wait(&shared->mutex);
+      if (shared->stopping) return;
+    }
+  });
+  if (!thread.ok()) return;  // Poll() reads
+  has_thread_ = true;
+  thread->detach();
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(first_read);
+  MutexLock lock(&shared_->mutex);
+  while (shared_->request.version == 0) {
+    if (!shared_->changed.WaitUntil(&shared_->mutex, deadline)) return;
+  }
+}
+
+StopFile::~StopFile() {
+  const MutexLock lock(&shared_->mutex);
+  shared_->stopping = true;
+  shared_->changed.NotifyAll();
+}
+
+void StopFile::Read(const std::shared_ptr<Shared>& shared) {
+  {
+    const MutexLock lock(&shared->mutex);
+    shared->wanted = false;
+  }
+  Reading reading = ReadOnce(shared->path);
+  const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
+  const MutexLock lock(&shared->mutex);
+  if (shared->request.version == 0 || reading != shared->newest) {
+    shared->request = {.step = step.value_or(0), .version = shared->request.version + 1};
+    if (!reading.problem.empty() || !step.ok()) {
+      shared->note =
+          absl::StrCat("stop file ", shared->path, " has no effect: ",
+                       step.ok() ? absl::string_view(reading.problem) : step.status().message());
+    }
+    shared->newest = std::move(reading);
+  }
+  shared->changed.NotifyAll();
+}
+
+StopRequest StopFile::Poll() {
+  if (!has_thread_) Read(shared_);
+  const MutexLock lock(&shared_->mutex);
+  shared_->wanted = true;
+  shared_->changed.NotifyAll();
+  return shared_->request;
+}
+
+std::string StopFile::TakeNote() {
+  const MutexLock lock(&shared_->mutex);
+  return std::exchange(shared_->note, {});
+}
+
+}  // namespace tessera::ckpt

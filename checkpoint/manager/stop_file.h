@@ -1,0 +1,50 @@
+#ifndef TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
+#define TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/manager/save_schedule.h"
+
+namespace tessera::ckpt {
+
+// The contents of a stop file: one integer, with white space around it. 0 for an empty one;
+// InvalidArgument for anything else.
+absl::StatusOr<int64_t> ParseStopFile(std::string_view contents);
+
+// A file by which a person, or another program, asks a run to save and to end; see StopRequest.
+//
+// A thread of its own reads the file, because a file server that does not answer must not delay
+// training: no call waits for a read, apart from the constructor, and that for `first_read` at the
+// longest. Not thread-safe.
+class StopFile {
+ public:
+  explicit StopFile(std::string path, absl::Duration first_read = absl::Seconds(2));
+  // Does not wait for a read in progress.
+  ~StopFile();
+  StopFile(const StopFile&) = delete;
+  StopFile& operator=(const StopFile&) = delete;
+
+  // What the newest finished read has found; a missing file is an empty one. Lets the thread read
+  // again.
+  StopRequest Poll();
+
+  // A sentence about contents that are no integer, or about a file that cannot be read: once for
+  // each. Empty if there is none.
+  std::string TakeNote();
+
+ private:
+  struct Shared;
+  static void Read(const std::shared_ptr<Shared>& shared);
+
+  const std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this object
+  bool has_thread_ = false;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_MANAGER_STOP_FILE_H_

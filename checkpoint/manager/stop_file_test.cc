@@ -1,0 +1,99 @@
+#include "checkpoint/manager/stop_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ParseStopFileTest, AnIntegerOrNothing) {
+  for (const auto& [contents, step] : std::initializer_list<std::pair<std::string, int64_t>>{
+           {"", 0}, {"\n", 0}, {"0", 0}, {"120\n", 120}, {"-7", -7}, {" \t42 \r\n", 42}}) {
+    const auto parsed = ParseStopFile(contents);
+    ASSERT_TRUE(parsed.ok()) << contents;
+    EXPECT_EQ(*parsed, step);
+  }
+  for (const std::string garbage :
+       {"stop", "12 13", "1e3", "0x10", "99999999999999999999", "\x01\xff"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseStopFile(garbage).status())) << garbage;
+  }
+  EXPECT_FALSE(ParseStopFile(std::string(100, '1')).ok());
+}
+
+class StopFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = ::testing::TempDir() + "/" +
+            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(path_);
+  }
+  void Write(const std::string& contents) const { std::ofstream(path_) << contents; }
+
+  // Polls until the version is `version`; returns the step of that one.
+  static int64_t Await(StopFile& file, int64_t version) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (std::chrono::steady_clock::now() < deadline) {
+      const StopRequest request = file.Poll();
+      if (request.version >= version) {
+        EXPECT_EQ(request.version, version);
+        return request.step;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ADD_FAILURE() << "version " << version << " was never read";
+    return 0;
+  }
+
+  std::string path_;
+};
+
+TEST_F(StopFileTest, TheFirstContentsAreKnownAtTheStart) {
+  Write("25\n");
+  StopFile file(path_, absl::Seconds(60));
+  const StopRequest request = file.Poll();
+  EXPECT_EQ(request.step, 25);
+  EXPECT_EQ(request.version, 1);
+  EXPECT_EQ(file.TakeNote(), "");
+}
+
+TEST_F(StopFileTest, EveryWriteIsAVersion) {
+  StopFile file(path_, absl::Seconds(60));
+  EXPECT_EQ(file.Poll().version, 1);
+  Write("7");
+  EXPECT_EQ(Await(file, 2), 7);
+  // The same value, written again by replacing the file.
+  std::ofstream(path_ + ".new") << "7";
+  std::filesystem::rename(path_ + ".new", path_);
+  EXPECT_EQ(Await(file, 3), 7);
+  std::filesystem::remove(path_);
+  EXPECT_EQ(Await(file, 4), 0);
+}
+
+TEST_F(StopFileTest, GarbageIsNotedOnce) {
+  StopFile file(path_, absl::Seconds(60));
+  Write("tomorrow");
+  EXPECT_EQ(Await(file, 2), 0);
+  EXPECT_THAT(file.TakeNote(), HasSubstr(path_ + " has no effect: expected an integer"));
+  for (int i = 0; i < 20; ++i) file.Poll();
+  EXPECT_EQ(file.TakeNote(), "");
+}
+
+TEST_F(StopFileTest, APipeDelaysNothing) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  StopFile file(path_, absl::Seconds(60));
+  EXPECT_EQ(file.Poll().step, 0);
+  EXPECT_THAT(file.TakeNote(), HasSubstr("not a regular file"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt

@@ -1,0 +1,156 @@
+// A job that is restarted with the same command until it is done, while its processes are killed,
+// stopped and asked to stop, and its newest checkpoint is damaged between restarts.
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "gtest/gtest.h"
+#include "tests/resume/command.h"
+#include "tests/resume/parallel_command.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kSteps = 80;
+constexpr int64_t kRolling = 3;
+constexpr int kMaxRounds = 60;
+
+class UnattendedCommandTest : public ParallelCommandTest,
+                              public ::testing::WithParamInterface<bool> {
+ protected:
+  std::vector<std::string> Command(const std::string& run) const {
+    return {Runfile("trainer/app/train"),
+            Config(),
+            "--train-iters=" + std::to_string(kSteps),
+            "--run-dir=" + (root_ / run).string(),
+            "--save=" + Checkpoints(run).string(),
+            "--save-interval=10",
+            "--non-persistent-save-interval=" + std::to_string(kRolling),
+            "--max-checkpoint-keep=2",
+            "--stop-file-path=" + (root_ / "stop").string(),
+            GetParam() ? "--async-save" : "--async-save=false"};
+  }
+  int64_t LastStep(const std::string& run) const {
+    return std::max<int64_t>(0, Lines(ReadFile(root_ / run / "metrics.jsonl")));
+  }
+  // As the next start will find them, newest first.
+  std::vector<ckpt::SavedCheckpoint> Saved(const std::string& run) const {
+    const auto storage = ckpt::OpenPosixStorage(Checkpoints(run).string());
+    if (!storage.ok()) return {};
+    const auto saved = ckpt::ListForResume(**storage, "");
+    EXPECT_TRUE(saved.ok()) << saved.status();
+    return saved.value_or(std::vector<ckpt::SavedCheckpoint>());
+  }
+  static int64_t NewestStep(const std::vector<ckpt::SavedCheckpoint>& saved) {
+    return saved.empty() ? 0 : saved.front().step;
+  }
+  uint32_t Random(uint32_t below) { return random_() % below; }
+
+  // Disturbs the process once it has done some steps. Returns what was done.
+  std::string Disturb(const Process& process, const std::string& run) {
+    const int64_t until = LastStep(run) + 1 + Random(14);
+    while (!process.Ended() && LastStep(run) < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const int64_t step = LastStep(run);
+    switch (Random(5)) {
+      case 0:
+        process.Kill(SIGTERM);
+        return "SIGTERM";
+      case 1:
+        process.Kill(SIGUSR1);
+        return "SIGUSR1";
+      case 2:
+        // Some steps ahead, or passed already.
+        std::ofstream(root_ / "stop") << std::max<int64_t>(1, step - 2 + Random(6)) << "\n";
+        return "stop file";
+      default:
+        process.Kill(SIGKILL);
+        return "SIGKILL";
+    }
+  }
+
+  // Damages a file of the checkpoint.
+  std::string Damage(const fs::path& checkpoint) {
+    std::vector<fs::path> files;
+    for (const fs::directory_entry& entry : fs::directory_iterator(checkpoint)) {
+      files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    const fs::path& file = files[Random(static_cast<uint32_t>(files.size()))];
+    const uint64_t bytes = fs::file_size(file);
+    const uint32_t kind = Random(4);
+    if (kind == 0) {
+      fs::resize_file(file, bytes / 2);
+    } else if (kind == 1 && file.filename() != "manifest.pb") {
+      fs::remove(file);
+    } else {
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      const auto at = static_cast<int64_t>(random_() % bytes);
+      stream.seekg(at);
+      const char flipped = static_cast<char>(stream.get() ^ (1 << Random(8)));
+      stream.seekp(at);
+      stream.put(flipped);
+    }
+    return file.string();
+  }
+
+  std::mt19937 random_;
+};
+
+TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  random_.seed(seed);
+  ASSERT_EQ(Run(Command("undisturbed")).exit_code, 0);
+  std::string history;
+  int64_t lost = 0;
+  bool done = false;
+  for (int round = 0; round < kMaxRounds && !done; ++round) {
+    const Process process(Command("job"), root_);
+    const std::string what = Disturb(process, "job");
+    const Result result = process.Wait();
+    const int64_t step = LastStep("job");
+    std::vector<ckpt::SavedCheckpoint> saved = Saved("job");
+    history += "round " + std::to_string(round) + ": " + what + " at step " + std::to_string(step) +
+               ", exit code " + std::to_string(result.exit_code) + ", newest " +
+               std::to_string(NewestStep(saved)) + "\n";
+    ASSERT_TRUE(result.exit_code == 0 || result.exit_code == 128 + SIGTERM ||
+                result.exit_code == 128 + SIGINT || result.exit_code == 128 + SIGKILL)
+        << history << result.err;
+    // What ends a run on request loses no step; death at most those since the last rolling
+    // checkpoint, and those that were being written.
+    const int64_t allowed = result.exit_code != 128 + SIGKILL ? 0 : kRolling * (GetParam() ? 2 : 1);
+    ASSERT_LE(step - NewestStep(saved), allowed) << history << result.out;
+    lost += step - NewestStep(saved);
+    done = NewestStep(saved) == kSteps;
+    // The last checkpoint is never the only one: another one is intact.
+    if (!done && saved.size() > 1 && Random(3) == 0) {
+      history += "  damaged " + Damage(Checkpoints("job") / saved.front().directory) + "\n";
+    }
+  }
+  EXPECT_TRUE(done) << history;
+  EXPECT_EQ(Losses("job"), Losses("undisturbed")) << history;
+  RecordProperty("steps_lost", std::to_string(lost));
+}
+
+INSTANTIATE_TEST_SUITE_P(Saves, UnattendedCommandTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Background" : "Foreground"; });
+
+}  // namespace
+}  // namespace tessera

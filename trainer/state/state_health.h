@@ -1,0 +1,32 @@
+#ifndef TESSERA_TRAINER_STATE_STATE_HEALTH_H_
+#define TESSERA_TRAINER_STATE_STATE_HEALTH_H_
+
+// Whether a state is worth keeping, as a checkpoint of it records.
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/manifest.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/state/state_dict.h"
+
+namespace tessera {
+
+// Whether all elements of these tensors on this rank are numbers: no NaN and no infinity. Reads
+// every element once; tensors of integers pass.
+bool IsFinite(const ckpt::StateDict& state);
+
+// Whether a training loss is finite and of a size that a model in training can have: an untrained
+// one has about ln(vocab_size), one that has diverged many times that.
+bool IsSaneLoss(double loss, int64_t vocab_size);
+
+// Collective over `world` (null for one process): the state of all ranks. The losses are the same
+// on every rank; `validation_loss` is that of this very step.
+absl::StatusOr<ckpt::StateHealth> MeasureHealth(StateChunks chunks, Communicator* world,
+                                                double last_loss, int64_t vocab_size,
+                                                std::optional<double> validation_loss);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_STATE_HEALTH_H_
