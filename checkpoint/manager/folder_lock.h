@@ -17,8 +17,8 @@ namespace tessera::ckpt {
 class FolderLock {
  public:
   struct Options {
-    // How long to wait for another holder to end: the processes of a launcher that was killed notice
-    // it after a second or two.
+    // How long to wait for another holder to end: the processes of a launcher that was killed
+    // notice it after a second or two.
     absl::Duration wait = absl::Seconds(10);
     // Receives one sentence when it begins to wait. May be null.
     std::function<void(const std::string&)> on_wait = nullptr;

@@ -2,7 +2,8 @@
 #define TESSERA_CHECKPOINT_MANAGER_SAVED_CHECKPOINTS_H_
 
 // What a run has saved under one root: permanent checkpoints and rolling ones (rolling.h), and what
-// is done with them. By one process of the run, which holds the folder's lock where others may save.
+// is done with them. Called by one process of the run, which holds the folder's lock where others
+// may save.
 //
 //   absl::StatusOr<std::optional<ResumePoint>> point =
 //       TakeNewestIntact(*storage, "", Damaged::kSetAside, &passed_over);

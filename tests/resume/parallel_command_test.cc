@@ -213,10 +213,10 @@ TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
   const Result result = Run(Launcher(resume));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr(file.string() + " at offset 5000: tensor "));
-  EXPECT_THAT(result.err, HasSubstr("--ckpt-step=2 resumes from the checkpoint before"));
+  EXPECT_THAT(result.err, HasSubstr("--ckpt-step=3 resumes from the checkpoint before"));
   EXPECT_THAT(result.err, Not(HasSubstr(": rank")));
   EXPECT_EQ(Lines(result.err), 2) << "the launcher's line and one rank's: " << result.err;
-  resume.push_back("--ckpt-step=2");
+  resume.push_back("--ckpt-step=3");  // a rolling one
   EXPECT_EQ(Run(Launcher(resume)).exit_code, 0);
 }
 

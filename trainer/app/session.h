@@ -66,9 +66,9 @@ struct Session {
 // Builds a session. `world` (null for one process) must have as many ranks as the config's topology
 // and outlive the session; every rank of it calls this, and an error on one rank alone reaches the
 // others when it leaves. `notes` receives sentences about the origin of weights and state. Errors
-// name the wrong setting or file. Of the folder `save`, it creates and locks what is missing, so that
-// a run that could not save ends before it trains, and sets damaged checkpoints aside: where one
-// turns out to be damaged while it is being loaded, everything is built again from the next one.
+// name the wrong setting or file. Creates the folder `save` if it is missing and locks it, so that
+// a run that could not save ends before it trains. Sets damaged checkpoints aside: where one turns
+// out to be damaged while it is being loaded, everything is built again from the next one.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
     const TrainConfig& resolved_config, Communicator* world,
     const std::function<void(const std::string&)>& notes);

@@ -28,8 +28,8 @@ class TrainLoop {
   TrainLoop(Session& session, ProgressLine& progress_line);
 
   // Trains up to train_iters, or until a stop signal to any rank, a stop file or another setting
-  // ends the run; see SaveSchedule. Saves when it is time, and after the last step. Errors: those of
-  // data, ranks, checkpoint and metrics; Aborted for a run that has diverged.
+  // ends the run; see SaveSchedule. Saves when it is time, and after the last step. Errors: those
+  // of data, ranks, checkpoint and metrics; Aborted for a run that has diverged.
   absl::Status Run();
 
   // The signal that ended Run(), the same on every rank; 0 if there was none.
