@@ -45,7 +45,9 @@ absl::StatusOr<NearbyCopies> DropDamagedCopies(UploadStorage& storage,
       copies.good_bytes += described.size_bytes();
       continue;
     }
-    TESSERA_RETURN_IF_ERROR(storage.nearby().Delete(path));
+    // Another process of this machine may have been faster.
+    const absl::Status deleted = storage.nearby().Delete(path);
+    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
     ++copies.dropped_files;
   }
   return copies;

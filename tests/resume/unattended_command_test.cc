@@ -30,20 +30,30 @@ constexpr int64_t kSteps = 80;
 constexpr int64_t kRolling = 3;
 constexpr int kMaxRounds = 60;
 
+enum class Saving { kForeground, kBackground, kUpload };
+
 class UnattendedCommandTest : public ParallelCommandTest,
-                              public ::testing::WithParamInterface<bool> {
+                              public ::testing::WithParamInterface<Saving> {
  protected:
+  fs::path Nearby() const { return root_ / "nearby"; }
+
   std::vector<std::string> Command(const std::string& run) const {
-    return {Runfile("trainer/app/train"),
-            Config(),
-            "--train-iters=" + std::to_string(kSteps),
-            "--run-dir=" + (root_ / run).string(),
-            "--save=" + Checkpoints(run).string(),
-            "--save-interval=10",
-            "--non-persistent-save-interval=" + std::to_string(kRolling),
-            "--max-checkpoint-keep=2",
-            "--stop-file-path=" + (root_ / "stop").string(),
-            GetParam() ? "--async-save" : "--async-save=false"};
+    std::vector<std::string> command = {
+        Runfile("trainer/app/train"),
+        Config(),
+        "--train-iters=" + std::to_string(kSteps),
+        "--run-dir=" + (root_ / run).string(),
+        "--save=" + Checkpoints(run).string(),
+        "--save-interval=10",
+        "--non-persistent-save-interval=" + std::to_string(kRolling),
+        "--max-checkpoint-keep=2",
+        "--stop-file-path=" + (root_ / "stop").string()};
+    if (GetParam() == Saving::kBackground) command.push_back("--async-save");
+    if (GetParam() == Saving::kUpload) {
+      command.push_back("--async-upload");
+      command.push_back("--async-upload-tmp-folder=" + Nearby().string());
+    }
+    return command;
   }
   int64_t LastStep(const std::string& run) const {
     return std::max<int64_t>(0, Lines(ReadFile(root_ / run / "metrics.jsonl")));
@@ -135,7 +145,9 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
         << history << result.err;
     // What ends a run on request loses no step; death at most those since the last rolling
     // checkpoint, and those that were being written.
-    const int64_t allowed = result.exit_code != 128 + SIGKILL ? 0 : kRolling * (GetParam() ? 2 : 1);
+    const int64_t allowed = result.exit_code != 128 + SIGKILL
+                                ? 0
+                                : kRolling * (GetParam() == Saving::kForeground ? 1 : 2);
     ASSERT_LE(step - NewestStep(saved), allowed) << history << result.out;
     lost += step - NewestStep(saved);
     done = NewestStep(saved) == kSteps;
@@ -146,11 +158,19 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
   }
   EXPECT_TRUE(done) << history;
   EXPECT_EQ(Losses("job"), Losses("undisturbed")) << history;
+  if (GetParam() == Saving::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
   RecordProperty("steps_lost", std::to_string(lost));
 }
 
-INSTANTIATE_TEST_SUITE_P(Saves, UnattendedCommandTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Background" : "Foreground"; });
+std::string Name(const ::testing::TestParamInfo<Saving>& info) {
+  const char* const names[] = {"Foreground", "Background", "Upload"};
+  return names[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Saves, UnattendedCommandTest,
+                         ::testing::Values(Saving::kForeground, Saving::kBackground,
+                                           Saving::kUpload),
+                         Name);
 
 }  // namespace
 }  // namespace tessera

@@ -48,6 +48,10 @@ absl::StatusOr<int> Train(Session& session, ProgressLine& progress_line) {
   progress_line.Finish();
   TESSERA_RETURN_IF_ERROR(status);
   if (session.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session.metrics->Close());
+  const bool is_complete = session.progress.step == session.config.training().train_iters();
+  if (is_complete && session.saver != nullptr) {
+    TESSERA_RETURN_IF_ERROR(session.saver->ForgetNearbyCopies());
+  }
   return loop.stopped_by();
 }
 

@@ -20,6 +20,7 @@
 #include "trainer/kernels/cpu/numerics_fingerprint.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/load_tensors.h"
+#include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
 #include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
@@ -263,7 +264,8 @@ absl::Status OpenFiles(Session& session, const Notes& notes) {
 // Asynchronous saves read the state during training: an update waits for the memory that it
 // overwrites. Their copies use only memory that neither training nor another rank will need. The
 // records of the steps that led to a checkpoint are durable before it is.
-absl::Status OpenSaver(Session& session, int64_t spare_memory) {
+absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
+                       int64_t spare_memory) {
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
@@ -276,7 +278,9 @@ absl::Status OpenSaver(Session& session, int64_t spare_memory) {
            .before_commit =
                [&session] {
                  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Sync();
-               }}));
+               },
+           .resumed_directory =
+               saved.has_value() && saved->is_own ? saved->directory : std::string()}));
   if (session.config.checkpoint().async_save()) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);
@@ -329,8 +333,14 @@ absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>
                       *session->mesh, *session->backend));
   TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
                            SpareMemory(session->trainer->memory(), AvailableHostMemory(), host));
+  if (saved.has_value() && saved->is_own) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string nearby,
+        CheckNearbyCopies(config.checkpoint(), *saved->storage, saved->directory));
+    if (!nearby.empty()) notes(nearby);
+  }
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes, loaded));
-  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, spare_memory));
+  TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory));
   return session;
 }
 

@@ -88,6 +88,7 @@ void FillDependentDefaults(TrainConfig* config) {
     const bool saves = checkpoint.save_interval() > 0 && !run_dir.empty();
     checkpoint.set_save(saves ? run_dir + "/checkpoints" : "");
   }
+  if (checkpoint.async_upload()) checkpoint.set_async_save(true);
   if (!checkpoint.has_non_persistent_save_interval()) {
     checkpoint.set_non_persistent_save_interval(checkpoint.save_interval() / 2);
   }
@@ -273,6 +274,12 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
   if (checkpoint.export_llmc_interval() > 0 && checkpoint.export_llmc().empty()) {
     return Wrong("export_llmc_interval is set but export_llmc is not");
   }
+  if (!checkpoint.async_upload()) {
+    const absl::Status status =
+        CheckIdle("async_upload",
+                  {{"async_upload_tmp_folder", !checkpoint.async_upload_tmp_folder().empty()}});
+    if (!status.ok()) return status;
+  }
   if (!checkpoint.async_save()) {
     const absl::Status status =
         CheckIdle("async_save", {{"async_save_memory", checkpoint.async_save_memory() > 0},
@@ -288,6 +295,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
                  {"save_retain_interval", checkpoint.save_retain_interval() > 0},
                  {"save_top_k", checkpoint.save_top_k() > 0},
                  {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},
+                 {"async_upload", checkpoint.async_upload()},
                  {"async_save", checkpoint.async_save()},
                  {"no_save_optim", checkpoint.no_save_optim()},
                  {"no_save_rng", checkpoint.no_save_rng()},

@@ -17,6 +17,7 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/load_content.h"
+#include "trainer/state/save_storage.h"
 #include "trainer/state/saved_run.pb.h"
 
 namespace tessera {
@@ -159,7 +160,7 @@ absl::StatusOr<SavedRun> TakeOwnStep(std::unique_ptr<ckpt::Storage> storage, int
 absl::StatusOr<std::optional<SavedRun>> FindOwn(const TrainConfig& settings,
                                                 const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.save());
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = OpenSaveStorage(config);
   if (absl::IsNotFound(storage.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
   if (LoadsItsOwn(config) && config.has_ckpt_step()) {
@@ -228,7 +229,7 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   run.is_own = message.is_own();
   run.replaceable = message.replaceable();
   TESSERA_ASSIGN_OR_RETURN(run.storage,
-                           ckpt::OpenStorage(run.is_own ? config.save() : config.load()));
+                           run.is_own ? OpenSaveStorage(config) : ckpt::OpenStorage(config.load()));
   run.directory = message.directory();
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/save_storage.h"
 
 namespace tessera {
 namespace {
@@ -45,8 +46,7 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
                                                            Communicator* world,
                                                            RunSaverHooks hooks) {
   std::unique_ptr<RunSaver> saver(new RunSaver(config, std::move(chunks), group, std::move(hooks)));
-  TESSERA_ASSIGN_OR_RETURN(saver->storage_,
-                           ckpt::OpenStorage(config.checkpoint().save(), {.create_root = true}));
+  TESSERA_RETURN_IF_ERROR(saver->OpenSaves());
   saver->retention_.emplace(*saver->storage_, "", ToRetention(config.checkpoint()));
   if (!config.checkpoint().no_save_optim()) {
     TESSERA_ASSIGN_OR_RETURN(
@@ -57,6 +57,21 @@ absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& co
     TESSERA_RETURN_IF_ERROR(saver->OpenBackground(world));
   }
   return saver;
+}
+
+absl::Status RunSaver::OpenSaves() {
+  TESSERA_ASSIGN_OR_RETURN(storage_, OpenSaveStorage(config_.checkpoint(), /*create_root=*/true));
+  upload_ = AsUploadStorage(*storage_);
+  if (upload_ == nullptr) return absl::OkStatus();
+  if (hooks_.available_memory_bytes) {
+    upload_->LimitRoom(
+        [this](uint64_t size_bytes) { return size_bytes <= hooks_.available_memory_bytes() / 2; });
+  }
+  return upload_->ForgetAllBut(hooks_.resumed_directory);
+}
+
+absl::Status RunSaver::ForgetNearbyCopies() {
+  return upload_ == nullptr ? absl::OkStatus() : upload_->ForgetAllBut("");
 }
 
 absl::Status RunSaver::OpenBackground(Communicator* world) {
@@ -78,7 +93,7 @@ absl::Status RunSaver::OpenBackground(Communicator* world) {
   if (config_.checkpoint().async_save_skip()) {
     options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
   }
-  options.on_committed = [this](ckpt::AsyncSaveReport& report) { Prune(report.save); };
+  options.on_committed = [this](ckpt::AsyncSaveReport& report) { AfterCommit(report.save); };
   background_ = std::make_unique<ckpt::AsyncSaver>(*storage_, "", options);
   background_->Prepare(State());
   return absl::OkStatus();
@@ -115,7 +130,7 @@ absl::Status RunSaver::SaveInForeground(int64_t step, ckpt::Metadata metadata) {
   options.metadata = std::move(metadata);
   TESSERA_ASSIGN_OR_RETURN(ckpt::SaveReport report,
                            ckpt::Save(*storage_, "", step, State(), options));
-  Prune(report);
+  AfterCommit(report);
   done_.push_back({.step = step, .report = std::move(report)});
   return absl::OkStatus();
 }
@@ -139,6 +154,15 @@ absl::StatusOr<std::string> RunSaver::ChooseRoot(const ckpt::PlannedSave& planne
     TESSERA_RETURN_IF_ERROR(retention_->MakeRoomFor(planned.step, absl::Now()));
   }
   return std::string();
+}
+
+void RunSaver::AfterCommit(ckpt::SaveReport& report) {
+  Prune(report);
+  if (upload_ == nullptr) return;
+  if (const absl::Status forgotten = upload_->ForgetAllBut(report.directory); !forgotten.ok()) {
+    absl::StrAppend(&report.note, report.note.empty() ? "" : "; ",
+                    "older copies are still there: ", forgotten.message());
+  }
 }
 
 void RunSaver::Prune(ckpt::SaveReport& report) {

@@ -31,7 +31,7 @@ struct SaveOutcome {
   absl::StatusOr<ckpt::SaveReport> report;
 };
 
-// Callbacks of a saver into its process; each may be null.
+// Callbacks of a saver into its process, each of which may be null, and what else it needs to know.
 struct RunSaverHooks {
   // The memory of which the copies of this process may use half. Null: all that the system has
   // available, which is too much where the process has not touched all of its own memory yet, or
@@ -39,6 +39,9 @@ struct RunSaverHooks {
   std::function<uint64_t()> available_memory_bytes;
   // See SaveOptions::before_commit. With async_save, a background thread calls it.
   std::function<absl::Status()> before_commit;
+  // With async_upload: the checkpoint in `save` that the run has resumed from, whose copies nearby
+  // are kept until the next save. Empty: none.
+  std::string resumed_directory;
 };
 
 // The saves of one run into its folder, synchronous or, with async_save, asynchronous. Every rank
@@ -75,9 +78,14 @@ class RunSaver {
   // Waits for saves in flight.
   std::vector<SaveOutcome> Finish();
 
+  // With async_upload: deletes the copies nearby, which no restart will need. No save may be in
+  // flight.
+  absl::Status ForgetNearbyCopies();
+
  private:
   RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks, const RankGroup& group,
            RunSaverHooks hooks);
+  absl::Status OpenSaves();
   absl::Status OpenBackground(Communicator* world);
   ckpt::StateDict State() const;
   absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
@@ -85,6 +93,8 @@ class RunSaver {
   // On rank 0, before a save writes: where it goes. Empties a rolling slot; makes room.
   absl::StatusOr<std::string> ChooseRoot(const ckpt::PlannedSave& planned);
   // Removes old checkpoints after a save that was committed.
+  // After a save that was committed: what is no longer needed is deleted.
+  void AfterCommit(ckpt::SaveReport& report);
   void Prune(ckpt::SaveReport& report);
 
   const TrainConfig config_;
@@ -93,6 +103,7 @@ class RunSaver {
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::unique_ptr<ckpt::Storage> storage_;
+  ckpt::UploadStorage* upload_ = nullptr;     // the same, with async_upload
   std::optional<ckpt::Retention> retention_;  // used by the saving thread
   ckpt::PlanCache plan_cache_;                // in the foreground
   std::vector<SaveOutcome> done_;             // of synchronous saves

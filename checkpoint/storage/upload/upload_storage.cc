@@ -129,6 +129,7 @@ absl::StatusOr<std::unique_ptr<WritableFile>> UploadStorage::Create(std::string_
                            remote_->Create(path, size_hint_bytes));
   // A copy of an older file of this name must not be taken for the new one.
   nearby_->Delete(path).IgnoreError();
+  if (has_room_ && !has_room_(size_hint_bytes)) return remote;
   if (!nearby_->MakeDirectory(ParentOf(path)).ok()) return remote;
   absl::StatusOr<std::unique_ptr<WritableFile>> file = nearby_->Create(path, size_hint_bytes);
   if (!file.ok()) return remote;

@@ -1,11 +1,13 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_UPLOAD_UPLOAD_STORAGE_H_
 #define TESSERA_CHECKPOINT_STORAGE_UPLOAD_UPLOAD_STORAGE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,7 +24,8 @@ namespace tessera::ckpt {
 // file is durable when it is there. Nearby copies are an acceleration that may vanish at any time.
 //
 // - Create() writes nearby; Sync() uploads, and then makes the remote file durable. Where the
-//   nearby storage has no room, the file is written to the remote one directly.
+//   nearby storage has no room, or LimitRoom() leaves none, the file is written to the remote one
+//   directly.
 // - Open() reads the nearby copy if its size is that of the remote file, else the remote file; also
 //   where the nearby copy cannot be read. Nearby copies are not compared otherwise: see
 //   DropDamagedCopies() in checkpoint/verify for that.
@@ -41,6 +44,12 @@ class UploadStorage final : public Storage {
   absl::Status ForgetAllBut(std::string_view kept);
 
   Storage& nearby() { return *nearby_; }
+
+  // Nearby files of which `has_room` says no, given their size in bytes, are not written: for a
+  // nearby storage in memory that others need, too. Call before the storage is used.
+  void LimitRoom(std::function<bool(uint64_t size_bytes)> has_room) {
+    has_room_ = std::move(has_room);
+  }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
@@ -65,6 +74,7 @@ class UploadStorage final : public Storage {
 
   const std::unique_ptr<Storage> nearby_;
   const std::unique_ptr<Storage> remote_;
+  std::function<bool(uint64_t size_bytes)> has_room_;  // null: always
 };
 
 }  // namespace tessera::ckpt

@@ -128,6 +128,15 @@ TEST_F(UploadStorageTest, WritesToTheRemoteStorageWhereThereIsNoRoomNearby) {
   EXPECT_EQ(Get(*storage_, path_), "abc");
 }
 
+TEST_F(UploadStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
+  storage_->LimitRoom([](uint64_t size_bytes) { return size_bytes <= 2; });
+  ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
+  EXPECT_EQ(Get(nearby_files_, path_), "none");
+  EXPECT_EQ(Get(*storage_, path_), "abc");
+  ASSERT_TRUE(WriteAll(*storage_, path_, "ab").ok());
+  EXPECT_EQ(Get(nearby_files_, path_), "ab");
+}
+
 TEST_F(UploadStorageTest, AFailedUploadIsAnErrorOfTheSync) {
   remote_->FailWhere(
       [](const Operation& operation) { return operation.kind == OperationKind::kWriteAt; },

@@ -1,0 +1,35 @@
+#ifndef TESSERA_TRAINER_STATE_SAVE_STORAGE_H_
+#define TESSERA_TRAINER_STATE_SAVE_STORAGE_H_
+
+// The storage of the folder `save`: where a run saves, and what it resumes from by itself.
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpoint.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+// With async_upload, an UploadStorage over NearbyFolder(). For writing, `create_root`.
+absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
+                                                               bool create_root = false);
+
+// The storage that OpenSaveStorage() has returned with async_upload; null for other ones.
+ckpt::UploadStorage* AsUploadStorage(ckpt::Storage& storage);
+
+// async_upload_tmp_folder, or one in memory that is this user's and this `save`'s.
+std::string NearbyFolder(const CheckpointConfig& config);
+
+// Before a load from a storage of OpenSaveStorage(): deletes copies that are not what the
+// checkpoint in `directory` describes. Returns a sentence about those that will be read; empty
+// where there are none, or without async_upload.
+absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
+                                              ckpt::Storage& storage, std::string_view directory);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_SAVE_STORAGE_H_
