@@ -165,14 +165,14 @@ HWY_EXPORT(CopyAndDigest);
 
 LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count,
                         size_t element_bytes) {
-  using namespace internal;
+  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
   return TESSERA_DISPATCH(Digest)(first_index, static_cast<const std::byte*>(data), count,
                                   element_bytes);
 }
 
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes) {
-  using namespace internal;
+  using namespace internal;  // NOLINT(google-build-using-namespace): the macro names its table
   // For shorter runs, bypassing the cache costs more than it saves.
   constexpr size_t kStreamMinBytes = 2048;
   const size_t head_bytes = -reinterpret_cast<uintptr_t>(to) % kLineBytes;

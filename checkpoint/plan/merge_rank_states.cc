@@ -287,7 +287,7 @@ absl::StatusOr<MergedState> MergeRankStates(std::span<const std::string> ranks) 
   MergedState state = std::move(merger).Finish(problems);
   for (MergedTensor& tensor : state.tensors) ProveCoverage(state, tensor, problems);
   CheckAliases(state, problems);
-  TESSERA_RETURN_IF_ERROR(ProblemsStatus(std::move(problems)));
+  TESSERA_RETURN_IF_ERROR(ProblemsStatus(problems));
   return state;
 }
 

@@ -30,7 +30,7 @@ struct Need {
   uint64_t end;
   uint32_t region;
   uint32_t rank;
-  auto operator<=>(const Need&) const = default;
+  auto operator<=>(const Need&) const = default;  // NOLINT(modernize-use-nullptr): a false alarm
 };
 
 // The same bytes for all ranks that need them.

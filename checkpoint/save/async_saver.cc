@@ -110,12 +110,12 @@ class AsyncSaver::Background {
   bool TryToStartThread() {
     if (thread_.joinable()) return true;
     absl::StatusOr<std::thread> thread = StartThread([this] { Work(); });
-    if (thread.ok()) {
-      thread_ = *std::move(thread);
-    } else {
+    if (!thread.ok()) {
       no_thread_ = std::string(thread.status().message());
+      return false;
     }
-    return thread.ok();
+    thread_ = *std::move(thread);
+    return true;
   }
 
   void Enqueue(Request request) {
