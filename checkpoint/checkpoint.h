@@ -40,10 +40,12 @@
 #include "checkpoint/plan/state_dict.h"           // StateDict, ShardedTensor, Shard
 #include "checkpoint/save/async_saver.h"          // AsyncSaver: saves in the background
 #include "checkpoint/save/options.h"              // SaveOptions, SaveReport, Metadata, PlanCache
-#include "checkpoint/storage/by_name/open_storage.h"  // OpenStorage(): by a name
-#include "checkpoint/storage/posix_storage.h"         // OpenPosixStorage()
-#include "checkpoint/storage/storage.h"               // Storage: where checkpoints are
-#include "checkpoint/verify/options.h"                // VerifyOptions, VerifyReport
+#include "checkpoint/storage/by_name/open_storage.h"   // OpenStorage(): by a name
+#include "checkpoint/storage/posix_storage.h"          // OpenPosixStorage()
+#include "checkpoint/storage/storage.h"                // Storage: where checkpoints are
+#include "checkpoint/storage/upload/upload_storage.h"  // UploadStorage: by way of a nearby one
+#include "checkpoint/verify/nearby_copies.h"  // DropDamagedCopies(), before a load from nearby
+#include "checkpoint/verify/options.h"        // VerifyOptions, VerifyReport
 
 namespace tessera::ckpt {
 

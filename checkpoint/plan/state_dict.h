@@ -94,6 +94,7 @@ struct Shard {
   // A view of typed memory: a span, a vector, an array. InvalidArgument from the call that takes it
   // where the box, with its strides, does not fit into the memory.
   template <std::ranges::contiguous_range Memory>
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): both are moved from.
   static Shard Of(Memory&& memory, Box box, std::vector<int64_t> strides = {}) {
     using Element = std::remove_reference_t<std::ranges::range_reference_t<Memory>>;
     constexpr ElementType kType = kElementTypeOf<std::remove_cv_t<Element>>;

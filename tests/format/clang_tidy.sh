@@ -15,8 +15,8 @@ fi
 mpi="$(dirname "$(find /usr/lib -name mpi.h -print -quit)")"
 # One short write a file, so that lines of several processes do not mix.
 output="$(printf '%s\0' "${files[@]}" | nice -n 19 xargs -0 -n 1 -P "$(nproc)" sh -c '
-    found="$(clang-tidy --quiet "$1" -- -std=c++20 -DOMPI_SKIP_MPICXX -I. -Ibazel-bin -I"$0" \
-      2>/dev/null)"
+    found="$(clang-tidy --quiet "$1" -- -std=c++20 -DOMPI_SKIP_MPICXX -I. -isystem bazel-bin \
+      -isystem "$0" 2>/dev/null)"
     [ -z "$found" ] || printf "%s\n" "$found"' "$mpi")"
 if [[ -n "$output" ]]; then
   printf '%s\n' "$output"
