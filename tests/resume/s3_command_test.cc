@@ -34,7 +34,6 @@ class S3CommandTest : public testing::Test {
     WriteTokens();
     setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
-    setenv("AWS_ENDPOINT_URL", server_.endpoint().c_str(), 1);
   }
 
   void WriteTokens() const {
@@ -65,7 +64,8 @@ class S3CommandTest : public testing::Test {
             "--train-iters=20",
             "--save-interval=5",
             "--save=" + folder,
-            "--load=" + folder};
+            "--load=" + folder,
+            "--s3-endpoint=" + server_.endpoint()};
   }
 
   // "20": "5.5606", of the last line of each step.

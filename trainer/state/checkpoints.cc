@@ -92,7 +92,8 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
 // In `load`.
 absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& config) {
   if (config.load().empty()) return std::nullopt;
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(config.load());
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
+      ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   // A request for weights excludes a fresh start.
   const bool required = config.exit_on_missing_checkpoint() || config.has_ckpt_step() ||
                         !LoadContentOf(config).scheduler;
@@ -228,8 +229,10 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   if (!message.found()) return std::nullopt;
   run.is_own = message.is_own();
   run.replaceable = message.replaceable();
-  TESSERA_ASSIGN_OR_RETURN(run.storage,
-                           run.is_own ? OpenSaveStorage(config) : ckpt::OpenStorage(config.load()));
+  TESSERA_ASSIGN_OR_RETURN(
+      run.storage, run.is_own
+                       ? OpenSaveStorage(config)
+                       : ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
   run.directory = message.directory();
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;
@@ -246,8 +249,9 @@ absl::Status CheckWritable(const std::string& folder) {
 absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const CheckpointConfig& config,
                                                                  const NoteSink& notes,
                                                                  absl::Duration wait) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                           ckpt::OpenStorage(config.save(), {.create_root = true}));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ckpt::Storage> storage,
+      ckpt::OpenStorage(config.save(), {.create_root = true, .s3_endpoint = config.s3_endpoint()}));
   TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.save(), *storage));
   const std::optional<std::string> folder = storage->LocalPath("");
   if (!folder.has_value()) return nullptr;
@@ -260,7 +264,7 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
 
 absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                           ckpt::OpenStorage(config.save()));
+                           ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
   TESSERA_RETURN_IF_ERROR(ckpt::List(*storage, "", &unreadable).status());
   for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
@@ -342,8 +346,10 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
   return config;
 }
 
-absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step) {
-  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = ckpt::OpenStorage(folder);
+absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step,
+                                               const std::string& s3_endpoint) {
+  const absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
+      ckpt::OpenStorage(folder, {.s3_endpoint = s3_endpoint});
   if (absl::IsNotFound(storage.status())) return "";
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::vector<std::string> sentences;
@@ -399,8 +405,9 @@ absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const Ra
     return absl::OkStatus();
   }
   if (group.ranks.rank() == 0) {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
-                             ckpt::OpenStorage(checkpoint.save()));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ckpt::Storage> storage,
+        ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()}));
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> moved,
                              ckpt::AbandonLater(*storage, "", step));
     if (!moved.empty()) {

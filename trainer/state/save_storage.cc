@@ -17,7 +17,8 @@ namespace tessera {
 absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
                                                                bool create_root) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> remote,
-                           ckpt::OpenStorage(config.save(), {.create_root = create_root}));
+                           ckpt::OpenStorage(config.save(), {.create_root = create_root,
+                                                             .s3_endpoint = config.s3_endpoint()}));
   if (!config.async_upload()) return remote;
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> nearby,
                            ckpt::OpenPosixStorage(NearbyFolder(config), {.create_root = true}));
