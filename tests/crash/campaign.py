@@ -5,10 +5,11 @@
 A generation is one model with its data and batches, trained in EXACT numerics: first undisturbed on
 one process, then in rounds. A round starts it on a random legal topology of at most eight ranks,
 with random ways of saving, from whatever the rounds before have left; sends SIGKILL to a rank, to
-all ranks, to mpirun or to all of them, during start-up, between steps or during a save; waits until
-everything has ended; and compares all that was recorded and saved with the undisturbed run, bit for
-bit. When the last step is reached, the next generation begins. What is random comes from the seed,
-but not what the machine makes of it: the moments of the kills.
+all ranks, to mpirun or to all of them, or asks the run to end by a signal or a stop file, during
+start-up, between steps or during a save; waits until everything has ended; and compares all that
+was recorded and saved with the undisturbed run, bit for bit. When the last step is reached, the
+next generation begins. What is random comes from the seed, but not what the machine makes of it:
+the moments of the kills.
 
 Exit code 1 at the first promise that is not kept, with all that is needed to see it again.
 """
@@ -52,6 +53,10 @@ class Plan:
     count: int  # of steps or saves before the kill
     delay: float  # seconds after that; for a kill during start-up: in start-ups
 
+    def asks(self):
+        """Whether the run is asked to end, rather than killed."""
+        return self.victim in ("signal", "stop file")
+
     def aim(self):
         who = f"rank {self.rank}" if self.victim == "rank" else self.victim
         if self.moment == "start-up":
@@ -61,21 +66,29 @@ class Plan:
     def saving_text(self):
         names = {"async-save": "async", "async-save-skip": "skip", "async-save-memory": "memory",
                  "save-interval": "every", "max-checkpoint-keep": "keep",
-                 "ddp-bucket-size": "bucket", "verify-load": "verify"}
+                 "ddp-bucket-size": "bucket", "verify-load": "verify",
+                 "non-persistent-save-interval": "rolling", "save-retain-interval": "retain",
+                 "save-top-k": "top", "async-upload": "upload"}
         parts = [flag.removeprefix("--").partition("=") for flag in self.saving]
         return " ".join(names[name] + (f"={value}" if value else "") for name, _, value in parts)
 
 
 def pick_saving(random_):
-    flags = [f"--save-interval={random_.choice((1, 1, 2, 3))}"]
+    flags = [f"--save-interval={random_.choice((1, 1, 2, 3, 10))}"]
+    if random_.random() < 0.5:
+        flags.append(f"--non-persistent-save-interval={random_.choice((0, 1, 2))}")
     if random_.random() < 0.6:
-        flags.append("--async-save")
+        flags.append(random_.choice(("--async-save", "--async-save", "--async-upload")))
         if random_.random() < 0.25:
             flags.append("--async-save-skip")
         if random_.random() < 0.25:
             flags.append("--async-save-memory=20000")
     if random_.random() < 0.5:
         flags.append(f"--max-checkpoint-keep={random_.choice((1, 2, 3))}")
+        if random_.random() < 0.3:
+            flags.append("--save-retain-interval=4")
+        if random_.random() < 0.3:
+            flags.append("--save-top-k=2")
     if random_.random() < 0.5:
         flags.append("--ddp-bucket-size=3000")
     if random_.random() < 0.3:
@@ -98,8 +111,8 @@ def pick_plan(model, random_):
     # Most saves take a few milliseconds, some a hundred.
     most = random_.choice((0.003, 0.05))
     return Plan(topology=topology, saving=pick_saving(random_),
-                victim=random_.choices(("rank", "ranks", "mpirun", "all"),
-                                       weights=(45, 20, 20, 15))[0],
+                victim=random_.choices(("rank", "ranks", "mpirun", "all", "signal", "stop file"),
+                                       weights=(40, 15, 15, 10, 10, 10))[0],
                 rank=random_.randrange(topology.ranks), moment=moment,
                 count=random_.randint(1, 12 if moment == "step" else 8),
                 delay=random_.uniform(0, 1.2 if moment == "start-up" else most))
@@ -146,7 +159,7 @@ class Watch:
     def left_behind(self):
         """By the kill: a save that it interrupted."""
         new = history.half_written(self.checkpoints) - self.left_over
-        return history.describe_half_written(self.checkpoints, [name for name, _ in new])
+        return history.describe_half_written([path for path, _ in new])
 
     def reached(self, plan, startup):
         if plan.moment == "start-up":
@@ -173,6 +186,7 @@ class Generation:
         data = os.path.join(self.folder, "tokens.bin")
         settings.write_tokens(data, random_)
         self.flags = [campaign.train, *self.model.command_flags(data)]
+        self.stop_file = os.path.join(self.folder, "stop")
         self.rounds = 0
         self.newest = 0
         self.reference = self.undisturbed()
@@ -191,26 +205,28 @@ class Generation:
 
     def command(self, plan):
         return [*self.flags, *plan.topology.flags(), *plan.saving, f"--run-dir={self.run_dir}",
-                f"--save={self.checkpoints}", f"--load={self.checkpoints}"]
+                f"--save={self.checkpoints}", f"--stop-file-path={self.stop_file}",
+                *(f"{flag}-tmp-folder={self.folder}/nearby" for flag in plan.saving
+                  if flag == "--async-upload")]
 
     def check(self):
         """All promises about what is on disk; returns the recorded and the newest saved steps."""
         records = history.read_records(self.run_dir)
         self.reference.check_records(records)
         saved = history.committed(self.checkpoints)
-        newest = saved[-1] if saved else 0
+        newest = saved[-1][0] if saved else 0
         self.reference.check_complete(records, newest)
         if newest < self.newest:
             raise history.Violation(f"the checkpoint of step {self.newest} was committed, and the "
                                     f"newest is that of {newest}")
         if newest > 0:
-            self.reference.check_checkpoint(self.campaign.ckpt, self.checkpoints, newest)
+            self.reference.check_checkpoint(self.campaign.ckpt, saved[-1][1], newest)
         return history.last_step(records), newest
 
     def check_end(self):
         """Reached the last step: every checkpoint that is kept."""
-        for step in history.committed(self.checkpoints):
-            self.reference.check_checkpoint(self.campaign.ckpt, self.checkpoints, step)
+        for step, directory in history.committed(self.checkpoints):
+            self.reference.check_checkpoint(self.campaign.ckpt, directory, step)
 
 
 class Campaign:
@@ -302,6 +318,8 @@ class Campaign:
             return "ended", "no process", watch
         watch.look()
         moment = watch.moment()
+        if plan.asks():
+            return self.ask_to_end(generation, plan, watch, job)
         victim = job.kill(plan.victim, plan.rank)
         killed = time.monotonic()
         if not job.wait_for_end(PATIENCE):
@@ -310,6 +328,28 @@ class Campaign:
         self.slowest_end = max(self.slowest_end, time.monotonic() - killed)
         watch.look()
         return moment, victim, watch
+
+    def ask_to_end(self, generation, plan, watch, job):
+        """By a signal, which mpirun passes on, or by the stop file: no step is lost."""
+        if plan.victim == "signal":
+            job.process.send_signal(signal.SIGUSR1)
+        else:
+            ahead = generation.newest + watch.steps + plan.count % 3
+            with open(generation.stop_file, "w", encoding="utf-8") as file:
+                file.write(f"{max(ahead, 1)}\n")
+        if not job.wait_for_end(PATIENCE):
+            raise history.Violation(f"{PATIENCE} seconds after the {plan.victim} there are "
+                                    f"processes: {job.members()}")
+        # A signal before the first step finds no handler yet.
+        if watch.steps > 0:
+            recorded = history.last_step(history.read_records(generation.run_dir))
+            saved = history.committed(generation.checkpoints)
+            if not saved or saved[-1][0] != recorded:
+                raise history.Violation(f"a run that was asked to end by a {plan.victim} has "
+                                        f"recorded step {recorded}, and saved "
+                                        f"{[step for step, _ in saved]}")
+        watch.look()
+        return "asked", plan.victim, watch
 
     def check_good_end(self, job):
         if not job.wait_for_end(PATIENCE):
@@ -346,7 +386,8 @@ class Campaign:
         counts["victim"][victim] += 1
         counts["moment and victim"][f"{moment}/{victim}"] += 1
         counts["what the killed save left"][left] += 1
-        counts["saving"]["async" if "--async-save" in plan.saving else "sync"] += 1
+        ways = [way for way in ("async-save", "async-upload") if f"--{way}" in plan.saving]
+        counts["saving"][ways[0] if ways else "sync"] += 1
 
     def summary(self):
         say(f"\n{self.done} rounds in {time.monotonic() - self.start:.0f} s; {self.finished} runs "

@@ -47,32 +47,37 @@ def last_step(records):
     return max((step for _, step, _ in records), default=0)
 
 
-def committed(folder):
-    """The steps that have a manifest, by a look of our own at the folder."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    return sorted(int(name.removeprefix("step-")) for name in names
-                  if os.path.exists(os.path.join(folder, name, MANIFEST)))
-
-
-def half_written(folder):
-    """Directories without a manifest: (name, inode)."""
+def step_directories(folder):
+    """Of permanent and of rolling checkpoints, committed or not: (path, inode)."""
     found = set()
-    try:
-        for entry in os.scandir(folder):
-            if not os.path.exists(os.path.join(entry.path, MANIFEST)):
-                found.add((entry.name, entry.inode()))
-    except FileNotFoundError:
-        pass
+    for slot in ("", "rolling-0", "rolling-1"):
+        try:
+            entries = os.scandir(os.path.join(folder, slot))
+            found |= {(entry.path, entry.inode()) for entry in entries
+                      if entry.name.startswith("step-")}
+        except FileNotFoundError:
+            pass
     return found
 
 
-def describe_half_written(folder, names):
+def committed(folder):
+    """The checkpoints that have a manifest, by a look of our own at the folder: their steps in
+    ascending order, each with its directory."""
+    return sorted((int(os.path.basename(path).removeprefix("step-")), path)
+                  for path, _ in step_directories(folder)
+                  if os.path.exists(os.path.join(path, MANIFEST)))
+
+
+def half_written(folder):
+    """Directories without a manifest: (path, inode)."""
+    return {(path, inode) for path, inode in step_directories(folder)
+            if not os.path.exists(os.path.join(path, MANIFEST))}
+
+
+def describe_half_written(paths):
     """How far the save had come that left these."""
-    files = {name for directory in names for name in os.listdir(os.path.join(folder, directory))}
-    if not names:
+    files = {name for path in paths for name in os.listdir(path)}
+    if not paths:
         return "nothing"
     if any(name.startswith(MANIFEST + ".tmp") for name in files):
         return "data and a temporary manifest"
@@ -132,11 +137,10 @@ class Reference:
             raise Violation(f"metrics.jsonl has {len(records)} records, the undisturbed run "
                             f"{len(self.order)}")
 
-    def check_checkpoint(self, ckpt, folder, step):
+    def check_checkpoint(self, ckpt, directory, step):
         """Every byte sound, and the same state as this run's at the same step."""
-        ckpt.check("verify", "--digests", step_directory(folder, step))
-        report = ckpt.check("diff", step_directory(self.folder(), step),
-                            step_directory(folder, step))
+        ckpt.check("verify", "--digests", directory)
+        report = ckpt.check("diff", step_directory(self.folder(), step), directory)
         if " 0 tensor differences, 0 metadata differences" not in report:
             raise Violation(f"ckpt diff at step {step}:\n{report}")
 
