@@ -187,6 +187,8 @@ class Demo:
             byte = file.read(1)[0]
             file.seek(-1000, os.SEEK_END)
             file.write(bytes([byte ^ 1]))
+        # The run begins again before the step that the file asks for.
+        os.remove(stop_file)
         run(*command("managed"))
         if not os.path.exists(newest + ".damaged"):
             fail(f"{newest} was not set aside")
