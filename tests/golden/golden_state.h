@@ -69,6 +69,9 @@ class GoldenState {
     trainer.mutable_data()->set_complete_fingerprint(5678);
     trainer.mutable_numerics()->set_instruction_set("avx2");
     trainer.mutable_numerics()->set_products_hash(91011);
+    trainer.mutable_health()->set_state_is_finite(true);
+    trainer.mutable_health()->set_loss_is_sane(true);
+    trainer.mutable_health()->set_validation_loss(2.25);
     (*trainer.mutable_extra())["note"] = std::string("\0\1\2", 3);
     metadata.mutable_model()->set_architecture("gpt2");
     ckpt::OptimizerState& optimizer = *metadata.mutable_optimizer();
