@@ -30,7 +30,7 @@ absl::Status Unexpected(const char* name, std::string_view body) {
                                              absl::CHexEscape(std::string(body.substr(0, 100)))));
 }
 
-// Keys are encoded as in a form where the answer says so: any byte can be in a key, but not in XML.
+// A listing whose EncodingType is "url" has percent-encoded keys, as XML cannot hold every byte.
 std::string Decode(std::string_view text, bool encoded) {
   if (!encoded) return std::string(text);
   std::string decoded;
