@@ -118,8 +118,9 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
 
 // Deletes the oldest checkpoints beyond `keep`, but never the newest. Each is uncommitted first, so
 // that a crash halfway leaves no checkpoint that looks complete. Also removes incomplete
-// directories older than the newest committed one. Symbolic links and unreadable directories are
-// left alone and do not count. Tries all, and returns the first error.
+// directories older than the newest committed one, and those that an interrupted save renamed to
+// discard them. Symbolic links and unreadable directories are left alone and do not count. Tries
+// all, and returns the first error.
 absl::Status Prune(Storage& storage, std::string_view root, int keep);
 
 // A tensor as a checkpoint has it.

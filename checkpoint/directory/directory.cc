@@ -58,29 +58,6 @@ absl::Status WithPath(const std::string& path, const absl::Status& status) {
                       absl::StrCat(path, ": ", absl::StripPrefix(status.message(), file_name)));
 }
 
-// Deletes the directories that were set aside in `folder`, by interrupted calls too. One in which
-// the other attempt had just committed gets its name back.
-absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
-  if (absl::IsNotFound(names.status())) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(names.status());
-  for (std::string_view name : *names) {
-    const size_t at = name.find(kDiscarded);
-    if (at == name.npos || !name.ends_with('/') || !ParseStepDirectoryName(name.substr(0, at))) {
-      continue;
-    }
-    name.remove_suffix(1);
-    const std::string path = JoinPath(folder, name);
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
-    const absl::Status settled = committed
-                                     ? storage.Rename(path, JoinPath(folder, name.substr(0, at)))
-                                     : storage.DeleteTree(path);
-    if (absl::IsNotFound(settled) || absl::IsAlreadyExists(settled)) continue;
-    TESSERA_RETURN_IF_ERROR(settled);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::string JoinPath(std::string_view directory, std::string_view name) {
@@ -111,6 +88,27 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   if (absl::IsNotFound(names.status())) return false;
   TESSERA_RETURN_IF_ERROR(names.status());
   return std::ranges::find(*names, kManifestFileName) != names->end();
+}
+
+absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  for (std::string_view name : *names) {
+    const size_t at = name.find(kDiscarded);
+    if (at == name.npos || !name.ends_with('/') || !ParseStepDirectoryName(name.substr(0, at))) {
+      continue;
+    }
+    name.remove_suffix(1);
+    const std::string path = JoinPath(folder, name);
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
+    const absl::Status settled = committed
+                                     ? storage.Rename(path, JoinPath(folder, name.substr(0, at)))
+                                     : storage.DeleteTree(path);
+    if (absl::IsNotFound(settled) || absl::IsAlreadyExists(settled)) continue;
+    TESSERA_RETURN_IF_ERROR(settled);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view checkpoint_dir) {
@@ -214,6 +212,7 @@ absl::Status RemoveStepDirectory(Storage& storage, const StepDirectory& dir) {
 }
 
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep) {
+  absl::Status first_error = SettleDiscarded(storage, root);
   TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
                            ListStepDirectories(storage, root));
   std::erase_if(directories, [&](const StepDirectory& dir) {
@@ -222,7 +221,6 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
   int64_t committed =
       std::ranges::count_if(directories, [](const StepDirectory& dir) { return *dir.committed; });
   int64_t excess = committed - std::max(keep, 1);
-  absl::Status first_error;
   bool removed = false;
   for (const StepDirectory& dir : directories) {
     if (committed == 0) break;  // the rest is newer than the newest committed one

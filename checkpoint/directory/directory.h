@@ -52,6 +52,10 @@ enum class Leftovers {
 // call left of others in the same folder.
 absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view checkpoint_dir);
 
+// Deletes the directories that DiscardLeftovers() renamed in `folder` and, interrupted, left there.
+// One in which the other attempt had just committed gets its name back.
+absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
+
 // Whether a data file that was just written is in its place, with its size. Aborted where another
 // process has removed it or written to it.
 absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes);

@@ -160,6 +160,7 @@ absl::Status Retention::MakeRoomFor(int64_t step, absl::Time now) { return Delet
 
 absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time now) {
   if (!options_.deletes()) return absl::OkStatus();
+  absl::Status first_error = SettleDiscarded(storage_, root_);
   TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
                            ListStepDirectories(storage_, root_));
   std::erase_if(directories, [&](const StepDirectory& dir) {
@@ -172,7 +173,7 @@ absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time no
     candidates.push_back(Describe({dir.step, dir.path}));
     committed.push_back(&dir);
   }
-  if (committed.empty()) return absl::OkStatus();
+  if (committed.empty()) return first_error;
   if (coming_step.has_value()) candidates.push_back({.step = *coming_step, .good = false});
 
   std::vector<const StepDirectory*> deleted;
@@ -180,7 +181,6 @@ absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time no
   for (const StepDirectory& dir : directories) {
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
-  absl::Status first_error;
   for (const StepDirectory* dir : deleted) {
     first_error.Update(RemoveStepDirectory(storage_, *dir));
     described_.erase(dir->path);

@@ -19,6 +19,7 @@
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/testing/test_state.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {
@@ -174,8 +175,8 @@ void ExpectLifeGoesOn(MemoryStorage& storage) {
   EXPECT_TRUE(LoadsAs(storage, "run/" + StepDirectoryName(kNewStep), 2, kNewStep));
   EXPECT_TRUE(Prune(storage, "run", 1).ok());
   const auto names = storage.List("run");
-  EXPECT_TRUE(names.ok() && names->size() == 1 &&
-              names->front() == StepDirectoryName(kNewStep) + "/");
+  ASSERT_TRUE(names.ok()) << names.status();
+  EXPECT_THAT(*names, testing::ElementsAre(StepDirectoryName(kNewStep) + "/"));
 }
 
 // Returns false once `operation` is beyond the save's last one.

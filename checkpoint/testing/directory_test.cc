@@ -80,6 +80,16 @@ TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
   EXPECT_EQ(List(storage_, "")->back().step, 3);
 }
 
+// A discard that was interrupted leaves a directory under the name that it was given.
+TEST_F(DirectoryTest, PruningSettlesWhatAnInterruptedDiscardLeft) {
+  for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);
+  ASSERT_TRUE(storage_.Rename("step-00000003", "step-00000003.discarded-0000abcd").ok());
+  ASSERT_TRUE(storage_.Rename("step-00000001", "step-00000009.discarded-0000abcd").ok());
+  ASSERT_TRUE(storage_.Delete("step-00000009.discarded-0000abcd/manifest.pb").ok());
+  ASSERT_TRUE(Prune(storage_, "", 2).ok());
+  EXPECT_THAT(*storage_.List(""), ElementsAre("step-00000002/", "step-00000003/"));
+}
+
 TEST(DirectoryLinksTest, PruningLeavesLinksAndWhatTheyLeadToAlone) {
   const TemporaryDirectory archive, runs;
   MustSave(**OpenPosixStorage(archive.path()), 500);
