@@ -6,14 +6,16 @@ from a checkpoint in the middle. compare_runs compares every loss, gradient norm
 bit for bit: resumed with undisturbed, eight processes with one, an llm.c file's run with that from
 scratch.
 
-  bazel run //tests/resume:experiment -- --size=full --out=/runs/experiment   # a night
+  bazel run //tests/resume:experiment -- --size=full --out=/runs/experiment   # an hour and more
   bazel run //tests/resume:experiment -- --size=tiny                          # minutes
 
-Writes report.md, plots and the runs below --out. Exit code 1 where anything differs.
+Writes report.md, plots and the runs below --out; a run's checkpoints are deleted once they have
+been compared (--keep-checkpoints: they stay). Exit code 1 where anything differs.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -24,8 +26,8 @@ import sys
 TOPOLOGIES = ("single", "dp2_tp2_pp2")
 PRECISIONS = ("fp32", "bf16")
 
-# Flags of each model by size. "full" is GPT-2 124M and a Llama-3 of the 1B model's shape with fewer
-# layers and a smaller vocabulary, which fits where the 1B model does not.
+# Flags of each model by size. "full" is GPT-2 124M and a Llama-3 with layers of the 1B model's
+# shape, but fewer of them, and a smaller vocabulary: it fits where the 1B model does not.
 MODELS = {
     "tiny": {
         "gpt2": ["--size=gpt2-tiny", "--vocab-size=256"],
@@ -33,14 +35,14 @@ MODELS = {
     },
     "full": {
         "gpt2": ["--size=gpt2-124m"],
-        "llama3": ["--size=llama3-1b", "--num-layers=4", "--vocab-size=32000"],
+        "llama3": ["--size=llama3-1b", "--num-layers=2", "--vocab-size=16000"],
     },
 }
 BATCHES = {
     "tiny": ["--micro-batch-size=1", "--global-batch-size=4", "--seq-length=32"],
-    "full": ["--micro-batch-size=1", "--global-batch-size=8", "--seq-length=512"],
+    "full": ["--micro-batch-size=1", "--global-batch-size=4", "--seq-length=64"],
 }
-VOCABULARY = {"tiny": 256, "full": 32000}
+VOCABULARY = {"tiny": 256, "full": 16000}
 TOKEN_FILE_HEADER = (20240520, 1)  # llm.c's magic number and version of GPT-2 tokens
 
 
@@ -104,6 +106,10 @@ class Experiment:
         if code != 0:
             sys.exit(f"experiment: {name} ended with exit code {code}: see {log.name}")
 
+    def delete_checkpoints(self, name):
+        if not self.options.keep_checkpoints:
+            shutil.rmtree(self.checkpoints(f"{name}_saving"))
+
     def compare(self, one, other, *flags):
         """Returns a cell of the table. The plot is named after both runs."""
         svg = f"{one}_{other}.svg"
@@ -123,18 +129,24 @@ class Experiment:
         folder = os.path.join(self.checkpoints(name), f"step-{self.options.steps:08d}")
         return sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
 
-    def parameters(self, name):
-        """From the checkpoint's manifest: elements of all weights, aliases once."""
+    def weights(self, name):
+        """From the checkpoint's manifest: shapes of all weights, aliases once."""
         report = subprocess.run([self.options.ckpt, "inspect", "--json", self.checkpoints(name)],
                                 stdout=subprocess.PIPE, check=True)
-        count = 0
-        for tensor in json.loads(report.stdout)["tensors"]:
-            if tensor["role"] == "WEIGHT" and "alias_of" not in tensor:
-                elements = 1
-                for extent in tensor["shape"]:
-                    elements *= extent
-                count += elements
-        return count
+        return {tensor["name"]: tensor["shape"] for tensor in json.loads(report.stdout)["tensors"]
+                if tensor["role"] == "WEIGHT" and "alias_of" not in tensor}
+
+    def torch_bytes(self, weights, bf16):
+        """The size of the file that torch.save() writes for that state; None without torch."""
+        if not self.options.torch_python:
+            return None
+        file = os.path.join(self.out, "state.pt")
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_state.py")
+        subprocess.run([self.options.torch_python, script, file, *(["--bf16"] if bf16 else [])],
+                       input=json.dumps(weights).encode(), check=True)
+        size = os.path.getsize(file)
+        os.remove(file)
+        return size
 
     def three_runs(self, name, flags):
         """Without saves, with saves, and resumed from one of them: returns the table's row."""
@@ -151,13 +163,15 @@ class Experiment:
         return f"| {name} | {undisturbed} | {resumed} | {plain:,.0f} | {saving:,.0f} |"
 
     def size_row(self, name, bf16):
-        """The same state in others' files: what they store for each parameter, by their own
-        definitions, without the archive around it."""
-        parameters = self.parameters(f"{name}_saving")
-        fp32_state = 3 * 4  # weight or master weight, and two moments
+        """The same state in torch's file: written where torch is, else the tensors alone."""
+        weights = self.weights(f"{name}_saving")
+        parameters = sum(math.prod(shape) for shape in weights.values())
         ours = self.checkpoint_bytes(f"{name}_saving")
-        theirs = parameters * (fp32_state + (2 if bf16 else 0))
-        return f"| {name} | {parameters:,} | {ours:,} | {theirs:,} | {ours / theirs:.4f} |"
+        written = self.torch_bytes(weights, bf16)
+        fp32_state = 3 * 4  # weight or master weight, and two moments
+        theirs = written or parameters * (fp32_state + (2 if bf16 else 0))
+        how = "written" if written else "computed"
+        return f"| {name} | {parameters:,} | {ours:,} | {theirs:,} ({how}) | {ours / theirs:.4f} |"
 
     def run_model(self, model, rows, sizes, pairs):
         for precision in PRECISIONS:
@@ -170,6 +184,8 @@ class Experiment:
             pairs.append(f"| {one} | {many} | "
                          f"{self.compare(f'{one}_plain', f'{many}_plain')} |")
             sizes.append(self.size_row(one, bool(bf16)))
+            self.delete_checkpoints(one)
+            self.delete_checkpoints(many)
 
     def run_from_file(self, rows, pairs):
         """The llm.c file holds the initial weights that the run from scratch begins with."""
@@ -177,6 +193,7 @@ class Experiment:
         self.train("gpt2_export", *MODELS[self.options.size]["gpt2"], f"--export-llmc={weights}",
                    steps=0)
         rows.append(self.three_runs("gpt2_file_fp32_single", [f"--llmc-filepath={weights}"]))
+        self.delete_checkpoints("gpt2_file_fp32_single")
         pairs.append("| gpt2_fp32_single | gpt2_file_fp32_single | "
                      f"{self.compare('gpt2_fp32_single_plain', 'gpt2_file_fp32_single_plain')} |")
 
@@ -188,9 +205,10 @@ class Experiment:
             "| run | saving against not saving | resumed against undisturbed | tokens/s | "
             "tokens/s of the run that saves |", "| --- | --- | --- | ---: | ---: |", *rows, "",
             "| one run | another | bits |", "| --- | --- | --- |", *pairs, "",
-            "Bytes of a checkpoint, and of the tensors alone that torch.save() of model and AdamW, "
-            "or Megatron's distributed optimizer, stores for the same state (computed, not "
-            "written: 12 bytes a parameter, 14 with bf16 weights):", "",
+            "Bytes of a checkpoint, and of the file that torch.save() writes for the same model "
+            "and AdamW state (computed: its tensors alone, 12 bytes a parameter, 14 with bf16 "
+            "weights). Megatron's distributed optimizer stores the same tensors, and the fp32 "
+            "parameters again beside fp32 weights.", "",
             "| run | parameters | checkpoint | theirs | ratio |",
             "| --- | ---: | ---: | ---: | ---: |", *sizes, ""]
         with open(os.path.join(self.out, "report.md"), "w", encoding="utf-8") as file:
@@ -216,6 +234,8 @@ def main():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--save-interval", type=int, default=20)
     parser.add_argument("--resume-at", type=int, default=40)
+    parser.add_argument("--keep-checkpoints", action="store_true")
+    parser.add_argument("--torch-python", help="a Python with torch, to compare file sizes with")
     parser.add_argument("--out", default="runs/resume_experiment")
     options = parser.parse_args()
     if not 0 < options.resume_at < options.steps or options.resume_at % options.save_interval:
