@@ -1,6 +1,7 @@
 """Kills training at random moments and starts it again on other topologies; nothing may be lost.
 
-  campaign.py --train TRAIN --ckpt CKPT [--rounds 200] [--seed N] [--steps 60] [--folder DIR]
+  campaign.py --train TRAIN --ckpt CKPT --s3-server SERVER [--rounds 200] [--seed N] [--steps 60]
+              [--place local|s3] [--folder DIR]
 
 A generation is one model with its data and batches, trained in EXACT numerics: first undisturbed on
 one process, then in rounds. A round starts it on a random legal topology of at most eight ranks,
@@ -8,7 +9,8 @@ with random ways of saving, from whatever the rounds before have left; sends SIG
 all ranks, to mpirun or to all of them, or asks the run to end by a signal or a stop file, during
 start-up, between steps or during a save; waits until everything has ended; and compares all that
 was recorded and saved with the undisturbed run, bit for bit. When the last step is reached, the
-next generation begins. What is random comes from the seed, but not what the machine makes of it:
+next generation begins. With --place=s3 the killed runs save to an object store that answers some
+requests late, torn or not at all. What is random comes from the seed, but not what the machine makes of it:
 the moments of the kills.
 
 Exit code 1 at the first promise that is not kept, with all that is needed to see it again.
@@ -30,6 +32,7 @@ import time
 import history
 import processes
 import settings
+import store
 
 # However busy the machine is, a run completes a step or a save, and a kill has taken effect, within
 # this many seconds.
@@ -181,8 +184,9 @@ class Generation:
         self.model = settings.pick_model(number, campaign.steps, campaign.bf16, random_)
         self.folder = os.path.join(campaign.folder, f"generation-{number:03d}")
         self.run_dir = os.path.join(self.folder, "killed")
-        self.checkpoints = os.path.join(self.run_dir, "checkpoints")
         os.makedirs(self.run_dir)
+        self.store = campaign.open_store(self)
+        self.checkpoints = self.store.path
         data = os.path.join(self.folder, "tokens.bin")
         settings.write_tokens(data, random_)
         self.flags = [campaign.train, *self.model.command_flags(data)]
@@ -205,7 +209,8 @@ class Generation:
 
     def command(self, plan):
         return [*self.flags, *plan.topology.flags(), *plan.saving, f"--run-dir={self.run_dir}",
-                f"--save={self.checkpoints}", f"--stop-file-path={self.stop_file}",
+                f"--save={self.store.name()}", *self.store.flags(),
+                f"--stop-file-path={self.stop_file}",
                 *(f"{flag}-tmp-folder={self.folder}/nearby" for flag in plan.saving
                   if flag == "--async-upload")]
 
@@ -220,13 +225,16 @@ class Generation:
             raise history.Violation(f"the checkpoint of step {self.newest} was committed, and the "
                                     f"newest is that of {newest}")
         if newest > 0:
-            self.reference.check_checkpoint(self.campaign.ckpt, saved[-1][1], newest)
+            self.check_checkpoint(saved[-1][1], newest)
         return history.last_step(records), newest
 
     def check_end(self):
         """Reached the last step: every checkpoint that is kept."""
         for step, directory in history.committed(self.checkpoints):
-            self.reference.check_checkpoint(self.campaign.ckpt, directory, step)
+            self.check_checkpoint(directory, step)
+
+    def check_checkpoint(self, directory, step):
+        self.reference.check_checkpoint(self.campaign.ckpt, self.store.name(directory), step)
 
 
 class Campaign:
@@ -237,6 +245,9 @@ class Campaign:
         self.steps = options.steps
         self.train = os.path.abspath(options.train)
         self.ckpt = history.Ckpt(os.path.abspath(options.ckpt))
+        self.place = options.place
+        self.s3_server = os.path.abspath(options.s3_server)
+        self.store = store.Folder("")  # of the current generation
         self.bf16 = options.bf16
         self.folder = os.path.abspath(options.folder or tempfile.mkdtemp(prefix="tessera_crash_"))
         os.makedirs(self.folder, exist_ok=True)
@@ -253,10 +264,19 @@ class Campaign:
         self.finished = 0
         self.reproduction = ""
 
+    def open_store(self, generation):
+        self.store.close()
+        if self.place == "s3":
+            self.store = store.ObjectStore(self.s3_server, generation.folder)
+        else:
+            self.store = store.Folder(os.path.join(generation.run_dir, "checkpoints"))
+        return self.store
+
     def run(self):
         """Exit code."""
         generation = None
-        say(f"crash campaign: {self.rounds} rounds, seed {self.seed}, in {self.folder}")
+        say(f"crash campaign: {self.rounds} rounds, seed {self.seed}, place {self.place}, in "
+            f"{self.folder}")
         number = 0
         try:
             for number in range(1, self.rounds + 1):
@@ -404,13 +424,14 @@ class Campaign:
             say(f"stderr:\n{self.job.errors()[-4000:]}")
             say(f"end of stdout:\n{self.job.output()[-2000:]}")
         say(f"again: bazel run //tests/crash:campaign -- --seed={self.seed} --rounds={number} "
-            f"--steps={self.steps}{' --bf16' if self.bf16 else ''}")
+            f"--steps={self.steps} --place={self.place}{' --bf16' if self.bf16 else ''}")
         say(f"this start alone, on what is left in {self.folder}:\n  {self.reproduction}")
 
     def close(self, keep):
         """Leaves nothing behind but, after a violation, the folder."""
         if self.job is not None:
             self.job.clean_up()
+        self.store.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
         if not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -441,6 +462,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--train", required=True)
     parser.add_argument("--ckpt", required=True)
+    parser.add_argument("--s3-server", required=True)
+    parser.add_argument("--place", choices=("local", "s3"), default="local",
+                        help="where the killed runs save")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--steps", type=int, default=60, help="of a run")

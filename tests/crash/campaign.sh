@@ -3,4 +3,4 @@
 set -euo pipefail
 here=$(pwd)
 exec /usr/bin/python3 -B "$here/tests/crash/campaign.py" \
-  --train="$here/$1" --ckpt="$here/$2" "${@:3}"
+  --train="$here/$1" --ckpt="$here/$2" --s3-server="$here/$3" "${@:4}"

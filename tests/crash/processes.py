@@ -9,11 +9,26 @@ import time
 TOKEN = "TESSERA_CRASH_CAMPAIGN"  # in the environment of every process that the campaign starts
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+NOT_OF_A_JOB = set()  # ids of child processes that outlive jobs
 
 
 def adopt_orphans():
     """Ranks that outlive mpirun become children of this process, so that none is lost sight of."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children():
+    """The ids of living child processes."""
+    found = set()
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{int(name)}/stat", encoding="utf-8", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.add(int(name))
+        except (ValueError, OSError):
+            pass
+    return found
 
 
 def kill_quietly(pid):
@@ -97,13 +112,13 @@ class Job:
         return False
 
     def reap(self):
-        """Collects dead orphans. Returns whether any child is alive."""
+        """Collects dead orphans. Returns whether any child of a job is alive."""
         try:
             while os.waitpid(-1, os.WNOHANG)[0] != 0:
                 pass
-            return True
         except ChildProcessError:
             return False
+        return bool(children() - NOT_OF_A_JOB)
 
     def clean_up(self):
         """Ends what is left, until nothing is. Returns how many processes that were."""

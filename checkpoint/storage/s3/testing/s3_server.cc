@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <pugixml.hpp>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -170,7 +173,32 @@ std::string S3Server::contents(const std::string& key) const {
 
 void S3Server::PutObject(const std::string& key, std::string contents) {
   const MutexLock lock(&mutex_);
-  objects_[key] = MakeObject({std::make_shared<std::string>(std::move(contents))});
+  Store(key, MakeObject({std::make_shared<std::string>(std::move(contents))}));
+}
+
+void S3Server::Store(const std::string& key, Object object) {
+  if (!options_.mirror.empty() && !key.ends_with('/')) {
+    namespace fs = std::filesystem;
+    const fs::path path = fs::path(options_.mirror) / key, temporary = options_.mirror + ".part";
+    std::error_code ignored;
+    fs::create_directories(path.parent_path(), ignored);
+    std::ofstream file(temporary, std::ios::binary);
+    for (const auto& chunk : object.chunks) file << *chunk;
+    file.close();
+    fs::rename(temporary, path, ignored);
+  }
+  objects_[key] = std::move(object);
+}
+
+void S3Server::Erase(const std::string& key) {
+  objects_.erase(key);
+  if (options_.mirror.empty()) return;
+  std::error_code error;
+  const std::filesystem::path root(options_.mirror);
+  // Stops at the first folder that is not empty.
+  for (std::filesystem::path path = root / key; path != root && !error; path = path.parent_path()) {
+    std::filesystem::remove(path, error);
+  }
 }
 
 size_t S3Server::upload_count() const {
@@ -303,7 +331,7 @@ HttpReply S3Server::Dispatch(const HttpMessage& request, const std::string& key)
       return uploads_.erase(Parameter(request, "uploadId")) > 0 ? Empty(204)
                                                                 : Error(404, "NoSuchUpload");
     }
-    objects_.erase(key);
+    Erase(key);
     return Empty(204);
   }
   return Error(405, "MethodNotAllowed");
@@ -348,7 +376,7 @@ HttpReply S3Server::Put(const HttpMessage& request, const std::string& key) {
   HttpReply reply;
   reply.headers["etag"] = object.etag;
   if (options_.verify) reply.headers[kChecksum] = ChecksumOf(*request.body);
-  objects_[key] = std::move(object);
+  Store(key, std::move(object));
   return reply;
 }
 
@@ -401,7 +429,7 @@ HttpReply S3Server::CompleteUpload(const HttpMessage& request) {
   const std::string key = upload->second.key;
   uploads_.erase(upload);
   const std::string etag = object.etag;
-  objects_[key] = std::move(object);
+  Store(key, std::move(object));
   return Xml(absl::StrCat("<CompleteMultipartUploadResult><ETag>", etag,
                           "</ETag></CompleteMultipartUploadResult>"));
 }
@@ -477,7 +505,7 @@ HttpReply S3Server::DeleteMany(const HttpMessage& request) {
   document.load_string(request.body->c_str());
   int count = 0;
   for (pugi::xml_node node : document.child("Delete").children("Object")) {
-    objects_.erase(node.child("Key").text().as_string());
+    Erase(node.child("Key").text().as_string());
     ++count;
   }
   if (count == 0 || count > 1000) return Error(400, "MalformedXML");

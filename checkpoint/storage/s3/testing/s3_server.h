@@ -51,6 +51,9 @@ struct S3ServerOptions {
   absl::Duration clock_offset = absl::ZeroDuration();
   bool ignores_conditions = false;  // If-None-Match
   std::string denied_method = "";   // is answered with AccessDenied
+  // A folder in which every object is also a file, named by its key, for programs that look on.
+  // Empty: none. Folders without a file in them are removed.
+  std::string mirror = "";
 };
 
 // A store that speaks the S3 protocol on a port of this machine, in memory: for tests. Path-style
@@ -111,6 +114,8 @@ class S3Server {
   HttpReply List(const HttpMessage& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HttpReply ListUploads(const HttpMessage& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HttpReply DeleteMany(const HttpMessage& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Store(const std::string& key, Object object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Erase(const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Without checksum and metadata.
   Object MakeObject(std::vector<std::shared_ptr<const std::string>> chunks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
