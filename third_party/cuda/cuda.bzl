@@ -1,4 +1,4 @@
-"""cuda_library: C++ libraries with .cu sources.
+"""cuda_library: C++ libraries whose sources nvcc compiles.
 
 Built under --config=cuda and left out of `//...` elsewhere.
 """
@@ -14,7 +14,8 @@ CUDA_ONLY = select({
 # Machine code for A100 and H100/H200, and PTX that later devices compile for themselves.
 _ARCHITECTURES = [
     "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-gencode=arch=compute_90,code=compute_90",
 ]
 
 def _cuda_objects_impl(ctx):
@@ -40,7 +41,7 @@ def _cuda_objects_impl(ctx):
             arguments.add_all(context.quote_includes, before_each = "-I")
             arguments.add_all(context.defines, before_each = "-D")
         arguments.add_all(ctx.attr.copts)
-        arguments.add_all(["-c", source, "-o", object])
+        arguments.add_all(["-x", "cu", "-c", source, "-o", object])
         ctx.actions.run(
             executable = CUDA_HOME + "/bin/nvcc",
             arguments = [arguments],
@@ -59,10 +60,13 @@ _cuda_objects = rule(
         "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),
         "hdrs": attr.label_list(allow_files = True),
-        "srcs": attr.label_list(allow_files = [".cu"]),
+        "srcs": attr.label_list(allow_files = [".cu", ".cc"]),
         "_version": attr.label(default = "@cuda//:version"),
     },
 )
+
+def _is_compiled(source):
+    return source.endswith(".cu") or source.endswith(".cc")
 
 def cuda_library(
         name,
@@ -73,11 +77,13 @@ def cuda_library(
         tags = [],
         visibility = None,
         testonly = None):
-    """A cc_library whose sources nvcc compiles. Headers that C++ includes, too, go into hdrs.
+    """A cc_library whose sources nvcc compiles as CUDA, .cc files too.
+
+    Headers that C++ includes, too, go into hdrs.
 
     Args:
       name: of the cc_library that others depend on.
-      srcs: .cu files; .cuh and .h files that only they include.
+      srcs: .cu and .cc files; .cuh and .h files that only they include.
       hdrs: the interface, free of CUDA syntax.
       deps: as of a cc_library. The runtime library is added.
       copts: for nvcc.
@@ -87,8 +93,8 @@ def cuda_library(
     """
     _cuda_objects(
         name = name + "_objects",
-        srcs = [source for source in srcs if source.endswith(".cu")],
-        hdrs = hdrs + [source for source in srcs if not source.endswith(".cu")],
+        srcs = [source for source in srcs if _is_compiled(source)],
+        hdrs = hdrs + [source for source in srcs if not _is_compiled(source)],
         copts = copts,
         tags = tags + ["cuda"],
         target_compatible_with = CUDA_ONLY,
