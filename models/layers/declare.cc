@@ -26,7 +26,7 @@ std::vector<VirtualShard> LocalShards(const TensorParallel& tensor_parallel) {
   return shards;
 }
 
-Parameter WholeParameter(std::string name, Shape shape, Place place, Initialization init) {
+Parameter WholeParameter(std::string name, const Shape& shape, Place place, Initialization init) {
   Parameter parameter;
   parameter.init = init;
   parameter.shape = shape;
@@ -36,7 +36,7 @@ Parameter WholeParameter(std::string name, Shape shape, Place place, Initializat
                               .global_shape = shape,
                               .global_offset = origin,
                               .local_offset = origin,
-                              .shape = std::move(shape),
+                              .shape = shape,
                               .partition = {.place = place}});
   return parameter;
 }

@@ -25,7 +25,7 @@ struct VirtualShard {
 std::vector<VirtualShard> LocalShards(const TensorParallel& tensor_parallel);
 
 // A logical tensor that every tensor-parallel rank has whole. Vectors do not decay.
-Parameter WholeParameter(std::string name, Shape shape, Place place, Initialization init);
+Parameter WholeParameter(std::string name, const Shape& shape, Place place, Initialization init);
 
 // A logical tensor in a fused buffer.
 struct FusedTensor {

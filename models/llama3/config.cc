@@ -96,7 +96,8 @@ ModelConfig NamedSize(std::string_view name) {
 }
 
 int64_t FfnHiddenSize(int64_t hidden_size, double multiplier, int64_t multiple_of) {
-  const double scaled = multiplier * static_cast<double>(8 * hidden_size / 3);
+  const int64_t two_thirds = 8 * hidden_size / 3;  // of the usual 4 * hidden_size
+  const double scaled = multiplier * static_cast<double>(two_thirds);
   // Validate() rejects these values; the cast would be undefined.
   if (!(scaled >= 0 && scaled <= kMaxExtent) || multiple_of < 1 || multiple_of > kMaxExtent) {
     return 0;

@@ -69,8 +69,8 @@ class RankRun {
       result.loss += loss;
       TESSERA_RETURN_IF_ERROR(Backward(data.batch, activations, /*accumulate=*/i > 0));
     }
-    for (size_t s = 0; s < stages_.size(); ++s) {
-      for (const Parameter* parameter : stages_[s]->parameters().parameters()) {
+    for (const std::unique_ptr<Model>& stage : stages_) {
+      for (const Parameter* parameter : stage->parameters().parameters()) {
         const bool again = result.parameters.contains(parameter->key);
         const std::string key = parameter->key + (again ? "/last" : "");
         result.parameters[key] = *parameter;
@@ -149,7 +149,7 @@ class RankRun {
 };
 
 // Moves `from` into `to`; what both have must be the same.
-void Merge(TensorsByKey from, TensorsByKey& to) {
+void Merge(TensorsByKey&& from, TensorsByKey& to) {
   for (auto& [key, tensor] : from) {
     const auto it = to.find(key);
     if (it == to.end()) {
@@ -235,7 +235,7 @@ void ExpectSameBits(const ShardedResult& actual, const ShardedResult& expected,
   for (const auto& [key, tensor] : expected.grads) {
     const auto it = actual.grads.find(key);
     ASSERT_NE(it, actual.grads.end()) << what << ": no gradient of " << key;
-    ExpectBitwiseEqual(it->second, tensor, what + ": " + key);
+    ExpectBitwiseEqual(it->second, tensor, std::string(what).append(": ").append(key));
   }
   EXPECT_EQ(actual.grads.size(), expected.grads.size()) << what;
 }

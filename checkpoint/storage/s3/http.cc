@@ -16,10 +16,12 @@
 namespace tessera::ckpt::s3 {
 namespace {
 
+using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gives
+
 // Bodies that do not go to a sink: listings, errors and copies of them.
 constexpr size_t kMaxBodyBytes = size_t{64} << 20;
 // Between the socket and the caller's memory; libcurl's largest for receiving.
-constexpr long kBufferBytes = 512 << 10;
+constexpr CurlLong kBufferBytes = 512 << 10;
 
 // The state of one transfer, for libcurl's callbacks.
 struct Transfer {
@@ -49,7 +51,7 @@ int SeekBody(void* user, curl_off_t offset, int origin) {
 size_t ReceiveBody(char* data, size_t size, size_t count, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
   const size_t bytes = size * count;
-  long status = 0;
+  CurlLong status = 0;
   curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
   HttpResponse& response = transfer.response;
   if (status == transfer.request.sink_status && !transfer.request.sink.empty()) {
@@ -122,14 +124,15 @@ void SetCallbacks(CURL* handle, Transfer& transfer) {
 
 void SetLimits(CURL* handle, const HttpRequest& request) {
   const auto milliseconds = [](absl::Duration duration) {
-    return static_cast<long>(std::max<int64_t>(absl::ToInt64Milliseconds(duration), 1));
+    return static_cast<CurlLong>(std::max<int64_t>(absl::ToInt64Milliseconds(duration), 1));
   };
   curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(request.connect_timeout));
   curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, milliseconds(request.timeout));
   curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
-  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME,
-                   std::max(static_cast<long>(absl::ToInt64Seconds(request.stall_timeout)), 1L));
+  curl_easy_setopt(
+      handle, CURLOPT_LOW_SPEED_TIME,
+      std::max(static_cast<CurlLong>(absl::ToInt64Seconds(request.stall_timeout)), 1L));
   curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kBufferBytes);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
@@ -194,7 +197,7 @@ absl::Status HttpClient::Perform(const HttpRequest& request, HttpResponse& respo
   curl_slist* const headers = HeaderList(request);
   curl_easy_setopt(handle, CURLOPT_HTTPHEADER, headers);
   const CURLcode code = curl_easy_perform(handle);
-  long status = 0;
+  CurlLong status = 0;
   curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
   response.status = static_cast<int>(status);
   curl_slist_free_all(headers);

@@ -26,7 +26,7 @@ struct GemmShape {
   bool accumulate = false;
   bool bias = false;  // in the input's dtype
 
-  auto operator<=>(const GemmShape&) const = default;
+  auto operator<=>(const GemmShape&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // One matrix product of a library, ready to run on any thread of the pool. Its result depends on

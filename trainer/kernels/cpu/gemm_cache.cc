@@ -64,7 +64,7 @@ std::string GemmLibrary() {
 // keeps created products in a process-wide cache whose locks ThreadSanitizer cannot see: backends
 // on several threads would be reported to race when they create equal products and when they first
 // use that cache.
-extern "C" const char* __tsan_default_suppressions();
+extern "C" const char* __tsan_default_suppressions();  // NOLINT(bugprone-reserved-identifier)
 extern "C" const char* __tsan_default_suppressions() {
   return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";
 }

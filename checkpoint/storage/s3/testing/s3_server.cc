@@ -35,7 +35,7 @@ std::string Parameter(const HttpMessage& request, const std::string& name) {
   return found == request.query.end() ? "" : found->second;
 }
 
-HttpReply Xml(std::string body) {
+HttpReply Xml(const std::string& body) {
   HttpReply reply;
   reply.headers["content-type"] = "application/xml";
   auto text = std::make_shared<std::string>(
