@@ -166,8 +166,11 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
 absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
                                           std::string_view bytes) {
   const auto path = [&] { return storage.Describe(JoinPath(checkpoint_dir, kManifestFileName)); };
-  absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
+  absl::StatusOr<Manifest> manifest = DecodeManifest(
+      bytes, storage.PresentsForeignFiles() ? Checksums::kOptional : Checksums::kRequired);
   if (!manifest.ok()) return WithPath(path(), manifest.status());
+  // The name of a foreign folder says nothing.
+  if (storage.PresentsForeignFiles()) return manifest;
   const std::string name = LastComponent(checkpoint_dir.empty() ? storage.Describe(checkpoint_dir)
                                                                 : std::string(checkpoint_dir));
   const std::optional<int64_t> step = ParseStepDirectoryName(name);

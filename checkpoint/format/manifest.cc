@@ -97,10 +97,10 @@ std::optional<uint64_t> Cost(std::string_view payload) {
 
 }  // namespace
 
-absl::StatusOr<std::string> EncodeManifest(Manifest manifest) {
+absl::StatusOr<std::string> EncodeManifest(Manifest manifest, Checksums checksums) {
   manifest.set_format_major(kFormatMajor);
   manifest.set_format_minor(kFormatMinor);
-  TESSERA_RETURN_IF_ERROR(ValidateManifest(manifest));
+  TESSERA_RETURN_IF_ERROR(ValidateManifest(manifest, checksums));
   const uint64_t payload_bytes = manifest.ByteSizeLong();
   if (payload_bytes > kMaxManifestBytes - kManifestHeaderBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -160,7 +160,7 @@ absl::Status CheckManifestBytes(std::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
+absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes, Checksums checksums) {
   TESSERA_RETURN_IF_ERROR(CheckManifestBytes(bytes));
   TESSERA_ASSIGN_OR_RETURN(const Header header, DecodeHeader(bytes));
   const std::string_view payload = bytes.substr(kManifestHeaderBytes);
@@ -173,7 +173,7 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
     return Damaged(kMajorAt, "format version: the header has ", header.major, ".", header.minor,
                    ", the payload ", manifest.format_major(), ".", manifest.format_minor());
   }
-  if (const absl::Status status = ValidateManifest(manifest); !status.ok()) {
+  if (const absl::Status status = ValidateManifest(manifest, checksums); !status.ok()) {
     return Damaged(kManifestHeaderBytes, status.message());
   }
   return manifest;
@@ -200,6 +200,10 @@ uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard) {
   uint64_t bytes = DTypeSize(tensor.dtype());
   for (int d = 0; d < rank; ++d) bytes *= tensor.shards().shape()[shard * rank + d];
   return bytes;
+}
+
+bool HasChecksums(const DataFile& file) {
+  return file.chunk_crc32c_size() > 0 || file.size_bytes() == 0;
 }
 
 void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, LogicalTensor& tensor) {

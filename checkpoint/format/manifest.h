@@ -26,16 +26,22 @@ inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and 
 // refused before it is parsed.
 inline constexpr uint64_t kMaxManifestCostRatio = 16;
 
+// Whether the data files of a manifest must have checksums. Those of a manifest on a disk must; one
+// that was made in memory, over files of another format, may have files with none at all.
+enum class Checksums { kRequired, kOptional };
+
 // Bytes of manifest.pb. Stores this version in the message; the same message yields the same bytes.
 // Errors: InvalidArgument where ValidateManifest reports an error or the result exceeds
 // kMaxManifestBytes or kMaxManifestCostRatio.
-absl::StatusOr<std::string> EncodeManifest(Manifest manifest);
+absl::StatusOr<std::string> EncodeManifest(Manifest manifest,
+                                           Checksums checksums = Checksums::kRequired);
 
 // Inverse of EncodeManifest. Any flipped byte and any truncation is detected before the payload is
 // parsed. Errors: DataLoss with offset, expected and found, for damaged or invalid bytes;
 // Unimplemented for a major version that this program does not know. Cost: one million shards in
 // well under a second.
-absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
+absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes,
+                                        Checksums checksums = Checksums::kRequired);
 
 // The checks of DecodeManifest that need only the bytes: for a reader, before it reads on, sends
 // the bytes to others, or allocates memory for them.
@@ -51,7 +57,8 @@ absl::Status CheckManifestBytes(std::string_view bytes);
 // that point to tensors with shards, shard columns of equal length, boxes inside their tensor,
 // bytes inside their file and not shared by two shards, chunk counts that follow from file sizes,
 // optimizer entries that refer to existing tensors. InvalidArgument, naming the field.
-absl::Status ValidateManifest(const Manifest& manifest);
+absl::Status ValidateManifest(const Manifest& manifest,
+                              Checksums checksums = Checksums::kRequired);
 
 // The remaining rules, for tensors and files that are known to be valid: text, optimizer, trainer
 // state.
@@ -71,6 +78,9 @@ Shape GlobalShape(const LogicalTensor& tensor);
 int64_t ShardCount(const LogicalTensor& tensor);
 Box ShardBox(const LogicalTensor& tensor, int64_t shard);
 uint64_t ShardBytes(const LogicalTensor& tensor, int64_t shard);
+
+// False for a file that has bytes, but no checksums: see Checksums.
+bool HasChecksums(const DataFile& file);
 
 // Appends one shard to a tensor's columns.
 void AddShard(const Box& box, uint32_t file_index, uint64_t file_offset, LogicalTensor& tensor);

@@ -79,7 +79,7 @@ absl::Status CheckPath(const std::string& path) {
   }
 }
 
-absl::Status CheckFiles(const Manifest& manifest) {
+absl::Status CheckFiles(const Manifest& manifest, Checksums checksums) {
   absl::flat_hash_set<absl::string_view> paths;
   for (const DataFile& file : manifest.files()) {
     TESSERA_RETURN_IF_ERROR(CheckPath(file.path()));
@@ -87,6 +87,7 @@ absl::Status CheckFiles(const Manifest& manifest) {
       return Invalid("files: path \"", file.path(), "\" occurs twice");
     }
     if (file.chunk_bytes() == 0) return Invalid("file ", file.path(), ": chunk_bytes is 0");
+    if (checksums == Checksums::kOptional && !HasChecksums(file)) continue;
     const uint64_t chunks = CeilDivide(file.size_bytes(), file.chunk_bytes());
     if (static_cast<uint64_t>(file.chunk_crc32c_size()) != chunks) {
       return Invalid("file ", file.path(), ": ", file.size_bytes(), " bytes in chunks of ",
@@ -312,12 +313,12 @@ absl::Status CheckTrainer(const TrainerState& trainer) {
 
 }  // namespace
 
-absl::Status ValidateManifest(const Manifest& manifest) {
+absl::Status ValidateManifest(const Manifest& manifest, Checksums checksums) {
   if (manifest.format_major() != kFormatMajor) {
     return Invalid("format_major is ", manifest.format_major(), ", expected ", kFormatMajor);
   }
   TESSERA_RETURN_IF_ERROR(CheckUtf8(manifest));
-  TESSERA_RETURN_IF_ERROR(CheckFiles(manifest));
+  TESSERA_RETURN_IF_ERROR(CheckFiles(manifest, checksums));
   TESSERA_RETURN_IF_ERROR(CheckTensors(manifest));
   TESSERA_RETURN_IF_ERROR(CheckOptimizer(manifest));
   return CheckTrainer(manifest.trainer());

@@ -136,7 +136,7 @@ absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer)
   for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += chunk_bytes) {
     const uint64_t end = std::min(piece.end, chunk + chunk_bytes);
     const std::byte* const data = buffer + (chunk - piece.begin);
-    if (verify_checksums_) {
+    if (verify_checksums_ && HasChecksums(*file.description)) {
       TESSERA_RETURN_IF_ERROR(
           CheckChunk(piece.file_index, chunk / chunk_bytes, {data, end - chunk}));
     }

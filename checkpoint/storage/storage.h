@@ -129,6 +129,10 @@ class Storage {
   // locks and checks of permissions. Nullopt in storages that are no part of a file system.
   virtual std::optional<std::string> LocalPath(std::string_view path) const;
 
+  // Whether the storage presents files of another format as one checkpoint. Its manifest is then
+  // made in memory by this process, and its data files have no checksums.
+  virtual bool PresentsForeignFiles() const { return false; }
+
   // For messages: "/runs/a" or "memory:a".
   virtual std::string Describe(std::string_view path) const = 0;
 };
