@@ -28,7 +28,8 @@ size_t Visit(const pickle::Value& value, const std::string& input, int depth, si
   if (const auto extent = value.extent()) {
     Check(extent->offset <= input.size() && extent->length <= input.size() - extent->offset);
   }
-  if (const auto text = value.AsText()) Check(text->size() <= input.size());
+  // Latin-1 becomes UTF-8.
+  if (const auto text = value.AsText()) Check(text->size() <= 2 * input.size());
   if (const auto number = value.AsInt()) Check(*number < 0 || value.AsUint() == *number);
   Check(value.is(pickle::Kind::kGlobal) == value.IsGlobal(value.GlobalName()));
   for (size_t i = 0; i < value.size(); ++i) visits = Visit(value[i], input, depth + 1, visits);

@@ -1,0 +1,211 @@
+#include "checkpoint/convert/dcp/read.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/convert/dcp/metadata.h"
+#include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using pickle::Extent;
+
+constexpr uint64_t kSafetensorsLengthBytes = 8;
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+std::string PathIn(std::string_view folder, std::string_view file) {
+  return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
+}
+
+// The files of the folder, each opened once.
+class OpenFiles {
+ public:
+  OpenFiles(Storage& storage, std::string_view folder) : storage_(storage), folder_(folder) {}
+
+  absl::StatusOr<const ReadableFile*> Open(const std::string& file) {
+    std::unique_ptr<ReadableFile>& open = files_[file];
+    if (open == nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(PathIn(folder_, file)));
+    }
+    return open.get();
+  }
+
+ private:
+  Storage& storage_;
+  const std::string folder_;
+  std::map<std::string, std::unique_ptr<ReadableFile>> files_;
+};
+
+absl::StatusOr<std::string> ReadPart(const ReadableFile& file, Extent part) {
+  std::string bytes(part.length, '\0');
+  TESSERA_RETURN_IF_ERROR(file.ReadAt(part.offset, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
+absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& file, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
+  const pickle::Value root = archive.contents.root();
+  if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is no tensor");
+  return ResolveTorchTensor(archive, root);
+}
+
+// The header of the safetensors file that is part of a file.
+absl::StatusOr<SafetensorsHeader> ReadHeader(const ReadableFile& file, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string first,
+      ReadPart(file, {part.offset, std::min(part.length, kSafetensorsLengthBytes)}));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes, SafetensorsHeaderBytes(first, part.length));
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadPart(file, {part.offset, header_bytes}));
+  return ParseSafetensorsHeader(bytes, part.length);
+}
+
+TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
+  return {.dtype = entry.dtype,
+          .shape = entry.shape,
+          .strides = ContiguousStrides(entry.shape),
+          .offset_bytes = offset_bytes + entry.file_offset};
+}
+
+// A chunk is a safetensors file of its own, or a tensor of the one that the whole file is: there
+// the place that the metadata names means nothing, and the key is the tensor's name.
+absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Extent part,
+                                                 const std::string& name) {
+  const absl::StatusOr<SafetensorsHeader> chunk = ReadHeader(file, part);
+  if (chunk.ok() && chunk->entries.size() == 1) return TensorOf(chunk->entries[0], part.offset);
+  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader whole, ReadHeader(file, {0, file.size_bytes()}));
+  for (const SafetensorsEntry& entry : whole.entries) {
+    if (entry.key == name) return TensorOf(entry, 0);
+  }
+  return absl::DataLossError("the safetensors file does not have the tensor");
+}
+
+// Whether a chunk, or the file that holds it, begins as a safetensors file does: with the length of
+// a header, and '{'.
+absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
+  if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
+    return absl::DataLossError(absl::StrCat("a chunk of ", part.length, " bytes at offset ",
+                                            part.offset, " in a file of ", file.size_bytes(),
+                                            " bytes"));
+  }
+  const uint64_t length = kSafetensorsLengthBytes + 1;
+  if (file.size_bytes() - part.offset < length) return false;
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadPart(file, {part.offset, length}));
+  return first.back() == '{' && !first.starts_with("PK");
+}
+
+absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
+                                      const DcpChunk& chunk) {
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(chunk.blob.file));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_safetensors, IsSafetensors(*file, chunk.blob.part));
+  TESSERA_ASSIGN_OR_RETURN(
+      TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
+                                         : ReadTorchChunk(*file, chunk.blob.part));
+  if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
+    return absl::DataLossError(absl::StrCat(
+        "the metadata says ", DType_Name(tensor.dtype), " ", ShapeToString(chunk.box.shape),
+        ", the chunk is ", DType_Name(stored.dtype), " ", ShapeToString(stored.shape)));
+  }
+  return StoredPiece{.box = chunk.box,
+                     .file = chunk.blob.file,
+                     .offset_bytes = stored.offset_bytes,
+                     .strides = std::move(stored.strides)};
+}
+
+// "X" of each "X.param_groups..." among all names; "" of "param_groups...".
+std::set<std::string> OptimizerPrefixes(const DcpMetadata& metadata) {
+  std::set<std::string> prefixes;
+  const auto add = [&](const std::string& name) {
+    constexpr std::string_view kGroups = "param_groups";
+    const size_t at = name.find(kGroups);
+    if (at == 0) prefixes.insert("");
+    if (at != name.npos && at > 0 && name[at - 1] == '.') prefixes.insert(name.substr(0, at - 1));
+  };
+  for (const DcpTensor& tensor : metadata.tensors) add(tensor.name);
+  for (const DcpObject& object : metadata.objects) add(object.name);
+  return prefixes;
+}
+
+bool IsOptimizerState(const std::string& name, const std::set<std::string>& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) {
+    return name.starts_with(prefix.empty() ? "state." : prefix + ".state.");
+  });
+}
+
+std::string NoteOf(const std::string& what, std::vector<std::string> names) {
+  for (std::string& name : names) name = absl::CHexEscape(name.substr(0, 200));
+  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+}
+
+void AddNotes(const DcpMetadata& metadata, ForeignCheckpoint& checkpoint) {
+  std::vector<std::string> objects, unknown;
+  for (const DcpObject& object : metadata.objects) objects.push_back(object.name);
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (tensor.dtype == DTYPE_UNSPECIFIED) unknown.push_back(tensor.name);
+  }
+  if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
+  if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
+}
+
+}  // namespace
+
+absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
+  const auto file = storage.Open(PathIn(folder, kDcpMetadataFile));
+  if (absl::IsNotFound(file.status())) return false;
+  if (!file.ok()) return file.status();
+  return true;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
+  OpenFiles files(storage, folder);
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
+  const absl::StatusOr<DcpMetadata> metadata = ReadDcpMetadata(*metadata_file);
+  if (!metadata.ok()) {
+    return absl::Status(metadata.status().code(),
+                        absl::StrCat(storage.Describe(PathIn(folder, kDcpMetadataFile)), ": ",
+                                     metadata.status().message()));
+  }
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = "dcp";
+  checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
+  const std::set<std::string> optimizers = OptimizerPrefixes(*metadata);
+  for (const DcpTensor& tensor : metadata->tensors) {
+    if (tensor.dtype == DTYPE_UNSPECIFIED) continue;
+    ForeignTensor added = {
+        .name = tensor.name,
+        .role = IsOptimizerState(tensor.name, optimizers) ? OPTIMIZER_STATE : WEIGHT,
+        .dtype = tensor.dtype};
+    added.shape = tensor.shape;
+    for (const DcpChunk& chunk : tensor.chunks) {
+      absl::StatusOr<StoredPiece> piece = ReadChunk(files, tensor, chunk);
+      if (!piece.ok()) {
+        return absl::Status(piece.status().code(),
+                            absl::StrCat(storage.Describe(PathIn(folder, chunk.blob.file)),
+                                         ": tensor ", absl::CHexEscape(tensor.name),
+                                         ToString(chunk.box), ": ", piece.status().message()));
+      }
+      added.pieces.push_back(*std::move(piece));
+    }
+    checkpoint.tensors.push_back(std::move(added));
+  }
+  AddNotes(*metadata, checkpoint);
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

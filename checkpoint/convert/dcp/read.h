@@ -1,0 +1,26 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_DCP_READ_H_
+#define TESSERA_CHECKPOINT_CONVERT_DCP_READ_H_
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// Whether the folder holds a checkpoint of torch.distributed.checkpoint (DCP).
+absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
+
+// The tensors of a folder that torch.distributed.checkpoint wrote, under their names there. Their
+// chunks are files of torch.save() or safetensors files inside larger files. Tensors below
+// "X.state." where there is anything below "X.param_groups", too, are optimizer state. Objects that
+// are no tensors, and tensors of unknown dtypes, are named in the notes.
+//
+// Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
+// Unimplemented for compressed chunks; NotFound where a file is missing; those of the storage.
+absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_DCP_READ_H_

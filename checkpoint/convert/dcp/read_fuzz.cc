@@ -1,0 +1,24 @@
+// A fuzz target: any bytes are the metadata of a checkpoint or an error.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "checkpoint/convert/dcp/metadata.h"
+#include "checkpoint/convert/testing/string_file.h"
+#include "checkpoint/layout/box.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  namespace ckpt = tessera::ckpt;
+  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const auto metadata = ckpt::convert::ReadDcpMetadata(file);
+  if (!metadata.ok()) return 0;
+  for (const ckpt::convert::DcpTensor& tensor : metadata->tensors) {
+    for (const ckpt::convert::DcpChunk& chunk : tensor.chunks) {
+      const bool inside = ckpt::Contains(ckpt::WholeBox(tensor.shape), chunk.box);
+      if (!inside || chunk.box.empty() || chunk.blob.file.find("..") == 0) std::abort();
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,64 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_TORCH_ARCHIVE_H_
+#define TESSERA_CHECKPOINT_CONVERT_TORCH_ARCHIVE_H_
+
+// What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/box.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+struct TorchArchive {
+  enum class Form {
+    kZip,     // since 1.6
+    kLegacy,  // one pickle after another, then the storages
+  };
+  Form form = Form::kZip;
+  pickle::Pickle contents;
+  absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
+};
+
+// Reads the archive that fills part of a file. Errors: DataLoss with the offset; Unimplemented for
+// what is no data: TorchScript programs, storages in big-endian byte order and files of the form
+// that torch wrote before version 0.1.10; the file's own.
+absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
+
+// Whether the file begins as one of the forms of torch.save() does.
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
+
+// A tensor: strided elements of a storage.
+struct TorchTensor {
+  DType dtype = DTYPE_UNSPECIFIED;
+  Shape shape;
+  std::vector<int64_t> strides;  // in elements, one per dim
+  uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
+};
+
+// Whether a value of the archive's pickle is a tensor, or a parameter, of any kind.
+bool IsTorchTensor(const pickle::Value& value);
+
+// Its elements, which lie within their storage. Errors: DataLoss where they do not or where the
+// description is malformed; Unimplemented for tensors other than dense ones of known dtypes, and
+// for those that show elements of their storage more often than it has any (expanded ones).
+// Precondition: IsTorchTensor(value).
+absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
+                                               const pickle::Value& value);
+
+// The dtype that a global such as torch.float32 names; DTYPE_UNSPECIFIED for any other value.
+DType TorchDType(const pickle::Value& value);
+
+// The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
+std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_TORCH_ARCHIVE_H_

@@ -1,0 +1,191 @@
+"""Writes testdata/: files of torch.save(), each with its tensors in a safetensors file.
+
+  make_testdata.py FOLDER
+
+NAME.pt is read by read_test; NAME.safetensors holds the same tensors under the names that the
+reader gives them. Needs torch and safetensors.
+"""
+
+import argparse
+import collections
+import pathlib
+import struct
+import sys
+import zipfile
+
+import torch
+from safetensors.torch import save_file
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+
+def numbers(*shape, start=0):
+    count = 1
+    for extent in shape:
+        count *= extent
+    return (torch.arange(count, dtype=torch.float32) * 0.25 + start).reshape(shape)
+
+
+def all_dtypes():
+    values = torch.tensor([[0.0, 1.0, 2.0], [3.0, 5.0, 8.0]])
+    return {str(dtype).removeprefix("torch."): values.to(dtype) for dtype in DTYPES}
+
+
+def views():
+    base = numbers(6, 4)
+    channels = numbers(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    return {
+        "base": base,
+        "transposed": base.t(),
+        "rows": base[2:5],
+        "columns": base[:, 1:3],
+        "every_second": base[::2],
+        "one": base[3, 2],
+        "same": base,
+        "same_again": base[:],
+        "flat": base.view(-1),
+        "channels_last": channels,
+        "permuted": numbers(2, 3, 4).permute(2, 0, 1),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(1.5),
+    }
+
+
+def training():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2, bias=False)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
+    state = model.state_dict()
+    state["tied.weight"] = state["0.weight"]
+    return {
+        "model": state,
+        "optimizer": optimizer.state_dict(),
+        "parameters": list(model[2].parameters()),
+        "args": argparse.Namespace(lr=1e-3, layers=[1, 2]),
+        "step": 2,
+        "losses": [0.5, 0.25],
+        "shape": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+        "defaults": collections.defaultdict(list, {"tensors": [torch.ones(2)]}),
+        "rng": torch.get_rng_state()[:16].clone(),
+        (1, 2): "a key that is a tuple",
+    }
+
+
+def unread():
+    return {
+        "good": numbers(2),
+        "complex": torch.zeros(2, dtype=torch.complex64),
+        "sparse": torch.eye(3).to_sparse(),
+        "quantized": torch.quantize_per_tensor(numbers(3), 0.1, 0, torch.qint8),
+        "expanded": numbers(1).expand(1000, 1000),
+        "negated": torch.zeros(2, dtype=torch.complex64).conj().imag,
+    }
+
+
+def flatten(value, name=""):
+    """The tensors of nested containers under dotted names."""
+    if isinstance(value, torch.Tensor):
+        yield name or "tensor", value
+    elif isinstance(value, (dict, list, tuple)) and not isinstance(value, torch.Size):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, child in items:
+            if isinstance(key, (str, int)):
+                yield from flatten(child, f"{name}.{key}" if name else str(key))
+
+
+def twin(value, path):
+    tensors = {name: t.detach().contiguous().clone() for name, t in flatten(value)}
+    save_file(tensors, path)
+
+
+def repack(source, target, change):
+    """The zip archive with its members changed by a function of name and data."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
+        for member in old.infolist():
+            for name, data in change(member.filename, old.read(member)):
+                new.writestr(zipfile.ZipInfo(name), data)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(exist_ok=True)
+    for name, value in {
+        "dtypes": all_dtypes(),
+        "views": views(),
+        "training": training(),
+        "root": numbers(3, 2),
+        "listed": [numbers(2), (numbers(3), {"x": numbers(4)})],
+    }.items():
+        torch.save(value, folder / f"{name}.pt")
+        twin(value, folder / f"{name}.safetensors")
+        if name == "dtypes":  # torch cannot load the new dtypes from the old form
+            new = ("uint1", "uint3", "uint6", "float8")
+            value = {n: t for n, t in value.items() if not n.startswith(new)}
+        torch.save(value, folder / f"{name}_legacy.pt", _use_new_zipfile_serialization=False)
+        twin(value, folder / f"{name}_legacy.safetensors")
+        loaded = torch.load(folder / f"{name}_legacy.pt", weights_only=False)
+        assert [n for n, _ in flatten(loaded)] == [n for n, _ in flatten(value)]
+    torch.save(numbers(3, 2), folder / "protocol4.pt", pickle_protocol=4)
+    twin(numbers(3, 2), folder / "protocol4.safetensors")
+    # Python's zipfile writes sizes into local headers, where torch writes them after the data.
+    repack(folder / "views.pt", folder / "python_zip.pt", lambda n, d: [(n, d)])
+    twin(views(), folder / "python_zip.safetensors")
+    torch.save(unread(), folder / "unread.pt")
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "torchscript.pt"))
+    repack(
+        folder / "root.pt",
+        folder / "big_endian.pt",
+        lambda n, d: [(n, b"big" if n.endswith("byteorder") else d)],
+    )
+    # The tensor says that its storage has more elements than there are bytes.
+    def cut_storage(name, data):
+        return [(name, data[:-1] if "/data/" in name else data)]
+
+    repack(folder / "root.pt", folder / "short_storage.pt", cut_storage)
+    repack(
+        folder / "root.pt",
+        folder / "no_storage.pt",
+        lambda n, d: [] if "/data/" in n else [(n, d)],
+    )
+    # Element 1 of shape [3, 2] with strides [2, 1] reaches beyond 6 elements.
+    moved = b"QK\x01K\x03K\x02\x86"
+    repack(
+        folder / "root.pt",
+        folder / "beyond_storage.pt",
+        lambda n, d: [(n, d.replace(b"QK\x00K\x03K\x02\x86", moved))],
+    )
+    # Strides whose product with the shape does not fit 64 bits.
+    strides = b"\x8a\x08" + struct.pack("<q", 2**62) + b"K\x01\x86"
+    repack(
+        folder / "root.pt",
+        folder / "overflowing_strides.pt",
+        lambda n, d: [(n, d.replace(b"K\x02K\x01\x86", strides))],
+    )
+
+
+if __name__ == "__main__":
+    main()

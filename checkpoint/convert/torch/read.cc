@@ -1,0 +1,251 @@
+#include "checkpoint/convert/torch/read.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "base/utf8.h"
+#include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using pickle::Kind;
+using pickle::Value;
+
+// Real state dicts nest five deep.
+constexpr int kMaxDepth = 64;
+// Names of one class of opaque objects or of one kind of unread tensors in the notes.
+constexpr size_t kMaxNotedNames = 3;
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
+
+bool IsDictClass(const Value& value) {
+  return value.IsObjectOf("collections.OrderedDict") ||
+         value.IsObjectOf("collections.defaultdict") || value.IsObjectOf("builtins.dict") ||
+         value.IsObjectOf("__builtin__.dict");
+}
+
+// Collects the tensors of archives under dotted names.
+class Collector {
+ public:
+  explicit Collector(ForeignCheckpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  absl::Status AddFile(const TorchArchive& archive, const std::string& file);
+  void AddNotes();
+
+ private:
+  struct StoredView {  // equal for tensors that are the same elements
+    std::string file;
+    uint64_t offset_bytes;
+    DType dtype;
+    Shape shape;
+    std::vector<int64_t> strides;
+    bool operator<(const StoredView& other) const {
+      return std::tie(file, offset_bytes, dtype, shape, strides) <
+             std::tie(other.file, other.offset_bytes, other.dtype, other.shape, other.strides);
+    }
+  };
+
+  absl::Status Walk(const Value& value, const std::string& name, Role role, int depth);
+  absl::Status WalkEntries(const Value& dict, const std::string& name, Role role, int depth);
+  absl::Status AddTensor(const Value& value, const std::string& name, Role role);
+  void Note(const std::string& what, const std::string& name);
+
+  ForeignCheckpoint& checkpoint_;
+  const TorchArchive* archive_ = nullptr;
+  std::string file_;
+  uint64_t visits_left_ = 0;
+  std::map<StoredView, std::string> first_names_;
+  std::set<std::string> names_;
+  struct Noted {
+    size_t count = 0;
+    std::string names;
+  };
+  std::map<std::string, Noted> noted_;
+};
+
+absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& file) {
+  archive_ = &archive;
+  file_ = file;
+  // Objects may be shared. Those of real files are, a few times; a walk over a graph in which each
+  // list holds the one before it ten times would not end.
+  visits_left_ = 16 * archive.contents.node_count() + 1024;
+  const Value root = archive.contents.root();
+  return Walk(root, IsTorchTensor(root) ? "tensor" : "", WEIGHT, 0);
+}
+
+void Collector::Note(const std::string& what, const std::string& name) {
+  Noted& noted = noted_[what];
+  if (++noted.count > kMaxNotedNames) return;
+  absl::StrAppend(&noted.names, noted.count > 1 ? ", " : "",
+                  name.empty() ? "the file" : Shown(name));
+}
+
+void Collector::AddNotes() {
+  for (const auto& [what, noted] : noted_) {
+    checkpoint_.notes.push_back(absl::StrCat(
+        "Left out: ", what, ": ", noted.names,
+        noted.count > kMaxNotedNames ? absl::StrCat(" and ", noted.count - kMaxNotedNames, " more")
+                                     : "",
+        "."));
+  }
+}
+
+absl::Status Collector::Walk(const Value& value, const std::string& name, Role role, int depth) {
+  if (visits_left_-- == 0) {
+    return absl::DataLossError("objects are nested in each other too often");
+  }
+  if (depth > kMaxDepth) {
+    return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
+  }
+  if (value.is(Kind::kDict) || IsDictClass(value)) return WalkEntries(value, name, role, depth);
+  if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
+    for (size_t i = 0; i < value.size(); ++i) {
+      const std::string child = absl::StrCat(name, name.empty() ? "" : ".", i);
+      TESSERA_RETURN_IF_ERROR(Walk(value[i], child, role, depth + 1));
+    }
+    return absl::OkStatus();
+  }
+  if (IsTorchTensor(value)) return AddTensor(value, name, role);
+  if (value.is(Kind::kObject)) {
+    Note(absl::StrCat("objects of ", Shown(value.callable().GlobalName())), name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Collector::WalkEntries(const Value& dict, const std::string& name, Role role,
+                                    int depth) {
+  const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
+  for (size_t i = 0; i < dict.entry_count(); ++i) {
+    const auto [key, value] = dict.entry(i);
+    std::string child = name.empty() ? "" : name + ".";
+    if (const auto text = key.AsText()) {
+      child.append(*text);
+    } else if (const auto number = key.AsInt()) {
+      absl::StrAppend(&child, *number);
+    } else {
+      Note("entries whose key is neither a text nor a number", name);
+      continue;
+    }
+    const bool is_state = is_optimizer && key.IsText("state");
+    TESSERA_RETURN_IF_ERROR(Walk(value, child, is_state ? OPTIMIZER_STATE : role, depth + 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Collector::AddTensor(const Value& value, const std::string& name, Role role) {
+  const auto in_tensor = [&](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("tensor ", Shown(name), ": ", status.message()));
+  };
+  if (name.empty() || !IsValidUtf8(name)) {
+    return in_tensor(absl::DataLossError("the name is empty or not valid UTF-8"));
+  }
+  absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
+  if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
+    Note(std::string(tensor.status().message()), name);
+    return absl::OkStatus();
+  }
+  if (!tensor.ok()) return in_tensor(tensor.status());
+  if (!names_.insert(name).second) return in_tensor(absl::DataLossError("the name occurs twice"));
+  ForeignTensor added = {.name = name, .role = role, .dtype = tensor->dtype};
+  added.shape = tensor->shape;
+  if (ElementCount(tensor->shape) > 0) {
+    const auto [first, is_new] = first_names_.emplace(
+        StoredView{file_, tensor->offset_bytes, tensor->dtype, tensor->shape, tensor->strides},
+        name);
+    if (is_new) {
+      added.pieces.push_back({.box = WholeBox(tensor->shape),
+                              .file = file_,
+                              .offset_bytes = tensor->offset_bytes,
+                              .strides = tensor->strides});
+    } else {
+      added.alias_of = first->second;
+    }
+  }
+  checkpoint_.tensors.push_back(std::move(added));
+  return absl::OkStatus();
+}
+
+std::string PathIn(std::string_view folder, std::string_view file) {
+  return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
+}
+
+bool HasTorchName(const std::string& name) {
+  return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
+         name.ends_with(".ckpt");
+}
+
+// Whether the files, in the order of their names, are "X-00001-of-00003.bin", ...: parts of one
+// state dict, and all of them.
+bool AreParts(const std::vector<std::string>& files) {
+  constexpr size_t kEndBytes = sizeof("-00001-of-00003.bin") - 1;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string end = absl::StrFormat("-%05d-of-%05d.bin", i + 1, files.size());
+    if (files[i].size() < kEndBytes || !files[i].ends_with(end)) return false;
+    const size_t stem = files[i].size() - end.size();
+    if (files[i].substr(0, stem) != files[0].substr(0, stem)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
+                                                        const std::string& file) {
+  std::vector<std::string> names = {file};
+  if (file.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(names, storage.List(folder));
+    std::erase_if(names, [](const std::string& name) { return !HasTorchName(name); });
+  }
+  std::vector<std::string> found;
+  for (std::string& name : names) {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open,
+                             storage.Open(PathIn(folder, name)));
+    TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
+    if (is_torch) found.push_back(std::move(name));
+  }
+  if (found.size() <= 1 || AreParts(found)) return found;
+  return absl::InvalidArgumentError(
+      absl::StrCat(storage.Describe(folder), ": ", found.size(),
+                   " files of torch.save(), each of which may be a checkpoint; name one of them: ",
+                   JoinFirst(found, ", ")));
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view folder,
+                                            std::span<const std::string> files) {
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = "torch";
+  checkpoint.description.mutable_producer()->set_program("torch.save");
+  Collector collector(checkpoint);
+  for (const std::string& file : files) {
+    const std::string path = PathIn(folder, file);
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage.Open(path));
+    const absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*open, {0, open->size_bytes()});
+    const absl::Status status = archive.ok() ? collector.AddFile(*archive, file) : archive.status();
+    if (!status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat(storage.Describe(path), ": ", status.message()));
+    }
+  }
+  collector.AddNotes();
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

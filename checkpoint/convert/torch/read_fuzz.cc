@@ -1,0 +1,46 @@
+// A fuzz target: any bytes are an archive whose tensors lie inside the file, or an error.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/testing/string_file.h"
+#include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/layout/box.h"
+
+namespace {
+
+namespace ckpt = tessera::ckpt;
+
+void Check(bool condition) {
+  if (!condition) std::abort();
+}
+
+void CheckTensor(const ckpt::convert::TorchTensor& tensor, size_t file_bytes) {
+  Check(tensor.shape.size() == tensor.strides.size());
+  if (ckpt::ElementCount(tensor.shape) == 0) return;
+  uint64_t last = 0;
+  for (size_t d = 0; d < tensor.shape.size(); ++d)
+    last += (tensor.shape[d] - 1) * tensor.strides[d];
+  Check(tensor.offset_bytes + (last + 1) * ckpt::DTypeSize(tensor.dtype) <= file_bytes);
+  Check(static_cast<uint64_t>(ckpt::ElementCount(tensor.shape)) <= file_bytes);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
+  if (!archive.ok()) return 0;
+  for (size_t i = 0; i < archive->contents.node_count(); ++i) {
+    const ckpt::pickle::Value value = archive->contents.at(i);
+    if (!ckpt::convert::IsTorchTensor(value)) continue;
+    const auto tensor = ckpt::convert::ResolveTorchTensor(*archive, value);
+    if (tensor.ok()) CheckTensor(*tensor, size);
+  }
+  return 0;
+}
