@@ -29,7 +29,7 @@ inline T Pair(T a, T b) {
     }
   } else {
     // NaN where either input is NaN: a comparison with NaN is false.
-    return ((a > b) | (a != a)) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;  // NOLINT(misc-redundant-expression)
   }
 }
 

@@ -37,7 +37,8 @@ class UploadedFile final : public WritableFile {
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
     TESSERA_RETURN_IF_ERROR(Nearby(file_->WriteAt(offset_bytes, data)));
     const MutexLock lock(&mutex_);
-    ends_[offset_bytes] = offset_bytes + data.size();
+    uint64_t& end = ends_[offset_bytes];  // 0, or that of a longer write at the same place
+    end = std::max(end, offset_bytes + data.size());
     return absl::OkStatus();
   }
 

@@ -94,6 +94,16 @@ TEST_F(UploadStorageTest, WritesNearbyAndUploadsAtTheSync) {
   ASSERT_TRUE(file->Close().ok());
 }
 
+TEST_F(UploadStorageTest, AShorterWriteAtTheSamePlaceLeavesTheRestOfTheLongerOne) {
+  auto file = *storage_->Create(path_, 6);
+  const std::string longer = "abcdef", shorter = "AB";
+  ASSERT_TRUE(file->WriteAt(0, std::as_bytes(std::span<const char>(longer))).ok());
+  ASSERT_TRUE(file->WriteAt(0, std::as_bytes(std::span<const char>(shorter))).ok());
+  ASSERT_TRUE(file->WriteAt(0, {}).ok());
+  ASSERT_TRUE(file->Close().ok());
+  EXPECT_EQ(Get(remote_files_, path_), "ABcdef");
+}
+
 TEST_F(UploadStorageTest, ReadsTheNearbyCopyIfItHasTheRemoteFilesSize) {
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
   EXPECT_EQ(Get(*storage_, path_), "abc");
