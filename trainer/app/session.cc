@@ -369,7 +369,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
   const std::unique_ptr<ckpt::ProcessGroup> ranks = MakeProcessGroup(world);
   const RankGroup group = GroupOf(*ranks, config);
   TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, group));
-  const NumericsFingerprint numerics = CpuNumericsFingerprint();
+  const NumericsFingerprint& numerics = CpuNumericsFingerprint();
   TESSERA_RETURN_IF_ERROR(
       CheckSameNumerics(numerics, config.parallel().numerics() == Numerics::EXACT, group, notes));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,

@@ -124,7 +124,8 @@ int Main(std::vector<const char*> arguments) {
 }  // namespace
 }  // namespace tessera
 
-int main(int argc, char** argv) {
+// What the standard library throws (no memory) ends the program.
+int main(int argc, char** argv) {  // NOLINT(bugprone-exception-escape)
   if (!tessera::OpenMissingStandardStreams()) return 1;
   if (const absl::Status started = tessera::StartSignalThread(); !started.ok()) {
     return tessera::Refuse(started, tessera::DetectLaunch());

@@ -28,7 +28,7 @@ TensorView BucketSum::Place(int64_t i) {
   return buffers_[free_.back()].view();
 }
 
-void BucketSum::Add(Backend& backend, int64_t i, TensorView from) {
+void BucketSum::Add(Backend& backend, int64_t i, const TensorView& from) {
   const bool opens = Opens(i, contributions_, tree_);
   if (opens && i == 0) {
     CHECK(terms_.empty());

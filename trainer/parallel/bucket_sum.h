@@ -28,7 +28,7 @@ class BucketSum {
   // Between Place(i) and Add(i), neither may be called for another contribution.
   TensorView Place(int64_t i);
   // `from`: Place(i), or any memory of the result's shape, which may be reused after the call.
-  void Add(Backend& backend, int64_t i, TensorView from);
+  void Add(Backend& backend, int64_t i, const TensorView& from);
   // Must be called before the next step.
   void Reset();
 

@@ -332,7 +332,8 @@ absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
   return absl::OkStatus();
 }
 
-absl::Status GradientReducer::GatherValues(TensorView values, const BeforeOverwrite& before) {
+absl::Status GradientReducer::GatherValues(const TensorView& values,
+                                           const BeforeOverwrite& before) {
   if (owns_all()) return absl::OkStatus();
   CHECK_EQ(values.elements(), layout_.value_elements);
   std::deque<Pending> gathers;  // oldest first

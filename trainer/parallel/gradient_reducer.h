@@ -104,7 +104,7 @@ class GradientReducer : public GradientObserver {
   const std::vector<OwnedGradient>& owned() const { return owned_; }
   // Sends the owned ranges of the flat `values` [value_elements], contiguous, to the other ranks,
   // and receives the rest. No effect for ZeRO 0.
-  absl::Status GatherValues(TensorView values, const BeforeOverwrite& before = nullptr);
+  absl::Status GatherValues(const TensorView& values, const BeforeOverwrite& before = nullptr);
 
   // The maximum memory of a step, as above, whether allocated yet or not.
   int64_t memory_bytes() const;

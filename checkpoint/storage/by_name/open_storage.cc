@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kDefaultRegion[] = "us-east-1";
 
-std::string FirstOf(std::string a, std::string b) { return a.empty() ? std::move(b) : a; }
+const std::string& FirstOf(const std::string& a, const std::string& b) { return a.empty() ? b : a; }
 
 absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(S3Account account, FindAccount(name.provider, ProcessEnvironment));
