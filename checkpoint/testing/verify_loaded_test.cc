@@ -99,7 +99,7 @@ class VerifyLoadedTest : public testing::Test {
   // boxes_of(rank, tensor): the boxes of a tensor that a rank wants.
   template <typename BoxesOf>
   std::vector<absl::StatusOr<LoadReport>> LoadOn(int ranks, const BoxesOf& boxes_of,
-                                                 std::vector<Flip> flips = {},
+                                                 const std::vector<Flip>& flips = {},
                                                  std::mt19937_64* gaps = nullptr) {
     std::vector<LocalState> states(ranks);
     std::vector<absl::StatusOr<LoadReport>> reports(ranks, absl::UnknownError("did not run"));

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/version.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/tools/commands.h"
@@ -215,7 +216,7 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
     }
     const std::string problem =
         flag.parse(flag.takes_value ? std::string_view(text).substr(equals + 1) : "", options);
-    return problem.empty() ? "" : text + ": " + problem;
+    return problem.empty() ? problem : absl::StrCat(text, ": ", problem);
   }
   return std::string(command) + " has no flag " + text;
 }

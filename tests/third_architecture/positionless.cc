@@ -46,7 +46,7 @@ BlockParameters DeclareBlock(const ModelConfig& config, const ModelOptions& opti
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const Place place = InLayer(layer);
   const std::vector<VirtualShard> shards = LocalShards(*options.tensor_parallel);
-  const auto declare = [&](const char* name, Shape shape, const Partition& partition) {
+  const auto declare = [&](const char* name, const Shape& shape, const Partition& partition) {
     std::vector<Parameter*> parameters;
     for (const VirtualShard& shard : shards) {
       parameters.push_back(&set.Add(ShardedParameter(LayerName(layer, name), shape, partition,

@@ -350,10 +350,10 @@ TEST(ForEachChunkTest, ChunksJoinToTheTextAndEndBetweenLinesOrCharacters) {
                   return absl::OkStatus();
                 }).ok());
     std::string joined;
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      joined += chunks[i];
-      if (text == lines) EXPECT_EQ(chunks[i].back(), '\n');
-      if (text == characters) EXPECT_EQ(chunks[i].size() % 3, 0);
+    for (const std::string& chunk : chunks) {
+      joined += chunk;
+      if (text == lines) EXPECT_EQ(chunk.back(), '\n');
+      if (text == characters) EXPECT_EQ(chunk.size() % 3, 0);
     }
     EXPECT_TRUE(joined == text);
   }

@@ -24,8 +24,9 @@ std::string Steps(int64_t first, int64_t last) {
 
 TEST(KeptRecordsTest, AnUndamagedLogIsKeptWithoutAWord) {
   const std::string eval = "{\"kind\":\"eval\",\"step\":2}\n";
+  const std::string before = Steps(1, 2) + eval + Steps(3, 5);
   for (const std::string end : {"", "{\"kind\":\"step\",\"step\":4", "{\"step\":3}", "{"}) {
-    const KeptRecords kept = KeepRecords(Steps(1, 2) + eval + Steps(3, 5) + end, 3);
+    const KeptRecords kept = KeepRecords(before + end, 3);
     EXPECT_EQ(kept.text, Steps(1, 2) + eval + Steps(3, 3));
     EXPECT_EQ(kept.notes, Notes());
   }

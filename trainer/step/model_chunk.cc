@@ -79,7 +79,7 @@ void ModelChunk::MakeReducer(int64_t micro_batches) {
   options.bucket_elements = config_->parallel().ddp_bucket_size();
   options.micro_batches = micro_batches;
   options.dtype = parameters().grad_dtype();
-  options.bind = [set = &parameters()](int64_t begin, int64_t end, TensorView memory) {
+  options.bind = [set = &parameters()](int64_t begin, int64_t end, const TensorView& memory) {
     set->BindGradients(begin, end, memory);
   };
   reducer_ = std::make_unique<GradientReducer>(*backend_, Layout(), std::move(options));

@@ -170,7 +170,7 @@ int RunMpiRank(CommOptions options, const std::function<absl::Status(Communicato
 
 // LeakSanitizer calls this where a program is built with it. Suppressions by name do not work for
 // leaks of Open MPI's plugins, which are unloaded before leaks are searched.
-extern "C" int __lsan_is_turned_off();
+extern "C" int __lsan_is_turned_off();  // NOLINT(bugprone-reserved-identifier)
 extern "C" int __lsan_is_turned_off() {
   int started = 0;
   MPI_Initialized(&started);

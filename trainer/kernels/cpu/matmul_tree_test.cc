@@ -142,7 +142,7 @@ TEST_P(MatMulTreeTest, DoesNotDependOnAddresses) {
   for (int64_t shift : {1, 5, 16, 64}) {
     std::vector<Tensor> rooms;
     std::vector<MatMulOperands> moved;
-    const auto move = [&](const Tensor& x, Shape shape) {
+    const auto move = [&](const Tensor& x, const Shape& shape) {
       rooms.emplace_back(dtype(), Shape{x.view().elements() + shift});
       const TensorView view(rooms.back().view().as<char>() + shift * size, dtype(), shape);
       one_thread_->Copy(x, view);
