@@ -120,7 +120,8 @@ class CkptTest : public testing::Test {
       files[entry.path()] = bytes.str();
     }
     std::string all;
-    for (const auto& [path, bytes] : files) all += path + "\n" + bytes + "\n";
+    for (const auto& [path, bytes] : files)
+      all.append(path).append("\n").append(bytes).append("\n");
     return all;
   }
 

@@ -61,7 +61,7 @@ absl::StatusOr<Result> RunRank(const Split& split, int64_t micro_batches, Commun
   options.exact = split.exact;
   options.bucket_elements = 1000;
   options.micro_batches = micro_batches / split.ranks;
-  options.bind = [&](int64_t begin, int64_t end, TensorView memory) {
+  options.bind = [&](int64_t begin, int64_t end, const TensorView& memory) {
     model.BindGradients(begin, end, memory);
   };
   const GradientLayout& layout = model.layout();

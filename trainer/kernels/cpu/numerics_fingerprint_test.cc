@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <array>
+#include <cinttypes>
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -28,8 +30,8 @@ NumericsFingerprint Of(const std::string& environment) {
   std::array<char, 1024> line = {};
   while (std::fgets(line.data(), line.size(), pipe) != nullptr) {
     std::array<char, 256> level = {}, library = {};
-    unsigned long products = 0, loops = 0;
-    if (std::sscanf(line.data(), "fingerprint|%255[^|]|%255[^|]|%lx|%lx", level.data(),
+    uint64_t products = 0, loops = 0;
+    if (std::sscanf(line.data(), "fingerprint|%255[^|]|%255[^|]|%" SCNx64 "|%" SCNx64, level.data(),
                     library.data(), &products, &loops) == 4) {
       fingerprint = {level.data(), library.data(), products, loops};
     }
