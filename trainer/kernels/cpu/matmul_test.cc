@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/kernel_test.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/testing/kernel_test.h"
 #include "trainer/kernels/testing/random_tensors.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/kernel_test.h"
+#include "trainer/kernels/testing/kernel_test.h"
 #include "trainer/kernels/testing/random_tensors.h"
 #include "trainer/random/philox.h"
 #include "trainer/tensor/dtype.h"
@@ -107,7 +107,7 @@ TEST_P(LayerTest, GeluOfExtremeValues) {
   for (int i = 0; i < 7; ++i) x32.view().as<float>()[i] = values[i];
   const Tensor x = Converted(x32, dtype()), ones(dtype(), {1, 7}), out(dtype(), {1, 7});
   const Tensor d_x(dtype(), {1, 7});
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   backend->Fill(ones, 1);
   backend->GeluForward(x, out);
   backend->GeluBackward(ones, x, d_x);
@@ -260,7 +260,7 @@ TEST_P(LayerTest, AdamWDoesNotDependOnCuts) {
   const AdamWOptions options = {.learning_rate = 1e-2, .weight_decay = 0.1, .step = 3};
   const Tensor grad = random_.Normal(DType::kF32, {count});
   const Tensor start = random_.Normal(DType::kF32, {count});
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(2);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   std::vector<Tensor> weights;
   for (int pieces = 1; pieces <= 2; ++pieces) {
     weights.push_back(Cloned(start));
@@ -280,7 +280,7 @@ TEST(AdamWTest, UpdatesFp32ParametersThemselves) {
   testing::RandomTensors random(7);
   const Tensor grad = random.Normal(DType::kF32, {100}), start = random.Normal(DType::kF32, {100});
   const AdamWOptions options = {.learning_rate = 1e-2};
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor m1(DType::kF32, {100}), v1(DType::kF32, {100}), m2(DType::kF32, {100}),
       v2(DType::kF32, {100}), param(DType::kF32, {100});
   const Tensor alone = Cloned(start), master = Cloned(start);

@@ -6,13 +6,14 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/kernel_test.h"
+#include "trainer/kernels/testing/kernel_test.h"
 #include "trainer/kernels/testing/random_tensors.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -27,7 +28,7 @@ using testing::ExpectBitwiseEqual;
 class MovementTest : public KernelTest {};
 
 TEST_P(MovementTest, CopiesAnyStridesBetweenAnyDTypes) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(3);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   for (DType from : {DType::kF32, DType::kBF16, DType::kF64}) {
     const Tensor x = random_.Normal(from, {3, 37, 41, 5});
     const TensorView part = x.view().Slice(1, 2, 35).Slice(2, 1, 40);
@@ -49,7 +50,7 @@ TEST_P(MovementTest, CopiesAnyStridesBetweenAnyDTypes) {
 }
 
 TEST_P(MovementTest, RoundsToNearestEvenAndKeepsNaN) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor x(DType::kF32, {1 << 16}), narrow(DType::kBF16, {1 << 16});
   // Every upper half, with lower halves around the tie.
   for (uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
@@ -64,7 +65,7 @@ TEST_P(MovementTest, RoundsToNearestEvenAndKeepsNaN) {
 }
 
 TEST_P(MovementTest, DoubleToBFloat16RoundsOnce) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const double ulp = 1.0 / 128;
   const Tensor x(DType::kF64, {4}), actual(DType::kBF16, {4}), expected(DType::kBF16, {4});
   const double values[] = {1 + ulp / 2 + 1e-12, 1 + ulp * 1.5 - 1e-12, -1 - ulp / 2 - 1e-12,
@@ -148,16 +149,17 @@ TEST_P(MovementTest, SumsOfWholeTensors) {
   for (int64_t count : {0, 1, 31, 65536, 65537, 400001}) {
     const Tensor x = random_.Normal(dtype(), {count}, 0.25);
     double first[2] = {};
-    for (int threads = 1; threads <= 4; ++threads) {
-      const std::unique_ptr<Backend> backend = MakeCpuBackend(threads);
+    bool is_first = true;
+    for (const BackendVariant& variant : VariantsUnderTest()) {
+      const std::unique_ptr<Backend> backend = variant.make();
       const double sums[2] = {backend->Sum(x), backend->SumOfSquares(x)};
-      if (threads > 1) {
-        EXPECT_EQ(sums[0], first[0]);
-        EXPECT_EQ(sums[1], first[1]);
+      if (!is_first && variant.same_bits) {
+        EXPECT_EQ(sums[0], first[0]) << variant.name;
+        EXPECT_EQ(sums[1], first[1]) << variant.name;
         continue;
       }
-      first[0] = sums[0];
-      first[1] = sums[1];
+      if (is_first) std::copy(std::begin(sums), std::end(sums), std::begin(first));
+      is_first = false;
       EXPECT_NEAR(sums[0], reference_->Sum(x), 1e-9 * (1 + count));
       EXPECT_NEAR(sums[1], reference_->SumOfSquares(x), 1e-11 * (1 + count));
     }
@@ -192,7 +194,7 @@ TEST_P(MovementTest, AddsBias) {
 
 // The sum is rounded once.
 TEST_P(MovementTest, BiasIsAddedBeforeRounding) {
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(2);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor x = random_.Normal(DType::kF32, {9, 131}), bias = random_.Normal(dtype(), {131});
   const Tensor actual(dtype(), {9, 131}), expected(dtype(), {9, 131});
   backend->AddBias(x, bias, actual);
@@ -217,12 +219,13 @@ TEST_P(MovementTest, SumsOfSquaresByBlock) {
     const Tensor x = random_.Normal(dtype(), {count}, 0.25);
     std::vector<double> expected((count + block - 1) / block), first;
     reference_->SumOfSquaresByBlock(x, block, expected);
-    for (int threads : {1, 2, 3, 5}) {
-      const std::unique_ptr<Backend> backend = MakeCpuBackend(threads);
+    for (const BackendVariant& variant : VariantsUnderTest()) {
+      if (!variant.same_bits) continue;
+      const std::unique_ptr<Backend> backend = variant.make();
       std::vector<double> sums(expected.size(), -1);
       backend->SumOfSquaresByBlock(x, block, sums);
-      if (threads == 1) first = sums;
-      EXPECT_EQ(sums, first);
+      if (first.empty()) first = sums;
+      EXPECT_EQ(sums, first) << variant.name;
     }
     for (size_t i = 0; i < first.size(); ++i) {
       EXPECT_NEAR(first[i], expected[i], 1e-13 * expected[i]) << i;
@@ -233,7 +236,7 @@ TEST_P(MovementTest, SumsOfSquaresByBlock) {
 // The owner of some blocks computes the same sums as an owner of all.
 TEST_P(MovementTest, SumsOfSquaresOfABlockDependOnItAlone) {
   const int64_t count = 100003, block = 256, blocks = (count + block - 1) / block;
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(3);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor x = random_.Normal(dtype(), {count});
   std::vector<double> whole(blocks);
   backend->SumOfSquaresByBlock(x, block, whole);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/kernel_test.h"
+#include "trainer/kernels/testing/kernel_test.h"
 #include "trainer/kernels/testing/random_tensors.h"
 #include "trainer/random/philox.h"
 #include "trainer/tensor/dtype.h"
@@ -92,7 +92,7 @@ TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
   const Case c = {1, 40, 2, 2, 32, 0};
   const Operands in(c, random_.Normal(dtype(), FusedShape(c), 0, 60));
   const Shape q_shape = {c.batch, c.sequence, c.heads, c.head_size};
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(2);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor out(dtype(), q_shape), lse(DType::kF32, {1, 2, 40});
   backend->AttentionForward(OptionsOf(c), in.q, in.k, in.v, out, lse);
   EXPECT_TRUE(std::isfinite(backend->SumOfSquares(out)));
@@ -104,7 +104,7 @@ TEST_P(AttentionTest, LaterTokensChangeNothingBefore) {
   const Case c = {1, 200, 2, 2, 16, 0};
   Operands in(c, random_.Normal(dtype(), FusedShape(c)));
   const Shape q_shape = {c.batch, c.sequence, c.heads, c.head_size};
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(2);
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
   const Tensor before(dtype(), q_shape), after(dtype(), q_shape), lse(DType::kF32, {1, 2, 200});
   backend->AttentionForward(OptionsOf(c), in.q, in.k, in.v, before, lse);
   backend->Fill(in.fused.view().Slice(1, 140, 200), 100);

@@ -1,10 +1,12 @@
-#ifndef TESSERA_TRAINER_KERNELS_CPU_KERNEL_TEST_H_
-#define TESSERA_TRAINER_KERNELS_CPU_KERNEL_TEST_H_
+#ifndef TESSERA_TRAINER_KERNELS_TESTING_KERNEL_TEST_H_
+#define TESSERA_TRAINER_KERNELS_TESTING_KERNEL_TEST_H_
+
+// The fixture of the suites that every backend passes (layer_test.cc, movement_test.cc,
+// attention_test.cc): a backend's test target links a suite with its own VariantsUnderTest().
 
 #include <gtest/gtest.h>
-#include <hwy/highway.h>
 
-#include <cstdint>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,7 +14,6 @@
 #include <vector>
 
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/compare.h"
 #include "trainer/kernels/testing/random_tensors.h"
@@ -21,7 +22,20 @@
 
 namespace tessera {
 
-// Runs an operation on the CPU backend and on the reference, in both compute dtypes (the
+// One way to run the backend under test: a number of threads, an instruction set, an order.
+struct BackendVariant {
+  std::string name;
+  bool same_bits = true;  // as the first variant; or else close to the reference
+  std::function<std::unique_ptr<Backend>()> make;
+};
+
+// At least one. Defined by the backend's tests.
+std::vector<BackendVariant> VariantsUnderTest();
+
+// The first variant.
+inline std::unique_ptr<Backend> MakeBackendUnderTest() { return VariantsUnderTest()[0].make(); }
+
+// Runs an operation on the backend under test and on the reference, in both compute dtypes (the
 // parameter).
 //
 // An operation is a function (backend, dtype of its outputs, dtype of its statistics) -> outputs.
@@ -45,45 +59,27 @@ class KernelTest : public ::testing::TestWithParam<DType> {
     return {.relative = 2e-5 * slack, .of_maximum = 4e-6 * slack};
   }
 
-  // Expects the same bits from 1, 2, 3 and 5 threads, and results close to the reference on every
-  // target.
+  // Expects results close to the reference, and the same bits from all variants that promise it.
   void ExpectMatchesReference(const Operation& operation) {
-    hwy::SetSupportedTargetsForTest(0);
     const std::vector<Output> expected = operation(*reference_, DType::kF64, DType::kF64);
     std::vector<Output> first;
-    for (int threads : {1, 2, 3, 5}) {
-      const std::unique_ptr<Backend> backend = MakeCpuBackend(threads);
+    for (const BackendVariant& variant : VariantsUnderTest()) {
+      const std::unique_ptr<Backend> backend = variant.make();
       std::vector<Output> outputs = operation(*backend, dtype(), DType::kF32);
+      backend->Synchronize();
       ASSERT_EQ(outputs.size(), expected.size());
       for (size_t i = 0; i < outputs.size(); ++i) {
         const Output& output = outputs[i];
-        if (threads == 1) {
+        const std::string what = output.name + " on " + variant.name;
+        if (variant.same_bits && !first.empty()) {
+          testing::ExpectBitwiseEqual(output.tensor, first[i].tensor, what);
+        } else {
           testing::ExpectClose(output.tensor, expected[i].tensor,
-                               ToleranceOf(output.tensor.view().dtype(), output.slack),
-                               output.name);
-        } else {
-          testing::ExpectBitwiseEqual(output.tensor, first[i].tensor,
-                                      output.name + " on " + std::to_string(threads) + " threads");
+                               ToleranceOf(output.tensor.view().dtype(), output.slack), what);
         }
       }
-      if (threads == 1) first = std::move(outputs);
+      if (first.empty()) first = std::move(outputs);
     }
-    for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
-      hwy::SetSupportedTargetsForTest(target);
-      const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
-      const std::vector<Output> outputs = operation(*backend, dtype(), DType::kF32);
-      for (size_t i = 0; i < outputs.size(); ++i) {
-        const std::string what = outputs[i].name + " on " + hwy::TargetName(target);
-        if (target <= HWY_AVX2) {
-          testing::ExpectBitwiseEqual(outputs[i].tensor, first[i].tensor, what);
-        } else {
-          testing::ExpectClose(outputs[i].tensor, expected[i].tensor,
-                               ToleranceOf(outputs[i].tensor.view().dtype(), outputs[i].slack),
-                               what);
-        }
-      }
-    }
-    hwy::SetSupportedTargetsForTest(0);
   }
 
   testing::RandomTensors random_{20241107};
@@ -96,4 +92,4 @@ inline std::string DTypeParamName(const ::testing::TestParamInfo<DType>& info) {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_KERNELS_CPU_KERNEL_TEST_H_
+#endif  // TESSERA_TRAINER_KERNELS_TESTING_KERNEL_TEST_H_

@@ -1,0 +1,151 @@
+// What the suites of every backend do not cover: the bits of the CPU, the arithmetic of indices
+// beyond 32 bits, empty operands, and alignment.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/cuda/simt_host.h"
+#include "trainer/kernels/cuda/simulated_backend.h"
+#include "trainer/kernels/testing/compare.h"
+#include "trainer/kernels/testing/random_tensors.h"
+#include "trainer/random/philox.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+using testing::At;
+using testing::Cloned;
+using testing::Converted;
+using testing::ExpectBitwiseEqual;
+
+class DeviceKernelsTest : public ::testing::TestWithParam<DType> {
+ protected:
+  DType dtype() const { return GetParam(); }
+
+  testing::RandomTensors random_{20261122};
+  std::unique_ptr<Backend> device_ = MakeSimulatedBackend();
+  std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
+};
+
+// Sums in the order of rows, dropout masks, and the optimizer are the same on CPU and GPU.
+TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
+  const int64_t rows = 70, columns = 133, ids = 9;
+  const Tensor d_out = random_.Normal(dtype(), {rows, columns}), id = random_.Ids({rows}, 0, 12);
+  const Tensor start = random_.Normal(DType::kF32, {ids, columns});
+  const Tensor grad = random_.Normal(DType::kF32, {1003}),
+               weight = random_.Normal(DType::kF32, {1003});
+  const Tensor m = random_.Normal(DType::kF32, {1003});
+  const Tensor v = random_.Uniform(DType::kF32, {1003}, 0, 1);
+  const Dropout dropout = {.probability = 0.4,
+                           .stream = {.seed = 3, .use = RandomUse::kDropout, .stream = 17},
+                           .first_sample = 5,
+                           .rows_per_sample = 7,
+                           .row_offset = 3,
+                           .global_columns = 200,
+                           .column_offset = 5};
+  std::vector<std::vector<Tensor>> results(2);
+  for (int i = 0; i < 2; ++i) {
+    Backend& backend = i == 0 ? *device_ : *cpu_;
+    std::vector<Tensor>& result = results[i];
+    result.push_back(Cloned(start));
+    backend.EmbeddingBackward(d_out, id, 2, result.back());
+    result.push_back(Cloned(d_out));
+    backend.ApplyDropout(dropout, result.back());
+    for (const Tensor* x : {&weight, &m, &v}) result.push_back(Cloned(*x));
+    result.push_back(Converted(weight, dtype()));
+    backend.AdamW({.learning_rate = 1e-2, .weight_decay = 0.1, .step = 7, .grad_scale = 0.5}, grad,
+                  result[2], result[3], result[4], result[5]);
+  }
+  device_->Synchronize();
+  const char* const names[] = {"d_table", "dropout", "master", "m", "v", "param"};
+  for (int i = 0; i < 6; ++i) ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
+}
+
+// Results do not depend on addresses: whether rows are read in packs changes nothing.
+TEST_P(DeviceKernelsTest, AlignmentChangesNothing) {
+  const int64_t rows = 5, columns = 132;
+  const Tensor x = random_.Normal(dtype(), {rows, columns}),
+               d_out = random_.Normal(dtype(), {rows, columns});
+  const Tensor weight = random_.Normal(dtype(), {columns}),
+               bias = random_.Normal(dtype(), {columns});
+  std::vector<Tensor> first;
+  for (int64_t shift : {0, 1, 2}) {
+    std::vector<Tensor> outputs;
+    for (int i = 0; i < 3; ++i) outputs.emplace_back(dtype(), Shape{rows, columns});
+    for (int i = 0; i < 4; ++i) outputs.emplace_back(DType::kF32, Shape{i < 2 ? rows : columns});
+    const Tensor room(dtype(), {rows, columns + 8});
+    const TensorView shifted = room.view().Slice(1, shift, shift + columns);
+    device_->Copy(x, shifted);
+    device_->LayerNormForward(shifted, weight, bias, 1e-5, outputs[0], outputs[3], outputs[4]);
+    device_->LayerNormBackward(d_out, shifted, weight, outputs[3], outputs[4], outputs[1], false,
+                               outputs[5], outputs[6], false);
+    device_->GeluForward(shifted, outputs[2]);
+    device_->Synchronize();
+    for (size_t i = 0; i < first.size(); ++i) ExpectBitwiseEqual(outputs[i], first[i]);
+    if (first.empty()) first = std::move(outputs);
+  }
+}
+
+TEST_P(DeviceKernelsTest, EmptyOperands) {
+  const Tensor none(dtype(), {0, 8}), statistic(DType::kF32, {0}), sums(DType::kF32, {8});
+  const Tensor weight(dtype(), {8}), ids(DType::kI32, {0}), table(DType::kF32, {4, 8});
+  const Tensor stats(DType::kF32, {1, 0, 3}), combined(DType::kF32, {0, 3});
+  device_->Fill(sums, 1);
+  device_->Fill(none, 1);
+  device_->Copy(none, none);
+  device_->Add(none, none, none);
+  device_->Scale(none, 2);
+  device_->GeluForward(none, none);
+  device_->LayerNormForward(none, weight, weight, 1e-5, none, statistic, statistic);
+  device_->EmbeddingBackward(none, ids, 0, table);
+  device_->CrossEntropyStats(none, 8, ids, 0, stats.view().Reshape({0, 3}));
+  device_->CrossEntropyLoss(stats, ids, combined, statistic);
+  device_->CrossEntropyBackward(combined, ids, 8, 0, 1, none);
+  device_->SumRows(none, sums, /*accumulate=*/true);
+  EXPECT_EQ(At(sums, {7}), 1);
+  device_->SumRows(none, sums, /*accumulate=*/false);
+  EXPECT_EQ(At(sums, {7}), 0);
+  EXPECT_EQ(device_->SumOfSquares(none), 0);
+}
+
+// Tensors with more than 2^32 elements, of which only some blocks are run; the memory of the others
+// is never touched. The last block writes the last elements.
+TEST_P(DeviceKernelsTest, IndicesBeyond32Bits) {
+  const int64_t columns = (int64_t{1} << 17) + 4, rows = (int64_t{1} << 15) + 8;
+  const Tensor x(dtype(), {rows, columns}), targets(DType::kI32, {rows});
+  const Tensor stats(DType::kF32, {1, rows, 3});
+  const std::unique_ptr<Backend> some = MakeSimulatedBackend({.sampled_blocks = 3});
+  const auto last = [&] { return At(x.view().Slice(0, rows - 1, rows), {0, columns - 1}); };
+  const auto before_last = [&] { return At(x.view().Slice(0, rows - 1, rows), {0, columns - 9}); };
+  some->Fill(x, 3);
+  EXPECT_EQ(last(), 3);
+  EXPECT_EQ(At(x, {0, 0}), 3);
+  some->Scale(x, 2);
+  EXPECT_EQ(last(), 6);
+  some->GeluForward(x, x);
+  EXPECT_EQ(last(), 6);
+  some->CrossEntropyStats(x, columns, targets, 0, stats.view().Reshape({rows, 3}));
+  EXPECT_EQ(At(stats, {0, rows - 1, 0}), 6);
+  EXPECT_EQ(before_last(), 6);
+  const Tensor id(DType::kI32, {1}), row(dtype(), {1, columns});
+  id.view().as<int32_t>()[0] = static_cast<int32_t>(rows - 1);
+  some->EmbeddingForward(x, id, 0, row);
+  EXPECT_EQ(At(row, {0, columns - 1}), 6);
+  some->Synchronize();
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, DeviceKernelsTest, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+}  // namespace
+}  // namespace tessera::cuda

@@ -1,0 +1,37 @@
+#include <glog/logging.h>
+
+#include <cstdint>
+
+#include "trainer/kernels/cuda/column_sums.h"
+#include "trainer/kernels/cuda/device_kernels.h"
+#include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/simt.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+template <typename T>
+struct SumRowsBody {
+  Rows<T> x;
+
+  TESSERA_DEVICE void Add(int64_t row, int64_t column, float (&sums)[1]) const {
+    sums[0] += simt::ToFloat(x.data[row * x.stride + column]);
+  }
+};
+
+}  // namespace
+
+void DeviceKernels::SumRows(TensorView x, TensorView out, bool accumulate) {
+  CHECK(out.dtype() == DType::kF32 && out.contiguous());
+  WithType(x.dtype(), [&]<typename T>(T) {
+    const SumRowsBody<T> body = {AsRows<T>(x)};
+    const int64_t rows = body.x.rows, columns = body.x.columns;
+    CHECK_EQ(out.elements(), columns);
+    LaunchColumnSums<1>(stream(), body, rows, columns, accumulate,
+                        Scratch(ColumnSumsScratchBytes<1>(rows, columns)), {{out.as<float>()}});
+  });
+}
+
+}  // namespace tessera::cuda
