@@ -1,0 +1,120 @@
+#include "trainer/tensor/cuda_runtime.h"
+
+#include <cuda_runtime.h>
+#include <glog/logging.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "trainer/tensor/device_runtime.h"
+
+namespace tessera {
+namespace {
+
+absl::Status ToStatus(cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const char* const text = cudaGetErrorString(error);
+  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(text);
+  return absl::InternalError(text);
+}
+
+void LogError(const char* what, cudaError_t error) {
+  if (error != cudaSuccess) LOG(ERROR) << what << ": " << cudaGetErrorString(error);
+}
+
+cudaStream_t AsStream(void* handle) { return static_cast<cudaStream_t>(handle); }
+cudaEvent_t AsEvent(void* handle) { return static_cast<cudaEvent_t>(handle); }
+
+class CudaRuntime final : public DeviceRuntime {
+ public:
+  absl::StatusOr<StreamHandle> CreateStream() override {
+    cudaStream_t stream = nullptr;
+    // Does not wait for the default stream, which nothing uses.
+    TESSERA_RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)));
+    return stream;
+  }
+  void DestroyStream(StreamHandle stream) override {
+    LogError("a stream cannot be destroyed", cudaStreamDestroy(AsStream(stream)));
+  }
+  absl::Status SynchronizeStream(StreamHandle stream) override {
+    return ToStatus(cudaStreamSynchronize(AsStream(stream)));
+  }
+
+  absl::StatusOr<EventHandle> CreateEvent() override {
+    cudaEvent_t event = nullptr;
+    TESSERA_RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
+    return event;
+  }
+  void DestroyEvent(EventHandle event) override {
+    LogError("an event cannot be destroyed", cudaEventDestroy(AsEvent(event)));
+  }
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
+    return ToStatus(cudaEventRecord(AsEvent(event), AsStream(stream)));
+  }
+  absl::Status WaitEvent(StreamHandle stream, EventHandle event) override {
+    return ToStatus(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), 0));
+  }
+  absl::Status SynchronizeEvent(EventHandle event) override {
+    return ToStatus(cudaEventSynchronize(AsEvent(event)));
+  }
+  absl::StatusOr<bool> IsEventDone(EventHandle event) override {
+    const cudaError_t error = cudaEventQuery(AsEvent(event));
+    if (error == cudaErrorNotReady) return false;
+    TESSERA_RETURN_IF_ERROR(ToStatus(error));
+    return true;
+  }
+
+  absl::StatusOr<void*> Allocate(StreamHandle stream, int64_t bytes) override {
+    void* memory = nullptr;
+    TESSERA_RETURN_IF_ERROR(
+        ToStatus(cudaMallocAsync(&memory, AtLeastOne(bytes), AsStream(stream))));
+    return memory;
+  }
+  absl::Status Free(StreamHandle stream, void* memory) override {
+    return ToStatus(cudaFreeAsync(memory, AsStream(stream)));
+  }
+  absl::StatusOr<void*> AllocatePinned(int64_t bytes) override {
+    void* memory = nullptr;
+    TESSERA_RETURN_IF_ERROR(ToStatus(cudaMallocHost(&memory, AtLeastOne(bytes))));
+    return memory;
+  }
+  void FreePinned(void* memory) override {
+    LogError("pinned memory cannot be given back", cudaFreeHost(memory));
+  }
+
+  absl::Status Copy(StreamHandle stream, const void* from, int64_t bytes, void* to) override {
+    return ToStatus(
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, AsStream(stream)));
+  }
+
+ private:
+  // An empty buffer has an address, too.
+  static size_t AtLeastOne(int64_t bytes) { return bytes == 0 ? 1 : static_cast<size_t>(bytes); }
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device) {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess || device < 0 || device >= devices) {
+    return absl::NotFoundError(absl::StrCat(
+        "no GPU ", device, ": there are ", devices,
+        error == cudaSuccess ? "" : absl::StrCat(" (", cudaGetErrorString(error), ")")));
+  }
+  TESSERA_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device)));
+  cudaMemPool_t pool = nullptr;
+  TESSERA_RETURN_IF_ERROR(ToStatus(cudaDeviceGetDefaultMemPool(&pool, device)));
+  uint64_t keep = std::numeric_limits<uint64_t>::max();
+  TESSERA_RETURN_IF_ERROR(
+      ToStatus(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)));
+  return std::make_unique<CudaRuntime>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+#ifndef TESSERA_TRAINER_TENSOR_CUDA_RUNTIME_H_
+#define TESSERA_TRAINER_TENSOR_CUDA_RUNTIME_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "trainer/tensor/device_runtime.h"
+
+namespace tessera {
+
+// The calling thread's use of a GPU from now on, and its runtime. Memory comes from the device's
+// default pool, which keeps what is given back. NotFound where there is no such device.
+absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TENSOR_CUDA_RUNTIME_H_

@@ -1,0 +1,168 @@
+#include "trainer/tensor/fake_device_runtime.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kPoison = static_cast<char>(0xff);
+
+}  // namespace
+
+FakeDeviceRuntime::FakeDeviceRuntime(const FakeDeviceOptions& options)
+    : options_(options), random_(options.seed) {}
+
+FakeDeviceRuntime::~FakeDeviceRuntime() {
+  for (const std::unique_ptr<FakeStream>& stream : streams_) {
+    while (!stream->queue.empty()) RunOne(*stream);
+  }
+}
+
+void FakeDeviceRuntime::Add(StreamHandle stream, Work work) {
+  static_cast<FakeStream*>(stream)->queue.push_back(std::move(work));
+  RunSome();
+}
+
+void FakeDeviceRuntime::Enqueue(StreamHandle stream, std::function<void()> work) {
+  Add(stream, {std::move(work), nullptr});
+}
+
+void FakeDeviceRuntime::RunOne(FakeStream& stream) {
+  const Work work = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  if (work.wait_for != nullptr) RunUntilDone(*work.wait_for);
+  if (work.run) work.run();
+}
+
+void FakeDeviceRuntime::RunUntilDone(const Mark& mark) {
+  while (!mark.done) RunOne(*mark.stream);
+}
+
+void FakeDeviceRuntime::RunSome() {
+  if (options_.seed == 0 || streams_.empty()) return;
+  std::uniform_int_distribution<size_t> any_stream(0, streams_.size() - 1);
+  for (int steps = std::uniform_int_distribution<int>(0, 3)(random_); steps > 0; --steps) {
+    FakeStream& stream = *streams_[any_stream(random_)];
+    if (stream.queue.empty()) continue;
+    const std::shared_ptr<Mark>& wait_for = stream.queue.front().wait_for;
+    if (wait_for == nullptr || wait_for->done) RunOne(stream);
+  }
+}
+
+absl::StatusOr<DeviceRuntime::StreamHandle> FakeDeviceRuntime::CreateStream() {
+  streams_.push_back(std::make_unique<FakeStream>());
+  return streams_.back().get();
+}
+
+// The stream stays until its work has run.
+void FakeDeviceRuntime::DestroyStream(StreamHandle /*stream*/) {}
+
+absl::Status FakeDeviceRuntime::SynchronizeStream(StreamHandle stream) {
+  FakeStream& queue = *static_cast<FakeStream*>(stream);
+  while (!queue.queue.empty()) RunOne(queue);
+  return std::exchange(error_, absl::OkStatus());
+}
+
+absl::StatusOr<DeviceRuntime::EventHandle> FakeDeviceRuntime::CreateEvent() {
+  auto event = std::make_unique<FakeEvent>();
+  const EventHandle handle = event.get();
+  events_[handle] = std::move(event);
+  return handle;
+}
+
+void FakeDeviceRuntime::DestroyEvent(EventHandle event) { events_.erase(event); }
+
+absl::Status FakeDeviceRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
+  const auto mark = std::make_shared<Mark>();
+  mark->stream = static_cast<FakeStream*>(stream);
+  static_cast<FakeEvent*>(event)->mark = mark;
+  Add(stream, {[mark] { mark->done = true; }, nullptr});
+  return absl::OkStatus();
+}
+
+absl::Status FakeDeviceRuntime::WaitEvent(StreamHandle stream, EventHandle event) {
+  Add(stream, {nullptr, static_cast<FakeEvent*>(event)->mark});
+  return absl::OkStatus();
+}
+
+absl::Status FakeDeviceRuntime::SynchronizeEvent(EventHandle event) {
+  const std::shared_ptr<Mark> mark = static_cast<FakeEvent*>(event)->mark;
+  if (mark != nullptr) RunUntilDone(*mark);
+  return std::exchange(error_, absl::OkStatus());
+}
+
+absl::StatusOr<bool> FakeDeviceRuntime::IsEventDone(EventHandle event) {
+  RunSome();
+  const std::shared_ptr<Mark>& mark = static_cast<FakeEvent*>(event)->mark;
+  return mark == nullptr || mark->done;
+}
+
+absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64_t bytes) {
+  if (bytes > options_.memory_bytes - live_bytes_) {
+    return absl::ResourceExhaustedError("the fake device has no more memory");
+  }
+  live_bytes_ += bytes;
+  auto block = std::make_unique<Block>();
+  block->bytes.assign(static_cast<size_t>(bytes) + 1, kPoison);
+  char* const memory = block->bytes.data();
+  blocks_[memory] = std::move(block);
+  return memory;
+}
+
+absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
+  Block* const block = blocks_.at(static_cast<char*>(memory)).get();
+  // Kept until the runtime ends, so that later uses are seen.
+  Add(stream, {[this, block] {
+                 block->freed = true;
+                 live_bytes_ -= static_cast<int64_t>(block->bytes.size()) - 1;
+                 std::memset(block->bytes.data(), kPoison, block->bytes.size());
+               },
+               nullptr});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
+  auto block = std::make_unique<Block>();
+  block->bytes.assign(static_cast<size_t>(bytes) + 1, kPoison);
+  char* const memory = block->bytes.data();
+  blocks_[memory] = std::move(block);
+  return memory;
+}
+
+void FakeDeviceRuntime::FreePinned(void* memory) {
+  Block& block = *blocks_.at(static_cast<char*>(memory));
+  block.freed = true;
+  std::memset(block.bytes.data(), kPoison, block.bytes.size());
+}
+
+bool FakeDeviceRuntime::TouchesFreedMemory(const void* address) const {
+  const char* const at = static_cast<const char*>(address);
+  auto next = blocks_.upper_bound(at);
+  if (next == blocks_.begin()) return false;
+  const auto& [begin, block] = *--next;
+  return block->freed && at < begin + block->bytes.size();
+}
+
+absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int64_t bytes,
+                                     void* to) {
+  Add(stream, {[this, from, bytes, to] {
+                 if (TouchesFreedMemory(from) || TouchesFreedMemory(to)) {
+                   error_.Update(absl::InternalError("a copy touches memory that was given back"));
+                   return;
+                 }
+                 std::memcpy(to, from, static_cast<size_t>(bytes));
+               },
+               nullptr});
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
