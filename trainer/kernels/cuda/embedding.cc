@@ -1,7 +1,7 @@
 // Embedding tables, forward and backward. V ids of this shard, R rows, C columns.
 //
-// The gradient of a table row adds the rows of its id one after the other, in their order, as on the
-// CPU: bitwise the same. Rows are first sorted by id:
+// The gradient of a table row adds the rows of its id one after the other, in their order, as on
+// the CPU: bitwise the same. Rows are first sorted by id:
 // 1. count the rows of each id, with integer atomics, whose order does not matter;
 // 2. sum up the counts: where each id's list of rows begins;
 // 3. put each row into its id's list, in any order;

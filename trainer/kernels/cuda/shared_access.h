@@ -17,8 +17,8 @@ class SharedAccess {
   void SyncBlock() { ++block_epoch_; }
   void SyncWarp(int warp) { ++warp_epochs_[warp]; }
 
-  // Records an access. Returns what is wrong with it, or null. Precondition: `begin` and `bytes` are
-  // even, and within bounds.
+  // Records an access. Returns what is wrong with it, or null. Precondition: `begin` and `bytes`
+  // are even, and within bounds.
   const char* Check(int thread, int64_t begin, int64_t bytes, bool write);
 
   char* data() { return memory_.data(); }
