@@ -34,10 +34,10 @@
 // The simulated device reports, with kernel, block and thread: a thread that leaves, or waits
 // elsewhere, while others wait at SyncThreads(); lanes that disagree on a shuffle or name lanes
 // that are not there; shared memory that is read before it is written in this block, used beyond
-// its bounds, or touched by two threads, one of them writing, without a barrier in between; launches
-// beyond the device's limits; packs that are not aligned. Shared memory starts out as NaN. Blocks,
-// and the threads of a block, run in a random order that a seed repeats. AddressSanitizer finds
-// accesses outside global memory.
+// its bounds, or touched by two threads, one of them writing, without a barrier in between;
+// launches beyond the device's limits; packs that are not aligned. Shared memory starts out as NaN.
+// Blocks, and the threads of a block, run in a random order that a seed repeats. AddressSanitizer
+// finds accesses outside global memory.
 
 #ifdef __CUDACC__
 #include "trainer/kernels/cuda/simt_device.h"
