@@ -248,7 +248,7 @@ TEST(Digest, Avalanches) {
     }
     for (int out = 0; out < 64; ++out) {
       // Ten standard deviations of a fair coin.
-      EXPECT_NEAR(flips[out], kSamples / 2, 10 * 32)
+      EXPECT_NEAR(flips[out], kSamples / 2.0, 10 * 32)
           << "input bit " << bit << ", output bit " << out;
     }
   }

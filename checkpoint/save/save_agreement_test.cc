@@ -271,9 +271,9 @@ TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
 }
 
 TEST_F(SaveAgreementTest, ARankThatLostItsCacheMakesAllPlanAgain) {
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (PlanCache& cache : caches_) {
     ASSERT_TRUE(Run(Round()).ok());
-    caches_[rank] = PlanCache();
+    cache = PlanCache();
     const Result result = Run(Round());
     ASSERT_TRUE(result.ok());
     EXPECT_FALSE(result.from_cache());

@@ -39,7 +39,7 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 // A caller's values of one tensor.
 template <typename T>
 ShardedTensor Tensor(std::string name, Role role, DType dtype, std::vector<T>& values,
-                     Shape shape) {
+                     const Shape& shape) {
   ShardedTensor tensor;
   tensor.name = std::move(name);
   tensor.role = FromProto(role);
@@ -319,7 +319,9 @@ TEST_F(CheckpointTest, NanPayloadsScalarsAndEmptyTensorsSurvive) {
   scalar = {0};
   one = {1};
   ASSERT_TRUE(Load(storage_, directory, state).ok());
-  EXPECT_EQ(std::memcmp(values.data(), bits.data(), 16), 0);
+  std::vector<uint32_t> loaded(4);
+  std::memcpy(loaded.data(), values.data(), 16);
+  EXPECT_EQ(loaded, bits);
   EXPECT_EQ(scalar[0], 7);
   EXPECT_TRUE(std::signbit(one[0]));
 }

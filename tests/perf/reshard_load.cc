@@ -373,7 +373,9 @@ absl::Status MeasureAll(const std::string& directory) {
     const std::vector<std::string> topologies = absl::StrSplit(pair, ':');
     if (topologies.size() != 2) return absl::InvalidArgumentError(absl::StrCat("no pair: ", pair));
     absl::StatusOr<PairTimes> times = Run(pair, directory, worst);
-    for (const std::string& t : topologies) std::filesystem::remove_all(directory + "/" + t);
+    for (const std::string& t : topologies) {
+      std::filesystem::remove_all(absl::StrCat(directory, "/", t));
+    }
     TESSERA_RETURN_IF_ERROR(times.status());
     Print(topologies, *times, worst);
   }

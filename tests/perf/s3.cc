@@ -36,7 +36,8 @@ namespace tessera {
 namespace {
 
 constexpr size_t kObjectBytes = size_t{8} << 20;
-constexpr long kBufferBytes = 512 << 10;
+using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gives
+constexpr CurlLong kBufferBytes = 512 << 10;
 
 double Seconds(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -81,7 +82,7 @@ class Connection {
     curl_slist* const headers = curl_slist_append(nullptr, "Expect:");
     curl_easy_setopt(handle_, CURLOPT_HTTPHEADER, headers);
     const CURLcode code = curl_easy_perform(handle_);
-    long status = 0;
+    CurlLong status = 0;
     curl_easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
     curl_slist_free_all(headers);
     return code == CURLE_OK && status == 200;

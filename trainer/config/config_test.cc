@@ -24,7 +24,7 @@ std::string WriteFile(const std::string& name, const std::string& text) {
   return path;
 }
 
-absl::StatusOr<CommandLine> Parse(std::vector<std::string> arguments) {
+absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& arguments) {
   std::vector<const char*> argv = {"train"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
   return ParseCommandLine(static_cast<int>(argv.size()), argv.data());

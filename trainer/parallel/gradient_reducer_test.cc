@@ -62,7 +62,7 @@ GradientReducerOptions Options(const Case& which, Communicator* group, FakeModel
   options.exact = which.exact;
   options.bucket_elements = which.bucket_elements;
   options.micro_batches = which.local;
-  options.bind = [&model](int64_t begin, int64_t end, TensorView memory) {
+  options.bind = [&model](int64_t begin, int64_t end, const TensorView& memory) {
     model.BindGradients(begin, end, memory);
   };
   return options;

@@ -259,7 +259,7 @@ TEST(PipelineTest, ForwardTakesFewerOrMoreRowsAndNoBackwardBuffers) {
 
 TEST(PipelineTest, WrongSizesAreRefused) {
   const auto message = [](PipelineOptions options) {
-    return std::string(Pipeline::Create(nullptr, options).status().message());
+    return std::string(Pipeline::Create(nullptr, std::move(options)).status().message());
   };
   EXPECT_EQ(message({.chunks = 2}), "pipeline: 2 chunks need more than one rank");
   EXPECT_EQ(message({.chunks = 0}), "pipeline: 0 chunks and 1 micro-batches");

@@ -26,8 +26,8 @@ constexpr StorageTraits kObjectStore = {.has_directories = false,
                                         .files_change_after_sync = false,
                                         .readers_keep_replaced_files = false};
 
-StorageFixture OnServer(std::string name, S3ServerOptions options, std::string prefix,
-                        std::vector<Fault> faults = {}) {
+StorageFixture OnServer(std::string name, const S3ServerOptions& options, const std::string& prefix,
+                        const std::vector<Fault>& faults = {}) {
   struct Owner {
     explicit Owner(const S3ServerOptions& options) : server(options) {}
     S3Server server;

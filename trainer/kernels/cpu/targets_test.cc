@@ -212,7 +212,7 @@ class TargetsTest : public ::testing::TestWithParam<DType> {
     return random_.Normal(kF32, std::move(shape), mean, deviation);
   }
 
-  void Add(std::string_view name, std::vector<std::pair<std::string, Tensor>> operands,
+  void Add(std::string_view name, std::vector<std::pair<std::string, Tensor>>&& operands,
            std::function<void(Backend&, const Operands&)> run) {
     cases_.push_back({name, {}, std::move(run)});
     for (auto& [key, tensor] : operands) cases_.back().operands.emplace(key, std::move(tensor));

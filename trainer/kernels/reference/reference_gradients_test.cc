@@ -41,7 +41,8 @@ class ReferenceGradientsTest : public ::testing::Test {
 
   // Runs backward(first), which must overwrite, and again with accumulation, which must double the
   // result.
-  void ExpectAccumulates(const std::function<void(TensorView, bool)>& backward, Shape shape) {
+  void ExpectAccumulates(const std::function<void(TensorView, bool)>& backward,
+                         const Shape& shape) {
     const Tensor once(kF64, shape), twice(kF64, shape);
     backend_->Fill(once, 17);
     backward(once, false);
@@ -102,7 +103,7 @@ TEST_F(ReferenceGradientsTest, Positions) {
   backend_->AddPositionsBackward(w, kSequence, d_table, /*accumulate=*/false);
   ExpectGradient(loss, table, d_table, "table");
   ExpectAccumulates(
-      [&](TensorView d, bool accumulate) {
+      [&](const TensorView& d, bool accumulate) {
         backend_->AddPositionsBackward(w, kSequence, d, accumulate);
       },
       table.view().shape());
@@ -120,12 +121,16 @@ TEST_F(ReferenceGradientsTest, LayerNorm) {
   };
   loss();
   const Tensor d_x(kF64, shape), d_weight(kF64, channels), d_bias(kF64, channels);
-  const auto backward = [&](TensorView dx, TensorView dw, TensorView db, bool accumulate) {
+  const auto backward = [&](const TensorView& dx, const TensorView& dw, const TensorView& db,
+                            bool accumulate) {
     backend_->LayerNormBackward(w, x, weight, mean, rstd, dx, accumulate, dw, db, accumulate);
   };
-  ExpectAccumulates([&](TensorView d, bool add) { backward(d, d_weight, d_bias, add); }, shape);
-  ExpectAccumulates([&](TensorView d, bool add) { backward(d_x, d, d_bias, add); }, channels);
-  ExpectAccumulates([&](TensorView d, bool add) { backward(d_x, d_weight, d, add); }, channels);
+  ExpectAccumulates([&](const TensorView& d, bool add) { backward(d, d_weight, d_bias, add); },
+                    shape);
+  ExpectAccumulates([&](const TensorView& d, bool add) { backward(d_x, d, d_bias, add); },
+                    channels);
+  ExpectAccumulates([&](const TensorView& d, bool add) { backward(d_x, d_weight, d, add); },
+                    channels);
   backward(d_x, d_weight, d_bias, false);
   ExpectGradient(loss, x, d_x, "x");
   ExpectGradient(loss, weight, d_weight, "weight");
@@ -143,11 +148,11 @@ TEST_F(ReferenceGradientsTest, RmsNorm) {
   };
   loss();
   const Tensor d_x(kF64, shape), d_weight(kF64, channels);
-  const auto backward = [&](TensorView dx, TensorView dw, bool accumulate) {
+  const auto backward = [&](const TensorView& dx, const TensorView& dw, bool accumulate) {
     backend_->RmsNormBackward(w, x, weight, rstd, dx, accumulate, dw, accumulate);
   };
-  ExpectAccumulates([&](TensorView d, bool add) { backward(d, d_weight, add); }, shape);
-  ExpectAccumulates([&](TensorView d, bool add) { backward(d_x, d, add); }, channels);
+  ExpectAccumulates([&](const TensorView& d, bool add) { backward(d, d_weight, add); }, shape);
+  ExpectAccumulates([&](const TensorView& d, bool add) { backward(d_x, d, add); }, channels);
   backward(d_x, d_weight, false);
   ExpectGradient(loss, x, d_x, "x");
   ExpectGradient(loss, weight, d_weight, "weight");
