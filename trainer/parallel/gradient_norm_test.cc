@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <ranges>
 #include <string>
 #include <vector>
 
@@ -95,8 +94,9 @@ absl::Status TryNorms(const Mesh& mesh, const Broken& broken, const OnDivergence
     std::vector<OwnedGradient> owned;
     if (mesh.zero) {
       const std::vector<GradientBucket> buckets = CutBuckets(layout, 2000, mesh.data);
-      for (const GradientBucket& bucket : std::ranges::reverse_view(buckets)) {
-        const int64_t begin = bucket.PieceBegin(data), end = bucket.PieceEnd(data);
+      // NOLINTNEXTLINE(modernize-loop-convert): clang 14 cannot compile std::ranges::reverse_view
+      for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
+        const int64_t begin = bucket->PieceBegin(data), end = bucket->PieceEnd(data);
         if (begin < end) owned.push_back({begin, end, grads.view().Slice(0, begin, end)});
       }
     } else {
