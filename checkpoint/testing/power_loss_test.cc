@@ -43,7 +43,7 @@ class MachineStorage final : public Storage {
   // Recorded before the call, so that no other machine's sync comes between, and again if there was
   // no directory yet.
   template <typename Function>
-  auto Change(std::vector<std::string_view> paths, const Function& function) {
+  auto Change(const std::vector<std::string_view>& paths, const Function& function) {
     const ScopedMachine scoped(machine_);
     const auto note = [&] {
       for (const std::string_view path : paths) NoteChange(prefix_ + std::string(path));

@@ -1,8 +1,9 @@
 #include "tests/exact/training.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <utility>
@@ -92,7 +93,7 @@ absl::Status TrainRank(const TrainConfig& config, Communicator& world, SampleLog
   return collector.Add(rank->trainer().chunks());
 }
 
-bool Same(double x, double y) { return std::memcmp(&x, &y, sizeof(x)) == 0; }
+bool Same(double x, double y) { return std::bit_cast<uint64_t>(x) == std::bit_cast<uint64_t>(y); }
 
 // The range of steps [first, end) that both runs have taken.
 std::pair<int64_t, int64_t> CommonSteps(const TrainedRun& a, const TrainedRun& b) {

@@ -23,9 +23,9 @@ TEST(ChooseTokenTest, FollowsTheSoftmax) {
   for (int i = 0; i < kSweep; ++i) {
     ++counts[ChooseToken(logits, 1, 0, (static_cast<float>(i) + 0.5f) / kSweep)];
   }
-  EXPECT_NEAR(counts[0], kSweep / 7, 2);
-  EXPECT_NEAR(counts[1], kSweep * 2 / 7, 2);
-  EXPECT_NEAR(counts[2], kSweep * 4 / 7, 2);
+  EXPECT_NEAR(counts[0], kSweep / 7.0, 2);
+  EXPECT_NEAR(counts[1], kSweep * 2 / 7.0, 2);
+  EXPECT_NEAR(counts[2], kSweep * 4 / 7.0, 2);
   EXPECT_EQ(counts[3], 0);
 }
 
