@@ -40,7 +40,7 @@ MODELS = {
 }
 BATCHES = {
     "tiny": ["--micro-batch-size=1", "--global-batch-size=4", "--seq-length=32"],
-    "full": ["--micro-batch-size=1", "--global-batch-size=4", "--seq-length=64"],
+    "full": ["--micro-batch-size=1", "--global-batch-size=4", "--seq-length=32"],
 }
 VOCABULARY = {"tiny": 256, "full": 16000}
 TOKEN_FILE_HEADER = (20240520, 1)  # llm.c's magic number and version of GPT-2 tokens
