@@ -36,6 +36,7 @@ absl::StatusOr<LlmcFileInfo> ReadInfo(const LlmcReader& reader) {
   LlmcFileInfo info;
   info.config = *std::move(config);
   info.options.dtype = dtype;
+  info.padded_vocab_size = reader.header()[7];
   return info;
 }
 
@@ -143,6 +144,22 @@ absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const std::string& path) {
   absl::StatusOr<LlmcReader> reader = LlmcReader::Open(path);
   if (!reader.ok()) return reader.status();
   return ReadInfo(*reader);
+}
+
+absl::StatusOr<LlmcFileInfo> ParseLlmcInfo(const std::string& path,
+                                           std::span<const std::byte> header, int64_t size_bytes) {
+  absl::StatusOr<LlmcReader> reader = LlmcReader::FromHeader(path, header, size_bytes);
+  if (!reader.ok()) return reader.status();
+  return ReadInfo(*reader);
+}
+
+absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config,
+                                          const LlmcFileOptions& options) {
+  return MakeHeader(config, options);
+}
+
+std::vector<LlmcTensor> LlmcTensors(const LlmcFileInfo& info) {
+  return Tensors(info.config, info.padded_vocab_size);
 }
 
 absl::Status ImportLlmc(const std::string& path, const ModelConfig& config,

@@ -5,13 +5,17 @@
 // format: GPT-2 (versions 3 and 5) and Llama-3. Little-endian, 1024 bytes of header, then every
 // tensor over all layers at once.
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "models/config/config.pb.h"
 #include "models/layers/parameter.h"
+#include "models/llmc_files/file.h"
 #include "models/llmc_files/info.h"
 #include "models/llmc_files/tensors.h"
 #include "trainer/tensor/tensor.h"
@@ -22,6 +26,18 @@ namespace tessera {
 // a file (with expected and found values), NotFound for a missing file. Allocates nothing in
 // proportion to numbers in the header.
 absl::StatusOr<LlmcFileInfo> ReadLlmcInfo(const std::string& path);
+
+// The same from the first kLlmcHeaderBytes of a file that the caller reads, and its size.
+absl::StatusOr<LlmcFileInfo> ParseLlmcInfo(const std::string& path,
+                                           std::span<const std::byte> header, int64_t size_bytes);
+
+// The header of a file that ExportLlmc() would write. InvalidArgument where the format cannot
+// represent the config, which is resolved.
+absl::StatusOr<LlmcHeader> MakeLlmcHeader(const ModelConfig& config,
+                                          const LlmcFileOptions& options);
+
+// The tensors in the body of a file with this header, in its order.
+std::vector<LlmcTensor> LlmcTensors(const LlmcFileInfo& info);
 
 // Fills the pieces of `parameters` (the whole model, or the shards of a rank or stage) from the
 // file. `flat` is parameters.values(), or another floating buffer with the same layout, such as

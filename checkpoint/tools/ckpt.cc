@@ -24,13 +24,17 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
   ckpt verify PATH             reads every byte and checks checksums, headers and coverage
   ckpt diff PATH PATH          compares two checkpoints, however they are sharded
   ckpt reshard PATH FOLDER     writes FOLDER/step-N, the same state cut for another topology
+  ckpt convert PATH FOLDER     writes the checkpoint in another framework's format, or from one
   ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
   ckpt --version
 
-PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. A folder may be
-in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials
+PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. It may be another
+framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
+(llmc), a file of torch.save (torch), a folder of torch.distributed.checkpoint (dcp). A folder may
+be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials
 of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
+  --from=FORMAT                the format of PATH, where looking at it does not tell (any command)
   --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)
 
 Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
@@ -95,6 +99,22 @@ Writes FOLDER/step-N: the state of the checkpoint at PATH, cut for another topol
   --json                       one object, for machines
 )";
 
+constexpr char kConvertHelp[] = R"(ckpt convert PATH FOLDER --to=FORMAT
+
+Writes the checkpoint at PATH, of any topology or another framework's, in another format. FOLDER
+gets its name when every tensor has been read back and is equal to what was read.
+
+  --to=FORMAT                  hf: a folder in Hugging Face's format: config.json, safetensors
+                               llmc: llm.c's model file and optimizer state
+                               tessera: FOLDER/step-N, for one rank or for --topology
+  --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; hf, llmc)
+  --weights-only               leaves optimizer state out (llmc; hf never has it)
+  --max-file-size=SIZE         of one safetensors file (5GB)
+  --topology=T --memory=SIZE   as for ckpt reshard (tessera)
+  --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
 struct Command {
   std::string_view name;
   size_t paths;
@@ -106,7 +126,8 @@ constexpr Command kCommands[] = {{"ls", 1, RunLs, kLsHelp},
                                  {"inspect", 1, RunInspect, kInspectHelp},
                                  {"verify", 1, RunVerify, kVerifyHelp},
                                  {"diff", 2, RunDiff, kDiffHelp},
-                                 {"reshard", 2, RunReshard, kReshardHelp}};
+                                 {"reshard", 2, RunReshard, kReshardHelp},
+                                 {"convert", 2, RunConvert, kConvertHelp}};
 
 const Command* FindCommand(std::string_view name) {
   const auto command = std::ranges::find(kCommands, name, &Command::name);
@@ -150,6 +171,16 @@ std::string ParseSplit(std::string_view text, CommandOptions& options) {
   return "";
 }
 
+std::string ParseDType(std::string_view text, DType& out) {
+  for (const auto& [name, dtype] :
+       {std::pair("f32", F32), std::pair("bf16", BF16), std::pair("f16", F16)}) {
+    if (text != name) continue;
+    out = dtype;
+    return "";
+  }
+  return "expected f32, bf16 or f16";
+}
+
 // A flag of one command, or of all commands if that is empty.
 struct Flag {
   std::string_view command;
@@ -168,7 +199,12 @@ constexpr Flag kFlags[] = {
      [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
     {"", "--s3-endpoint", true,
      [](std::string_view v, CommandOptions& o) {
-       o.s3_endpoint = v;
+       o.source.s3_endpoint = v;
+       return std::string();
+     }},
+    {"", "--from", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.source.format = v;
        return std::string();
      }},
     {"verify", "--all", false,
@@ -198,6 +234,27 @@ constexpr Flag kFlags[] = {
      }},
     {"reshard", "--memory", true,
      [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
+    {"convert", "--topology", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.reshard.topology = v;
+       return std::string();
+     }},
+    {"convert", "--memory", true,
+     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
+    {"convert", "--to", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.convert.format = v;
+       return std::string();
+     }},
+    {"convert", "--dtype", true,
+     [](std::string_view v, CommandOptions& o) { return ParseDType(v, o.convert.dtype); }},
+    {"convert", "--weights-only", false,
+     [](std::string_view, CommandOptions& o) {
+       o.convert.weights_only = true;
+       return std::string();
+     }},
+    {"convert", "--max-file-size", true,
+     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.convert.max_file_bytes); }},
     {"reshard", "--split", true, ParseSplit},
     {"reshard", "--virtual-shards", true,
      [](std::string_view v, CommandOptions& o) {
@@ -221,9 +278,23 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
   return std::string(command) + " has no flag " + text;
 }
 
+// Flags of `convert` that depend on the format. Empty if they fit each other.
+std::string CompleteConvert(CommandOptions& options) {
+  ConvertOptions& convert = options.convert;
+  if (convert.format.empty()) return "convert needs --to";
+  if (convert.format != "tessera") {
+    return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
+  }
+  if (convert.dtype != DTYPE_UNSPECIFIED) return "--dtype is not for --to=tessera";
+  if (convert.weights_only) return "--weights-only is not for --to=tessera";
+  if (options.reshard.topology.empty()) options.reshard.topology = "single";
+  return "";
+}
+
 }  // namespace
 
-int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output) {
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
+            const convert::ModelRules* rules) {
   const auto usage = [&](const std::string& problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
     return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
@@ -245,7 +316,7 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
                            : is_help(arguments[0]) && arguments.size() > 1 ? arguments[1]
                                                                            : arguments[0];
   if (name.empty() || name.starts_with("-")) {
-    return usage("a command is missing: ls, inspect, verify, diff or reshard comes first");
+    return usage("a command is missing: ls, inspect, verify, diff, reshard or convert comes first");
   }
   const Command* const command = FindCommand(name);
   if (command == nullptr) return usage("unknown command \"" + name + "\"");
@@ -254,6 +325,7 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
     return kExitOk;
   }
   CommandOptions options;
+  options.source.rules = rules;
   for (size_t i = 1; i < arguments.size(); ++i) {
     if (!arguments[i].starts_with("-")) {
       options.paths.push_back(arguments[i]);
@@ -267,6 +339,10 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
   }
   if (command->name == "reshard" && options.reshard.topology.empty()) {
     return usage("reshard needs --topology");
+  }
+  if (command->name == "convert") {
+    const std::string problem = CompleteConvert(options);
+    if (!problem.empty()) return usage(problem);
   }
   return command->run(options, output);
 }

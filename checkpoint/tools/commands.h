@@ -8,7 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/convert/model_rules.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/tools/rank_layout.h"
+#include "checkpoint/tools/target.h"
 
 namespace tessera::ckpt {
 
@@ -24,14 +27,22 @@ struct ReshardOptions {
   bool dry_run = false;
 };
 
+struct ConvertOptions {
+  std::string format;
+  DType dtype = DTYPE_UNSPECIFIED;
+  bool weights_only = false;
+  uint64_t max_file_bytes = 5'000'000'000;
+};
+
 struct CommandOptions {
   bool json = false;
   bool all = false;      // verify
   bool digests = false;  // verify
   bool data = false;     // diff
   ReshardOptions reshard;
+  ConvertOptions convert;
   int threads = 4;
-  std::string s3_endpoint;
+  SourceOptions source;
   std::vector<std::string> paths;  // names, see OpenStorage()
 };
 
@@ -47,9 +58,12 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output);
 int RunVerify(const CommandOptions& options, const CommandOutput& output);
 int RunDiff(const CommandOptions& options, const CommandOutput& output);
 int RunReshard(const CommandOptions& options, const CommandOutput& output);
+int RunConvert(const CommandOptions& options, const CommandOutput& output);
 
-// `arguments`: without the program's name.
-int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output);
+// `arguments`: without the program's name. `rules` (may be null) are those of the models that
+// checkpoints of other frameworks may hold.
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
+            const convert::ModelRules* rules = nullptr);
 
 }  // namespace tessera::ckpt
 

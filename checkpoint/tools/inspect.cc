@@ -76,7 +76,14 @@ std::string BestLossText(double loss) {
   return std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss);
 }
 
-void PrintState(const Manifest& manifest, std::ostream& out) {
+// What the files of another framework tell.
+void PrintForeign(const Target& target, const Manifest& manifest, std::ostream& out) {
+  out << "format      " << target.format << " (" << manifest.producer().program() << ")\n";
+  if (manifest.has_trainer()) out << "step        " << manifest.trainer().step() << "\n";
+  for (const std::string& note : target.notes) out << "note        " << note << "\n";
+}
+
+void PrintTrainer(const Manifest& manifest, std::ostream& out) {
   const TrainerState& trainer = manifest.trainer();
   const DataState& data = trainer.data();
   out << "step        " << trainer.step() << "\n";
@@ -99,6 +106,9 @@ void PrintState(const Manifest& manifest, std::ostream& out) {
   for (const std::string& key : SortedKeys(trainer.extra())) {
     PrintExtra(key, trainer.extra().at(key), out);
   }
+}
+
+void PrintModel(const Manifest& manifest, std::ostream& out) {
   if (!manifest.model().architecture().empty()) {
     out << "model       " << manifest.model().architecture() << "\n";
   }
@@ -119,7 +129,12 @@ void PrintState(const Manifest& manifest, std::ostream& out) {
 
 void PrintText(const Target& target, const Manifest& manifest, std::ostream& out) {
   out << "checkpoint  " << target.Describe() << "\n";
-  PrintState(manifest, out);
+  if (target.format.empty()) {
+    PrintTrainer(manifest, out);
+  } else {
+    PrintForeign(target, manifest, out);
+  }
+  PrintModel(manifest, out);
   Table tensors({{"name"},
                  {"role"},
                  {"dtype"},
@@ -138,6 +153,7 @@ void PrintText(const Target& target, const Manifest& manifest, std::ostream& out
   out << "\n" << tensors.ToString() << "\n";
   for (const auto& [role, bytes] : bytes_of_role)
     out << "  " << role << " " << HumanBytes(bytes) << "\n";
+  if (!target.format.empty()) return;  // each tensor is a file there
   Table files({{"file"}, {"bytes", Table::Align::kRight}, {"checksums", Table::Align::kRight}});
   for (const DataFile& file : manifest.files()) {
     files.AddRow(
@@ -241,6 +257,12 @@ Json ToJson(const Target& target, const Manifest& manifest) {
     if (tensor.alias_of().empty()) entry["digest"] = DigestText(tensor.digest());
     json["tensors"].push_back(std::move(entry));
   }
+  if (!target.format.empty()) {
+    json["foreign_format"] = target.format;
+    json["notes"] = target.notes;
+    json.erase("files");
+    return json;
+  }
   for (const DataFile& file : manifest.files()) {
     json["files"].push_back({{"path", file.path()}, {"bytes", file.size_bytes()}});
   }
@@ -253,7 +275,7 @@ int RunInspect(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt inspect", status);
   };
-  const auto target = OpenTarget(options.paths[0], options.s3_endpoint);
+  const auto target = OpenTarget(options.paths[0], options.source);
   if (!target.ok()) return fail(target.status());
   const auto manifest = ReadManifest(*target->storage, target->directory);
   if (!manifest.ok()) return fail(manifest.status());

@@ -15,6 +15,7 @@
 #include "checkpoint/tools/report.h"
 #include "checkpoint/tools/summary.h"
 #include "checkpoint/tools/table.h"
+#include "checkpoint/tools/target.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt {
@@ -103,12 +104,30 @@ absl::StatusOr<bool> IsIncompleteSave(Storage& storage) {
 
 }  // namespace
 
+namespace {
+
+// A checkpoint of another framework; NotFound where there is none.
+absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutput& output) {
+  TESSERA_ASSIGN_OR_RETURN(const Target target, OpenTarget(options.paths[0], options.source));
+  Listing listing(*target.storage, output);
+  listing.AddRoot(ReadManifest(*target.storage, target.directory),
+                  absl::StrCat(options.paths[0], " (", target.format, ")"));
+  listing.Print(options.json);
+  return listing.exit_code();
+}
+
+}  // namespace
+
 int RunLs(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt ls", status);
   };
   const std::string& path = options.paths[0];
-  const auto storage = OpenStorage(path, {.s3_endpoint = options.s3_endpoint});
+  if (IsForeignName(path, options.source)) {
+    const absl::StatusOr<int> listed = ListForeign(options, output);
+    return listed.ok() ? *listed : fail(listed.status());
+  }
+  const auto storage = OpenStorage(path, {.s3_endpoint = options.source.s3_endpoint});
   if (!storage.ok()) return fail(storage.status());
   std::vector<UnreadableCheckpoint> unreadable;
   const auto checkpoints = List(**storage, "", &unreadable);
@@ -119,6 +138,10 @@ int RunLs(const CommandOptions& options, const CommandOutput& output) {
   if (listing.empty()) {
     const auto itself = ReadManifest(**storage, "");
     if (itself.ok() || absl::IsDataLoss(itself.status())) listing.AddRoot(itself, path);
+  }
+  if (listing.empty()) {
+    const absl::StatusOr<int> listed = ListForeign(options, output);
+    if (!absl::IsNotFound(listed.status())) return listed.ok() ? *listed : fail(listed.status());
   }
   if (listing.empty()) {
     const absl::StatusOr<bool> incomplete = IsIncompleteSave(**storage);

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/convert/output.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
@@ -91,10 +92,10 @@ struct Work {
 absl::StatusOr<Work> Plan(const CommandOptions& options) {
   Work work;
   TESSERA_ASSIGN_OR_RETURN(work.topology, ParseTopology(options.reshard.topology));
-  TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0], options.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(work.source, OpenTarget(options.paths[0], options.source));
   TESSERA_ASSIGN_OR_RETURN(work.saved, ReadManifest(*work.source.storage, work.source.directory));
-  TESSERA_ASSIGN_OR_RETURN(
-      work.place, FindPlace(options.paths[1], work.saved.trainer().step(), options.s3_endpoint));
+  TESSERA_ASSIGN_OR_RETURN(work.place, FindPlace(options.paths[1], work.saved.trainer().step(),
+                                                 options.source.s3_endpoint));
   TESSERA_ASSIGN_OR_RETURN(work.layout,
                            LayOutRanks(work.saved, work.topology, options.reshard.layout));
   TESSERA_ASSIGN_OR_RETURN(work.plan, PlanSave(work.layout.ranks, SavePlanOptions()));
@@ -119,7 +120,8 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
   const auto write = [&]() -> absl::StatusOr<RewriteReport> {
     TESSERA_ASSIGN_OR_RETURN(
         const std::unique_ptr<Storage> storage,
-        OpenStorage(work.place.folder, {.create_root = true, .s3_endpoint = options.s3_endpoint}));
+        OpenStorage(work.place.folder,
+                    {.create_root = true, .s3_endpoint = options.source.s3_endpoint}));
     ProgressBar bar(output.progress);
     return Rewrite({*work.source.storage, work.source.directory, work.saved},
                    {work.layout.ranks, work.plan}, *storage, "", NewMetadata(work),
@@ -185,6 +187,35 @@ Json PlanJson(const Work& work) {
   return json;
 }
 
+// Another framework's files have no digests: reads them once more, and compares their digests with
+// those of what was written. Returns the number of tensors; DataLoss, naming the tensor.
+absl::StatusOr<int64_t> CompareWithForeign(const Work& work, const CommandOptions& options,
+                                           const CommandOutput& output) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Storage> storage,
+      OpenStorage(work.place.path(), {.s3_endpoint = options.source.s3_endpoint}));
+  TESSERA_ASSIGN_OR_RETURN(const Manifest written, ReadManifest(*storage, ""));
+  ProgressBar bar(output.progress);
+  TESSERA_ASSIGN_OR_RETURN(
+      const convert::DigestsByName read,
+      convert::ReadDigests(
+          {*work.source.storage, work.source.directory, work.saved},
+          {.io_threads = options.threads,
+           .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }}));
+  int64_t compared = 0;
+  for (const LogicalTensor& tensor : written.tensors()) {
+    if (!tensor.has_digest()) continue;
+    const LogicalDigest digest = {tensor.digest().lo(), tensor.digest().hi()};
+    const auto at = read.find(tensor.name());
+    if (at == read.end() || at->second != digest) {
+      return absl::DataLossError(absl::StrCat(work.place.path(), ": tensor ", tensor.name(),
+                                              " is not that of ", work.source.Describe()));
+    }
+    ++compared;
+  }
+  return compared;
+}
+
 void PrintReport(const Work& work, const RewriteReport& report, std::ostream& out) {
   out << Summary(work, "written") << " in " << HumanSeconds(report.seconds) << " ("
       << HumanRate(report.bytes_written, report.seconds) << ", " << HumanBytes(report.bytes_read)
@@ -216,8 +247,14 @@ int RunReshard(const CommandOptions& options, const CommandOutput& output) {
     }
     return kExitOk;
   }
-  const absl::StatusOr<RewriteReport> report = Write(*work, options, output);
+  absl::StatusOr<RewriteReport> report = Write(*work, options, output);
   if (!report.ok()) return fail(report.status());
+  if (!work->source.format.empty()) {
+    const absl::StatusOr<int64_t> compared = CompareWithForeign(*work, options, output);
+    if (!compared.ok()) return fail(compared.status());
+    report->digests_compared = *compared;
+    report->digests_new = 0;
+  }
   if (options.json) {
     json["bytes_read"] = report->bytes_read;
     json["seconds"] = report->seconds;

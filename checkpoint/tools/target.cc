@@ -1,25 +1,57 @@
 #include "checkpoint/tools/target.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/convert/foreign_storage.h"
+#include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
 
-absl::StatusOr<Target> OpenTarget(const std::string& name, const std::string& s3_endpoint) {
+namespace {
+
+absl::StatusOr<Target> OpenForeignTarget(const std::string& name, const SourceOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<convert::ForeignStorage> storage,
+                           convert::OpenForeign(name, {.format = options.format,
+                                                       .rules = options.rules,
+                                                       .s3_endpoint = options.s3_endpoint}));
+  std::string format = storage->format();
+  std::vector<std::string> notes = storage->notes();
+  return Target{
+      .storage = std::move(storage), .format = std::move(format), .notes = std::move(notes)};
+}
+
+}  // namespace
+
+bool IsForeignName(const std::string& name, const SourceOptions& options) {
+  std::error_code error;
+  const std::optional<std::string> local = LocalPathOfName(name);
+  return !options.format.empty() ||
+         (local.has_value() && std::filesystem::is_regular_file(*local, error));
+}
+
+absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& options) {
+  if (IsForeignName(name, options)) return OpenForeignTarget(name, options);
   Target target;
-  TESSERA_ASSIGN_OR_RETURN(target.storage, OpenStorage(name, {.s3_endpoint = s3_endpoint}));
+  TESSERA_ASSIGN_OR_RETURN(target.storage, OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, target.storage->List(""));
   if (std::ranges::find(names, kManifestFileName) != names.end()) return target;
   absl::StatusOr<CheckpointInfo> latest = Latest(*target.storage, "");
   if (absl::IsNotFound(latest.status())) {
-    return absl::NotFoundError(
-        absl::StrCat(name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints"));
+    absl::StatusOr<Target> foreign = OpenForeignTarget(name, options);
+    if (!absl::IsNotFound(foreign.status())) return foreign;
+    return absl::NotFoundError(absl::StrCat(
+        name, ": neither a checkpoint (no manifest.pb) nor a folder of checkpoints, ",
+        "nor one of another framework (", absl::StrJoin(convert::FormatNames(), ", "), ")"));
   }
   TESSERA_RETURN_IF_ERROR(latest.status());
   target.directory = std::move(latest->directory);

@@ -3,8 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/convert/model_rules.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
@@ -12,14 +14,27 @@ namespace tessera::ckpt {
 // A checkpoint named on the command line.
 struct Target {
   std::unique_ptr<Storage> storage;
-  std::string directory;  // within the storage; may be empty
+  std::string directory;           // within the storage; may be empty
+  std::string format;              // another framework's; empty: a checkpoint of this library
+  std::vector<std::string> notes;  // what was not understood of another framework's
 
   std::string Describe() const { return storage->Describe(directory); }
 };
 
+// How the names of checkpoints are understood.
+struct SourceOptions {
+  std::string s3_endpoint;                     // see OpenStorage()
+  std::string format;                          // another framework's; empty: found out by looking
+  const convert::ModelRules* rules = nullptr;  // see convert::OpenForeign()
+};
+
+// Whether the name can only be that of another framework's checkpoint: it is that of a file, or the
+// options say so.
+bool IsForeignName(const std::string& name, const SourceOptions& options);
+
 // `name` (see OpenStorage()) is that of a checkpoint's directory, or of a folder of checkpoints, of
-// which the newest is used. NotFound for any other place.
-absl::StatusOr<Target> OpenTarget(const std::string& name, const std::string& s3_endpoint);
+// which the newest is used, or of another framework's checkpoint. NotFound for any other place.
+absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& options);
 
 }  // namespace tessera::ckpt
 

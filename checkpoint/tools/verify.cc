@@ -16,7 +16,11 @@ namespace tessera::ckpt {
 namespace {
 
 // A sentence on what a verification without findings has proven.
-std::string Proof(const VerifyReport& report, bool digests) {
+std::string Proof(const Target& target, const VerifyReport& report, bool digests) {
+  if (!target.format.empty()) {
+    return "every byte can be read, and every element is there once; files of this format (" +
+           target.format + ") have no checksums";
+  }
   std::string text = "every byte, header and shard matches the manifest";
   if (!digests) return text;
   text += "; the contents of " + std::to_string(report.digests_verified) +
@@ -59,11 +63,10 @@ std::string OthersText(const Target& target, bool is_good) {
                   : " checkpoints is damaged; --all shows which of the others are good\n");
 }
 
-void PrintText(const std::string& name, const VerifyReport& report, bool digests,
-               std::ostream& out) {
+void PrintText(const Target& target, const VerifyReport& report, bool digests, std::ostream& out) {
   PrintDamage(report, "", out);
-  out << name << ": " << Verdict(report) << "\n";
-  if (report.damage.empty()) out << Proof(report, digests) << "\n";
+  out << target.Describe() << ": " << Verdict(report) << "\n";
+  if (report.damage.empty()) out << Proof(target, report, digests) << "\n";
 }
 
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {
@@ -101,7 +104,8 @@ class FolderVerifier {
       : options_(options), output_(output) {}
 
   int Run() {
-    const auto storage = OpenStorage(options_.paths[0], {.s3_endpoint = options_.s3_endpoint});
+    const auto storage =
+        OpenStorage(options_.paths[0], {.s3_endpoint = options_.source.s3_endpoint});
     if (!storage.ok()) return Fail(storage.status());
     std::vector<UnreadableCheckpoint> unreadable;
     const auto checkpoints = List(**storage, "", &unreadable);
@@ -159,14 +163,14 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   const auto fail = [&](const absl::Status& status) {
     return Fail(output, options, "ckpt verify", status);
   };
-  const auto target = OpenTarget(options.paths[0], options.s3_endpoint);
+  const auto target = OpenTarget(options.paths[0], options.source);
   if (!target.ok()) return fail(target.status());
   const auto report = VerifyWithBar(*target->storage, target->directory, options, output);
   if (!report.ok()) return fail(report.status());
   if (options.json) {
     PrintJson(ToJson(target->Describe(), *report, options.digests), output.out);
   } else {
-    PrintText(target->Describe(), *report, options.digests, output.out);
+    PrintText(*target, *report, options.digests, output.out);
     output.out << OthersText(*target, report->damage.empty());
   }
   return report->damage.empty() ? kExitOk : kExitDifferent;

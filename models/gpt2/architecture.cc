@@ -1,7 +1,9 @@
 #include "models/gpt2/architecture.h"
 
 #include "models/gpt2/config.h"
+#include "models/gpt2/hugging_face.h"
 #include "models/gpt2/model.h"
+#include "models/gpt2/sharding.h"
 
 namespace tessera::gpt2 {
 namespace {
@@ -18,6 +20,10 @@ int64_t ParameterCount(const ModelConfig& config) {
          config.num_layers() * (LayerMatrixWeights(config) + biases + norms) + 2 * c;
 }
 
+void Declare(const ModelConfig& config, const ModelOptions& options, ParameterSet& set) {
+  DeclareParameters(config, options, set);
+}
+
 }  // namespace
 
 constinit const Architecture kArchitecture = {.name = "gpt2",
@@ -28,6 +34,8 @@ constinit const Architecture kArchitecture = {.name = "gpt2",
                                               .validate = Validate,
                                               .parameter_count = ParameterCount,
                                               .layer_matrix_weights = LayerMatrixWeights,
-                                              .make_model = MakeModel};
+                                              .make_model = MakeModel,
+                                              .declare_parameters = Declare,
+                                              .hugging_face = &kHuggingFaceFormat};
 
 }  // namespace tessera::gpt2

@@ -8,8 +8,10 @@
 
 #include "absl/status/status.h"
 #include "models/config/config.pb.h"
+#include "models/hugging_face_files/format.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
+#include "models/layers/parameter.h"
 #include "trainer/kernels/backend.h"
 
 namespace tessera {
@@ -40,6 +42,11 @@ struct Architecture {
   // the shards divide heads and columns.
   std::unique_ptr<Model> (*make_model)(const ModelConfig& config, const ModelOptions& options,
                                        Backend& backend) = nullptr;
+  // Declares the parameters of a stage, as make_model does, without a model. What follows is null
+  // in architectures whose checkpoints are not converted.
+  void (*declare_parameters)(const ModelConfig& config, const ModelOptions& options,
+                             ParameterSet& set) = nullptr;
+  const HuggingFaceFormat* hugging_face = nullptr;
 };
 
 }  // namespace tessera

@@ -1,7 +1,9 @@
 #include "models/llama3/architecture.h"
 
 #include "models/llama3/config.h"
+#include "models/llama3/hugging_face.h"
 #include "models/llama3/model.h"
+#include "models/llama3/sharding.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -19,6 +21,10 @@ int64_t ParameterCount(const ModelConfig& config) {
          config.num_layers() * (LayerMatrixWeights(config) + 2 * c) + c;
 }
 
+void Declare(const ModelConfig& config, const ModelOptions& options, ParameterSet& set) {
+  DeclareParameters(config, options, set);
+}
+
 }  // namespace
 
 constinit const Architecture kArchitecture = {.name = "llama3",
@@ -29,6 +35,8 @@ constinit const Architecture kArchitecture = {.name = "llama3",
                                               .validate = Validate,
                                               .parameter_count = ParameterCount,
                                               .layer_matrix_weights = LayerMatrixWeights,
-                                              .make_model = MakeModel};
+                                              .make_model = MakeModel,
+                                              .declare_parameters = Declare,
+                                              .hugging_face = &kHuggingFaceFormat};
 
 }  // namespace tessera::llama3

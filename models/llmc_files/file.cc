@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -41,6 +43,21 @@ absl::StatusOr<LlmcReader> LlmcReader::Open(const std::string& path) {
       !status.ok()) {
     return status;
   }
+  return reader;
+}
+
+absl::StatusOr<LlmcReader> LlmcReader::FromHeader(const std::string& path,
+                                                  std::span<const std::byte> header,
+                                                  int64_t size_bytes) {
+  LlmcReader reader;
+  reader.path_ = path;
+  reader.size_bytes_ = size_bytes;
+  if (header.size() < kLlmcHeaderBytes || size_bytes < kLlmcHeaderBytes) {
+    return reader.Corrupt(absl::StrCat("truncated: expected ", kLlmcHeaderBytes,
+                                       " bytes of header, found ",
+                                       std::min<int64_t>(header.size(), size_bytes)));
+  }
+  std::memcpy(reader.header_.data(), header.data(), kLlmcHeaderBytes);
   return reader;
 }
 

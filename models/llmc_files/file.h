@@ -25,6 +25,10 @@ class LlmcReader {
   // Opens the file and reads its header. NotFound, DataLoss (shorter than a header), Unavailable
   // (the system would not read).
   static absl::StatusOr<LlmcReader> Open(const std::string& path);
+  // The same for a file that the caller reads: only header and size are known, and ReadAt() fails.
+  static absl::StatusOr<LlmcReader> FromHeader(const std::string& path,
+                                               std::span<const std::byte> header,
+                                               int64_t size_bytes);
   LlmcReader(LlmcReader&& other) noexcept;
   LlmcReader& operator=(LlmcReader&&) = delete;
   ~LlmcReader();

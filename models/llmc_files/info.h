@@ -26,6 +26,7 @@ struct LlmcFileOptions {
 struct LlmcFileInfo {
   ModelConfig config;  // resolved
   LlmcFileOptions options;
+  int64_t padded_vocab_size = 0;  // GPT-2's; Llama's is not padded
 };
 
 }  // namespace tessera

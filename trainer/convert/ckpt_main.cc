@@ -10,6 +10,7 @@
 #include "base/cpu_level.h"
 #include "base/users_folder.h"
 #include "checkpoint/tools/commands.h"
+#include "trainer/convert/model_rules.h"
 
 int main(int argc, char** argv) {
   if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) {
@@ -19,7 +20,8 @@ int main(int argc, char** argv) {
   tessera::EnterUsersFolder();
   const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),
-      {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr});
+      {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr},
+      &tessera::RegisteredModelRules());
   // Output may still be in a buffer: a full disk or a closed stdout is detected here.
   errno = 0;
   std::cout.flush();

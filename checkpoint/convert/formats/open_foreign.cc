@@ -1,0 +1,140 @@
+#include "checkpoint/convert/formats/open_foreign.h"
+
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "checkpoint/convert/dcp/read.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/hugging_face/read.h"
+#include "checkpoint/convert/llmc/read.h"
+#include "checkpoint/convert/torch/read.h"
+#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// Where the files are: all of a folder, or one file in it.
+struct ForeignPlace {
+  std::shared_ptr<Storage> storage;  // its root is the folder
+  std::string file;                  // empty: the whole folder
+};
+
+struct ForeignFormat {
+  std::string_view name;
+  absl::StatusOr<bool> (*matches)(const ForeignPlace& place);
+  absl::StatusOr<ForeignCheckpoint> (*read)(const ForeignPlace& place, const ModelRules* rules);
+};
+
+absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
+                                                const ModelRules* rules) {
+  if (rules == nullptr) {
+    return absl::InvalidArgumentError("llm.c's files are read by programs that know its models");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, "", place.file));
+  return ReadLlmc(*place.storage, "", model, *rules);
+}
+
+// In the order in which they are tried.
+constexpr ForeignFormat kFormats[] = {
+    {kHuggingFace,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsHuggingFace(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const ModelRules* rules) {
+       return ReadHuggingFace(*place.storage, "", rules);
+     }},
+    {"dcp",
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsDcp(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const ModelRules*) { return ReadDcp(*place.storage, ""); }},
+    {kLlmc,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string model,
+                                FindLlmcModel(*place.storage, "", place.file));
+       return !model.empty();
+     },
+     ReadLlmcPlace},
+    {"torch",
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                                FindTorchFiles(*place.storage, "", place.file));
+       return !files.empty();
+     },
+     [](const ForeignPlace& place, const ModelRules*) -> absl::StatusOr<ForeignCheckpoint> {
+       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                                FindTorchFiles(*place.storage, "", place.file));
+       return ReadTorch(*place.storage, "", files);
+     }},
+};
+
+absl::StatusOr<ForeignPlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
+  const std::optional<std::string> local = LocalPathOfName(name);
+  std::error_code error;
+  if (!local.has_value() || !std::filesystem::is_regular_file(*local, error)) {
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
+                             OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
+    return ForeignPlace{std::move(storage), ""};
+  }
+  const std::filesystem::path path = std::filesystem::path(*local);
+  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
+  return ForeignPlace{std::move(storage), path.filename().string()};
+}
+
+absl::StatusOr<const ForeignFormat*> FindFormat(const ForeignPlace& place,
+                                                const std::string& name) {
+  bool is_known = name.empty();
+  for (const ForeignFormat& format : kFormats) {
+    if (!name.empty() && format.name != name) continue;
+    is_known = true;
+    TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
+    if (matches) return &format;
+  }
+  const std::string known = absl::StrJoin(FormatNames(), ", ");
+  if (!is_known) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown format \"", name, "\"; known are ", known));
+  }
+  if (!name.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(place.storage->Describe(place.file), ": no checkpoint in the format ", name));
+  }
+  return absl::NotFoundError(absl::StrCat(place.storage->Describe(place.file),
+                                          ": no checkpoint in any of the formats ", known));
+}
+
+// A checkpoint that is there, but not all of it.
+absl::Status MissingIsDamage(const absl::Status& status) {
+  return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
+}
+
+}  // namespace
+
+std::vector<std::string> FormatNames() {
+  std::vector<std::string> names;
+  for (const ForeignFormat& format : kFormats) names.emplace_back(format.name);
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
+                                                            const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
+  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options.rules);
+  if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
+  absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
+      ForeignStorage::Create(place.storage, "", *std::move(checkpoint));
+  if (!storage.ok()) return MissingIsDamage(storage.status());
+  return storage;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,35 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_
+#define TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/convert/foreign_storage.h"
+#include "checkpoint/convert/model_rules.h"
+
+namespace tessera::ckpt::convert {
+
+struct OpenForeignOptions {
+  std::string format;  // one of FormatNames(); empty: found out by looking at the files
+  // Null: tensors keep the names that the files have, and formats that need a model are refused.
+  const ModelRules* rules = nullptr;
+  std::string s3_endpoint;  // see OpenStorage()
+};
+
+// Of the formats that are read: "hf", "dcp", "llmc", "torch". Tensors of dcp and torch have the
+// names that the files have, with or without rules.
+std::vector<std::string> FormatNames();
+
+// The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage
+// whose root is a checkpoint. Errors: NotFound for a place that is not there or in none of the
+// formats, and for nothing else; InvalidArgument for an unknown format; DataLoss for missing files;
+// the other errors of its index pass and of ForeignStorage::Create().
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
+                                                            const OpenForeignOptions& options);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_

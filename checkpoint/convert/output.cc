@@ -1,0 +1,174 @@
+#include "checkpoint/convert/output.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/layout/copy_box.h"
+#include "checkpoint/layout/flat_range.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/load/options.h"
+#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/state_dict.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr int64_t kBlockBytes = int64_t{32} << 20;
+
+class BlockReader {
+ public:
+  BlockReader(const OutputSource& source, int io_threads) : source_(source) {
+    options_.io_threads = io_threads;
+    options_.allow_unexpected = true;
+  }
+
+  // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
+  absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
+                    std::span<std::byte> block, LogicalDigest& digest) const {
+    ShardedTensor wanted = {.name = tensor.source_name,
+                            .role = FromProto(tensor.role),
+                            .dtype = FromProto(tensor.dtype),
+                            .global_shape = tensor.shape};
+    for (const StoredPiece& piece : pieces) {
+      wanted.shards.push_back(
+          {.box = piece.box, .data = block.data() + piece.offset_bytes, .strides = piece.strides});
+    }
+    TESSERA_RETURN_IF_ERROR(LoadWithManifest(source_.storage, source_.directory, source_.manifest,
+                                             {{std::move(wanted)}}, options_)
+                                .status());
+    const size_t size = DTypeSize(tensor.dtype);
+    for (const StoredPiece& piece : pieces) {
+      digest += DigestBox(tensor.shape,
+                          {block.data() + piece.offset_bytes, piece.box, piece.strides}, size);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const OutputSource& source_;
+  LoadOptions options_;
+};
+
+class Writer {
+ public:
+  Writer(const OutputSource& source, Storage& storage, std::string_view directory,
+         const OutputOptions& options)
+      : reader_(source, options.io_threads),
+        storage_(storage),
+        directory_(directory),
+        options_(options) {}
+
+  absl::StatusOr<DigestsByName> Write(const std::vector<OutputFile>& files) {
+    for (const OutputFile& file : files) total_bytes_ += file.size_bytes;
+    for (const OutputFile& file : files) TESSERA_RETURN_IF_ERROR(WriteFile(file));
+    TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(directory_));
+    return std::move(digests_);
+  }
+
+ private:
+  absl::Status WriteFile(const OutputFile& file) {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> out,
+                             storage_.Create(JoinPath(directory_, file.name), file.size_bytes));
+    TESSERA_RETURN_IF_ERROR(out->WriteAt(0, std::as_bytes(std::span(file.header))));
+    Advance(file.header.size());
+    for (const OutputTensor& tensor : file.tensors) {
+      TESSERA_RETURN_IF_ERROR(WriteTensor(tensor, *out));
+    }
+    TESSERA_RETURN_IF_ERROR(out->Sync());
+    return out->Close();
+  }
+
+  absl::Status WriteTensor(const OutputTensor& tensor, WritableFile& out) {
+    const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
+    const int64_t block = kBlockBytes / size;
+    LogicalDigest& digest = digests_[tensor.name];
+    for (int64_t begin = 0; begin < tensor.elements; begin += block) {
+      const int64_t end = std::min(tensor.elements, begin + block);
+      buffer_.assign(static_cast<size_t>((end - begin) * size), std::byte{0});
+      TESSERA_RETURN_IF_ERROR(reader_.Read(tensor, tensor.pieces(begin, end), buffer_, digest));
+      TESSERA_RETURN_IF_ERROR(
+          out.WriteAt(tensor.offset_bytes + static_cast<uint64_t>(begin * size), buffer_));
+      Advance(buffer_.size());
+    }
+    return absl::OkStatus();
+  }
+
+  void Advance(uint64_t bytes) {
+    done_bytes_ += bytes;
+    if (options_.progress) options_.progress(done_bytes_, total_bytes_);
+  }
+
+  const BlockReader reader_;
+  Storage& storage_;
+  const std::string directory_;
+  const OutputOptions& options_;
+  std::vector<std::byte> buffer_;
+  DigestsByName digests_;
+  uint64_t done_bytes_ = 0, total_bytes_ = 0;
+};
+
+}  // namespace
+
+std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,
+                                        int64_t end) {
+  std::vector<StoredPiece> pieces;
+  uint64_t offset = 0;
+  for (Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
+    StoredPiece piece = {.offset_bytes = offset, .strides = ContiguousStrides(box.shape)};
+    offset += static_cast<uint64_t>(ElementCount(box.shape)) * element_bytes;
+    piece.box = std::move(box);
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
+                                          const std::vector<OutputFile>& files, Storage& storage,
+                                          std::string_view directory,
+                                          const OutputOptions& options) {
+  return Writer(source, storage, directory, options).Write(files);
+}
+
+absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,
+                                          const OutputOptions& options) {
+  const BlockReader reader(source, options.io_threads);
+  DigestsByName digests;
+  std::vector<std::byte> buffer;
+  uint64_t done = 0, total = 0;
+  for (const DataFile& file : source.manifest.files()) total += file.size_bytes();
+  for (const LogicalTensor& logical : source.manifest.tensors()) {
+    if (!logical.alias_of().empty()) continue;
+    const OutputTensor tensor = {.name = logical.name(),
+                                 .source_name = logical.name(),
+                                 .role = logical.role(),
+                                 .dtype = logical.dtype(),
+                                 .shape = GlobalShape(logical),
+                                 .elements = ElementCount(GlobalShape(logical))};
+    const size_t size = DTypeSize(tensor.dtype);
+    const int64_t block = kBlockBytes / static_cast<int64_t>(size);
+    LogicalDigest& digest = digests[tensor.name];
+    for (int64_t begin = 0; begin < tensor.elements; begin += block) {
+      const int64_t end = std::min(tensor.elements, begin + block);
+      buffer.resize(static_cast<size_t>(end - begin) * size);
+      TESSERA_RETURN_IF_ERROR(
+          reader.Read(tensor, RowMajorPieces(tensor.shape, size, begin, end), buffer, digest));
+      done += buffer.size();
+      if (options.progress) options.progress(done, total);
+    }
+  }
+  for (const LogicalTensor& logical : source.manifest.tensors()) {
+    if (!logical.alias_of().empty()) digests[logical.name()] = digests[logical.alias_of()];
+  }
+  return digests;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,78 @@
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/convert/formats/write_foreign.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/tools/commands.h"
+#include "checkpoint/tools/progress_bar.h"
+#include "checkpoint/tools/report.h"
+#include "checkpoint/tools/target.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt {
+namespace {
+
+absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& options,
+                                                    const Target& source,
+                                                    const CommandOutput& output) {
+  if (options.source.rules == nullptr) {
+    return absl::InvalidArgumentError("this program does not know any models");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
+                           ReadManifest(*source.storage, source.directory));
+  ProgressBar bar(output.progress);
+  return convert::WriteForeign(
+      {*source.storage, source.directory, manifest}, options.paths[1],
+      {.format = options.convert.format,
+       .dtype = options.convert.dtype,
+       .weights_only = options.convert.weights_only,
+       .max_file_bytes = options.convert.max_file_bytes,
+       .rules = options.source.rules,
+       .io_threads = options.threads,
+       .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+}
+
+void PrintReport(const CommandOptions& options, const Target& source,
+                 const convert::WriteForeignReport& report, std::ostream& out) {
+  out << options.paths[1] << ": written in the format " << options.convert.format << ", "
+      << HumanBytes(report.bytes) << " in " << report.files.size()
+      << (report.files.size() == 1 ? " file, " : " files, ") << HumanSeconds(report.seconds) << "\n"
+      << "all " << report.tensors << " tensors, read back, are those of " << source.Describe()
+      << ", to the last bit";
+  if (report.digests_compared > 0) {
+    out << "; " << report.digests_compared << " match the digests there, too";
+  }
+  out << "\n";
+}
+
+}  // namespace
+
+int RunConvert(const CommandOptions& options, const CommandOutput& output) {
+  if (options.convert.format == "tessera") return RunReshard(options, output);
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt convert", status);
+  };
+  const auto source = OpenTarget(options.paths[0], options.source);
+  if (!source.ok()) return fail(source.status());
+  const auto report = Convert(options, *source, output);
+  if (!report.ok()) return fail(report.status());
+  if (options.json) {
+    PrintJson({{"folder", options.paths[1]},
+               {"format", options.convert.format},
+               {"bytes", report->bytes},
+               {"files", report->files},
+               {"tensors", report->tensors},
+               {"digests_compared", report->digests_compared},
+               {"seconds", report->seconds}},
+              output.out);
+  } else {
+    PrintReport(options, *source, *report, output.out);
+  }
+  return kExitOk;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,56 @@
+#include "models/gpt2/hugging_face.h"
+
+#include "base/status_macros.h"
+
+namespace tessera::gpt2 {
+namespace {
+
+// Masks of the attention, in files of older versions.
+constexpr std::string_view kComputed[] = {"*.attn.bias", "*.attn.masked_bias"};
+
+absl::Status ReadConfig(const HuggingFaceConfigFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(fields.Require("activation_function", "gelu_new"));
+  TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_weights", true));
+  TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_by_inverse_layer_idx", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("add_cross_attention", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("tie_word_embeddings", true));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("n_layer"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("n_embd"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("n_head"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, fields.Integer("n_positions"));
+  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("layer_norm_epsilon", 1e-5));
+  config.set_num_layers(layers);
+  config.set_hidden_size(hidden);
+  config.set_num_attention_heads(heads);
+  config.set_max_position_embeddings(positions);
+  config.set_norm_epsilon(epsilon);
+  if (fields.Has("n_inner")) {
+    TESSERA_ASSIGN_OR_RETURN(const int64_t inner, fields.Integer("n_inner"));
+    config.set_ffn_hidden_size(inner);
+  }
+  return absl::OkStatus();
+}
+
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["activation_function"] = "gelu_new";
+  json["n_layer"] = config.num_layers();
+  json["n_embd"] = config.hidden_size();
+  json["n_head"] = config.num_attention_heads();
+  json["n_inner"] = config.ffn_hidden_size();
+  json["n_positions"] = config.max_position_embeddings();
+  json["layer_norm_epsilon"] = config.norm_epsilon();
+  json["resid_pdrop"] = config.hidden_dropout();
+  json["embd_pdrop"] = config.hidden_dropout();
+  json["attn_pdrop"] = config.attention_dropout();
+}
+
+}  // namespace
+
+constinit const HuggingFaceFormat kHuggingFaceFormat = {.model_type = "gpt2",
+                                                        .class_name = "GPT2LMHeadModel",
+                                                        .prefix = "transformer.",
+                                                        .computed = kComputed,
+                                                        .read_config = ReadConfig,
+                                                        .write_config = WriteConfig};
+
+}  // namespace tessera::gpt2

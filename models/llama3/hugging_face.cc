@@ -1,0 +1,102 @@
+#include "models/llama3/hugging_face.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace tessera::llama3 {
+namespace {
+
+constexpr std::string_view kComputed[] = {"*.rotary_emb.inv_freq"};
+constexpr double kDefaultBase = 10000;  // transformers', where config.json has none
+
+// transformers 5 has one object `rope_parameters`; versions before have `rope_theta` at the top and
+// `rope_scaling`, whose type has two names.
+absl::Status ReadRope(const HuggingFaceConfigFields& fields, ModelConfig& config) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const HuggingFaceConfigFields rope,
+      fields.Object(fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling"));
+  TESSERA_ASSIGN_OR_RETURN(double base, fields.Real("rope_theta", kDefaultBase));
+  TESSERA_ASSIGN_OR_RETURN(base, rope.Real("rope_theta", base));
+  config.set_rotary_base(base);
+  TESSERA_ASSIGN_OR_RETURN(std::string type, rope.Text("type", "default"));
+  TESSERA_ASSIGN_OR_RETURN(type, rope.Text("rope_type", type));
+  config.set_use_rope_scaling(type == "llama3");
+  if (type == "default") return absl::OkStatus();
+  if (type != "llama3") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config.json: rope_type is \"", type, "\", only \"default\" and \"llama3\" are supported"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const double factor, rope.Real("factor"));
+  TESSERA_ASSIGN_OR_RETURN(const double low, rope.Real("low_freq_factor"));
+  TESSERA_ASSIGN_OR_RETURN(const double high, rope.Real("high_freq_factor"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t original,
+                           rope.Integer("original_max_position_embeddings"));
+  config.set_rope_scaling_factor(factor);
+  config.set_rope_scaling_low_freq_factor(low);
+  config.set_rope_scaling_high_freq_factor(high);
+  config.set_rope_scaling_original_max_position_embeddings(original);
+  return absl::OkStatus();
+}
+
+absl::Status ReadConfig(const HuggingFaceConfigFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(fields.Require("hidden_act", "silu"));
+  TESSERA_RETURN_IF_ERROR(fields.Require("attention_bias", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("mlp_bias", false));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_hidden_layers"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t groups, fields.Integer("num_key_value_heads", heads));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, fields.Integer("intermediate_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t positions, fields.Integer("max_position_embeddings"));
+  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("rms_norm_eps", 1e-6));
+  TESSERA_ASSIGN_OR_RETURN(const bool tied, fields.Bool("tie_word_embeddings", false));
+  if (heads > 0) TESSERA_RETURN_IF_ERROR(fields.Require("head_dim", hidden / heads));
+  config.set_num_layers(layers);
+  config.set_hidden_size(hidden);
+  config.set_num_attention_heads(heads);
+  config.set_num_query_groups(groups);
+  config.set_ffn_hidden_size(ffn);
+  config.set_max_position_embeddings(positions);
+  config.set_norm_epsilon(epsilon);
+  config.set_untie_embeddings_and_output_weights(!tied);
+  return ReadRope(fields, config);
+}
+
+// Both ways of writing the rotary settings, so that every version reads them.
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["hidden_act"] = "silu";
+  json["num_hidden_layers"] = config.num_layers();
+  json["hidden_size"] = config.hidden_size();
+  json["num_attention_heads"] = config.num_attention_heads();
+  json["num_key_value_heads"] = config.num_query_groups();
+  json["head_dim"] = config.hidden_size() / config.num_attention_heads();
+  json["intermediate_size"] = config.ffn_hidden_size();
+  json["max_position_embeddings"] = config.max_position_embeddings();
+  json["rms_norm_eps"] = config.norm_epsilon();
+  json["attention_bias"] = false;
+  json["mlp_bias"] = false;
+  json["attention_dropout"] = config.attention_dropout();
+  json["rope_theta"] = config.rotary_base();
+  json["rope_scaling"] = nullptr;
+  if (!config.use_rope_scaling()) return;
+  json["rope_scaling"] = {
+      {"rope_type", "llama3"},
+      {"rope_theta", config.rotary_base()},
+      {"factor", config.rope_scaling_factor()},
+      {"low_freq_factor", config.rope_scaling_low_freq_factor()},
+      {"high_freq_factor", config.rope_scaling_high_freq_factor()},
+      {"original_max_position_embeddings", config.rope_scaling_original_max_position_embeddings()}};
+}
+
+}  // namespace
+
+constinit const HuggingFaceFormat kHuggingFaceFormat = {.model_type = "llama",
+                                                        .class_name = "LlamaForCausalLM",
+                                                        .prefix = "model.",
+                                                        .computed = kComputed,
+                                                        .read_config = ReadConfig,
+                                                        .write_config = WriteConfig};
+
+}  // namespace tessera::llama3

@@ -1,0 +1,353 @@
+// `ckpt` on checkpoints of other frameworks, and between their formats.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/tools/commands.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/llmc.h"
+#include "nlohmann/json.hpp"
+#include "trainer/convert/model_rules.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+std::string Fixture(const std::string& name) { return "tests/fixtures/pytorch/" + name; }
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  EXPECT_TRUE(in.good()) << path;
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void WriteFile(const fs::path& path, const std::string& contents) {
+  std::ofstream(path, std::ios::binary) << contents;
+}
+
+// A value that tells where it is from.
+float ValueAt(int array, size_t tensor, int64_t element) {
+  const uint64_t mixed = (static_cast<uint64_t>(array) * 1009 + tensor) * 7919 +
+                         static_cast<uint64_t>(element) * 2654435761;
+  return static_cast<float>(mixed % 16777213);  // every such integer is a float
+}
+
+class ConvertCommandTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) /
+            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+  }
+
+  std::string In(const std::string& name) const { return (root_ / name).string(); }
+
+  int Run(const std::vector<std::string>& arguments) {
+    std::ostringstream out, err;
+    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
+    out_ = out.str();
+    err_ = err.str();
+    return exit_code;
+  }
+
+  nlohmann::json Json() const { return nlohmann::json::parse(out_); }
+
+  // A folder as a run of llm.c with this many ranks leaves it at step 7: its model is a fixture's,
+  // its optimizer state of known values. With `zero`, every rank has its part, else all of it.
+  std::string MakeLlmcFolder(const std::string& model, int ranks, bool zero) {
+    const std::string folder =
+        In(model + "-" + std::to_string(ranks) + (zero ? "-zero" : "-copies"));
+    fs::create_directories(folder);
+    fs::copy_file(Fixture(model + ".model.bin"), folder + "/model_00000007.bin");
+    const auto info = ReadLlmcInfo(folder + "/model_00000007.bin");
+    EXPECT_TRUE(info.ok()) << info.status();
+    const std::vector<LlmcTensor> tensors = LlmcTensors(*info);
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<int32_t> header(256);
+      header[0] = 20240527, header[1] = 1, header[2] = ranks, header[3] = rank, header[4] = 1;
+      header[10] = 7;
+      std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
+      for (int array = 0; array < 3; ++array) {
+        for (size_t t = 0; t < tensors.size(); ++t) {
+          const int64_t all = tensors[t].rows * tensors[t].columns, part = all / ranks;
+          for (int64_t i = zero ? rank * part : 0; i < (zero ? (rank + 1) * part : all); ++i) {
+            // Padding is zero.
+            const bool real = i / tensors[t].columns < tensors[t].real_rows;
+            const float value = real ? ValueAt(array, t, i) : 0;
+            bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+          }
+        }
+      }
+      char name[32];
+      std::snprintf(name, sizeof(name), "/state_00000007_%05d.bin", rank);
+      WriteFile(folder + name, bytes);
+    }
+    WriteFile(folder + "/DONE_00000007", "");
+    return folder;
+  }
+
+  fs::path root_;
+  std::string out_, err_;
+};
+
+// Every element of the optimizer's state, where the model wants it, whatever the number of ranks.
+TEST_F(ConvertCommandTest, OptimizerStatesOfLlmc) {
+  for (const char* model : {"gpt2", "llama3_untied"}) {
+    constexpr std::pair<int, bool> kRuns[] = {
+        {1, false}, {2, true}, {4, true}, {8, true}, {2, false}};
+    for (const auto& [ranks, zero] : kRuns) {
+      const std::string folder = MakeLlmcFolder(model, ranks, zero);
+      const auto storage = ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
+      ASSERT_TRUE(storage.ok()) << storage.status();
+      const auto checkpoint = ckpt::Checkpoint::Open(**storage, "");
+      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      EXPECT_EQ(checkpoint->step(), 7);
+      const auto info = ReadLlmcInfo(folder + "/model_00000007.bin");
+      const std::vector<LlmcTensor> tensors = LlmcTensors(*info);
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        const LlmcTensor& tensor = tensors[t];
+        int array = 0;
+        for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"}) {
+          const auto found = ckpt::LoadTensor<float>(*checkpoint, tensor.name + state);
+          ASSERT_TRUE(found.ok()) << found.status();
+          ASSERT_EQ(found->size(), tensor.real_rows * tensor.columns);
+          for (int64_t i = 0; i < tensor.real_rows * tensor.columns; ++i) {
+            int64_t row = i / tensor.columns, column = i % tensor.columns;
+            if (const int64_t size = tensor.interleaved_head_size; size > 0) {
+              const int64_t in_head = row % size;
+              row += in_head % 2 * (size / 2) + in_head / 2 - in_head;
+            }
+            const int64_t at =
+                tensor.transposed ? column * tensor.real_rows + row : row * tensor.columns + column;
+            ASSERT_EQ((*found)[at], ValueAt(array, t, i)) << tensor.name << state << " " << i;
+          }
+          ++array;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ConvertCommandTest, StatesOfLlmcThatDoNotBelongTogether) {
+  const std::string copies = MakeLlmcFolder("gpt2", 2, false);
+  std::string state = ReadFile(copies + "/state_00000007_00001.bin");
+  state[1024 + 4 * 777] ^= 1;
+  WriteFile(copies + "/state_00000007_00001.bin", state);
+  EXPECT_EQ(Run({"verify", copies}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, AllOf(HasSubstr("tensor transformer.wte.weight.exp_avg: the copies of"),
+                          HasSubstr("state_00000007_00000.bin"), HasSubstr("differ")));
+  const std::string zero = MakeLlmcFolder("gpt2", 4, true);
+  fs::remove(zero + "/state_00000007_00002.bin");
+  EXPECT_EQ(Run({"verify", zero}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, HasSubstr("state_00000007_00002.bin"));
+  state = ReadFile(zero + "/state_00000007_00001.bin");
+  WriteFile(zero + "/state_00000007_00001.bin", state.substr(0, state.size() - 1));
+  fs::copy_file(zero + "/state_00000007_00003.bin", zero + "/state_00000007_00002.bin");
+  EXPECT_EQ(Run({"verify", zero}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, AllOf(HasSubstr("state_00000007_00001.bin"), HasSubstr("found")));
+  WriteFile(zero + "/state_00000007_00001.bin", state);
+  EXPECT_EQ(Run({"verify", zero}), ckpt::kExitDifferent);
+  EXPECT_THAT(err_, HasSubstr("header field 3: expected 2, found 3"));
+}
+
+TEST_F(ConvertCommandTest, LooksAtForeignCheckpoints) {
+  const std::string hf = Fixture("llama3_untied.hf");
+  EXPECT_EQ(Run({"inspect", hf}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("format      hf (transformers)"), HasSubstr("model       llama3"),
+                    HasSubstr("num_query_groups: 2"), HasSubstr("lm_head.weight")));
+  EXPECT_EQ(Run({"inspect", Fixture("llama3_tied.hf"), "--json"}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(Json()["foreign_format"], "hf");
+  EXPECT_EQ(Run({"ls", hf}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("llama3_untied.hf (hf)"));
+  EXPECT_EQ(Run({"ls", Fixture("gpt2.model.bin")}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("gpt2.model.bin (llmc)"));
+  EXPECT_EQ(Run({"verify", hf}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("files of this format (hf) have no checksums"));
+  EXPECT_EQ(Run({"diff", hf, Fixture("llama3_untied.model.bin")}), ckpt::kExitOk) << out_ << err_;
+  EXPECT_THAT(out_, HasSubstr("by every bit of the contents"));
+  EXPECT_EQ(Run({"diff", hf, Fixture("llama3_tied.hf")}), ckpt::kExitDifferent);
+  EXPECT_EQ(Run({"inspect", hf, "--from=llmc"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("no checkpoint in the format llmc"));
+  EXPECT_EQ(Run({"inspect", hf, "--from=dvd"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("unknown format \"dvd\""));
+}
+
+// From one framework's files through a sharded checkpoint back into files: the same state, proven
+// by digests, and the same tensors in the files.
+TEST_F(ConvertCommandTest, RoundTripsThroughHuggingFace) {
+  for (const char* model : {"gpt2", "llama3_tied", "llama3_untied"}) {
+    const std::string name = model, hf = Fixture(name + ".hf"), sharded = In(name + ".sharded"),
+                      written = In(name + ".hf"), single = In(name + ".single");
+    ASSERT_EQ(Run({"convert", hf, sharded, "--to=tessera", "--topology=tp2_pp2"}), ckpt::kExitOk)
+        << err_;
+    EXPECT_EQ(Run({"verify", sharded, "--digests"}), ckpt::kExitOk) << out_;
+    ASSERT_EQ(Run({"convert", sharded, written, "--to=hf", "--max-file-size=8K"}), ckpt::kExitOk)
+        << err_;
+    EXPECT_THAT(out_, HasSubstr("to the last bit"));
+    EXPECT_TRUE(fs::exists(written + "/model.safetensors.index.json"));
+    EXPECT_EQ(Run({"diff", written, sharded}), ckpt::kExitOk) << out_ << err_;
+    EXPECT_EQ(Run({"diff", written, hf}), ckpt::kExitOk) << out_ << err_;
+    ASSERT_EQ(Run({"convert", written, single, "--to=tessera", "--json"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Run({"diff", single, sharded}), ckpt::kExitOk) << out_ << err_;
+    EXPECT_THAT(out_, HasSubstr("by the digests in the manifests"));
+  }
+}
+
+TEST_F(ConvertCommandTest, RoundTripsThroughLlmcWithOptimizerState) {
+  for (const char* model : {"gpt2", "llama3_untied"}) {
+    const std::string name = model, llmc = MakeLlmcFolder(model, 1, false),
+                      sharded = In(name + ".sharded"), written = In(name + ".llmc"),
+                      single = In(name + ".single");
+    ASSERT_EQ(Run({"convert", llmc, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}),
+              ckpt::kExitOk)
+        << err_;
+    ASSERT_EQ(Run({"convert", sharded, written, "--to=llmc", "--json"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Json()["files"].size(), 3);
+    EXPECT_GT(Json()["digests_compared"], 40);
+    for (const char* file : {"/model_00000007.bin", "/state_00000007_00000.bin"}) {
+      const std::string found = ReadFile(written + file), expected = ReadFile(llmc + file);
+      // Headers hold what is not converted: the batch of Llama's, the rank count is the same.
+      EXPECT_TRUE(found.substr(1024) == expected.substr(1024)) << file;
+    }
+    ASSERT_EQ(Run({"convert", written, single, "--to=tessera"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Run({"diff", single, sharded}), ckpt::kExitOk) << out_ << err_;
+    EXPECT_THAT(out_, HasSubstr("by the digests in the manifests"));
+    // Ranks of ZeRO hold the same state.
+    EXPECT_EQ(Run({"diff", MakeLlmcFolder(model, 4, true), single}), ckpt::kExitOk) << out_ << err_;
+  }
+}
+
+TEST_F(ConvertCommandTest, OtherDTypes) {
+  const std::string hf = Fixture("gpt2.hf"), bf16 = In("bf16");
+  ASSERT_EQ(Run({"convert", hf, bf16, "--to=hf", "--dtype=bf16"}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(Run({"inspect", bf16, "--json"}), ckpt::kExitOk) << err_;
+  EXPECT_EQ(Json()["tensors"][0]["dtype"], "BF16");
+  EXPECT_THAT(ReadFile(bf16 + "/config.json"), HasSubstr("\"bfloat16\""));
+  EXPECT_EQ(Run({"convert", hf, In("f16"), "--to=llmc", "--dtype=f16"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("F32 or BF16, not F16"));
+}
+
+TEST_F(ConvertCommandTest, ConvertRefuses) {
+  const std::string hf = Fixture("gpt2.hf");
+  EXPECT_EQ(Run({"convert", hf, In("a")}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("convert needs --to"));
+  EXPECT_EQ(Run({"convert", hf, In("a"), "--to=onnx"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("written are hf, llmc"));
+  EXPECT_EQ(Run({"convert", hf, root_.string(), "--to=hf"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("nothing is ever overwritten"));
+  EXPECT_EQ(Run({"convert", hf, In("a"), "--to=hf", "--dtype=int4"}), ckpt::kExitUsage);
+  EXPECT_THAT(err_, HasSubstr("expected f32, bf16 or f16"));
+  EXPECT_TRUE(fs::is_empty(root_));
+}
+
+// A safetensors file in memory.
+struct Safetensors {
+  nlohmann::json header;
+  std::string data;
+
+  static Safetensors Read(const std::string& path) {
+    const std::string bytes = ReadFile(path);
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    return {nlohmann::json::parse(bytes.substr(8, length)), bytes.substr(8 + length)};
+  }
+  void Write(const std::string& path) const {
+    const std::string text = header.dump();
+    const uint64_t length = text.size();
+    WriteFile(path, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+  }
+  // Adds a copy of a tensor's entry and data under another name.
+  void Copy(const std::string& from, const std::string& to) {
+    const uint64_t begin = header[from]["data_offsets"][0], end = header[from]["data_offsets"][1];
+    header[to] = header[from];
+    header[to]["data_offsets"] = {data.size(), data.size() + (end - begin)};
+    data += data.substr(begin, end - begin);
+  }
+};
+
+// As OpenAI's own files: no prefix, masks of the attention, and the head beside the embedding.
+TEST_F(ConvertCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
+  const std::string folder = In("hf"), file = folder + "/model.safetensors";
+  fs::copy(Fixture("gpt2.hf"), folder);
+  Safetensors tensors = Safetensors::Read(file);
+  const nlohmann::json header = tensors.header;
+  tensors.header.clear();
+  for (const auto& [name, entry] : header.items()) {
+    const std::string prefix = "transformer.";
+    tensors.header[name.starts_with(prefix) ? name.substr(prefix.size()) : name] = entry;
+  }
+  tensors.Copy("h.0.ln_1.weight", "h.0.attn.bias");
+  tensors.Copy("wte.weight", "lm_head.weight");
+  tensors.Write(file);
+  EXPECT_EQ(Run({"diff", folder, Fixture("gpt2.hf")}), ckpt::kExitOk) << out_ << err_;
+  tensors.data.back() ^= 1;
+  tensors.Write(file);
+  EXPECT_EQ(Run({"verify", folder}), ckpt::kExitDifferent);
+  EXPECT_THAT(
+      err_, AllOf(HasSubstr("tensor transformer.wte.weight: the copies of"), HasSubstr("differ")));
+}
+
+// A copy of the untied model's folder, changed.
+TEST_F(ConvertCommandTest, DamagedHuggingFaceFolders) {
+  const std::string folder = In("hf"), index = folder + "/model.safetensors.index.json",
+                    config = folder + "/config.json";
+  const auto refused = [&](int exit_code, const std::string& message) {
+    EXPECT_EQ(Run({"verify", folder}), exit_code) << out_;
+    EXPECT_THAT(err_, HasSubstr(message));
+    fs::remove_all(folder);
+    fs::copy(Fixture("llama3_untied.hf"), folder);
+  };
+  fs::copy(Fixture("llama3_untied.hf"), folder);
+  const auto replace = [](const std::string& path, const std::string& from, const std::string& to) {
+    std::string text = ReadFile(path);
+    ASSERT_NE(text.find(from), text.npos) << from;
+    WriteFile(path, text.replace(text.find(from), from.size(), to));
+  };
+  fs::remove(folder + "/model-00002-of-00004.safetensors");
+  refused(ckpt::kExitDifferent, "missing: model-00002-of-00004.safetensors");
+  const std::string file = folder + "/model-00003-of-00004.safetensors";
+  WriteFile(file, ReadFile(file).substr(0, 4000));
+  refused(ckpt::kExitDifferent, "model-00003-of-00004.safetensors");
+  replace(index, "model-00003-of", "model-00001-of");
+  refused(ckpt::kExitDifferent, "no tensor");
+  replace(index, "\"weight_map\"", "\"weight_mop\"");
+  refused(ckpt::kExitDifferent, "weight_map");
+  replace(index, "model-00003-of-00004.safetensors", "../../etc/passwd");
+  refused(ckpt::kExitDifferent, "../../etc/passwd");
+  replace(config, "\"intermediate_size\": 56", "\"intermediate_size\": 64");
+  refused(ckpt::kExitDifferent, "expected F32 [64,16], found F32 [56,16]");
+  replace(config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+  refused(ckpt::kExitDifferent, "tensor model.layers.2.input_layernorm.weight is missing");
+  replace(config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+  refused(ckpt::kExitDifferent, "is not the model's");
+  replace(config, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5000");
+  refused(ckpt::kExitUsage, "5000 layers, but the files have 21 tensors");
+  replace(config, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"");
+  refused(ckpt::kExitUsage, "hidden_act is \"relu\", only \"silu\" is supported");
+  replace(config, "\"hidden_size\": 16", "\"hidden_size\": \"16\"");
+  refused(ckpt::kExitUsage, "hidden_size is \"16\", expected an integer");
+  replace(config, "\"model_type\": \"llama\"", "\"model_type\": \"bert\"");
+  refused(ckpt::kExitUsage, "model_type is \"bert\", known are gpt2, llama");
+  replace(config, "{", "");
+  refused(ckpt::kExitUsage, "config.json is not a JSON object");
+}
+
+}  // namespace
+}  // namespace tessera
