@@ -18,6 +18,7 @@
 #include "checkpoint/load/options.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/state_dict.h"
+#include "zlib.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -80,14 +81,25 @@ class Writer {
                              storage_.Create(JoinPath(directory_, file.name), file.size_bytes));
     TESSERA_RETURN_IF_ERROR(out->WriteAt(0, std::as_bytes(std::span(file.header))));
     Advance(file.header.size());
+    std::vector<uint32_t> crc32;
     for (const OutputTensor& tensor : file.tensors) {
-      TESSERA_RETURN_IF_ERROR(WriteTensor(tensor, *out));
+      crc32.push_back(0);
+      TESSERA_RETURN_IF_ERROR(
+          WriteTensor(tensor, *out, file.finish == nullptr ? nullptr : &crc32.back()));
+    }
+    if (file.finish != nullptr) {
+      for (const OutputBytes& rest : file.finish(crc32)) {
+        TESSERA_RETURN_IF_ERROR(
+            out->WriteAt(rest.offset_bytes, std::as_bytes(std::span(rest.bytes))));
+        Advance(rest.bytes.size());
+      }
     }
     TESSERA_RETURN_IF_ERROR(out->Sync());
     return out->Close();
   }
 
-  absl::Status WriteTensor(const OutputTensor& tensor, WritableFile& out) {
+  // `crc32` may be null.
+  absl::Status WriteTensor(const OutputTensor& tensor, WritableFile& out, uint32_t* crc32) {
     const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
     const int64_t block = kBlockBytes / size;
     LogicalDigest& digest = digests_[tensor.name];
@@ -97,6 +109,10 @@ class Writer {
       TESSERA_RETURN_IF_ERROR(reader_.Read(tensor, tensor.pieces(begin, end), buffer_, digest));
       TESSERA_RETURN_IF_ERROR(
           out.WriteAt(tensor.offset_bytes + static_cast<uint64_t>(begin * size), buffer_));
+      if (crc32 != nullptr) {
+        *crc32 = static_cast<uint32_t>(
+            crc32_z(*crc32, reinterpret_cast<const Bytef*>(buffer_.data()), buffer_.size()));
+      }
       Advance(buffer_.size());
     }
     return absl::OkStatus();

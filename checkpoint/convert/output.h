@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,11 +41,20 @@ struct OutputTensor {
   std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> pieces;
 };
 
+// Bytes of a new file that belong to no tensor.
+struct OutputBytes {
+  uint64_t offset_bytes = 0;
+  std::string bytes;
+};
+
 struct OutputFile {
   std::string name;
   std::string header;  // the bytes before the first tensor: all of a file without tensors
   uint64_t size_bytes = 0;
   std::vector<OutputTensor> tensors;
+  // May be null. Called when all tensors are written, with the CRC-32 (that of zip) of the bytes of
+  // each: what else the file has, between the tensors and after them.
+  std::function<std::vector<OutputBytes>(std::span<const uint32_t> crc32)> finish;
 };
 
 struct OutputOptions {

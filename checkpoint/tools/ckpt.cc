@@ -106,10 +106,12 @@ gets its name when every tensor has been read back and is equal to what was read
 
   --to=FORMAT                  hf: a folder in Hugging Face's format: config.json, safetensors
                                llmc: llm.c's model file and optimizer state
+                               torch: one file for torch.load(), checkpoint.pt
+                               dcp: a folder of torch.distributed.checkpoint
                                tessera: FOLDER/step-N, for one rank or for --topology
-  --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; hf, llmc)
-  --weights-only               leaves optimizer state out (llmc; hf never has it)
-  --max-file-size=SIZE         of one safetensors file (5GB)
+  --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera)
+  --weights-only               leaves optimizer state out (hf never has it)
+  --max-file-size=SIZE         of one file (5GB; hf, dcp)
   --topology=T --memory=SIZE   as for ckpt reshard (tessera)
   --threads=N                  that read (4)
   --json                       one object, for machines

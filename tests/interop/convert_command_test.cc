@@ -234,6 +234,35 @@ TEST_F(ConvertCommandTest, RoundTripsThroughLlmcWithOptimizerState) {
   }
 }
 
+// Every tensor, optimizer state included, under its own name.
+TEST_F(ConvertCommandTest, RoundTripsThroughTorchAndDcp) {
+  const std::string llmc = MakeLlmcFolder("gpt2", 1, false), sharded = In("sharded");
+  ASSERT_EQ(Run({"convert", llmc, sharded, "--to=tessera", "--topology=dp2_zero1_tp2_pp2"}),
+            ckpt::kExitOk)
+      << err_;
+  for (const std::string format : {"torch", "dcp"}) {
+    const std::string written = In(format), single = In(format + ".single");
+    ASSERT_EQ(Run({"convert", sharded, written, "--to=" + format, "--json"}), ckpt::kExitOk)
+        << err_;
+    EXPECT_GT(Json()["digests_compared"], 40);
+    EXPECT_EQ(Run({"ls", written}), ckpt::kExitOk) << err_;
+    EXPECT_THAT(out_, HasSubstr("(" + format + ")"));
+    EXPECT_EQ(Run({"diff", written, sharded}), ckpt::kExitOk) << out_ << err_;
+    ASSERT_EQ(Run({"convert", written, single, "--to=tessera"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Run({"diff", single, written}), ckpt::kExitOk) << out_ << err_;
+    ASSERT_EQ(Run({"convert", sharded, In(format + ".bf16"), "--to=" + format, "--dtype=bf16",
+                   "--weights-only"}),
+              ckpt::kExitOk)
+        << err_;
+    EXPECT_EQ(Run({"inspect", In(format + ".bf16"), "--json"}), ckpt::kExitOk) << err_;
+    for (const auto& tensor : Json()["tensors"]) {
+      EXPECT_EQ(tensor["dtype"], "BF16") << tensor["name"];
+      EXPECT_EQ(tensor["role"], "WEIGHT") << tensor["name"];
+    }
+  }
+  EXPECT_EQ(Run({"diff", In("torch"), In("dcp")}), ckpt::kExitOk) << out_ << err_;
+}
+
 TEST_F(ConvertCommandTest, OtherDTypes) {
   const std::string hf = Fixture("gpt2.hf"), bf16 = In("bf16");
   ASSERT_EQ(Run({"convert", hf, bf16, "--to=hf", "--dtype=bf16"}), ckpt::kExitOk) << err_;

@@ -128,6 +128,28 @@ absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
                      .strides = std::move(stored.strides)};
 }
 
+bool AreSamePieces(const ForeignTensor& a, const ForeignTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape &&
+         std::ranges::equal(a.pieces, b.pieces, [](const StoredPiece& p, const StoredPiece& q) {
+           return p.box == q.box && p.file == q.file && p.offset_bytes == q.offset_bytes &&
+                  p.strides == q.strides;
+         });
+}
+
+// Tensors that are stored once under several names become aliases of the first.
+void FindAliases(std::vector<ForeignTensor>& tensors) {
+  std::map<std::pair<std::string, uint64_t>, const ForeignTensor*> first_by_place;
+  for (ForeignTensor& tensor : tensors) {
+    if (tensor.pieces.empty()) continue;
+    const StoredPiece& piece = tensor.pieces.front();
+    const auto [first, is_new] =
+        first_by_place.try_emplace({piece.file, piece.offset_bytes}, &tensor);
+    if (is_new || !AreSamePieces(*first->second, tensor)) continue;
+    tensor.alias_of = first->second->name;
+    tensor.pieces.clear();
+  }
+}
+
 // "X" of each "X.param_groups..." among all names; "" of "param_groups...".
 std::set<std::string> OptimizerPrefixes(const DcpMetadata& metadata) {
   std::set<std::string> prefixes;
@@ -153,9 +175,23 @@ std::string NoteOf(const std::string& what, std::vector<std::string> names) {
   return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
 }
 
+// Roles that are stated by an object of the checkpoint. None if it has none.
+absl::StatusOr<std::map<std::string, Role>> ReadRoles(OpenFiles& files,
+                                                      const DcpMetadata& metadata) {
+  for (const DcpObject& object : metadata.objects) {
+    if (object.name != kTorchRolesKey) continue;
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(*file, object.blob.part));
+    return ReadTorchRoles(archive.contents.root());
+  }
+  return std::map<std::string, Role>();
+}
+
 void AddNotes(const DcpMetadata& metadata, ForeignCheckpoint& checkpoint) {
   std::vector<std::string> objects, unknown;
-  for (const DcpObject& object : metadata.objects) objects.push_back(object.name);
+  for (const DcpObject& object : metadata.objects) {
+    if (object.name != kTorchRolesKey) objects.push_back(object.name);
+  }
   for (const DcpTensor& tensor : metadata.tensors) {
     if (tensor.dtype == DTYPE_UNSPECIFIED) unknown.push_back(tensor.name);
   }
@@ -182,15 +218,15 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
                                      metadata.status().message()));
   }
   ForeignCheckpoint checkpoint;
-  checkpoint.format = "dcp";
+  checkpoint.format = kDcp;
   checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
   const std::set<std::string> optimizers = OptimizerPrefixes(*metadata);
+  TESSERA_ASSIGN_OR_RETURN(const auto roles, ReadRoles(files, *metadata));
   for (const DcpTensor& tensor : metadata->tensors) {
     if (tensor.dtype == DTYPE_UNSPECIFIED) continue;
-    ForeignTensor added = {
-        .name = tensor.name,
-        .role = IsOptimizerState(tensor.name, optimizers) ? OPTIMIZER_STATE : WEIGHT,
-        .dtype = tensor.dtype};
+    ForeignTensor added = {.name = tensor.name, .dtype = tensor.dtype};
+    if (IsOptimizerState(tensor.name, optimizers)) added.role = OPTIMIZER_STATE;
+    if (const auto role = roles.find(tensor.name); role != roles.end()) added.role = role->second;
     added.shape = tensor.shape;
     for (const DcpChunk& chunk : tensor.chunks) {
       absl::StatusOr<StoredPiece> piece = ReadChunk(files, tensor, chunk);
@@ -204,6 +240,7 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
     }
     checkpoint.tensors.push_back(std::move(added));
   }
+  FindAliases(checkpoint.tensors);
   AddNotes(*metadata, checkpoint);
   return checkpoint;
 }

@@ -9,13 +9,16 @@
 
 namespace tessera::ckpt::convert {
 
+inline constexpr std::string_view kDcp = "dcp";
+
 // Whether the folder holds a checkpoint of torch.distributed.checkpoint (DCP).
 absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder);
 
 // The tensors of a folder that torch.distributed.checkpoint wrote, under their names there. Their
-// chunks are files of torch.save() or safetensors files inside larger files. Tensors below
-// "X.state." where there is anything below "X.param_groups", too, are optimizer state. Objects that
-// are no tensors, and tensors of unknown dtypes, are named in the notes.
+// chunks are files of torch.save() or safetensors files inside larger files. Tensors that share all
+// their chunks are aliases. Tensors below "X.state." where there is anything below
+// "X.param_groups", too, are optimizer state. Objects that are no tensors, and tensors of unknown
+// dtypes, are named in the notes.
 //
 // Reads the metadata and the headers of all chunks. Errors: DataLoss, naming file and tensor;
 // Unimplemented for compressed chunks; NotFound where a file is missing; those of the storage.

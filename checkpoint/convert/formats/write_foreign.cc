@@ -14,11 +14,15 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "checkpoint/convert/dcp/read.h"
+#include "checkpoint/convert/dcp/write.h"
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/hugging_face/write.h"
 #include "checkpoint/convert/llmc/read.h"
 #include "checkpoint/convert/llmc/write.h"
+#include "checkpoint/convert/torch/read.h"
+#include "checkpoint/convert/torch/write.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
@@ -42,6 +46,18 @@ constexpr WrittenFormat kFormats[] = {
      [](const Manifest& manifest, const WriteForeignOptions& options) {
        return PlanLlmc(manifest, *options.rules,
                        {.dtype = options.dtype, .weights_only = options.weights_only});
+     }},
+    {kTorch,
+     [](const Manifest& manifest,
+        const WriteForeignOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+       return PlanTorch(manifest, {.dtype = options.dtype, .weights_only = options.weights_only});
+     }},
+    {kDcp,
+     [](const Manifest& manifest,
+        const WriteForeignOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
+       return PlanDcp(manifest,
+                      {.tensors = {.dtype = options.dtype, .weights_only = options.weights_only},
+                       .max_file_bytes = options.max_file_bytes});
      }},
 };
 

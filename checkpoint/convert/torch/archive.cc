@@ -391,6 +391,17 @@ absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, cons
   return tensor;
 }
 
+std::map<std::string, Role> ReadTorchRoles(const Value& dict) {
+  std::map<std::string, Role> roles;
+  for (size_t i = 0; i < dict.entry_count(); ++i) {
+    const auto [name, role_name] = dict.entry(i);
+    Role role = ROLE_UNSPECIFIED;
+    if (!Role_Parse(std::string(role_name.AsText().value_or("")), &role)) continue;
+    if (role != ROLE_UNSPECIFIED) roles[std::string(name.AsText().value_or(""))] = role;
+  }
+  return roles;
+}
+
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string first,
                            ReadSome(file, {0, file.size_bytes()}, kLegacyMagic.size()));

@@ -4,6 +4,7 @@
 // What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +59,13 @@ DType TorchDType(const pickle::Value& value);
 
 // The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
 std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
+
+// Key of a dict, in files that this library wrote, from the names of tensors other than weights to
+// their roles as the manifest calls them.
+inline constexpr char kTorchRolesKey[] = "tessera.roles";
+
+// The roles in such a dict; entries that are none are left out.
+std::map<std::string, Role> ReadTorchRoles(const pickle::Value& dict);
 
 }  // namespace tessera::ckpt::convert
 

@@ -87,7 +87,14 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
   // list holds the one before it ten times would not end.
   visits_left_ = 16 * archive.contents.node_count() + 1024;
   const Value root = archive.contents.root();
-  return Walk(root, IsTorchTensor(root) ? "tensor" : "", WEIGHT, 0);
+  const size_t first = checkpoint_.tensors.size();
+  TESSERA_RETURN_IF_ERROR(Walk(root, IsTorchTensor(root) ? "tensor" : "", WEIGHT, 0));
+  const std::map<std::string, Role> roles = ReadTorchRoles(root.Find(kTorchRolesKey));
+  for (size_t i = first; i < checkpoint_.tensors.size(); ++i) {
+    const auto role = roles.find(checkpoint_.tensors[i].name);
+    if (role != roles.end()) checkpoint_.tensors[i].role = role->second;
+  }
+  return absl::OkStatus();
 }
 
 void Collector::Note(const std::string& what, const std::string& name) {
@@ -231,7 +238,7 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::s
 absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view folder,
                                             std::span<const std::string> files) {
   ForeignCheckpoint checkpoint;
-  checkpoint.format = "torch";
+  checkpoint.format = kTorch;
   checkpoint.description.mutable_producer()->set_program("torch.save");
   Collector collector(checkpoint);
   for (const std::string& file : files) {

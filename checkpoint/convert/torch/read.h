@@ -12,6 +12,8 @@
 
 namespace tessera::ckpt::convert {
 
+inline constexpr std::string_view kTorch = "torch";
+
 // The tensors of files that torch.save() wrote: one file, or the parts of one state dict. `folder`
 // is inside `storage`, the files are inside the folder.
 //
