@@ -107,6 +107,7 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
   Progress progress;
   bool same_random_numbers = false;
   if (saved.has_value() && content.continues()) {
+    TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, config));
     const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest);
     TESSERA_RETURN_IF_ERROR(In(*saved, saved_progress.status()));
     progress = Continue(*saved_progress, content);
@@ -215,7 +216,8 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
   const std::string& llmc_file = options.llmc_filepath();
   const bool own = saved.has_value() && saved->is_own;
   const std::string& folder = own ? options.save() : options.load();
-  if (session.first_rank() && !folder.empty() && !options.has_ckpt_step()) {
+  const bool foreign = saved.has_value() && !saved->foreign_format.empty();
+  if (session.first_rank() && !folder.empty() && !options.has_ckpt_step() && !foreign) {
     const int64_t step = saved.has_value() ? saved->manifest.trainer().step() : -1;
     TESSERA_ASSIGN_OR_RETURN(const std::string passed_over,
                              DescribePassedOver(folder, step, options.s3_endpoint()));

@@ -7,16 +7,21 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
+#include "checkpoint/convert/foreign_storage.h"
+#include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/load_content.h"
+#include "trainer/convert/model_rules.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_run.pb.h"
 
@@ -89,9 +94,38 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
   return all;
 }
 
+absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenForeign(const CheckpointConfig& config,
+                                                           const std::string& format) {
+  return ckpt::convert::OpenForeign(
+      config.load(),
+      {.format = format, .rules = &RegisteredModelRules(), .s3_endpoint = config.s3_endpoint()});
+}
+
+// `load` is another framework's checkpoint. nullopt where it is none.
+absl::StatusOr<std::optional<SavedRun>> FindForeign(const CheckpointConfig& config) {
+  absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
+      ckpt::convert::OpenForeign(
+          config.load(), {.rules = &RegisteredModelRules(), .s3_endpoint = config.s3_endpoint()});
+  if (absl::IsNotFound(storage.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(storage.status());
+  std::string format = (*storage)->format();
+  absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
+  TESSERA_ASSIGN_OR_RETURN(SavedRun run,
+                           TakeSingleCheckpoint(*std::move(storage), std::move(manifest), config));
+  run.foreign_format = std::move(format);
+  return run;
+}
+
+bool IsFile(const std::string& name) {
+  std::error_code error;
+  const std::optional<std::string> local = ckpt::LocalPathOfName(name);
+  return local.has_value() && std::filesystem::is_regular_file(*local, error);
+}
+
 // In `load`.
 absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& config) {
   if (config.load().empty()) return std::nullopt;
+  if (IsFile(config.load())) return FindForeign(config);
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   // A request for weights excludes a fresh start.
@@ -113,7 +147,8 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& confi
     if (needed) return checkpoint.status;
   }
   if (saved.empty()) {
-    if (!required) return std::nullopt;
+    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> foreign, FindForeign(config));
+    if (foreign.has_value() || !required) return foreign;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
   }
   SavedRun run{.storage = *std::move(storage)};
@@ -214,6 +249,7 @@ std::string Encode(const std::optional<SavedRun>& run) {
     if (run->older_step.has_value()) message.set_older_step(*run->older_step);
     message.set_is_own(run->is_own);
     message.set_replaceable(run->replaceable);
+    message.set_foreign_format(run->foreign_format);
     message.set_manifest(run->manifest.SerializeAsString());
   }
   return message.SerializeAsString();
@@ -229,8 +265,10 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   if (!message.found()) return std::nullopt;
   run.is_own = message.is_own();
   run.replaceable = message.replaceable();
+  run.foreign_format = message.foreign_format();
   TESSERA_ASSIGN_OR_RETURN(
-      run.storage, run.is_own
+      run.storage, !run.foreign_format.empty() ? OpenForeign(config, run.foreign_format)
+                   : run.is_own
                        ? OpenSaveStorage(config)
                        : ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
   run.directory = message.directory();
@@ -329,6 +367,22 @@ absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const Tr
   TESSERA_ASSIGN_OR_RETURN(std::string moved_to,
                            ckpt::SetAside(*saved.storage, saved.directory, "damaged"));
   NoteSetAside(*saved.storage, {{saved.directory, std::move(moved_to), error}}, notes);
+  return absl::OkStatus();
+}
+
+absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config) {
+  const LoadContent content = LoadContentOf(config.checkpoint());
+  if (saved.foreign_format.empty()) return absl::OkStatus();
+  if (content.scheduler && !saved.manifest.has_trainer()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(saved.Describe(), " (", saved.foreign_format, ") does not tell its step; ",
+                     "--finetune takes the weights alone and starts at step 0"));
+  }
+  if (content.sampler && !saved.manifest.trainer().has_data()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        saved.Describe(), " (", saved.foreign_format, ") does not tell its position in the data; ",
+        "--load-content=model,optimizer,scheduler reads the data from the beginning"));
+  }
   return absl::OkStatus();
 }
 

@@ -45,6 +45,9 @@ struct SavedRun {
   // It was chosen by auto_resume: where it turns out to be damaged, PassOver() lets the next
   // FindSavedRun() find another one.
   bool replaceable = false;
+  // The format of another framework's checkpoint, which the storage presents; empty: none. What its
+  // files do not tell is absent from the manifest.
+  std::string foreign_format;
 
   std::string Describe() const { return storage->Describe(directory); }
 };
@@ -62,7 +65,8 @@ bool Saves(const TrainConfig& config);
 // they are. ckpt_step, where `load` is empty or the same folder, chooses one of its steps instead.
 //
 // Without one there, the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a
-// checkpoint, under whatever name, else the newest in it without ckpt_step. Directories that cannot
+// checkpoint, under whatever name, or one of another framework, else the newest in it without
+// ckpt_step. Directories that cannot
 // be read are passed over, unless nothing is left or ckpt_step names one: then their error is
 // returned.
 //
@@ -76,6 +80,11 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 // Returns that error unless it is one of damage.
 absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const TrainConfig& config,
                       const RankGroup& group, const NoteSink& notes);
+
+// FailedPrecondition where the run would continue with something that the checkpoint, one of
+// another framework, does not have: its step, or its position in the data. Names the flag that does
+// without it.
+absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config);
 
 // The settings for a run that continues from `saved`: those that concern a start from another
 // folder (finetune, no_load_optim and so on) do not apply to a resume from the run's own folder.

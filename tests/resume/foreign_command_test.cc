@@ -1,0 +1,124 @@
+// Runs that begin with another framework's checkpoint.
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/resume/command.h"
+#include "tests/resume/parallel_command.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+class ForeignCommandTest : public ParallelCommandTest {
+ protected:
+  // The model of the fixture `gpt2`.
+  void SetUp() override {
+    ParallelCommandTest::SetUp();
+    std::mt19937 random(3);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 5000; ++i) tokens.push_back(static_cast<int32_t>(random() % 61));
+    auto writer = TokenFileWriter::Create((root_ / "small.bin").string(), TokenFormat::kGpt2);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_TRUE((*writer)->Append(tokens).ok());
+    ASSERT_TRUE((*writer)->Close().ok());
+    std::ofstream(root_ / "run.textproto")
+        << R"pb(
+          model {
+            architecture: GPT2
+            num_layers: 2
+            hidden_size: 16
+            num_attention_heads: 2
+            max_position_embeddings: 13
+            vocab_size: 61
+          }
+          training { micro_batch_size: 2 global_batch_size: 8 seq_length: 12 threads: 1 }
+          parallel { numerics: EXACT exact_tp_shards: 2 }
+          optimizer { lr: 1e-3 lr_decay_iters: 100 }
+        )pb"
+        << "data { train_data_path: \"" << (root_ / "small.bin").string() << "\" }\n";
+  }
+
+  static std::string Fixture(const std::string& name) {
+    return Runfile("tests/fixtures/pytorch/" + name);
+  }
+
+  Result Train(const std::string& run, const std::string& topology, int steps,
+               std::vector<std::string> flags) const {
+    flags.push_back("--topology=" + topology);
+    return Run(Mpirun(topology == "single" ? 1 : 2, Saving(run, steps, std::move(flags))));
+  }
+
+  // A folder of llm.c at step 7, whose moments are zero.
+  std::string MakeLlmcFolder() const {
+    const fs::path folder = root_ / "llmc";
+    fs::create_directories(folder);
+    fs::copy_file(Fixture("gpt2.model.bin"), folder / "model_00000007.bin");
+    std::vector<int32_t> header(256);
+    header[0] = 20240527, header[1] = 1, header[2] = 1, header[10] = 7;
+    std::string state(reinterpret_cast<const char*>(header.data()), 1024);
+    state.append(2 * (fs::file_size(folder / "model_00000007.bin") - 1024), '\0');
+    std::ofstream(folder / "state_00000007_00000.bin", std::ios::binary) << state;
+    return folder.string();
+  }
+};
+
+TEST_F(ForeignCommandTest, WeightsInHuggingFacesFormat) {
+  const std::string load = "--load=" + Fixture("gpt2.hf");
+  const Result refused = Train("refused", "single", 2, {load});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("gpt2.hf (hf) does not tell its step; --finetune takes the "
+                                     "weights alone and starts at step 0"));
+  const Result llmc = Train("llmc", "single", 2, {"--llmc-filepath=" + Fixture("gpt2.model.bin")});
+  ASSERT_EQ(llmc.exit_code, 0) << llmc.err;
+  const std::map<int64_t, std::string> expected = Losses("llmc");
+  ASSERT_EQ(expected.size(), 2);
+  for (const char* topology : {"single", "tp2", "pp2"}) {
+    const Result run = Train(topology, topology, 2, {load, "--finetune"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("weights alone, starting at step 0"));
+    EXPECT_EQ(Losses(topology), expected) << topology;
+  }
+}
+
+TEST_F(ForeignCommandTest, ARunOfLlmcGoesOn) {
+  const std::string load = "--load=" + MakeLlmcFolder();
+  const Result refused = Train("refused", "single", 9, {load});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("does not tell its position in the data; "
+                                     "--load-content=model,optimizer,scheduler reads the data "
+                                     "from the beginning"));
+  const std::string content = "--load-content=model,optimizer,scheduler";
+  for (const char* topology : {"single", "tp2"}) {
+    const Result run = Train(topology, topology, 9, {load, content});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("llmc (step 7)"));
+    EXPECT_THAT(run.out, HasSubstr("step 8/9 | loss"));
+  }
+  EXPECT_EQ(Losses("tp2"), Losses("single"));
+  // What it saves is a checkpoint like any other.
+  const Result resumed = Train("single", "pp2", 11, {});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("step 10/11 | loss"));
+}
+
+TEST_F(ForeignCommandTest, OtherModelsAreRefused) {
+  const Result run =
+      Train("run", "single", 2, {"--load=" + Fixture("llama3_tied.hf"), "--finetune"});
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_THAT(run.err, HasSubstr("architecture: saved LLAMA3, wanted GPT2"));
+}
+
+}  // namespace
+}  // namespace tessera
