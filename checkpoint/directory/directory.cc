@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
@@ -229,6 +230,8 @@ absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int k
     if (committed == 0) break;  // the rest is newer than the newest committed one
     if (*dir.committed) --committed;
     if (*dir.committed && excess-- <= 0) continue;
+    const RemovalLock lock(storage, dir.path);
+    if (lock.refused()) continue;
     first_error.Update(RemoveStepDirectory(storage, dir));
     removed = true;
   }

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/data_reader.h"
@@ -225,6 +226,7 @@ absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view che
                                           const StateDict& state, ProcessGroup& group,
                                           const LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
+  const ReadLock reading(storage, checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
                            ShareManifest(storage, checkpoint_dir, state, group, options));
   TESSERA_ASSIGN_OR_RETURN(LoadReport report,
@@ -237,6 +239,7 @@ absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view c
                                             const Manifest& manifest, const StateDict& state,
                                             const LoadOptions& options) {
   const auto start = std::chrono::steady_clock::now();
+  const ReadLock reading(storage, checkpoint_dir);
   TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
   SingleProcessGroup alone;
   TESSERA_ASSIGN_OR_RETURN(LoadReport report,

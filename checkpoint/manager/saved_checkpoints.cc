@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/manager/rolling.h"
 #include "checkpoint/verify/verify.h"
@@ -16,8 +17,25 @@
 namespace tessera::ckpt {
 namespace {
 
+constexpr int kRereads = 2;
+
 bool IsDamage(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+// As far as is known.
+bool IsHealthy(const Manifest& manifest) {
+  const TrainerState& trainer = manifest.trainer();
+  return !trainer.has_health() ||
+         (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
+}
+
+// False, with nothing done, while the checkpoint is being read.
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
+  const RemovalLock lock(storage, dir.path);
+  if (lock.refused()) return false;
+  TESSERA_RETURN_IF_ERROR(RemoveStepDirectory(storage, dir));
+  return true;
 }
 
 absl::StatusOr<std::vector<SavedCheckpoint>> ListCommitted(Storage& storage, std::string_view root,
@@ -98,6 +116,10 @@ absl::StatusOr<std::optional<ResumePoint>> TakeNewestIntact(
   TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
   for (SavedCheckpoint& checkpoint : saved) {
     absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
+    // Bytes that were damaged on their way from a remote storage are intact the next time.
+    for (int again = 0; again < kRereads && IsDamage(manifest.status()); ++again) {
+      manifest = ReadIntact(storage, checkpoint.directory);
+    }
     if (manifest.ok()) return ResumePoint{std::move(checkpoint), *std::move(manifest)};
     if (!IsDamage(manifest.status())) return manifest.status();
     std::string moved_to;
@@ -146,9 +168,48 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   }
   const int chosen = ChooseRollingSlot(steps);
   for (const StepDirectory& dir : directories[chosen]) {
-    TESSERA_RETURN_IF_ERROR(RemoveStepDirectory(storage, dir));
+    TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
   }
   return JoinPath(root, kRollingSlots[chosen]);
+}
+
+absl::StatusOr<std::vector<std::string>> DropRollingForSpace(Storage& storage,
+                                                             std::string_view root,
+                                                             uint64_t needed_bytes) {
+  const auto lacking = [&]() -> uint64_t {
+    const absl::StatusOr<uint64_t> free_bytes = storage.FreeBytes();
+    return free_bytes.ok() && *free_bytes < needed_bytes ? needed_bytes - *free_bytes : 0;
+  };
+  std::vector<std::string> deleted;
+  const uint64_t lacking_at_first = lacking();
+  if (lacking_at_first == 0) return deleted;
+  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
+  std::vector<const SavedCheckpoint*> droppable;  // rolling ones, the newest first
+  uint64_t droppable_bytes = 0;
+  bool one_stays = false;  // of finite state
+  // Permanent ones first: each of them that is intact lets all rolling ones go.
+  std::ranges::stable_sort(saved, {}, &SavedCheckpoint::rolling);
+  for (const SavedCheckpoint& checkpoint : saved) {
+    if (!checkpoint.rolling && one_stays) continue;
+    const absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
+    const bool good = manifest.ok() && IsHealthy(*manifest);
+    if (!checkpoint.rolling || (good && !one_stays)) {
+      one_stays = one_stays || good;
+    } else if (manifest.ok() && !storage.IsLink(checkpoint.directory)) {
+      droppable.push_back(&checkpoint);
+      for (const DataFile& file : manifest->files()) droppable_bytes += file.size_bytes();
+    }
+  }
+  if (!one_stays || droppable_bytes < lacking_at_first) return deleted;
+  std::ranges::reverse(droppable);
+  for (const SavedCheckpoint* checkpoint : droppable) {
+    if (lacking() == 0) break;
+    TESSERA_ASSIGN_OR_RETURN(
+        const bool removed,
+        RemoveUnlessRead(storage, {checkpoint->step, checkpoint->directory, true}));
+    if (removed) deleted.push_back(checkpoint->directory);
+  }
+  return deleted;
 }
 
 Retention::Retention(Storage& storage, std::string_view root, const RetentionOptions& options)
@@ -182,8 +243,9 @@ absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time no
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
   for (const StepDirectory* dir : deleted) {
-    first_error.Update(RemoveStepDirectory(storage_, *dir));
-    described_.erase(dir->path);
+    const absl::StatusOr<bool> removed = RemoveUnlessRead(storage_, *dir);
+    first_error.Update(removed.status());
+    if (removed.ok() && *removed) described_.erase(dir->path);
   }
   if (!deleted.empty()) first_error.Update(storage_.SyncDirectory(root_));
   return first_error;
@@ -198,11 +260,9 @@ RetentionCandidate Retention::Describe(const SavedCheckpoint& checkpoint) {
   if (manifest.ok()) {
     const TrainerState& trainer = manifest->trainer();
     candidate.saved_at = absl::FromUnixMillis(manifest->producer().created_unix_ms());
-    if (trainer.has_health()) {
-      candidate.good = trainer.health().state_is_finite() && trainer.health().loss_is_sane();
-      if (trainer.health().has_validation_loss()) {
-        candidate.validation_loss = trainer.health().validation_loss();
-      }
+    candidate.good = IsHealthy(*manifest);
+    if (trainer.health().has_validation_loss()) {
+      candidate.validation_loss = trainer.health().validation_loss();
     }
   }
   described_[checkpoint.directory] = candidate;

@@ -86,12 +86,23 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
                                                       int64_t step);
 
 // Deletes what the next rolling checkpoint replaces, and returns the root to save it under. The
-// slot's manifest goes first and durably: a crash leaves a slot that is visibly incomplete.
+// slot's manifest goes first and durably: a crash leaves a slot that is visibly incomplete. A
+// checkpoint that is being read (read_lock.h) stays in the slot, beside the next one, until the slot
+// is emptied again.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root);
+
+// For a save that lacks space: deletes rolling checkpoints, the oldest first, until `needed_bytes`
+// are free. Keeps a rolling one unless an intact checkpoint of a finite state remains beside it;
+// deletes none where all of them together are too small, or the storage has no limit. Returns the
+// deleted directories.
+absl::StatusOr<std::vector<std::string>> DropRollingForSpace(Storage& storage,
+                                                             std::string_view root,
+                                                             uint64_t needed_bytes);
 
 // Deletes permanent checkpoints by a policy (retention.h). Manifests of checkpoints are read once.
 // Symbolic links, directories that cannot be listed, rolling checkpoints and what was set aside are
-// left alone and do not count. One thread at a time.
+// left alone and do not count. A checkpoint that is being read (read_lock.h) stays until the next
+// time. One thread at a time.
 class Retention {
  public:
   // The storage must outlive it.

@@ -12,10 +12,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/temporary_directory.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -293,6 +295,68 @@ TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
   Retention everything(storage_, "", {});
   ASSERT_TRUE(everything.Apply(absl::Now()).ok());
   EXPECT_THAT(Steps(), ElementsAre(20));
+}
+
+TEST_F(SavedCheckpointsTest, RollingOnesGiveRoomWhileAnotherGoodOneStays) {
+  SaveRolling(15);
+  SaveRolling(25);
+  const uint64_t bytes = Contents(Data("rolling-0/step-00000015")).size();
+  const auto drop = [&](uint64_t free_bytes, uint64_t needed_bytes) {
+    storage_.SetDiskBytes(free_bytes);
+    const std::vector<std::string> deleted = *DropRollingForSpace(storage_, "", needed_bytes);
+    storage_.SetDiskBytes(1 << 30);
+    return deleted;
+  };
+  EXPECT_THAT(drop(100, 100), ElementsAre());
+  EXPECT_THAT(drop(100, 200 + bytes), ElementsAre()) << "the older one is too small";
+  EXPECT_THAT(drop(100, 99 + bytes), ElementsAre("rolling-0/step-00000015"));
+  EXPECT_THAT(drop(100, 101), ElementsAre()) << "the last one stays";
+  SaveWithHealth(20, false, true);
+  EXPECT_THAT(drop(100, 101), ElementsAre()) << "beside one whose state is not finite, too";
+  SaveWithHealth(10, true, true);
+  EXPECT_THAT(drop(100, 101), ElementsAre("rolling-1/step-00000025"));
+  EXPECT_THAT(Steps(), ElementsAre(10, 20));
+}
+
+// Readers in other processes hold the same lock.
+TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
+  const TemporaryDirectory folder;
+  const auto storage = *OpenPosixStorage(folder.path());
+  const auto save = [&](int64_t step, const std::string& root) {
+    std::vector<float> elements(64, static_cast<float>(step));
+    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
+    ASSERT_TRUE(Save(*storage, root, step, {{tensor}}).ok());
+  };
+  const auto steps = [&] {
+    std::vector<int64_t> found;
+    const std::vector<SavedCheckpoint> all = *ListForResume(*storage, "");
+    for (const SavedCheckpoint& saved : all) found.push_back(saved.step);
+    return found;
+  };
+  for (const int64_t step : {1, 2, 3}) save(step, "");
+  Retention retention(*storage, "", {.newest = 1});
+  {
+    const ReadLock reader(*storage, "step-00000001");
+    ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+    EXPECT_THAT(steps(), ElementsAre(3, 1));
+    ASSERT_TRUE(Prune(*storage, "", 1).ok());
+    EXPECT_THAT(steps(), ElementsAre(3, 1));
+  }
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(steps(), ElementsAre(3));
+
+  // The next rolling checkpoint stands beside the one that is being read.
+  save(4, *EmptyRollingSlot(*storage, ""));
+  save(5, *EmptyRollingSlot(*storage, ""));
+  {
+    const ReadLock reader(*storage, "rolling-0/step-00000004");
+    save(6, *EmptyRollingSlot(*storage, ""));
+    EXPECT_THAT(steps(), ElementsAre(6, 5, 4, 3));
+  }
+  save(7, *EmptyRollingSlot(*storage, ""));
+  save(8, *EmptyRollingSlot(*storage, ""));
+  EXPECT_THAT(steps(), ElementsAre(8, 7, 3));
 }
 
 TEST_F(SavedCheckpointsTest, RoomIsMadeBeforeASaveWhereAGoodOneStays) {

@@ -61,9 +61,11 @@ Reading ReadOnce(const std::string& path) {
 }  // namespace
 
 struct StopFile::Shared {
-  explicit Shared(std::string file) : path(std::move(file)) {}
+  Shared(std::string file, std::string identity)
+      : path(std::move(file)), acted_upon(std::move(identity)) {}
 
   const std::string path;
+  const std::string acted_upon;
   Mutex mutex;
   CondVar changed;
   bool wanted ABSL_GUARDED_BY(mutex) = true;  // another read
@@ -84,8 +86,8 @@ absl::StatusOr<int64_t> ParseStopFile(std::string_view contents) {
   return absl::InvalidArgumentError(absl::StrCat("expected an integer, not \"", shown, "\""));
 }
 
-StopFile::StopFile(std::string path, absl::Duration first_read)
-    : shared_(std::make_shared<Shared>(std::move(path))) {
+StopFile::StopFile(std::string path, const std::string& acted_upon, absl::Duration first_read)
+    : shared_(std::make_shared<Shared>(std::move(path), acted_upon)) {
   absl::StatusOr<std::thread> thread = StartThread([shared = shared_] {
     while (true) {
       Read(shared);
@@ -119,7 +121,9 @@ void StopFile::Read(const std::shared_ptr<Shared>& shared) {
   const absl::StatusOr<int64_t> step = ParseStopFile(reading.contents);
   const MutexLock lock(&shared->mutex);
   if (shared->request.version == 0 || reading != shared->newest) {
-    shared->request = {.step = step.value_or(0), .version = shared->request.version + 1};
+    const bool is_new = reading.identity.empty() || reading.identity != shared->acted_upon;
+    shared->request = {.step = is_new ? step.value_or(0) : 0,
+                       .version = shared->request.version + 1};
     if (!reading.problem.empty() || !step.ok()) {
       shared->note =
           absl::StrCat("stop file ", shared->path, " has no effect: ",
@@ -136,6 +140,11 @@ StopRequest StopFile::Poll() {
   shared_->wanted = true;
   shared_->changed.NotifyAll();
   return shared_->request;
+}
+
+std::string StopFile::Identity(int64_t version) const {
+  const MutexLock lock(&shared_->mutex);
+  return version == shared_->request.version ? shared_->newest.identity : "";
 }
 
 std::string StopFile::TakeNote() {

@@ -23,7 +23,10 @@ absl::StatusOr<int64_t> ParseStopFile(std::string_view contents);
 // longest. Not thread-safe.
 class StopFile {
  public:
-  explicit StopFile(std::string path, absl::Duration first_read = absl::Seconds(2));
+  // `acted_upon`: the identity of a request that has ended an earlier run. Where the file is still
+  // the same, it asks for nothing.
+  explicit StopFile(std::string path, const std::string& acted_upon = "",
+                    absl::Duration first_read = absl::Seconds(2));
   // Does not wait for a read in progress.
   ~StopFile();
   StopFile(const StopFile&) = delete;
@@ -32,6 +35,10 @@ class StopFile {
   // What the newest finished read has found; a missing file is an empty one. Lets the thread read
   // again.
   StopRequest Poll();
+
+  // A short text that tells the request of this version from others of the same path, at any time
+  // and in other processes, for the constructor. Empty where the file has changed since.
+  std::string Identity(int64_t version) const;
 
   // A sentence about contents that are no integer, or about a file that cannot be read: once for
   // each. Empty if there is none.

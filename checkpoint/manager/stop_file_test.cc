@@ -59,15 +59,29 @@ class StopFileTest : public ::testing::Test {
 
 TEST_F(StopFileTest, TheFirstContentsAreKnownAtTheStart) {
   Write("25\n");
-  StopFile file(path_, absl::Seconds(60));
+  StopFile file(path_, "", absl::Seconds(60));
   const StopRequest request = file.Poll();
   EXPECT_EQ(request.step, 25);
   EXPECT_EQ(request.version, 1);
   EXPECT_EQ(file.TakeNote(), "");
 }
 
+TEST_F(StopFileTest, ARequestThatHasEndedARunEndsNoOther) {
+  Write("25\n");
+  StopFile first(path_, "", absl::Seconds(60));
+  const std::string identity = first.Identity(first.Poll().version);
+  EXPECT_NE(identity, "");
+  EXPECT_EQ(first.Identity(2), "") << "no such version";
+  StopFile second(path_, identity, absl::Seconds(60));
+  EXPECT_EQ(second.Poll().step, 0);
+  // The same value, asked for anew.
+  std::ofstream(path_ + ".new") << "25\n";
+  std::filesystem::rename(path_ + ".new", path_);
+  EXPECT_EQ(Await(second, 2), 25);
+}
+
 TEST_F(StopFileTest, EveryWriteIsAVersion) {
-  StopFile file(path_, absl::Seconds(60));
+  StopFile file(path_, "", absl::Seconds(60));
   EXPECT_EQ(file.Poll().version, 1);
   Write("7");
   EXPECT_EQ(Await(file, 2), 7);
@@ -80,7 +94,7 @@ TEST_F(StopFileTest, EveryWriteIsAVersion) {
 }
 
 TEST_F(StopFileTest, GarbageIsNotedOnce) {
-  StopFile file(path_, absl::Seconds(60));
+  StopFile file(path_, "", absl::Seconds(60));
   Write("tomorrow");
   EXPECT_EQ(Await(file, 2), 0);
   EXPECT_THAT(file.TakeNote(), HasSubstr(path_ + " has no effect: expected an integer"));
@@ -90,7 +104,7 @@ TEST_F(StopFileTest, GarbageIsNotedOnce) {
 
 TEST_F(StopFileTest, APipeDelaysNothing) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
-  StopFile file(path_, absl::Seconds(60));
+  StopFile file(path_, "", absl::Seconds(60));
   EXPECT_EQ(file.Poll().step, 0);
   EXPECT_THAT(file.TakeNote(), HasSubstr("not a regular file"));
 }

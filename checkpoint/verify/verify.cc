@@ -11,12 +11,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/digest_runs.h"
 #include "checkpoint/format/digest.h"
@@ -118,8 +120,11 @@ class Verifier {
         storage_.Open(JoinPath(directory_, description.path()));
     if (!file.ok()) {
       if (!options_.contents && !IsDamage(file.status())) return file.status();
+      // The report names the file already.
+      const std::string name = storage_.Describe(JoinPath(directory_, description.path()));
       Report({description.path(), 0, map_.TensorsIn(index, 0, description.size_bytes()),
-              std::string(file.status().message())});
+              absl::StrReplaceAll(file.status().message(), {{absl::StrCat("Open ", name, ": "), ""},
+                                                            {absl::StrCat(name, ": "), ""}})});
       return absl::OkStatus();
     }
     const uint64_t found = (*file)->size_bytes();
@@ -355,6 +360,7 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return report;
   };
+  const ReadLock reading(storage, checkpoint_dir);
   const absl::StatusOr<Manifest> manifest = ReadManifest(storage, checkpoint_dir);
   if (absl::IsDataLoss(manifest.status())) {
     VerifyReport report;

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
@@ -77,6 +78,20 @@ ckpt::SaveScheduleOptions ScheduleOptions(const TrainConfig& config) {
           .saves_at_signals = checkpoint.exit_signal_handler()};
 }
 
+// A file in `save`: the identity of the stop file that has ended the last run. Even where the
+// checkpoint of that step is damaged later, the same request ends no other run.
+constexpr char kObeyedStopFile[] = ".stop_file";
+constexpr uint64_t kMaxIdentityBytes = 1024;
+
+std::string ObeyedStopFile(const TrainConfig& config) {
+  if (!Saves(config)) return "";
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const auto storage =
+      ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  if (!storage.ok()) return "";
+  return ckpt::ReadAll(**storage, kObeyedStopFile, kMaxIdentityBytes).value_or("");
+}
+
 absl::StatusOr<RateMeter::Options> RateOptions(const Session& session) {
   const TrainingConfig& training = session.config.training();
   TESSERA_ASSIGN_OR_RETURN(const double peak, MeasurePeak(session));
@@ -96,7 +111,7 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
       schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0) {
   const std::string& stop_file = config_.checkpoint().stop_file_path();
   if (session.first_rank() && !stop_file.empty()) {
-    stop_file_ = std::make_unique<ckpt::StopFile>(stop_file);
+    stop_file_ = std::make_unique<ckpt::StopFile>(stop_file, ObeyedStopFile(config_));
   }
 }
 
@@ -107,6 +122,7 @@ absl::Status TrainLoop::Run() {
   session_.mesh->TakeTraffic();
   TESSERA_RETURN_IF_ERROR(Train());
   TESSERA_RETURN_IF_ERROR(FinishSaves());
+  if (stopped_by_file_) RememberStopFile();
   return stopped_by_ != 0 ? absl::OkStatus() : CheckNotDiverged();
 }
 
@@ -126,6 +142,7 @@ absl::Status TrainLoop::Train() {
     }
     const ckpt::SaveDecision decision = Decide();
     const bool ends = decision.end != ckpt::EndReason::kNone;
+    stopped_by_file_ = decision.end == ckpt::EndReason::kStopFile;
     SayEnd(decision.end);
     // The last save is not skipped because an earlier one is still being written.
     if (ends && session_.saver != nullptr) ReportSaves(session_.saver->Finish());
@@ -266,6 +283,16 @@ void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
                                            HumanBytes(report.bytes_written), report.seconds));
     if (!report.note.empty()) progress_line_.Message(report.note);
   }
+}
+
+void TrainLoop::RememberStopFile() const {
+  if (stop_file_ == nullptr || !Saves(config_)) return;
+  const CheckpointConfig& checkpoint = config_.checkpoint();
+  const auto storage =
+      ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()});
+  if (!storage.ok()) return;
+  ckpt::WriteAll(**storage, kObeyedStopFile, stop_file_->Identity(leader_.stop_file.version))
+      .IgnoreError();
 }
 
 absl::Status TrainLoop::FinishSaves() {

@@ -48,6 +48,8 @@ class TrainLoop {
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
   // can continue.
   void ReportSaves(const std::vector<SaveOutcome>& outcomes);
+  // Records, for the next run, that the stop file has ended this one. Failures do no harm.
+  void RememberStopFile() const;
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
   // Aborted where the last loss is none that training recovers from.
@@ -66,6 +68,7 @@ class TrainLoop {
   std::optional<EvalMetrics> evaluation_;      // the last one
   absl::Status last_save_;
   int stopped_by_ = 0;
+  bool stopped_by_file_ = false;
 };
 
 // Mean loss over the first samples of the validation data, timed. Collective, as Trainer::Evaluate.

@@ -14,6 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/foreign_storage.h"
@@ -133,9 +135,13 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& confi
                         !LoadContentOf(config).scheduler;
   if (absl::IsNotFound(storage.status()) && !required) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
+  ckpt::ReadLock reading(**storage, "");
   absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (!absl::IsNotFound(single.status())) {
-    return TakeSingleCheckpoint(*std::move(storage), std::move(single), config);
+    TESSERA_ASSIGN_OR_RETURN(SavedRun run,
+                             TakeSingleCheckpoint(*std::move(storage), std::move(single), config));
+    run.reading = std::move(reading);
+    return run;
   }
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::CheckpointInfo> saved,
@@ -157,10 +163,19 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& confi
   for (size_t i = 0; i < chosen && saved[i].step < saved[chosen].step; ++i) {
     run.older_step = saved[i].step;
   }
+  run.reading = ckpt::ReadLock(*run.storage, run.directory);
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*run.storage, run.directory);
   if (!manifest.ok()) return WithOlderStep(manifest.status(), run);
   run.manifest = *std::move(manifest);
   return run;
+}
+
+// A message about what is in `directory`, for a sentence that has named the directory already.
+std::string WithoutDirectory(const ckpt::Storage& storage, const std::string& directory,
+                             absl::string_view message) {
+  const std::string name = storage.Describe(directory);
+  return absl::StrReplaceAll(message,
+                             {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 
 // Checkpoints that auto_resume passes over.
@@ -169,9 +184,10 @@ void NoteSetAside(const ckpt::Storage& storage,
   for (const ckpt::SetAsideCheckpoint& passed : set_aside) {
     const std::string where = passed.moved_to.empty()
                                   ? "it is left where it is"
-                                  : absl::StrCat("it is now ", storage.Describe(passed.moved_to));
+                                  : absl::StrCat("it is now called ", passed.moved_to);
     notes(absl::StrCat("WARNING: passed over ", storage.Describe(passed.directory), ": ",
-                       passed.reason.message(), "; ", where));
+                       WithoutDirectory(storage, passed.directory, passed.reason.message()), "; ",
+                       where));
   }
 }
 
@@ -310,7 +326,8 @@ absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step) 
     return absl::FailedPreconditionError(absl::StrCat(
         "save: ", config.save(), "/", checkpoint.directory, ", of a later step than this run ",
         "starts from (", step, "), cannot be read and may be a checkpoint: make it readable or ",
-        "move it away (", checkpoint.status.message(), ")"));
+        "move it away (",
+        WithoutDirectory(*storage, checkpoint.directory, checkpoint.status.message()), ")"));
   }
   if (LoadsItsOwn(config) && config.has_ckpt_step()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
@@ -422,8 +439,9 @@ absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_
   TESSERA_RETURN_IF_ERROR(ckpt::List(**storage, "", &unreadable).status());
   std::vector<std::string> reasons;
   for (const ckpt::UnreadableCheckpoint& checkpoint : unreadable) {
-    reasons.push_back(absl::StrCat(checkpoint.directory, ", which cannot be read (",
-                                   checkpoint.status.message(), ")"));
+    reasons.push_back(absl::StrCat(
+        checkpoint.directory, ", which cannot be read (",
+        WithoutDirectory(**storage, checkpoint.directory, checkpoint.status.message()), ")"));
   }
   if (!reasons.empty()) sentences.push_back(JoinFirst(reasons, "; "));
   if (sentences.empty()) return "";

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/config.pb.h"
@@ -48,6 +49,8 @@ struct SavedRun {
   // The format of another framework's checkpoint, which the storage presents; empty: none. What its
   // files do not tell is absent from the manifest.
   std::string foreign_format;
+  // Keeps another run from deleting it before it is loaded; on rank 0.
+  ckpt::ReadLock reading = {};
 
   std::string Describe() const { return storage->Describe(directory); }
 };

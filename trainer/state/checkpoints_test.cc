@@ -246,7 +246,7 @@ TEST_F(AutoResumeTest, TakesTheNewestIntactOneAndSetsTheOthersAside) {
   Save(folder_ + "/rolling-0", 5);
   EXPECT_EQ(Resumed(), 5);
   EXPECT_THAT(notes_, HasSubstr("passed over " + folder_ + "/step-00000006: "));
-  EXPECT_THAT(notes_, HasSubstr("it is now " + folder_ + "/step-00000006.damaged"));
+  EXPECT_THAT(notes_, HasSubstr("it is now called step-00000006.damaged"));
   Damage("rolling-0/step-00000005");
   EXPECT_EQ(Resumed(), 4);
   EXPECT_TRUE(fs::exists(folder_ + "/rolling-0/step-00000005.damaged"));
@@ -317,7 +317,7 @@ TEST_F(AutoResumeTest, WhatTurnsOutDamagedWhileLoadingIsPassedOver) {
   EXPECT_EQ(PassOver(**run, mismatch, config_, group_, Sink()), mismatch);
   EXPECT_EQ(Resumed(), 6);
   ASSERT_TRUE(PassOver(**run, absl::DataLossError("checksum"), config_, group_, Sink()).ok());
-  EXPECT_THAT(notes_, HasSubstr("step-00000006: checksum; it is now"));
+  EXPECT_THAT(notes_, HasSubstr("step-00000006: checksum; it is now called"));
   EXPECT_EQ(Resumed(), 4);
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -148,16 +149,40 @@ absl::StatusOr<std::string> RunSaver::ChooseRoot(const ckpt::PlannedSave& planne
     const MutexLock lock(&mutex_);
     rolling = rolling_steps_.erase(planned.step) > 0;
   }
-  if (rolling) return ckpt::EmptyRollingSlot(*storage_, "");
-  const absl::StatusOr<uint64_t> free_bytes = storage_->FreeBytes();
-  if (free_bytes.ok() && *free_bytes < planned.data_bytes) {
+  std::string root;
+  if (rolling) {
+    TESSERA_ASSIGN_OR_RETURN(root, ckpt::EmptyRollingSlot(*storage_, ""));
+  }
+  TESSERA_RETURN_IF_ERROR(MakeRoom(planned, rolling));
+  return root;
+}
+
+absl::Status RunSaver::MakeRoom(const ckpt::PlannedSave& planned, bool rolling) {
+  room_note_.clear();
+  // The manifest and the file system's own records are small beside the data.
+  const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 + (64 << 10);
+  const auto is_too_full = [&] {
+    const absl::StatusOr<uint64_t> free_bytes = storage_->FreeBytes();
+    return free_bytes.ok() && *free_bytes < needed_bytes;
+  };
+  if (!rolling && is_too_full()) {
     TESSERA_RETURN_IF_ERROR(retention_->MakeRoomFor(planned.step, absl::Now()));
   }
-  return std::string();
+  if (!is_too_full()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> deleted,
+                           ckpt::DropRollingForSpace(*storage_, "", needed_bytes));
+  if (!deleted.empty()) {
+    room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
+                              " made room for step ", planned.step);
+  }
+  return absl::OkStatus();
 }
 
 void RunSaver::AfterCommit(ckpt::SaveReport& report) {
   Prune(report);
+  if (!room_note_.empty()) {
+    absl::StrAppend(&report.note, report.note.empty() ? "" : "; ", room_note_);
+  }
   if (upload_ == nullptr) return;
   if (const absl::Status forgotten = upload_->ForgetAllBut(report.directory); !forgotten.ok()) {
     absl::StrAppend(&report.note, report.note.empty() ? "" : "; ",

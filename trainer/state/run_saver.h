@@ -92,7 +92,8 @@ class RunSaver {
   ckpt::SaveOptions Options();
   // On rank 0, before a save writes: where it goes. Empties a rolling slot; makes room.
   absl::StatusOr<std::string> ChooseRoot(const ckpt::PlannedSave& planned);
-  // Removes old checkpoints after a save that was committed.
+  // On rank 0: what else may be deleted where the disk is too full for this save.
+  absl::Status MakeRoom(const ckpt::PlannedSave& planned, bool rolling);
   // After a save that was committed: what is no longer needed is deleted.
   void AfterCommit(ckpt::SaveReport& report);
   void Prune(ckpt::SaveReport& report);
@@ -105,6 +106,7 @@ class RunSaver {
   std::unique_ptr<ckpt::Storage> storage_;
   ckpt::UploadStorage* upload_ = nullptr;     // the same, with async_upload
   std::optional<ckpt::Retention> retention_;  // used by the saving thread
+  std::string room_note_;                     // likewise: what MakeRoom() has deleted
   ckpt::PlanCache plan_cache_;                // in the foreground
   std::vector<SaveOutcome> done_;             // of synchronous saves
   int64_t started_ = 0;                       // saves

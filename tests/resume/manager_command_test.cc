@@ -1,0 +1,267 @@
+// When a run saves, what it keeps and what it does on a full disk, as its user sees it.
+
+#include <sys/types.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/read_lock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/resume/command.h"
+#include "tests/resume/parallel_command.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+class ManagerCommandTest : public ParallelCommandTest {
+ protected:
+  // One process; saves to `folder`.
+  Words Command(const std::string& run, int steps, const fs::path& folder,
+                const Words& flags) const {
+    Words command = {Runfile("trainer/app/train"), Config(),
+                     "--train-iters=" + std::to_string(steps),
+                     "--run-dir=" + (root_ / run).string()};
+    if (!folder.empty()) command.push_back("--save=" + folder.string());
+    command.insert(command.end(), flags.begin(), flags.end());
+    return command;
+  }
+  Result Train(const std::string& run, int steps, const Words& flags) const {
+    return Run(Command(run, steps, Checkpoints(run), flags));
+  }
+  // Of the permanent checkpoints, ascending.
+  std::set<int64_t> Steps(const std::string& run) const {
+    std::set<int64_t> steps;
+    for (const fs::directory_entry& entry : fs::directory_iterator(Checkpoints(run))) {
+      const std::string name = entry.path().filename();
+      if (!name.starts_with("step-") || name.find('.') != std::string::npos) continue;
+      if (fs::exists(entry.path() / "manifest.pb")) steps.insert(std::stoll(name.substr(5)));
+    }
+    return steps;
+  }
+  // Runs a shell script with a file system of `bytes` at disk_; false where that is not permitted.
+  bool RunOnDisk(int64_t bytes, const std::string& script, Result* result) const {
+    fs::create_directories(disk_);
+    const std::string mount = "mount -t tmpfs -o size=" + std::to_string(bytes) + " tmpfs '" +
+                              disk_.string() + "' || exit 99; ";
+    *result = Run({"/usr/bin/unshare", "-rm", "/bin/sh", "-c", mount + script});
+    return result->exit_code != 99 && !result->err.starts_with("unshare:");
+  }
+  // As a shell command, followed by its exit code: "NAME: CODE".
+  static std::string Shell(const std::string& name, const Words& words) {
+    std::string line;
+    for (const std::string& word : words) line += "'" + word + "' ";
+    return line + "; echo " + name + ": $?; ";
+  }
+  int64_t CheckpointBytes() const {
+    EXPECT_EQ(Train("size", 1, {}).exit_code, 0);
+    int64_t bytes = 0;
+    for (const auto& entry : fs::directory_iterator(Checkpoints("size") / "step-00000001")) {
+      bytes += static_cast<int64_t>(entry.file_size());
+    }
+    return bytes;
+  }
+  void SetUp() override {
+    ParallelCommandTest::SetUp();
+    disk_ = root_ / "disk";
+  }
+
+  fs::path disk_;
+};
+
+TEST_F(ManagerCommandTest, SaveCkptFolderAndCheckpointEveryAreSaveAndSaveInterval) {
+  const Result result = Run(Command(
+      "run", 5, "", {"--save-ckpt-folder=" + Checkpoints("run").string(), "--checkpoint-every=2"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(Steps("run"), ElementsAre(2, 4, 5));
+  // Half of it is the interval of the rolling ones unless that is set.
+  EXPECT_THAT(result.out, HasSubstr("saved step 1 in rolling-0"));
+  EXPECT_THAT(result.out, HasSubstr("saved step 3 in rolling-1"));
+}
+
+TEST_F(ManagerCommandTest, SaveTopKKeepsTheBestByValidationLoss) {
+  const Result result =
+      Train("run", 8,
+            {"--save-interval=1", "--save-top-k=2", "--lr=3e-2", "--eval-interval=1",
+             "--eval-iters=1", "--valid-data-path=" + (root_ / "tokens.bin").string()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::vector<std::pair<double, int64_t>> by_loss;
+  std::ifstream file(root_ / "run" / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const nlohmann::json record = nlohmann::json::parse(line);
+    if (record["kind"] == "eval") by_loss.emplace_back(record["eval_loss"], record["step"]);
+  }
+  ASSERT_EQ(by_loss.size(), 8u);
+  std::sort(by_loss.begin(), by_loss.end());
+  EXPECT_EQ(Steps("run"), (std::set<int64_t>{by_loss[0].second, by_loss[1].second, 8}));
+}
+
+TEST_F(ManagerCommandTest, SaveRetainMinutesKeepsTheYoungest) {
+  ASSERT_EQ(Train("hour", 5, {"--save-interval=1", "--save-retain-minutes=60"}).exit_code, 0);
+  EXPECT_THAT(Steps("hour"), ElementsAre(1, 2, 3, 4, 5));
+  ASSERT_EQ(Train("moment", 5, {"--save-interval=1", "--save-retain-minutes=1e-7"}).exit_code, 0);
+  EXPECT_THAT(Steps("moment"), ElementsAre(5));
+}
+
+TEST_F(ManagerCommandTest, SaveIntervalMinutesSavesByTheClock) {
+  ASSERT_EQ(Train("hour", 5, {"--save-interval-minutes=60"}).exit_code, 0);
+  EXPECT_THAT(Steps("hour"), ElementsAre(5));
+  ASSERT_EQ(Train("moment", 5, {"--save-interval-minutes=1e-7"}).exit_code, 0);
+  EXPECT_THAT(Steps("moment"), ElementsAre(1, 2, 3, 4, 5));
+}
+
+// On a disk on which a save does not end, the next one does not begin.
+TEST_F(ManagerCommandTest, SaveContinuouslyBeginsTheNextWhenTheLastIsDone) {
+  ASSERT_EQ(Train("quick", 4, {"--save-continuously"}).exit_code, 0);
+  EXPECT_THAT(Steps("quick"), ElementsAre(1, 2, 3, 4));
+
+  const fs::path gate = root_ / "gate";
+  setenv("LD_PRELOAD", Runfile("tests/resume/slow_disk.so").c_str(), 1);
+  setenv("SLOW_DISK_GATE", gate.c_str(), 1);
+  const Process process(
+      Command("slow", 60, Checkpoints("slow"), {"--save-continuously", "--async-save"}), root_);
+  unsetenv("LD_PRELOAD");
+  unsetenv("SLOW_DISK_GATE");
+  while (!process.Ended() && Lines(ReadFile(root_ / "slow" / "metrics.jsonl")) < 10) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_THAT(Steps("slow"), IsEmpty());
+  EXPECT_FALSE(fs::exists(Checkpoints("slow") / "step-00000002"));
+  std::ofstream(gate) << "open";
+  const Result result = process.Wait();
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::set<int64_t> steps = Steps("slow");
+  EXPECT_TRUE(steps.contains(1));
+  EXPECT_TRUE(steps.contains(60));
+  EXPECT_GE(steps.size(), 3u);
+  for (int64_t step = 2; step <= 10; ++step) EXPECT_FALSE(steps.contains(step)) << step;
+}
+
+// The same command: without room it ends with one sentence, with room it continues.
+TEST_F(ManagerCommandTest, ADiskThatIsFullLosesNothing) {
+  const int64_t bytes = CheckpointBytes();
+  const Words flags = {"--save-interval=1"};
+  const Words job = Command("job", 6, disk_ / "checkpoints", flags);
+  Result result;
+  const std::string grow = "mount -o remount,size=" + std::to_string(bytes * 10) + " '" +
+                           disk_.string() + "' || exit 99; ";
+  if (!RunOnDisk(bytes * 5 / 2,
+                 Shell("first", job) + Shell("again", job) + grow + Shell("with room", job),
+                 &result)) {
+    GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  }
+  EXPECT_THAT(result.out, HasSubstr("first: 1\n"));
+  EXPECT_THAT(result.out, HasSubstr("again: 1\n"));
+  EXPECT_EQ(Lines(result.err), 2) << result.err;
+  EXPECT_EQ(Count(result.err, (disk_ / "checkpoints").string()), 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(" left"));
+  EXPECT_EQ(Count(result.out, "(step 2)"), 2) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("with room: 0\n"));
+  ASSERT_EQ(Train("undisturbed", 6, flags).exit_code, 0);
+  EXPECT_EQ(Losses("job"), Losses("undisturbed"));
+}
+
+TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
+  const int64_t bytes = CheckpointBytes();
+  Result result;
+  if (!RunOnDisk(bytes * 27 / 10,
+                 Shell("run", Command("job", 8, disk_ / "checkpoints",
+                                      {"--save-interval=4", "--non-persistent-save-interval=1",
+                                       "--max-checkpoint-keep=1"})) +
+                     "ls '" + (disk_ / "checkpoints").string() + "'",
+                 &result)) {
+    GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  }
+  EXPECT_THAT(result.out, HasSubstr("run: 0\n")) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("the disk is full: rolling-1/step-00000002 made room for step 4"));
+  EXPECT_THAT(result.out, HasSubstr("step-00000008\n"));
+  EXPECT_THAT(result.out, Not(HasSubstr("step-00000004\n")));
+}
+
+// As `ckpt verify` and the load of another run do.
+TEST_F(ManagerCommandTest, RetentionLeavesWhatAnotherProcessReads) {
+  const Words keep = {"--save-interval=2", "--non-persistent-save-interval=0",
+                      "--max-checkpoint-keep=1"};
+  ASSERT_EQ(Train("run", 2, keep).exit_code, 0);
+  const auto storage = ckpt::OpenPosixStorage(Checkpoints("run").string());
+  ASSERT_TRUE(storage.ok());
+  {
+    const ckpt::ReadLock reader(**storage, "step-00000002");
+    const Result result = Train("run", 6, keep);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(Steps("run"), ElementsAre(2, 6));
+  }
+  ASSERT_EQ(Train("run", 8, keep).exit_code, 0);
+  EXPECT_THAT(Steps("run"), ElementsAre(8));
+}
+
+TEST_F(ManagerCommandTest, AutoResumeSkipsAllThatIsIncompleteAndSaysWhatItPassesOverOnce) {
+  const Words flags = {"--save-interval=2", "--non-persistent-save-interval=0"};
+  ASSERT_EQ(Train("run", 8, flags).exit_code, 0);
+  fs::remove(Checkpoints("run") / "step-00000008" / "manifest.pb");
+  fs::remove(Checkpoints("run") / "step-00000006" / "manifest.pb");
+  fs::remove(DataFile(Checkpoints("run") / "step-00000004", "model-"));
+  const Result result = Train("run", 10, flags);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("step-00000002 (step 2)"));
+  const size_t at = result.out.find("WARNING: passed over ");
+  ASSERT_NE(at, result.out.npos) << result.out;
+  const std::string warning = result.out.substr(at, result.out.find('\n', at) - at);
+  EXPECT_EQ(Count(warning, Checkpoints("run").string()), 1) << warning;
+  EXPECT_EQ(Count(warning, "model-"), 1) << warning;
+  EXPECT_EQ(Count(warning, "step-00000004"), 2) << warning;
+  EXPECT_THAT(warning, HasSubstr("; it is now called step-00000004.damaged"));
+}
+
+// The run that the stop file has ended is not ended again by it when its checkpoint is damaged.
+TEST_F(ManagerCommandTest, StopFilePathStopsOnceAlsoWhereItsCheckpointIsDamaged) {
+  const fs::path stop_file = root_ / "stop";
+  const Words flags = {"--save-interval=2", "--non-persistent-save-interval=0",
+                       "--stop-file-path=" + stop_file.string()};
+  std::ofstream(stop_file) << "5\n";
+  Result result = Train("run", 9, flags);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("stopped by " + stop_file.string() + " after step 5"));
+  fs::resize_file(Checkpoints("run") / "step-00000005" / "manifest.pb", 10);
+  result = Train("run", 9, flags);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("(step 4)"));
+  EXPECT_THAT(result.out, Not(HasSubstr("stopped by")));
+  EXPECT_TRUE(Steps("run").contains(9));
+  // Written anew it is another request; a step that has passed means the next one.
+  fs::remove(stop_file);
+  std::ofstream(stop_file) << "11\n";
+  result = Train("run", 13, flags);
+  EXPECT_THAT(result.out, HasSubstr("stopped by " + stop_file.string() + " after step 11"));
+  ASSERT_EQ(Train("undisturbed", 11, flags).exit_code, 0);
+  EXPECT_EQ(Losses("run"), Losses("undisturbed"));
+}
+
+}  // namespace
+}  // namespace tessera
