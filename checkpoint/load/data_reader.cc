@@ -22,6 +22,8 @@
 namespace tessera::ckpt {
 namespace {
 
+constexpr int kRereads = 2;  // of a chunk whose checksum is wrong
+
 struct ElementRange {
   int64_t first;
   int64_t last;
@@ -135,12 +137,17 @@ absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer)
   const uint64_t chunk_bytes = file.description->chunk_bytes();
   for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += chunk_bytes) {
     const uint64_t end = std::min(piece.end, chunk + chunk_bytes);
-    const std::byte* const data = buffer + (chunk - piece.begin);
+    const std::span data(buffer + (chunk - piece.begin), end - chunk);
     if (verify_checksums_ && HasChecksums(*file.description)) {
-      TESSERA_RETURN_IF_ERROR(
-          CheckChunk(piece.file_index, chunk / chunk_bytes, {data, end - chunk}));
+      absl::Status intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
+      // Bytes that were damaged on their way from a remote storage are intact the next time.
+      for (int again = 0; again < kRereads && !intact.ok(); ++again) {
+        TESSERA_RETURN_IF_ERROR(file.open->file->ReadAt(chunk, data));
+        intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
+      }
+      TESSERA_RETURN_IF_ERROR(intact);
     }
-    Place({piece.file_index, chunk, end}, data);
+    Place({piece.file_index, chunk, end}, data.data());
   }
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/testing/test_state.h"
@@ -82,6 +83,31 @@ testing::AssertionResult Loads(Storage& storage, int64_t step, int ranks, int64_
     if (!same[r]) return testing::AssertionFailure() << "rank " << r << " has other bytes";
   }
   return testing::AssertionSuccess();
+}
+
+TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
+  S3Server server;
+  const auto storage = MustOpen(server);
+  ASSERT_TRUE(SaveStep(*storage, 1, 1, 100).ok());
+  const Fault damaged_data = {
+      .kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/model-", .times = 2};
+  server.AddFault(damaged_data);
+  EXPECT_TRUE(Loads(*storage, 1, 1, 100));
+  EXPECT_EQ(server.fault_count(), 2);
+  // A damaged answer is no reason to pass over a checkpoint either.
+  server.AddFault(
+      {.kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/manifest.pb", .times = 2});
+  std::vector<SetAsideCheckpoint> passed_over;
+  const auto point = TakeNewestIntact(*storage, "", Damaged::kSetAside, &passed_over);
+  ASSERT_TRUE(point.ok()) << point.status();
+  EXPECT_TRUE(point->has_value());
+  EXPECT_TRUE(passed_over.empty());
+  EXPECT_EQ(server.fault_count(), 4);
+
+  Fault always = damaged_data;
+  always.times = kForever;
+  server.AddFault(always);
+  EXPECT_FALSE(Loads(*storage, 1, 1, 100)) << "what stays damaged is refused";
 }
 
 TEST(S3CheckpointTest, SavedByFourRanksAndLoadedByThree) {

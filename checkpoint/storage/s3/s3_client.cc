@@ -264,6 +264,16 @@ absl::StatusOr<S3Client::ObjectInfo> S3Client::Head(const std::string& key) {
 absl::Status S3Client::Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                            std::span<std::byte> out) {
   if (out.empty()) return absl::OkStatus();
+  std::string wrong_range;
+  for (int attempt = 0; attempt < kMaxDamagedTransfers; ++attempt) {
+    TESSERA_ASSIGN_OR_RETURN(wrong_range, GetOnce(key, etag, offset_bytes, out));
+    if (wrong_range.empty()) return absl::OkStatus();
+  }
+  return absl::UnavailableError(wrong_range);
+}
+
+absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std::string& etag,
+                                              uint64_t offset_bytes, std::span<std::byte> out) {
   uint64_t received = 0;  // by attempts that broke
   Request request = {.method = "GET", .key = key, .sink = out};
   request.headers["range"] = RangeHeader(offset_bytes, out.size());
@@ -287,12 +297,12 @@ absl::Status S3Client::Get(const std::string& key, const std::string& etag, uint
       absl::StrCat("bytes ", offset_bytes + received, "-", offset_bytes + out.size() - 1, "/");
   if (response->status != 206 || !range.starts_with(expected) ||
       received + response->sink_bytes != out.size()) {
-    return absl::UnavailableError(
-        absl::StrCat("asked for ", expected.substr(0, expected.size() - 1), ", the store sent ",
-                     response->status, " \"", absl::CHexEscape(range), "\" with ",
-                     response->sink_bytes, " bytes"));
+    return std::string(absl::StrCat("asked for ", expected.substr(0, expected.size() - 1),
+                                    ", the store sent ", response->status, " \"",
+                                    absl::CHexEscape(range), "\" with ", response->sink_bytes,
+                                    " bytes"));
   }
-  return absl::OkStatus();
+  return std::string();
 }
 
 absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body, bool replace) {

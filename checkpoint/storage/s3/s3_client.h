@@ -65,7 +65,8 @@ class S3Client {
   absl::StatusOr<ObjectInfo> Head(const std::string& key);
 
   // Fills `out` with bytes of the object that has this etag; Unavailable where it has another one
-  // by now, DataLoss where it is too short. A transfer that breaks is continued where it broke.
+  // by now, DataLoss where it is too short. A transfer that breaks is continued where it broke; an
+  // answer with other bytes than those that were asked for is asked for again a few times.
   absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                    std::span<std::byte> out);
 
@@ -119,6 +120,9 @@ class S3Client {
   // is called before each repetition with the previous answer and adapts the request.
   using Restart = std::function<void(const HttpResponse&, Request&)>;
   absl::StatusOr<HttpResponse> Send(Request request, const Restart& restart = nullptr);
+  // Returns a sentence about an answer with another range; empty where it is the right one.
+  absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
+                                      uint64_t offset_bytes, std::span<std::byte> out);
   // One attempt.
   absl::Status SendOnce(const Request& request, absl::Time deadline, HttpResponse& response);
   std::string PathOf(const std::string& key) const;

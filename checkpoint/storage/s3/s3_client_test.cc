@@ -133,6 +133,21 @@ TEST_F(S3ClientTest, ATornAnswerIsContinuedWhereItBroke) {
   EXPECT_EQ(client_.request_count(), 4);
 }
 
+TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
+  const std::string contents = Pattern(1000);
+  server_.PutObject("key", contents);
+  Fail({.kind = FaultKind::kShortenRange, .method = "GET", .times = 3});
+  std::string out(contents.size(), '\0');
+  ASSERT_TRUE(client_.Get("key", "", 0, Bytes(out)).ok());
+  EXPECT_EQ(out, contents);
+  EXPECT_EQ(server_.fault_count(), 3);
+  Fail({.kind = FaultKind::kShortenRange, .method = "GET", .times = 100});
+  const absl::Status refused = client_.Get("key", "", 0, Bytes(out));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(refused.ToString().find("asked for bytes 0-999"), std::string::npos) << refused;
+  EXPECT_EQ(server_.fault_count(), 3 + 4) << "bounded";
+}
+
 TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
   ASSERT_TRUE(client_.Put("key", Bytes("first"), false).ok());
   EXPECT_EQ(client_.Put("key", Bytes("first"), false).code(), absl::StatusCode::kAlreadyExists)

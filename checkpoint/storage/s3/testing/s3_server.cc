@@ -88,6 +88,13 @@ void FlipBit(std::string& bytes) {
   if (!bytes.empty()) bytes[bytes.size() / 2] ^= 4;
 }
 
+// The first of the bytes that were asked for alone.
+void ShortenRange(HttpMessage& request) {
+  const std::string begin = Header(request, "range").substr(6);
+  request.headers["range"] = absl::StrCat("bytes=", begin.substr(0, begin.find('-')), "-",
+                                          begin.substr(0, begin.find('-')));
+}
+
 std::map<std::string, std::string> MetadataOf(const HttpMessage& request) {
   std::map<std::string, std::string> metadata;
   for (const auto& [name, value] : request.headers) {
@@ -264,10 +271,17 @@ HttpReply S3Server::Handle(HttpMessage& request) {
   if (reply.status == 200 && !has_bucket) reply = Error(404, "NoSuchBucket");
   if (reply.status == 200) {
     if (fault != nullptr && fault->kind == FaultKind::kDamageStored) FlipBit(*request.body);
+    if (fault != nullptr && fault->kind == FaultKind::kShortenRange) ShortenRange(request);
     reply = Dispatch(request, key);
   }
   reply.headers["date"] = absl::FormatTime(
       "%a, %d %b %Y %H:%M:%S GMT", absl::Now() + options_.clock_offset, absl::UTCTimeZone());
+  if (fault != nullptr && fault->kind == FaultKind::kDamageAnswer && !reply.body.empty()) {
+    BodyPiece& piece = reply.body.front();
+    auto damaged = std::make_shared<std::string>(*piece.bytes, piece.offset, piece.size);
+    FlipBit(*damaged);
+    piece = {std::move(damaged), 0, piece.size};
+  }
   if (fault != nullptr) {
     reply.drop = fault->kind == FaultKind::kLoseAnswer;
     reply.tear = fault->kind == FaultKind::kTear;

@@ -25,6 +25,8 @@ enum class FaultKind {
   kStall,          // is not answered until the server stops
   kSlow,           // is answered slowly
   kDamageRequest,  // arrives with a flipped bit in its body
+  kDamageAnswer,   // takes effect; a bit of the answer's body is flipped
+  kShortenRange,   // is answered with fewer bytes than it asks for
   kDamageStored,   // is stored with a flipped bit, and answered with the checksum of that
 };
 
