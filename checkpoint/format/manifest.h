@@ -57,8 +57,7 @@ absl::Status CheckManifestBytes(std::string_view bytes);
 // that point to tensors with shards, shard columns of equal length, boxes inside their tensor,
 // bytes inside their file and not shared by two shards, chunk counts that follow from file sizes,
 // optimizer entries that refer to existing tensors. InvalidArgument, naming the field.
-absl::Status ValidateManifest(const Manifest& manifest,
-                              Checksums checksums = Checksums::kRequired);
+absl::Status ValidateManifest(const Manifest& manifest, Checksums checksums = Checksums::kRequired);
 
 // The remaining rules, for tensors and files that are known to be valid: text, optimizer, trainer
 // state.

@@ -87,8 +87,8 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
 
 // Deletes what the next rolling checkpoint replaces, and returns the root to save it under. The
 // slot's manifest goes first and durably: a crash leaves a slot that is visibly incomplete. A
-// checkpoint that is being read (read_lock.h) stays in the slot, beside the next one, until the slot
-// is emptied again.
+// checkpoint that is being read (read_lock.h) stays in the slot, beside the next one, until the
+// slot is emptied again.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root);
 
 // For a save that lacks space: deletes rolling checkpoints, the oldest first, until `needed_bytes`

@@ -33,8 +33,9 @@ ENDS = ("trainer/app", "tests")
 
 # What the repository builds for use, apart from tests.
 RULES = ("cc_binary", "cc_library", "cc_proto_library", "proto_library")
-# Not analysed without the CUDA toolkit.
-LEFT_OUT = "trainer/kernels/cuda"
+# Rules for tests alone, and those that are not analysed without the CUDA toolkit.
+LEFT_OUT_RULES = ("testonly = True", "target_compatible_with = CUDA_ONLY")
+LEFT_OUT = "trainer/kernels/cuda"  # nothing of it is analysed without the toolkit
 
 GRAPH = pathlib.Path()
 
@@ -97,7 +98,8 @@ def declared_rules():
                 continue
             for kind, body in re.findall(r"^(\w+)\(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL):
                 name = re.search(r'^    name = "([^"]+)",', body, re.MULTILINE)
-                if kind in RULES and name and "testonly = True" not in body:
+                left_out = any(words in body for words in LEFT_OUT_RULES)
+                if kind in RULES and name and not left_out:
                     yield f"//{build.parent.as_posix()}:{name.group(1)}"
 
 

@@ -10,8 +10,8 @@ all ranks, to mpirun or to all of them, or asks the run to end by a signal or a 
 start-up, between steps or during a save; waits until everything has ended; and compares all that
 was recorded and saved with the undisturbed run, bit for bit. When the last step is reached, the
 next generation begins. With --place=s3 the killed runs save to an object store that answers some
-requests late, torn or not at all. What is random comes from the seed, but not what the machine makes of it:
-the moments of the kills.
+requests late, torn or not at all. What is random comes from the seed, but not what the machine
+makes of it: the moments of the kills.
 
 Exit code 1 at the first promise that is not kept, with all that is needed to see it again.
 """

@@ -45,7 +45,7 @@ using NodeId = uint32_t;
 struct Nodes;
 
 // A handle on one node of a pickle, valid as long as the Pickle. Nodes form a graph: a node can be
-// reached on several ways, and from itself, so that whoever walks the graph has to bound the walk.
+// reached on several ways, and from itself, so that a walk over the graph has to be bounded.
 // Every accessor may be called on a value of any kind: it returns nullopt, 0 or an absent value
 // where it does not apply.
 class Value {
