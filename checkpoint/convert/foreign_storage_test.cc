@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -283,10 +285,11 @@ TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
   EXPECT_LE(base->largest, kStridedBufferBytes);
   EXPECT_LE(base->bytes, contents.size() * 4 + (1 << 20));
   EXPECT_LE(base->reads, 64);
-  const auto* stored = reinterpret_cast<const float*>(contents.data());
+  const auto* stored = reinterpret_cast<const uint32_t*>(contents.data());
   for (int64_t i = 0; i < 2048; i += 17) {
     for (int64_t j = 0; j < 2048; ++j) {
-      ASSERT_EQ(std::memcmp(&found[i * 2048 + j], &stored[j * 2048 + i], 4), 0) << i << " " << j;
+      ASSERT_EQ(std::bit_cast<uint32_t>(found[i * 2048 + j]), stored[j * 2048 + i])
+          << i << " " << j;
     }
   }
 }

@@ -101,7 +101,7 @@ class LoadedModel {
   }
 
   // The mean loss, and the logits of the last position where there are no targets.
-  absl::StatusOr<double> Forward(const MicroBatch& batch, TensorView last_logits) {
+  absl::StatusOr<double> Forward(const MicroBatch& batch, const TensorView& last_logits) {
     const int64_t rows = batch.ids.dim(0), sequence = batch.ids.dim(1);
     Tensor input;
     double loss = 0;
