@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/manager/saved_checkpoints.h"
@@ -147,6 +148,10 @@ TEST(S3CheckpointTest, FailuresThatPassAreNotNoticed) {
   server.ClearFaults();
   EXPECT_EQ(List(*storage, "")->size(), 1);
   EXPECT_TRUE(Loads(*storage, 3, 1, kRows));
+  // Where the answer to the creation of an upload was lost, nothing knows of that upload but the
+  // store: it goes when the storage is opened after it has become stale.
+  server.AgeUploads(absl::Hours(25));
+  EXPECT_NE(MustOpen(server), nullptr);
   EXPECT_EQ(server.upload_count(), 0);
 }
 
