@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu_level.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/cuda/simt_host.h"
@@ -27,6 +28,7 @@ using testing::At;
 using testing::Cloned;
 using testing::Converted;
 using testing::ExpectBitwiseEqual;
+using testing::ExpectClose;
 
 class DeviceKernelsTest : public ::testing::TestWithParam<DType> {
  protected:
@@ -37,7 +39,9 @@ class DeviceKernelsTest : public ::testing::TestWithParam<DType> {
   std::unique_ptr<Backend> cpu_ = MakeCpuBackend(1);
 };
 
-// Sums in the order of rows, dropout masks, and the optimizer are the same on CPU and GPU.
+// Sums in the order of rows, dropout masks, and the optimizer are the same on CPU and GPU. Only
+// where the CPU's loops have no fused multiply-add, which SSE4 lacks, does the optimizer round more
+// often.
 TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   const int64_t rows = 70, columns = 133, ids = 9;
   const Tensor d_out = random_.Normal(dtype(), {rows, columns}), id = random_.Ids({rows}, 0, 12);
@@ -68,7 +72,16 @@ TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
   }
   device_->Synchronize();
   const char* const names[] = {"d_table", "dropout", "master", "m", "v", "param"};
-  for (int i = 0; i < 6; ++i) ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
+  const bool fused = EffectiveCpuLevel() != CpuLevel::kSse4;
+  for (int i = 0; i < 6; ++i) {
+    if (i < 2 || fused) {
+      ExpectBitwiseEqual(results[0][i], results[1][i], names[i]);
+    } else {
+      const bool bf16 = results[0][i].view().dtype() == DType::kBF16;
+      ExpectClose(results[0][i], results[1][i],
+                  {.relative = bf16 ? 0x1p-7 : 0x1p-21, .of_maximum = 0x1p-22}, names[i]);
+    }
+  }
 }
 
 // Results do not depend on addresses: whether rows are read in packs changes nothing.
