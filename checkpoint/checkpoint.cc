@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/bounds.h"
@@ -107,14 +108,17 @@ absl::Status Prune(Storage& storage, std::string_view root, int keep) {
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {
+  auto reading = std::make_shared<const ReadLock>(storage, checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(storage, checkpoint_dir));
-  return Checkpoint(storage, checkpoint_dir, std::move(manifest));
+  return Checkpoint(storage, checkpoint_dir, std::move(manifest), std::move(reading));
 }
 
-Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest)
+Checkpoint::Checkpoint(Storage& storage, std::string_view directory, Manifest manifest,
+                       std::shared_ptr<const ReadLock> reading)
     : storage_(&storage),
       directory_(directory),
-      manifest_(std::make_shared<const Manifest>(std::move(manifest))) {}
+      manifest_(std::make_shared<const Manifest>(std::move(manifest))),
+      reading_(std::move(reading)) {}
 
 int64_t Checkpoint::step() const { return manifest_->trainer().step(); }
 

@@ -49,6 +49,8 @@
 
 namespace tessera::ckpt {
 
+class ReadLock;  // checkpoint/directory/read_lock.h
+
 // Saves a checkpoint to CheckpointDirectory(root, step). It exists when, and only when, its
 // manifest is committed, and no file of a committed checkpoint is ever touched. A half-written
 // directory of the same step is removed first.
@@ -133,7 +135,9 @@ struct TensorInfo {
 };
 
 // A committed checkpoint whose manifest has been read: what is in it, without its tensors'
-// contents. Copies share it. Thread-safe; the storage must outlive it.
+// contents. Copies share it. While one of them lives, neither Prune() nor a trainer's retention
+// deletes the checkpoint, where the file system has locks on directories (see docs/checkpoints.md).
+// Thread-safe; the storage must outlive it.
 class Checkpoint {
  public:
   // NotFound, listing what is there; DataLoss where the manifest is damaged.
@@ -153,10 +157,12 @@ class Checkpoint {
   const Manifest& manifest() const { return *manifest_; }  // see checkpoint/manifest.h
 
  private:
-  Checkpoint(Storage& storage, std::string_view directory, Manifest manifest);
+  Checkpoint(Storage& storage, std::string_view directory, Manifest manifest,
+             std::shared_ptr<const ReadLock> reading);
   Storage* storage_;
   std::string directory_;
   std::shared_ptr<const Manifest> manifest_;
+  std::shared_ptr<const ReadLock> reading_;
 };
 
 // Loads one tensor, or a box of it, by its name alone, whatever its sharding: into `destination`,

@@ -343,6 +343,12 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
     ASSERT_TRUE(Prune(*storage, "", 1).ok());
     EXPECT_THAT(steps(), ElementsAre(3, 1));
   }
+  {
+    const absl::StatusOr<Checkpoint> open = Checkpoint::Open(*storage, "step-00000001");
+    ASSERT_TRUE(open.ok()) << open.status();
+    ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+    EXPECT_THAT(steps(), ElementsAre(3, 1));
+  }
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_THAT(steps(), ElementsAre(3));
 

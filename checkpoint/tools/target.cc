@@ -26,8 +26,11 @@ absl::StatusOr<Target> OpenForeignTarget(const std::string& name, const SourceOp
                                                        .s3_endpoint = options.s3_endpoint}));
   std::string format = storage->format();
   std::vector<std::string> notes = storage->notes();
-  return Target{
-      .storage = std::move(storage), .format = std::move(format), .notes = std::move(notes)};
+  Target target;
+  target.storage = std::move(storage);
+  target.format = std::move(format);
+  target.notes = std::move(notes);
+  return target;
 }
 
 }  // namespace
@@ -44,7 +47,10 @@ absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& 
   Target target;
   TESSERA_ASSIGN_OR_RETURN(target.storage, OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, target.storage->List(""));
-  if (std::ranges::find(names, kManifestFileName) != names.end()) return target;
+  if (std::ranges::find(names, kManifestFileName) != names.end()) {
+    target.reading = ReadLock(*target.storage, "");
+    return target;
+  }
   absl::StatusOr<CheckpointInfo> latest = Latest(*target.storage, "");
   if (absl::IsNotFound(latest.status())) {
     absl::StatusOr<Target> foreign = OpenForeignTarget(name, options);
@@ -55,6 +61,7 @@ absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& 
   }
   TESSERA_RETURN_IF_ERROR(latest.status());
   target.directory = std::move(latest->directory);
+  target.reading = ReadLock(*target.storage, target.directory);
   return target;
 }
 
