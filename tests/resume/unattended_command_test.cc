@@ -1,5 +1,6 @@
 // A job that is restarted with the same command until it is done, while its processes are killed,
-// stopped and asked to stop, and its newest checkpoint is damaged between restarts.
+// stopped and asked to stop, and, between restarts, its newest checkpoint is damaged and its disk
+// filled.
 
 #include <signal.h>
 
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -20,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "tests/resume/command.h"
 #include "tests/resume/parallel_command.h"
+#include "tests/resume/small_disk.h"
 
 namespace tessera {
 namespace {
@@ -29,12 +32,23 @@ namespace fs = std::filesystem;
 constexpr int64_t kSteps = 80;
 constexpr int64_t kRolling = 3;
 constexpr int kMaxRounds = 60;
+constexpr int64_t kDiskBytes = int64_t{1} << 29;
 
 enum class Saving { kForeground, kBackground, kUpload };
 
 class UnattendedCommandTest : public ParallelCommandTest,
                               public ::testing::WithParamInterface<Saving> {
  protected:
+  void SetUp() override {
+    ParallelCommandTest::SetUp();
+    disk_ = std::make_unique<SmallDisk>(root_ / "disk", kDiskBytes);
+  }
+  void TearDown() override {
+    disk_.reset();
+    ParallelCommandTest::TearDown();
+  }
+
+  fs::path Folder(const std::string& run) const { return disk_->folder() / run; }
   fs::path Nearby() const { return root_ / "nearby"; }
 
   std::vector<std::string> Command(const std::string& run) const {
@@ -43,7 +57,7 @@ class UnattendedCommandTest : public ParallelCommandTest,
         Config(),
         "--train-iters=" + std::to_string(kSteps),
         "--run-dir=" + (root_ / run).string(),
-        "--save=" + Checkpoints(run).string(),
+        "--save=" + Folder(run).string(),
         "--save-interval=10",
         "--non-persistent-save-interval=" + std::to_string(kRolling),
         "--max-checkpoint-keep=2",
@@ -60,7 +74,7 @@ class UnattendedCommandTest : public ParallelCommandTest,
   }
   // As the next start will find them, newest first.
   std::vector<ckpt::SavedCheckpoint> Saved(const std::string& run) const {
-    const auto storage = ckpt::OpenPosixStorage(Checkpoints(run).string());
+    const auto storage = ckpt::OpenPosixStorage(Folder(run).string());
     if (!storage.ok()) return {};
     const auto saved = ckpt::ListForResume(**storage, "");
     EXPECT_TRUE(saved.ok()) << saved.status();
@@ -120,6 +134,19 @@ class UnattendedCommandTest : public ParallelCommandTest,
     return file.string();
   }
 
+  // Leaves room for less than three checkpoints, or for nothing at all. Returns what was done.
+  std::string FillDisk(const fs::path& checkpoint) {
+    int64_t bytes = 0;
+    for (const fs::directory_entry& file : fs::directory_iterator(checkpoint)) {
+      bytes += static_cast<int64_t>(file.file_size());
+    }
+    const int64_t room = bytes * Random(30) / 10;
+    disk_->Fill(room);
+    return "room for " + std::to_string(room) + " bytes, " + std::to_string(bytes) +
+           " a checkpoint";
+  }
+
+  std::unique_ptr<SmallDisk> disk_;
   std::mt19937 random_;
 };
 
@@ -130,7 +157,7 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
   ASSERT_EQ(Run(Command("undisturbed")).exit_code, 0);
   std::string history;
   int64_t lost = 0;
-  bool done = false;
+  bool done = false, full = false;
   for (int round = 0; round < kMaxRounds && !done; ++round) {
     const Process process(Command("job"), root_);
     const std::string what = Disturb(process, "job");
@@ -141,25 +168,40 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
                ", exit code " + std::to_string(result.exit_code) + ", newest " +
                std::to_string(NewestStep(saved)) + "\n";
     ASSERT_TRUE(result.exit_code == 0 || result.exit_code == 128 + SIGTERM ||
-                result.exit_code == 128 + SIGINT || result.exit_code == 128 + SIGKILL)
+                result.exit_code == 128 + SIGINT || result.exit_code == 128 + SIGKILL ||
+                (full && result.exit_code == 1))
         << history << result.err;
-    // What ends a run on request loses no step; death at most those since the last rolling
-    // checkpoint, and those that were being written.
-    const int64_t allowed = result.exit_code != 128 + SIGKILL
+    // What ends a run on request loses no step; death and a full disk at most those since the last
+    // rolling checkpoint, and those that were being written.
+    const int64_t allowed = result.exit_code != 128 + SIGKILL && result.exit_code != 1
                                 ? 0
                                 : kRolling * (GetParam() == Saving::kForeground ? 1 : 2);
-    ASSERT_LE(step - NewestStep(saved), allowed) << history << result.out;
+    // A save in the background that fails does not end the run, which says so.
+    if (step - NewestStep(saved) > allowed) {
+      ASSERT_TRUE(full && GetParam() != Saving::kForeground) << history << result.out;
+      ASSERT_NE(result.out.find(" is not saved: "), std::string::npos) << history << result.out;
+    }
+    if (result.exit_code == 1) EXPECT_EQ(Lines(result.err), 1) << history << result.err;
+    if (full) disk_->MakeRoom();
+    full = false;
     lost += step - NewestStep(saved);
     done = NewestStep(saved) == kSteps;
     // The last checkpoint is never the only one: another one is intact.
     if (!done && saved.size() > 1 && Random(3) == 0) {
-      history += "  damaged " + Damage(Checkpoints("job") / saved.front().directory) + "\n";
+      history += "  damaged " + Damage(Folder("job") / saved.front().directory) + "\n";
+    }
+    if (!done && !saved.empty() && disk_->is_mounted() && Random(4) == 0) {
+      full = true;
+      history += "  " + FillDisk(Folder("job") / saved.back().directory) + "\n";
     }
   }
   EXPECT_TRUE(done) << history;
   EXPECT_EQ(Losses("job"), Losses("undisturbed")) << history;
   if (GetParam() == Saving::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
   RecordProperty("steps_lost", std::to_string(lost));
+  if (!disk_->is_mounted()) {
+    GTEST_SKIP() << "the disk was not filled: mounting is not permitted here (needs: mount)";
+  }
 }
 
 std::string Name(const ::testing::TestParamInfo<Saving>& info) {

@@ -1,0 +1,76 @@
+#ifndef TESSERA_TESTS_RESUME_SMALL_DISK_H_
+#define TESSERA_TESTS_RESUME_SMALL_DISK_H_
+
+// A file system of its own, which a test can fill.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace tessera {
+
+class SmallDisk {
+ public:
+  // Mounts a file system of `bytes` at `folder`, for this process and those that it starts from now
+  // on. Precondition: the process has one thread.
+  SmallDisk(std::filesystem::path folder, int64_t bytes) : folder_(std::move(folder)) {
+    std::filesystem::create_directories(folder_);
+    is_mounted_ = OwnNamespace() && mount("tmpfs", folder_.c_str(), "tmpfs", 0,
+                                          ("size=" + std::to_string(bytes)).c_str()) == 0;
+  }
+  ~SmallDisk() {
+    if (is_mounted_) umount2(folder_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  // False where mounting is not permitted.
+  bool is_mounted() const { return is_mounted_; }
+  const std::filesystem::path& folder() const { return folder_; }
+
+  // Leaves room for `bytes` alone.
+  void Fill(int64_t bytes) const {
+    struct statvfs room = {};
+    ASSERT_EQ(statvfs(folder_.c_str(), &room), 0);
+    const auto free = static_cast<int64_t>(room.f_bavail * room.f_frsize);
+    const int file = open(Ballast().c_str(), O_WRONLY | O_CREAT, 0644);
+    ASSERT_GE(file, 0);
+    if (free > bytes) EXPECT_EQ(posix_fallocate(file, 0, free - bytes), 0);
+    close(file);
+  }
+  void MakeRoom() const { std::filesystem::remove(Ballast()); }
+
+ private:
+  std::filesystem::path Ballast() const { return folder_ / "ballast"; }
+
+  // Mounts of this process are not seen by others.
+  static bool OwnNamespace() {
+    static const bool done = [] {
+      const uid_t user = getuid();
+      const gid_t group = getgid();
+      if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+      std::ofstream("/proc/self/setgroups") << "deny";
+      std::ofstream("/proc/self/gid_map") << "0 " << group << " 1";
+      std::ofstream("/proc/self/uid_map") << "0 " << user << " 1";
+      return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+    }();
+    return done;
+  }
+
+  std::filesystem::path folder_;
+  bool is_mounted_ = false;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_RESUME_SMALL_DISK_H_
