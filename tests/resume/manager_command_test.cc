@@ -22,6 +22,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/resume/command.h"
 #include "tests/resume/parallel_command.h"
+#include "tests/resume/small_disk.h"
 
 namespace tessera {
 namespace {
@@ -64,20 +65,6 @@ class ManagerCommandTest : public ParallelCommandTest {
     }
     return steps;
   }
-  // Runs a shell script with a file system of `bytes` at disk_; false where that is not permitted.
-  bool RunOnDisk(int64_t bytes, const std::string& script, Result* result) const {
-    fs::create_directories(disk_);
-    const std::string mount = "mount -t tmpfs -o size=" + std::to_string(bytes) + " tmpfs '" +
-                              disk_.string() + "' || exit 99; ";
-    *result = Run({"/usr/bin/unshare", "-rm", "/bin/sh", "-c", mount + script});
-    return result->exit_code != 99 && !result->err.starts_with("unshare:");
-  }
-  // As a shell command, followed by its exit code: "NAME: CODE".
-  static std::string Shell(const std::string& name, const Words& words) {
-    std::string line;
-    for (const std::string& word : words) line += "'" + word + "' ";
-    return line + "; echo " + name + ": $?; ";
-  }
   int64_t CheckpointBytes() const {
     EXPECT_EQ(Train("size", 1, {}).exit_code, 0);
     int64_t bytes = 0;
@@ -91,7 +78,7 @@ class ManagerCommandTest : public ParallelCommandTest {
     disk_ = root_ / "disk";
   }
 
-  fs::path disk_;
+  fs::path disk_;  // where a SmallDisk is mounted
 };
 
 TEST_F(ManagerCommandTest, SaveCkptFolderAndCheckpointEveryAreSaveAndSaveInterval) {
@@ -165,43 +152,53 @@ TEST_F(ManagerCommandTest, SaveContinuouslyBeginsTheNextWhenTheLastIsDone) {
 // The same command: without room it ends with one sentence, with room it continues.
 TEST_F(ManagerCommandTest, ADiskThatIsFullLosesNothing) {
   const int64_t bytes = CheckpointBytes();
+  const SmallDisk disk(disk_, bytes * 10);
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  disk.Fill(bytes * 5 / 2);
   const Words flags = {"--save-interval=1"};
   const Words job = Command("job", 6, disk_ / "checkpoints", flags);
-  Result result;
-  const std::string grow = "mount -o remount,size=" + std::to_string(bytes * 10) + " '" +
-                           disk_.string() + "' || exit 99; ";
-  if (!RunOnDisk(bytes * 5 / 2,
-                 Shell("first", job) + Shell("again", job) + grow + Shell("with room", job),
-                 &result)) {
-    GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  for (const char* const start : {"first", "again"}) {
+    const Result result = Run(job);
+    EXPECT_EQ(result.exit_code, 1) << start;
+    EXPECT_EQ(Lines(result.err), 1) << result.err;
+    EXPECT_EQ(Count(result.err, (disk_ / "checkpoints").string()), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(" left"));
+    EXPECT_EQ(Count(result.out, "(step 2)"), start == std::string("again")) << result.out;
   }
-  EXPECT_THAT(result.out, HasSubstr("first: 1\n"));
-  EXPECT_THAT(result.out, HasSubstr("again: 1\n"));
-  EXPECT_EQ(Lines(result.err), 2) << result.err;
-  EXPECT_EQ(Count(result.err, (disk_ / "checkpoints").string()), 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr(" left"));
-  EXPECT_EQ(Count(result.out, "(step 2)"), 2) << result.out;
-  EXPECT_THAT(result.out, HasSubstr("with room: 0\n"));
+  disk.MakeRoom();
+  const Result result = Run(job);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("(step 2)"));
   ASSERT_EQ(Train("undisturbed", 6, flags).exit_code, 0);
   EXPECT_EQ(Losses("job"), Losses("undisturbed"));
 }
 
 TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
-  const int64_t bytes = CheckpointBytes();
-  Result result;
-  if (!RunOnDisk(bytes * 27 / 10,
-                 Shell("run", Command("job", 8, disk_ / "checkpoints",
-                                      {"--save-interval=4", "--non-persistent-save-interval=1",
-                                       "--max-checkpoint-keep=1"})) +
-                     "ls '" + (disk_ / "checkpoints").string() + "'",
-                 &result)) {
-    GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
-  }
-  EXPECT_THAT(result.out, HasSubstr("run: 0\n")) << result.err;
+  const SmallDisk disk(disk_, CheckpointBytes() * 27 / 10);
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  const Result result = Run(Command(
+      "job", 8, disk_ / "checkpoints",
+      {"--save-interval=4", "--non-persistent-save-interval=1", "--max-checkpoint-keep=1"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               HasSubstr("the disk is full: rolling-1/step-00000002 made room for step 4"));
-  EXPECT_THAT(result.out, HasSubstr("step-00000008\n"));
-  EXPECT_THAT(result.out, Not(HasSubstr("step-00000004\n")));
+  EXPECT_TRUE(fs::exists(disk_ / "checkpoints" / "step-00000008"));
+  EXPECT_FALSE(fs::exists(disk_ / "checkpoints" / "step-00000004"));
+}
+
+// The temporary folder of uploads has room for a part of a checkpoint.
+TEST_F(ManagerCommandTest, AsyncUploadTmpFolderMayBeFull) {
+  const SmallDisk disk(disk_, CheckpointBytes() / 2);
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  const Result result = Train("run", 4,
+                              {"--save-interval=2", "--async-upload",
+                               "--async-upload-tmp-folder=" + (disk_ / "nearby").string()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(Steps("run"), ElementsAre(2, 4));
+  EXPECT_TRUE(fs::is_empty(disk_ / "nearby"));
+  ASSERT_EQ(Train("undisturbed", 6, {}).exit_code, 0);
+  ASSERT_EQ(Train("run", 6, {}).exit_code, 0);
+  EXPECT_EQ(Losses("run"), Losses("undisturbed"));
 }
 
 // As `ckpt verify` and the load of another run do.
