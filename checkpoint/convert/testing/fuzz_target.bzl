@@ -1,0 +1,39 @@
+"""Fuzz targets of parsers: libFuzzer's program, and a test that needs no libFuzzer."""
+
+def fuzz_target(name, srcs, deps, corpus, folders):
+    """A library NAME with the entry point, a test NAME_test over a corpus, and a program NAMEer.
+
+    Precondition: NAME ends in "fuzz". The program is run with
+      ./bazelw run --config=fuzz //PACKAGE:NAMEer -- FOLDER
+
+    Args:
+      name: of the library.
+      srcs: define LLVMFuzzerTestOneInput(), which aborts where it finds a fault.
+      deps: of the sources.
+      corpus: labels of the files to begin with.
+      folders: the folders that have them, relative to the workspace.
+    """
+    native.cc_library(
+        name = name,
+        testonly = True,
+        srcs = srcs,
+        deps = deps,
+        alwayslink = True,
+    )
+    native.cc_test(
+        name = name + "_test",
+        size = "small",
+        args = folders,
+        data = corpus,
+        deps = [
+            ":" + name,
+            "//checkpoint/convert/testing:run_corpus_main",
+        ],
+    )
+    native.cc_binary(
+        name = name + "er",
+        testonly = True,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = ["manual"],
+        deps = [":" + name],
+    )

@@ -1,0 +1,74 @@
+// A fuzz target: any bytes as the index of a folder in Hugging Face's format, and as its
+// config.json. What is accepted has every tensor once, in a file of the folder.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/convert/foreign_storage.h"
+#include "checkpoint/convert/hugging_face/read.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "trainer/convert/model_rules.h"
+
+namespace {
+
+namespace ckpt = tessera::ckpt;
+
+constexpr int64_t kTensors = 100;  // that config.json is read for
+
+void Check(bool condition) {
+  if (!condition) std::abort();
+}
+
+void Write(ckpt::Storage& storage, std::string_view name, std::string_view contents) {
+  auto file = storage.Create(name, contents.size());
+  Check(file.ok());
+  Check((*file)->WriteAt(0, std::as_bytes(std::span(contents))).ok());
+  Check((*file)->Close().ok());
+}
+
+std::string FileOfOneTensor(const std::string& key, ckpt::Shape shape) {
+  ckpt::SafetensorsHeader header;
+  header.entries = {{.key = key, .dtype = ckpt::F32, .shape = std::move(shape)}};
+  auto bytes = ckpt::BuildSafetensorsHeader(header);
+  Check(bytes.ok());
+  bytes->resize(header.file_size_bytes);
+  return *std::move(bytes);
+}
+
+void ReadIndex(std::string_view text) {
+  const auto storage = std::make_shared<ckpt::MemoryStorage>();
+  static const std::string first = FileOfOneTensor("a", {2, 2}), second = FileOfOneTensor("b", {3});
+  Write(*storage, "config.json", "{}");
+  Write(*storage, "model-00001-of-00002.safetensors", first);
+  Write(*storage, "model-00002-of-00002.safetensors", second);
+  Write(*storage, "model.safetensors.index.json", text);
+  auto read = ckpt::convert::ReadHuggingFace(*storage, "", nullptr);
+  if (!read.ok()) return;
+  Check(read->tensors.size() <= 2);
+  Check(ckpt::convert::ForeignStorage::Create(storage, "", *std::move(read)).ok());
+}
+
+void ReadConfig(std::string_view text) {
+  const auto description = tessera::RegisteredModelRules().ReadHuggingFaceConfig(text, kTensors);
+  if (!description.ok()) return;
+  const auto& parameters = description->model.parameters;
+  Check(!parameters.empty() && parameters.size() <= 20 * kTensors);
+  for (const auto& parameter : parameters) Check(!parameter.name.empty());
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  ReadIndex(text);
+  ReadConfig(text);
+  return 0;
+}
