@@ -65,6 +65,33 @@ struct LlmcOutput {
   LlmcDescription description;
 };
 
+// A box of a logical tensor that a parameter of another framework contains. The parameter may have
+// more dims than the tensor: the block has an extent of 1 in each of the leading ones.
+struct ForeignBlock {
+  std::string name;                     // of the logical tensor
+  Box box;                              // of the logical tensor
+  std::vector<int64_t> foreign_offset;  // of the box's first element in the parameter, one per dim
+  bool transposed = false;              // the last two dims are swapped in the parameter
+  // Distance in the parameter of elements that are neighbours in the block, one per dim of the
+  // parameter. Empty: 1 in each. A rotary embedding that interleaves its halves has a step of 2.
+  std::vector<int64_t> foreign_step;
+};
+
+// A whole parameter of another framework, as it is before ranks cut it. Elements that are in no
+// block are padding and are ignored. Blocks are disjoint.
+struct ForeignParameter {
+  std::string name;
+  Shape shape;
+  int tensor_parallel_dim = -1;  // -1: every rank has all of it
+  // Equal parts of that dim, of each of which a rank has its share: gate and up in one matrix.
+  int64_t sections = 1;
+  // Files may have more rows (dim 0) than `shape`; the others are padding. A reader sets shape[0]
+  // to the number that it finds.
+  bool padded = false;
+  std::vector<ForeignBlock> blocks;
+  std::vector<std::string> other_names;  // of copies, such as a tied head
+};
+
 class ModelRules {
  public:
   virtual ~ModelRules() = default;
@@ -88,6 +115,24 @@ class ModelRules {
   // InvalidArgument where llm.c has no such model.
   virtual absl::StatusOr<LlmcOutput> WriteLlmcHeader(const ModelConfig& model,
                                                      DType dtype) const = 0;
+
+  // The model that the configuration of `framework` ("megatron", "paddle", "internevo") describes,
+  // given as a JSON object. `tensor_count` as in ReadHuggingFaceConfig(). InvalidArgument: one
+  // sentence.
+  virtual absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
+                                                             std::string_view config_json,
+                                                             int64_t tensor_count) const = 0;
+
+  // The inverse, for a model as manifests describe it. InvalidArgument where the framework has no
+  // such model.
+  virtual absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
+                                                         const ModelConfig& model) const = 0;
+
+  // The parameters of a model as the framework names and lays them out. Memory is proportional to
+  // layers times attention heads: check the model's size against that of the files first
+  // (CheckModelFits() in foreign_layout.h). InvalidArgument as above.
+  virtual absl::StatusOr<std::vector<ForeignParameter>> ForeignParameters(
+      std::string_view framework, const ModelConfig& model) const = 0;
 };
 
 }  // namespace tessera::ckpt::convert
