@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "models/hugging_face_files/config_fields.h"
+#include "models/json_fields/json_fields.h"
 #include "models/layers/architecture.h"
 #include "models/model_config.h"
 #include "models/registry.h"
@@ -27,8 +27,7 @@ const Architecture* Find(const std::string& model_type, std::vector<std::string>
 }  // namespace
 
 absl::StatusOr<HuggingFaceModel> ReadHuggingFaceConfig(std::string_view config_json) {
-  TESSERA_ASSIGN_OR_RETURN(const HuggingFaceConfigFields fields,
-                           HuggingFaceConfigFields::Parse(config_json));
+  TESSERA_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Parse(config_json, "config.json"));
   TESSERA_ASSIGN_OR_RETURN(const std::string type, fields.Text("model_type", ""));
   std::vector<std::string> known;
   const Architecture* const architecture = Find(type, &known);

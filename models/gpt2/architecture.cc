@@ -1,12 +1,16 @@
 #include "models/gpt2/architecture.h"
 
+#include "models/foreign_files/format.h"
 #include "models/gpt2/config.h"
 #include "models/gpt2/hugging_face.h"
+#include "models/gpt2/megatron.h"
 #include "models/gpt2/model.h"
 #include "models/gpt2/sharding.h"
 
 namespace tessera::gpt2 {
 namespace {
+
+constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -36,6 +40,7 @@ constinit const Architecture kArchitecture = {.name = "gpt2",
                                               .layer_matrix_weights = LayerMatrixWeights,
                                               .make_model = MakeModel,
                                               .declare_parameters = Declare,
-                                              .hugging_face = &kHuggingFaceFormat};
+                                              .hugging_face = &kHuggingFaceFormat,
+                                              .foreign_formats = kForeignFormats};
 
 }  // namespace tessera::gpt2

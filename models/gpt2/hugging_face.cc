@@ -8,7 +8,7 @@ namespace {
 // Masks of the attention, in files of older versions.
 constexpr std::string_view kComputed[] = {"*.attn.bias", "*.attn.masked_bias"};
 
-absl::Status ReadConfig(const HuggingFaceConfigFields& fields, ModelConfig& config) {
+absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("activation_function", "gelu_new"));
   TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_weights", true));
   TESSERA_RETURN_IF_ERROR(fields.Require("scale_attn_by_inverse_layer_idx", false));

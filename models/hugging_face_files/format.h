@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "models/config/config.pb.h"
-#include "models/hugging_face_files/config_fields.h"
+#include "models/json_fields/json_fields.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera {
@@ -23,7 +23,7 @@ struct HuggingFaceFormat {
   std::span<const std::string_view> computed;
   // Sets the fields of the config that config.json defines. InvalidArgument: one sentence, where it
   // asks for something that this architecture does not have.
-  absl::Status (*read_config)(const HuggingFaceConfigFields& fields, ModelConfig& config) = nullptr;
+  absl::Status (*read_config)(const JsonFields& fields, ModelConfig& config) = nullptr;
   // The inverse, for a resolved config. The model's type and class, its vocabulary and the like of
   // all architectures are set by the caller.
   void (*write_config)(const ModelConfig& config, nlohmann::ordered_json& json) = nullptr;

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "models/config/config.pb.h"
+#include "models/foreign_files/format.h"
 #include "models/hugging_face_files/format.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
@@ -47,6 +48,7 @@ struct Architecture {
   void (*declare_parameters)(const ModelConfig& config, const ModelOptions& options,
                              ParameterSet& set) = nullptr;
   const HuggingFaceFormat* hugging_face = nullptr;
+  std::span<const ForeignFormat* const> foreign_formats = {};
 };
 
 }  // namespace tessera

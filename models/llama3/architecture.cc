@@ -1,12 +1,16 @@
 #include "models/llama3/architecture.h"
 
+#include "models/foreign_files/format.h"
 #include "models/llama3/config.h"
 #include "models/llama3/hugging_face.h"
+#include "models/llama3/megatron.h"
 #include "models/llama3/model.h"
 #include "models/llama3/sharding.h"
 
 namespace tessera::llama3 {
 namespace {
+
+constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
@@ -37,6 +41,7 @@ constinit const Architecture kArchitecture = {.name = "llama3",
                                               .layer_matrix_weights = LayerMatrixWeights,
                                               .make_model = MakeModel,
                                               .declare_parameters = Declare,
-                                              .hugging_face = &kHuggingFaceFormat};
+                                              .hugging_face = &kHuggingFaceFormat,
+                                              .foreign_formats = kForeignFormats};
 
 }  // namespace tessera::llama3

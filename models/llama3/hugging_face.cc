@@ -13,9 +13,9 @@ constexpr double kDefaultBase = 10000;  // transformers', where config.json has 
 
 // transformers 5 has one object `rope_parameters`; versions before have `rope_theta` at the top and
 // `rope_scaling`, whose type has two names.
-absl::Status ReadRope(const HuggingFaceConfigFields& fields, ModelConfig& config) {
+absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
   TESSERA_ASSIGN_OR_RETURN(
-      const HuggingFaceConfigFields rope,
+      const JsonFields rope,
       fields.Object(fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling"));
   TESSERA_ASSIGN_OR_RETURN(double base, fields.Real("rope_theta", kDefaultBase));
   TESSERA_ASSIGN_OR_RETURN(base, rope.Real("rope_theta", base));
@@ -40,7 +40,7 @@ absl::Status ReadRope(const HuggingFaceConfigFields& fields, ModelConfig& config
   return absl::OkStatus();
 }
 
-absl::Status ReadConfig(const HuggingFaceConfigFields& fields, ModelConfig& config) {
+absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_RETURN_IF_ERROR(fields.Require("hidden_act", "silu"));
   TESSERA_RETURN_IF_ERROR(fields.Require("attention_bias", false));
   TESSERA_RETURN_IF_ERROR(fields.Require("mlp_bias", false));

@@ -10,6 +10,8 @@
 #include "checkpoint/manifest.h"
 #include "google/protobuf/text_format.h"
 #include "models/config/config.pb.h"
+#include "models/foreign.h"
+#include "models/foreign_files/parameter.h"
 #include "models/hugging_face.h"
 #include "models/llmc.h"
 #include "models/logical_parameters.h"
@@ -45,6 +47,23 @@ ModelDescription DescribeModel(const ModelConfig& config) {
                                 .tied_name = std::move(parameter.tied_name)});
   }
   return model;
+}
+
+ckpt::convert::ForeignParameter ToCheckpoint(ForeignParameter parameter) {
+  ckpt::convert::ForeignParameter converted = {.name = std::move(parameter.name),
+                                               .shape = std::move(parameter.shape),
+                                               .tensor_parallel_dim = parameter.tensor_parallel_dim,
+                                               .sections = parameter.sections,
+                                               .padded = parameter.padded,
+                                               .other_names = std::move(parameter.other_names)};
+  for (ForeignBlock& block : parameter.blocks) {
+    converted.blocks.push_back({.name = std::move(block.name),
+                                .box = {std::move(block.offset), std::move(block.shape)},
+                                .foreign_offset = std::move(block.foreign_offset),
+                                .transposed = block.transposed,
+                                .foreign_step = std::move(block.foreign_step)});
+  }
+  return converted;
 }
 
 class RulesOfModels final : public ckpt::convert::ModelRules {
@@ -96,6 +115,37 @@ class RulesOfModels final : public ckpt::convert::ModelRules {
     info.padded_vocab_size = header[7];
     const auto bytes = std::as_bytes(std::span(header));
     return LlmcOutput{{reinterpret_cast<const char*>(bytes.data()), bytes.size()}, Describe(info)};
+  }
+
+  absl::StatusOr<ModelDescription> ReadForeignConfig(std::string_view framework,
+                                                     std::string_view config_json,
+                                                     int64_t tensor_count) const override {
+    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config,
+                             tessera::ReadForeignConfig(framework, config_json));
+    if (config.num_layers() > tensor_count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(std::string(framework), "'s configuration has ", config.num_layers(),
+                       " layers, but the files have ", tensor_count, " tensors"));
+    }
+    return DescribeModel(config);
+  }
+
+  absl::StatusOr<std::string> WriteForeignConfig(std::string_view framework,
+                                                 const ckpt::ModelConfig& model) const override {
+    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
+    return tessera::WriteForeignConfig(framework, config);
+  }
+
+  absl::StatusOr<std::vector<ckpt::convert::ForeignParameter>> ForeignParameters(
+      std::string_view framework, const ckpt::ModelConfig& model) const override {
+    TESSERA_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(model));
+    TESSERA_ASSIGN_OR_RETURN(std::vector<ForeignParameter> parameters,
+                             tessera::ForeignParameters(framework, config));
+    std::vector<ckpt::convert::ForeignParameter> converted;
+    for (ForeignParameter& parameter : parameters) {
+      converted.push_back(ToCheckpoint(std::move(parameter)));
+    }
+    return converted;
   }
 
  private:

@@ -1,4 +1,4 @@
-#include "models/hugging_face_files/config_fields.h"
+#include "models/json_fields/json_fields.h"
 
 #include <utility>
 
@@ -17,41 +17,39 @@ std::string Shown(const nlohmann::json& value) {
 
 }  // namespace
 
-absl::StatusOr<HuggingFaceConfigFields> HuggingFaceConfigFields::Parse(std::string_view text) {
+absl::StatusOr<JsonFields> JsonFields::Parse(std::string_view text, std::string_view source) {
   nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (object.is_object()) return HuggingFaceConfigFields(std::move(object), "");
-  return absl::InvalidArgumentError("config.json is not a JSON object");
+  if (object.is_object()) return JsonFields(std::move(object), std::string(source), "");
+  return absl::InvalidArgumentError(absl::StrCat(std::string(source), " is not a JSON object"));
 }
 
-const nlohmann::json* HuggingFaceConfigFields::Find(std::string_view name) const {
+const nlohmann::json* JsonFields::Find(std::string_view name) const {
   const auto found = object_.find(std::string(name));
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
-absl::Status HuggingFaceConfigFields::Missing(std::string_view name) const {
+absl::Status JsonFields::Missing(std::string_view name) const {
   return absl::InvalidArgumentError(
-      absl::StrCat("config.json: ", path_, std::string(name), " is missing"));
+      absl::StrCat(source_, ": ", path_, std::string(name), " is missing"));
 }
 
-absl::Status HuggingFaceConfigFields::WrongType(std::string_view name,
-                                                std::string_view wanted) const {
-  return absl::InvalidArgumentError(absl::StrCat("config.json: ", path_, std::string(name), " is ",
+absl::Status JsonFields::WrongType(std::string_view name, std::string_view wanted) const {
+  return absl::InvalidArgumentError(absl::StrCat(source_, ": ", path_, std::string(name), " is ",
                                                  Shown(*Find(name)), ", expected ",
                                                  std::string(wanted)));
 }
 
-absl::StatusOr<HuggingFaceConfigFields> HuggingFaceConfigFields::Object(
-    std::string_view name) const {
+absl::StatusOr<JsonFields> JsonFields::Object(std::string_view name) const {
   std::string path = absl::StrCat(path_, std::string(name), ".");
   const nlohmann::json* const value = Find(name);
   if (value == nullptr) {
-    return HuggingFaceConfigFields(nlohmann::json::object(), std::move(path));
+    return JsonFields(nlohmann::json::object(), source_, std::move(path));
   }
   if (!value->is_object()) return WrongType(name, "an object");
-  return HuggingFaceConfigFields(*value, std::move(path));
+  return JsonFields(*value, source_, std::move(path));
 }
 
-absl::StatusOr<int64_t> HuggingFaceConfigFields::Integer(std::string_view name) const {
+absl::StatusOr<int64_t> JsonFields::Integer(std::string_view name) const {
   const nlohmann::json* const value = Find(name);
   if (value == nullptr) return Missing(name);
   if (!value->is_number_integer() ||
@@ -61,44 +59,41 @@ absl::StatusOr<int64_t> HuggingFaceConfigFields::Integer(std::string_view name) 
   return value->get<int64_t>();
 }
 
-absl::StatusOr<double> HuggingFaceConfigFields::Real(std::string_view name) const {
+absl::StatusOr<double> JsonFields::Real(std::string_view name) const {
   const nlohmann::json* const value = Find(name);
   if (value == nullptr) return Missing(name);
   if (!value->is_number()) return WrongType(name, "a number");
   return value->get<double>();
 }
 
-absl::StatusOr<int64_t> HuggingFaceConfigFields::Integer(std::string_view name,
-                                                         int64_t absent) const {
+absl::StatusOr<int64_t> JsonFields::Integer(std::string_view name, int64_t absent) const {
   if (!Has(name)) return absent;
   return Integer(name);
 }
 
-absl::StatusOr<double> HuggingFaceConfigFields::Real(std::string_view name, double absent) const {
+absl::StatusOr<double> JsonFields::Real(std::string_view name, double absent) const {
   if (!Has(name)) return absent;
   return Real(name);
 }
 
-absl::StatusOr<bool> HuggingFaceConfigFields::Bool(std::string_view name, bool absent) const {
+absl::StatusOr<bool> JsonFields::Bool(std::string_view name, bool absent) const {
   const nlohmann::json* const value = Find(name);
   if (value == nullptr) return absent;
   if (!value->is_boolean()) return WrongType(name, "true or false");
   return value->get<bool>();
 }
 
-absl::StatusOr<std::string> HuggingFaceConfigFields::Text(std::string_view name,
-                                                          std::string_view absent) const {
+absl::StatusOr<std::string> JsonFields::Text(std::string_view name, std::string_view absent) const {
   const nlohmann::json* const value = Find(name);
   if (value == nullptr) return std::string(absent);
   if (!value->is_string()) return WrongType(name, "a string");
   return value->get<std::string>();
 }
 
-absl::Status HuggingFaceConfigFields::Require(std::string_view name,
-                                              const nlohmann::json& value) const {
+absl::Status JsonFields::Require(std::string_view name, const nlohmann::json& value) const {
   const nlohmann::json* const found = Find(name);
   if (found == nullptr || *found == value) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("config.json: ", path_, std::string(name), " is ",
+  return absl::InvalidArgumentError(absl::StrCat(source_, ": ", path_, std::string(name), " is ",
                                                  Shown(*found), ", only ", Shown(value),
                                                  " is supported"));
 }

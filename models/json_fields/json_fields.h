@@ -1,5 +1,5 @@
-#ifndef TESSERA_MODELS_HUGGING_FACE_FILES_CONFIG_FIELDS_H_
-#define TESSERA_MODELS_HUGGING_FACE_FILES_CONFIG_FIELDS_H_
+#ifndef TESSERA_MODELS_JSON_FIELDS_JSON_FIELDS_H_
+#define TESSERA_MODELS_JSON_FIELDS_JSON_FIELDS_H_
 
 #include <cstdint>
 #include <string>
@@ -11,16 +11,18 @@
 
 namespace tessera {
 
-// The fields of a config.json. A field that is null counts as absent. Errors: InvalidArgument, one
-// sentence that names the field, for a value of another type.
-class HuggingFaceConfigFields {
+// The fields of a JSON object, such as a config.json. A field that is null counts as absent. Errors:
+// InvalidArgument, one sentence that names the field, for a value of another type.
+class JsonFields {
  public:
-  // InvalidArgument for text that is no JSON object.
-  static absl::StatusOr<HuggingFaceConfigFields> Parse(std::string_view text);
+  // `source` is what messages call the object. InvalidArgument for text that is no JSON object.
+  static absl::StatusOr<JsonFields> Parse(std::string_view text, std::string_view source);
+
+  const std::string& source() const { return source_; }
 
   bool Has(std::string_view name) const { return Find(name) != nullptr; }
   // The fields of a field that is itself an object; none where it is absent.
-  absl::StatusOr<HuggingFaceConfigFields> Object(std::string_view name) const;
+  absl::StatusOr<JsonFields> Object(std::string_view name) const;
 
   // The field's value. InvalidArgument where it is absent.
   absl::StatusOr<int64_t> Integer(std::string_view name) const;
@@ -35,16 +37,17 @@ class HuggingFaceConfigFields {
   absl::Status Require(std::string_view name, const nlohmann::json& value) const;
 
  private:
-  HuggingFaceConfigFields(nlohmann::json object, std::string path)
-      : object_(std::move(object)), path_(std::move(path)) {}
+  JsonFields(nlohmann::json object, std::string source, std::string path)
+      : object_(std::move(object)), source_(std::move(source)), path_(std::move(path)) {}
   const nlohmann::json* Find(std::string_view name) const;  // null: absent
   absl::Status Missing(std::string_view name) const;
   absl::Status WrongType(std::string_view name, std::string_view wanted) const;
 
   nlohmann::json object_;
+  std::string source_;
   std::string path_;  // "" or "rope_scaling."
 };
 
 }  // namespace tessera
 
-#endif  // TESSERA_MODELS_HUGGING_FACE_FILES_CONFIG_FIELDS_H_
+#endif  // TESSERA_MODELS_JSON_FIELDS_JSON_FIELDS_H_

@@ -1,0 +1,142 @@
+#include "models/llama3/megatron.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "models/llama3/names.h"
+#include "models/megatron_files/args.h"
+
+namespace tessera::llama3 {
+namespace {
+
+bool Describes(const JsonFields& args) {
+  return MegatronPositionEmbedding(args) == "rope" &&
+         args.Text("normalization", "LayerNorm").value_or("") == "RMSNorm";
+}
+
+absl::Status ReadConfig(const JsonFields& args, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(args.Require("add_bias_linear", false));
+  TESSERA_RETURN_IF_ERROR(args.Require("add_qkv_bias", false));
+  TESSERA_RETURN_IF_ERROR(args.Require("swiglu", true));
+  TESSERA_RETURN_IF_ERROR(args.Require("rotary_percent", 1.0));
+  TESSERA_RETURN_IF_ERROR(args.Require("rotary_seq_len_interpolation_factor", 1));
+  TESSERA_RETURN_IF_ERROR(ReadMegatronSizes(args, config));
+  // num_query_groups means something only where the attention is said to be grouped.
+  TESSERA_ASSIGN_OR_RETURN(const bool grouped, args.Bool("group_query_attention", false));
+  if (grouped) {
+    TESSERA_ASSIGN_OR_RETURN(const int64_t groups, args.Integer("num_query_groups"));
+    config.set_num_query_groups(groups);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const double base, args.Real("rotary_base", 10000));
+  TESSERA_ASSIGN_OR_RETURN(const bool scaled, args.Bool("use_rope_scaling", false));
+  TESSERA_ASSIGN_OR_RETURN(const double factor, args.Real("rope_scaling_factor", 8));
+  config.set_rotary_base(base);
+  config.set_use_rope_scaling(scaled);
+  if (scaled) config.set_rope_scaling_factor(factor);
+  return absl::OkStatus();
+}
+
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
+  WriteMegatronSizes(config, args);
+  args["position_embedding_type"] = "rope";
+  args["normalization"] = "RMSNorm";
+  args["add_bias_linear"] = false;
+  args["swiglu"] = true;
+  args["rotary_base"] = config.rotary_base();
+  args["rotary_percent"] = 1.0;
+  args["rotary_interleaved"] = false;
+  args["use_rope_scaling"] = config.use_rope_scaling();
+  args["rope_scaling_factor"] = config.rope_scaling_factor();
+}
+
+ForeignParameter Norm(const std::string& prefix, const char* fused_name, const char* name,
+                      std::string logical_name, int64_t size) {
+  ForeignParameter norm = SameTensor(prefix + fused_name, std::move(logical_name), {size});
+  norm.other_names.push_back(prefix + name);
+  return norm;
+}
+
+// Of each group: its queries, its key, its value.
+ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer) {
+  const int64_t c = config.hidden_size(), groups = config.num_query_groups();
+  const int64_t d = c / config.num_attention_heads();
+  const int64_t queries = config.num_attention_heads() / groups * d, group = queries + 2 * d;
+  ForeignParameter qkv = {
+      .name = std::move(name), .shape = {groups * group, c}, .tensor_parallel_dim = 0};
+  const auto add = [&](const char* tensor, int64_t row, int64_t rows, int64_t foreign_row) {
+    qkv.blocks.push_back({.name = LayerName(layer, tensor),
+                          .offset = {row, 0},
+                          .shape = {rows, c},
+                          .foreign_offset = {foreign_row, 0}});
+  };
+  for (int64_t g = 0; g < groups; ++g) {
+    add(kQuery, g * queries, queries, g * group);
+    add(kKey, g * d, d, g * group + queries);
+    add(kValue, g * d, d, g * group + queries + d);
+  }
+  return qkv;
+}
+
+ForeignParameter GateUp(const ModelConfig& config, std::string name, int64_t layer) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  ForeignParameter fused = {
+      .name = std::move(name), .shape = {2 * f, c}, .tensor_parallel_dim = 0, .sections = 2};
+  int64_t row = 0;
+  for (const char* const tensor : {kGate, kUp}) {
+    fused.blocks.push_back({.name = LayerName(layer, tensor),
+                            .offset = {0, 0},
+                            .shape = {f, c},
+                            .foreign_offset = {row, 0}});
+    row += f;
+  }
+  return fused;
+}
+
+std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const std::string& prefix,
+                                              int64_t layer) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const auto logical = [&](const char* tensor) { return LayerName(layer, tensor); };
+  return {Norm(prefix, "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight",
+               logical(kNorm1), c),
+          Qkv(config, prefix + "self_attention.linear_qkv.weight", layer),
+          SameTensor(prefix + "self_attention.linear_proj.weight", logical(kOut), {c, c}, 1),
+          Norm(prefix, "mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight",
+               logical(kNorm2), c),
+          GateUp(config, prefix + "mlp.linear_fc1.weight", layer),
+          SameTensor(prefix + "mlp.linear_fc2.weight", logical(kDown), {c, f}, 1)};
+}
+
+std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+  const int64_t c = config.hidden_size();
+  std::vector<ForeignParameter> parameters;
+  const auto add_table = [&](const char* name, const char* logical_name) {
+    parameters.push_back(SameTensor(name, logical_name, {config.vocab_size(), c}, 0));
+    parameters.back().padded = true;
+  };
+  add_table("embedding.word_embeddings.weight", kTokenEmbedding);
+  if (config.untie_embeddings_and_output_weights()) {
+    add_table("output_layer.weight", kHead);
+  } else {
+    parameters.back().other_names.push_back("output_layer.weight");
+  }
+  AddMegatronLayers(
+      config.num_layers(),
+      [&](const std::string& prefix, int64_t layer) {
+        return LayerParameters(config, prefix, layer);
+      },
+      parameters);
+  parameters.push_back(SameTensor("decoder.final_layernorm.weight", kFinalNorm, {c}));
+  return parameters;
+}
+
+}  // namespace
+
+constinit const ForeignFormat kMegatronFormat = {.framework = kMegatron,
+                                                 .describes = Describes,
+                                                 .read_config = ReadConfig,
+                                                 .write_config = WriteConfig,
+                                                 .parameters = Parameters};
+
+}  // namespace tessera::llama3
