@@ -1,10 +1,13 @@
 #include "checkpoint/convert/foreign_layout.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/bounds.h"
@@ -245,6 +248,26 @@ absl::Status ForeignTensorSet::AddWhole(const ForeignParameter& parameter,
         absl::StrCat("shape ", ShapeToString(shape), ", expected ", ShapeToString(expected)));
   }
   return AddBox(parameter, share, kind, WholeBox(shape), place, strides);
+}
+
+absl::Status ForeignTensorSet::CheckComplete() const {
+  std::set<std::string> states = {""};
+  for (const auto& [key, entry] : entries_) states.insert(entry.state);
+  std::vector<std::string> missing;
+  for (const std::string& state : states) {
+    for (size_t i = 0; i < model_.parameters.size(); ++i) {
+      if (entries_.contains({i, state})) continue;
+      missing.push_back(model_.parameters[i].name);
+      if (!state.empty()) absl::StrAppend(&missing.back(), ".", state);
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("no file has ", JoinFirst(missing, ", ")));
+}
+
+bool ForeignTensorSet::has_states() const {
+  return std::ranges::any_of(entries_,
+                             [](const auto& entry) { return !entry.second.state.empty(); });
 }
 
 void ForeignTensorSet::DescribeOptimizer(std::string_view framework,

@@ -82,6 +82,12 @@ class ForeignTensorSet {
                         const ForeignKind& kind, const Shape& shape, const ForeignPlace& place,
                         const std::vector<int64_t>& strides);
 
+  // DataLoss, listing the parameters of which there is no weight, or, where there is any of a state,
+  // none of that state.
+  absl::Status CheckComplete() const;
+
+  bool has_states() const;
+
   // Adds AdamW with the states that were added: group 0 has weight decay, group 1 has none.
   // `framework` is the key of the parameters' names there; may be called once.
   void DescribeOptimizer(std::string_view framework, OptimizerState& optimizer) const;

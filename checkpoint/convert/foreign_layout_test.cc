@@ -266,6 +266,7 @@ TEST(ForeignTensorSetTest, DescribesWeightsTiesAndOptimizerStates) {
     ASSERT_TRUE(set.AddRange(table, {rank, 2}, kForeignMaster, 0, 8, {file, 100, F32}).ok());
     ASSERT_TRUE(set.AddRange(Bias(), {rank, 2}, kForeignExpAvg, 0, 3, {file, 200, F32}).ok());
   }
+  EXPECT_EQ(set.CheckComplete().message(), "no file has bias, table.exp_avg, bias.master");
   OptimizerState optimizer;
   set.DescribeOptimizer("megatron", optimizer);
   EXPECT_EQ(optimizer.algorithm(), "adamw");

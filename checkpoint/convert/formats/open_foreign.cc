@@ -12,6 +12,8 @@
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/llmc/read.h"
+#include "checkpoint/convert/megatron/parameters.h"
+#include "checkpoint/convert/megatron/read.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
@@ -49,6 +51,15 @@ constexpr ForeignFormat kFormats[] = {
      },
      [](const ForeignPlace& place, const ModelRules* rules) {
        return ReadHuggingFace(*place.storage, "", rules);
+     }},
+    // Before dcp, which its folders are, too.
+    {kMegatron,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsMegatron(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const ModelRules* rules) {
+       return ReadMegatron(*place.storage, "", rules);
      }},
     {"dcp",
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {

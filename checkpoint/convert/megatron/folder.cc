@@ -1,0 +1,73 @@
+#include "checkpoint/convert/megatron/folder.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr char kMetadata[] = "metadata.json";
+constexpr char kTracker[] = "latest_checkpointed_iteration.txt";
+constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxTrackerBytes = 64;
+
+// The contents of a small file; nullopt where there is no such file, or a larger one.
+absl::StatusOr<std::optional<std::string>> ReadSmall(Storage& storage, const std::string& path,
+                                                     uint64_t max_bytes) {
+  const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
+  if (absl::IsNotFound(file.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(file.status());
+  if ((*file)->size_bytes() > max_bytes) return std::nullopt;
+  std::string bytes((*file)->size_bytes(), '\0');
+  TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
+// The folder of the iteration that a run's folder names; nullopt where it names none.
+absl::StatusOr<std::optional<std::string>> LatestIteration(Storage& storage,
+                                                           std::string_view folder) {
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> text,
+                           ReadSmall(storage, JoinPath(folder, kTracker), kMaxTrackerBytes));
+  if (!text) return std::nullopt;
+  const std::string name(absl::StripAsciiWhitespace(*text));
+  if (name == "release") return JoinPath(folder, name);
+  int64_t iteration = 0;
+  if (!absl::SimpleAtoi(name, &iteration) || iteration < 0) return std::nullopt;
+  return JoinPath(folder, absl::StrFormat("iter_%07d", iteration));
+}
+
+absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> text,
+                           ReadSmall(storage, JoinPath(path, kMetadata), kMaxMetadataBytes));
+  if (!text) return std::nullopt;
+  const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  const auto backend = json.find("sharded_backend");
+  if (backend == json.end()) return std::nullopt;
+  if (*backend == "torch_dist") return MegatronFolder{path};
+  if (*backend != "zarr") return std::nullopt;
+  return absl::UnimplementedError(
+      absl::StrCat(storage.Describe(JoinPath(path, kMetadata)),
+                   ": the backend zarr is not read; megatron-core converts it to torch_dist"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
+                                                                 std::string_view folder) {
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> latest,
+                           LatestIteration(storage, folder));
+  return FindOne(storage, latest ? *latest : std::string(folder));
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,27 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_MEGATRON_FOLDER_H_
+#define TESSERA_CHECKPOINT_CONVERT_MEGATRON_FOLDER_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+inline constexpr char kMegatronCommonFile[] = "common.pt";
+
+struct MegatronFolder {
+  std::string path;  // of the checkpoint, inside the folder that was given; empty: that folder
+};
+
+// The checkpoint of Megatron-LM in a folder: one with metadata.json of the backend torch_dist or, in
+// the folder of a whole run, the iteration that latest_checkpointed_iteration.txt names. nullopt where there is none. Unimplemented for
+// checkpoints of the backend zarr.
+absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
+                                                                 std::string_view folder);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_MEGATRON_FOLDER_H_

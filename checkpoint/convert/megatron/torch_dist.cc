@@ -1,0 +1,161 @@
+#include "checkpoint/convert/megatron/torch_dist.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/convert/dcp/read.h"
+#include "checkpoint/convert/foreign_layout.h"
+#include "checkpoint/convert/megatron/folder.h"
+#include "checkpoint/convert/megatron/parameters.h"
+#include "checkpoint/convert/megatron/run.h"
+#include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// A tensor's name: which of a parameter's tensors it is.
+struct Key {
+  ForeignKind kind;
+  std::string_view parameter;
+};
+
+// "chained_0." begins the names of each of several optimizers.
+std::string_view WithoutChain(std::string_view name) {
+  constexpr std::string_view kChained = "chained_";
+  if (!name.starts_with(kChained)) return name;
+  const size_t end = name.find_first_not_of("0123456789", kChained.size());
+  return end != name.npos && end > kChained.size() && name[end] == '.' ? name.substr(end + 1)
+                                                                       : name;
+}
+
+// nullopt for a state of the optimizer that is none of AdamW's, or in another format.
+std::optional<Key> ParseKey(std::string_view name) {
+  constexpr std::string_view kOptimizer = "optimizer.", kState = "optimizer.state.";
+  const std::string_view unchained = WithoutChain(name);
+  if (!unchained.starts_with(kOptimizer)) return Key{kForeignWeight, name};
+  if (!unchained.starts_with(kState)) return std::nullopt;
+  const std::string_view state = unchained.substr(kState.size());
+  const std::pair<std::string_view, const ForeignKind&> kinds[] = {
+      {"fp32_param.", kForeignMaster},  // in all formats but fully_reshardable
+      {"param.", kForeignMaster},
+      {"exp_avg.", kForeignExpAvg},
+      {"exp_avg_sq.", kForeignExpAvgSq}};
+  for (const auto& [prefix, kind] : kinds) {
+    if (state.starts_with(prefix)) return Key{kind, state.substr(prefix.size())};
+  }
+  return std::nullopt;
+}
+
+class TorchDistReader {
+ public:
+  TorchDistReader(std::string where, std::string folder, MegatronParameters parameters)
+      : where_(std::move(where)),
+        folder_(std::move(folder)),
+        parameters_(std::move(parameters)),
+        set_(parameters_.model()) {}
+
+  absl::Status Add(const ForeignTensor& tensor) {
+    const std::optional<Key> key = ParseKey(tensor.name);
+    if (!key) {
+      return absl::UnimplementedError(absl::StrCat(
+          where_, ": tensor ", tensor.name,
+          ": states of the optimizer are read where they are stored by parameter, as by "
+          "--dist-ckpt-optim-fully-reshardable"));
+    }
+    const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
+    const ForeignParameter* const parameter = parameters_.Find(key->parameter, rows);
+    if (parameter == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(where_, ": tensor ", tensor.name,
+                                                     " belongs to no parameter of the model that ",
+                                                     kMegatronCommonFile, " describes"));
+    }
+    if (tensor.shape != parameter->shape) {
+      return absl::DataLossError(absl::StrCat(where_, ": tensor ", tensor.name, ": shape ",
+                                              ShapeToString(tensor.shape), ", expected ",
+                                              ShapeToString(parameter->shape)));
+    }
+    for (const StoredPiece& piece : tensor.pieces) {
+      TESSERA_RETURN_IF_ERROR(set_.AddBox(
+          *parameter, {}, key->kind, piece.box,
+          {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype}, piece.strides));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish(ForeignCheckpoint& checkpoint) && {
+    if (const absl::Status complete = set_.CheckComplete(); !complete.ok()) {
+      return absl::DataLossError(absl::StrCat(where_, ": ", complete.message()));
+    }
+    *checkpoint.description.mutable_model() = parameters_.model().config;
+    if (set_.has_states()) {
+      set_.DescribeOptimizer(kMegatron, *checkpoint.description.mutable_optimizer());
+    }
+    checkpoint.tensors = std::move(set_).Finish();
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string where_, folder_;
+  MegatronParameters parameters_;
+  ForeignTensorSet set_;
+};
+
+// Each layer has at least one piece, stacked or not.
+int64_t PieceCount(const std::vector<ForeignTensor>& tensors) {
+  int64_t count = 0;
+  for (const ForeignTensor& tensor : tensors) count += static_cast<int64_t>(tensor.pieces.size());
+  return count;
+}
+
+uint64_t StoredBytes(const std::vector<ForeignTensor>& tensors, Storage& storage,
+                     const std::string& folder) {
+  std::set<std::string> files;
+  for (const ForeignTensor& tensor : tensors) {
+    for (const StoredPiece& piece : tensor.pieces) files.insert(piece.file);
+  }
+  uint64_t bytes = 0;
+  for (const std::string& file : files) {
+    const auto open = storage.Open(JoinPath(folder, file));
+    if (open.ok()) bytes += (*open)->size_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage, const std::string& folder,
+                                                        const ModelRules& rules) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  const std::string common = JoinPath(folder, kMegatronCommonFile);
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(common));
+  const absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, {0, file->size_bytes()});
+  if (!archive.ok()) {
+    return absl::Status(archive.status().code(),
+                        absl::StrCat(storage.Describe(common), ": ", archive.status().message()));
+  }
+  const MegatronRun run(archive->contents.root());
+  TESSERA_ASSIGN_OR_RETURN(
+      MegatronParameters parameters,
+      MegatronParameters::Create(run, rules, storage.Describe(common), PieceCount(stored.tensors),
+                                 StoredBytes(stored.tensors, storage, folder)));
+  TorchDistReader reader(storage.Describe(folder), folder, std::move(parameters));
+  for (const ForeignTensor& tensor : stored.tensors) {
+    TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
+  }
+  ForeignCheckpoint checkpoint = {.format = std::string(kMegatron),
+                                  .notes = std::move(stored.notes)};
+  run.Describe(checkpoint.description);
+  TESSERA_RETURN_IF_ERROR(std::move(reader).Finish(checkpoint));
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,27 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_MEGATRON_TORCH_DIST_H_
+#define TESSERA_CHECKPOINT_CONVERT_MEGATRON_TORCH_DIST_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/model_rules.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// A checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
+// torch.distributed.checkpoint whose tensors are whole parameters, possibly stacked over layers,
+// with common.pt. The model is the one that the arguments of the run describe. States of the
+// optimizer are read where they are stored by parameter: those of the plain optimizers, and of the
+// distributed optimizer in the formats fully_reshardable and fully_sharded_model_space.
+//
+// Errors: DataLoss, naming file and tensor; InvalidArgument where there are no arguments, or they
+// describe a model that `rules` do not have, or a tensor belongs to none of its parameters;
+// Unimplemented for states of other formats; those of ReadDcp().
+absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage, const std::string& folder,
+                                                        const ModelRules& rules);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_MEGATRON_TORCH_DIST_H_
