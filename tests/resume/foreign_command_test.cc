@@ -26,23 +26,28 @@ class ForeignCommandTest : public ParallelCommandTest {
   // The model of the fixture `gpt2`.
   void SetUp() override {
     ParallelCommandTest::SetUp();
+    Configure(R"pb(
+                num_layers: 2
+                hidden_size: 16
+                num_attention_heads: 2
+                max_position_embeddings: 13
+                vocab_size: 61
+              )pb",
+              /*vocab_size=*/61);
+  }
+
+  // Runs of this GPT-2, over random tokens.
+  void Configure(const std::string& model, int vocab_size) const {
     std::mt19937 random(3);
     std::vector<int32_t> tokens;
-    for (int i = 0; i < 5000; ++i) tokens.push_back(static_cast<int32_t>(random() % 61));
+    for (int i = 0; i < 5000; ++i) tokens.push_back(static_cast<int32_t>(random() % vocab_size));
     auto writer = TokenFileWriter::Create((root_ / "small.bin").string(), TokenFormat::kGpt2);
     ASSERT_TRUE(writer.ok());
     ASSERT_TRUE((*writer)->Append(tokens).ok());
     ASSERT_TRUE((*writer)->Close().ok());
     std::ofstream(root_ / "run.textproto")
+        << "model { architecture: GPT2 " << model << " }"
         << R"pb(
-          model {
-            architecture: GPT2
-            num_layers: 2
-            hidden_size: 16
-            num_attention_heads: 2
-            max_position_embeddings: 13
-            vocab_size: 61
-          }
           training { micro_batch_size: 2 global_batch_size: 8 seq_length: 12 threads: 1 }
           parallel { numerics: EXACT exact_tp_shards: 2 }
           optimizer { lr: 1e-3 lr_decay_iters: 100 }
@@ -111,6 +116,37 @@ TEST_F(ForeignCommandTest, ARunOfLlmcGoesOn) {
   const Result resumed = Train("single", "pp2", 11, {});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_THAT(resumed.out, HasSubstr("step 10/11 | loss"));
+}
+
+// The universal checkpoint is DeepSpeed's own conversion of that of three ranks.
+TEST_F(ForeignCommandTest, ARunOfDeepSpeedGoesOn) {
+  Configure(R"pb(
+              num_layers: 2
+              hidden_size: 8
+              num_attention_heads: 2
+              max_position_embeddings: 12
+              vocab_size: 29
+            )pb",
+            /*vocab_size=*/29);
+  const std::string content = "--load-content=model,optimizer,scheduler";
+  const auto load = [](const std::string& layout) {
+    return "--load=" + Runfile("tests/interop/deepspeed/" + layout);
+  };
+  const Result universal = Train("universal", "single", 5, {load("universal"), content});
+  ASSERT_EQ(universal.exit_code, 0) << universal.err;
+  EXPECT_THAT(universal.out, HasSubstr("deepspeed/universal (step 3)"));
+  const std::map<int64_t, std::string> expected = Losses("universal");
+  ASSERT_EQ(expected.size(), 2);
+  for (const char* topology : {"single", "tp2", "pp2"}) {
+    const Result run = Train(topology, topology, 5, {load("zero2_bf16"), content});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(Losses(topology), expected) << topology;
+  }
+  const Result stage3 = Train("stage3", "single", 5, {load("zero3"), content});
+  ASSERT_EQ(stage3.exit_code, 0) << stage3.err;
+  const Result stage1 = Train("stage1", "tp2", 5, {load("zero1"), content});
+  ASSERT_EQ(stage1.exit_code, 0) << stage1.err;
+  EXPECT_EQ(Losses("stage1").size(), 2);
 }
 
 TEST_F(ForeignCommandTest, OtherModelsAreRefused) {

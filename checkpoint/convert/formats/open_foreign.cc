@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/read.h"
+#include "checkpoint/convert/deepspeed/read.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/llmc/read.h"
@@ -44,6 +45,15 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
 
 // In the order in which they are tried.
 constexpr ForeignFormat kFormats[] = {
+    // Before hf: trainers put the rounded weights in that format beside the state.
+    {kDeepSpeed,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsDeepSpeed(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const ModelRules* rules) {
+       return ReadDeepSpeed(*place.storage, "", rules);
+     }},
     {kHuggingFace,
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
        if (!place.file.empty()) return false;

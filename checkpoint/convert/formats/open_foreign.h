@@ -19,8 +19,8 @@ struct OpenForeignOptions {
   std::string s3_endpoint;  // see OpenStorage()
 };
 
-// Of the formats that are read: "hf", "megatron", "dcp", "llmc", "torch". Tensors of dcp and torch
-// have the names that the files have, with or without rules.
+// Of the formats that are read: "deepspeed", "hf", "megatron", "dcp", "llmc", "torch". Tensors of
+// dcp and torch have the names that the files have, with or without rules.
 std::vector<std::string> FormatNames();
 
 // The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage
