@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -66,6 +67,13 @@ def tokens_per_second(run_dir):
     with open(os.path.join(run_dir, "metrics.jsonl"), encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     return statistics.median(r["tokens_per_second"] for r in records[1:] if r["kind"] == "step")
+
+
+def seconds_per_save(run_dir):
+    """The median of the saves that the run's log reports."""
+    with open(os.path.join(run_dir, "log.txt"), encoding="utf-8") as file:
+        saves = re.findall(r"^saved step .* in ([0-9.]+) s$", file.read(), re.MULTILINE)
+    return statistics.median(float(seconds) for seconds in saves)
 
 
 class Experiment:
@@ -160,7 +168,9 @@ class Experiment:
                                f"--first-step={self.options.resume_at + 1}")
         plain, saving = (tokens_per_second(self.dir(f"{name}_{kind}"))
                          for kind in ("plain", "saving"))
-        return f"| {name} | {undisturbed} | {resumed} | {plain:,.0f} | {saving:,.0f} |"
+        seconds = seconds_per_save(self.dir(f"{name}_saving"))
+        return (f"| {name} | {undisturbed} | {resumed} | {plain:,.0f} | {saving:,.0f} | "
+                f"{seconds:.2f} |")
 
     def size_row(self, name, bf16):
         """The same state in torch's file: written where torch is, else the tensors alone."""
@@ -203,7 +213,8 @@ class Experiment:
             f"# Resuming: size {o.size}, {o.steps} steps, saved every {o.save_interval}, "
             f"resumed at {o.resume_at}", "",
             "| run | saving against not saving | resumed against undisturbed | tokens/s | "
-            "tokens/s of the run that saves |", "| --- | --- | --- | ---: | ---: |", *rows, "",
+            "tokens/s between the saves of the other | seconds per save |",
+            "| --- | --- | --- | ---: | ---: | ---: |", *rows, "",
             "| one run | another | bits |", "| --- | --- | --- |", *pairs, "",
             "Bytes of a checkpoint, and of the file that torch.save() writes for the same model "
             "and AdamW state (computed: its tensors alone, 12 bytes a parameter, 14 with bf16 "

@@ -10,8 +10,8 @@ namespace tessera::simt {
 // A stack of its own on which the calling thread runs a function until it yields or returns.
 //
 // Unlike boost::context::fiber, a fiber that yielded may be abandoned: nothing on its stack is
-// unwound, so functions that may be abandoned must own nothing. AddressSanitizer is told of every
-// switch. Not thread-safe: a fiber belongs to the thread that created it.
+// unwound, so functions that may be abandoned must own nothing. Every switch is announced to
+// AddressSanitizer. Not thread-safe: a fiber belongs to the thread that created it.
 class Fiber {
  public:
   Fiber();
