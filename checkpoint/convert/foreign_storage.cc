@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -104,13 +105,16 @@ absl::Status CheckTensor(const ForeignTensor& tensor) {
   return bounded.ok() ? bounded : Damaged(tensor, bounded.message());
 }
 
+using BoxKey = std::pair<std::vector<int64_t>, Shape>;
+
+BoxKey KeyOf(const Box& box) { return {box.global_offset, box.shape}; }
+
 // Moves pieces whose box an earlier piece has already to the result.
 std::vector<StoredPiece> TakeCopies(std::vector<StoredPiece>& pieces) {
-  std::map<std::pair<std::vector<int64_t>, Shape>, bool> seen;
+  std::set<BoxKey> seen;
   std::vector<StoredPiece> first, copies;
   for (StoredPiece& piece : pieces) {
-    const bool is_new =
-        seen.emplace(std::pair(piece.box.global_offset, piece.box.shape), true).second;
+    const bool is_new = seen.insert(KeyOf(piece.box)).second;
     (is_new ? first : copies).push_back(std::move(piece));
   }
   pieces = std::move(first);
@@ -319,8 +323,11 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
 
 absl::Status ForeignStorage::CompareCopies(const StoredTensor& tensor,
                                            const std::vector<StoredPiece>& copies) {
+  if (copies.empty()) return absl::OkStatus();
+  std::map<BoxKey, const StoredPiece*> originals;
+  for (const StoredPiece& piece : tensor.pieces) originals.emplace(KeyOf(piece.box), &piece);
   for (const StoredPiece& copy : copies) {
-    const StoredPiece& first = *std::ranges::find(tensor.pieces, copy.box, &StoredPiece::box);
+    const StoredPiece& first = *originals.at(KeyOf(copy.box));
     TESSERA_ASSIGN_OR_RETURN(const bool equal, AreEqual(first, copy, tensor.element_bytes));
     if (equal) continue;
     return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": the copies of ",

@@ -1,0 +1,142 @@
+// `ckpt convert` of the training state of GPT-2 124M (fp32 weights and two moments) from a
+// checkpoint of this library, and from llm.c's files to one, against what the same disk does with
+// direct I/O and nothing else: reading as many bytes as are written, and writing them. What the
+// command reads to check what it has written is not counted. Each round measures all of it. Prints
+//   figure convert.<format>.disk_ratio <value> ratio
+// for each format that is written, and the rates behind them. Medians over the rounds.
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/convert/formats/write_foreign.h"
+#include "checkpoint/tools/commands.h"
+#include "tests/perf/llmc_folder.h"
+#include "tests/perf/raw_disk.h"
+#include "trainer/convert/model_rules.h"
+
+ABSL_FLAG(std::string, directory, "", "where to write about 6 GB; default: a new one under /tmp");
+ABSL_FLAG(int, rounds, 3, "how often everything is measured");
+ABSL_FLAG(std::vector<std::string>, formats, {}, "to write; default: all");
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kGpt2[] =
+    "num_layers: 12 hidden_size: 768 num_attention_heads: 12 vocab_size: 50257 "
+    "max_position_embeddings: 1024";
+
+uint64_t BytesIn(const std::string& folder) {
+  uint64_t bytes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  }
+  return bytes;
+}
+
+absl::StatusOr<double> ConvertSeconds(const std::string& from, const std::string& to,
+                                      const std::string& format) {
+  std::ostringstream out, err;
+  const auto start = std::chrono::steady_clock::now();
+  const int exit_code = ckpt::RunCkpt({"convert", from, to, "--to=" + format}, {out, err, nullptr},
+                                      &RegisteredModelRules());
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  if (exit_code == ckpt::kExitOk) return taken.count();
+  return absl::InternalError(absl::StrCat("convert --to=", format, ": ", err.str()));
+}
+
+class Measurement {
+ public:
+  explicit Measurement(const std::string& directory) : directory_(directory) {}
+
+  absl::Status Run() {
+    TESSERA_RETURN_IF_ERROR(MakeSources());
+    RawDiskOptions raw_options = {.directory = directory_, .bytes = source_bytes_, .repeats = 1};
+    TESSERA_ASSIGN_OR_RETURN(best_, MeasureRawDisk(raw_options));
+    std::vector<std::string> formats = absl::GetFlag(FLAGS_formats);
+    if (formats.empty()) {
+      formats = ckpt::convert::WrittenFormatNames();
+      formats.emplace_back("tessera");
+    }
+    TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory_, source_bytes_));
+    for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+      for (const std::string& format : formats) {
+        TESSERA_RETURN_IF_ERROR(MeasureFormat(format, raw));
+      }
+    }
+    for (const auto& [format, ratios] : ratios_) {
+      std::printf("%s: %.0f MB written in %.2f s; ratios", format.c_str(), bytes_[format] / 1e6,
+                  Median(seconds_[format]));
+      for (const double ratio : ratios) std::printf(" %.3f", ratio);
+      std::printf("\nfigure convert.%s.disk_ratio %.3f ratio\n", format.c_str(), Median(ratios));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string In(const std::string& name) const { return directory_ + "/" + name; }
+
+  absl::Status MakeSources() {
+    fs::create_directories(In("llmc"));
+    TESSERA_RETURN_IF_ERROR(WriteLlmcFolder(In("llmc"), {.model = kGpt2, .random_values = true}));
+    source_bytes_ = BytesIn(In("llmc"));
+    return ConvertSeconds(In("llmc"), In("source"), "tessera").status();
+  }
+
+  absl::Status MeasureFormat(const std::string& format, RawDiskFile& raw) {
+    TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(best_.write.shape));
+    TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(best_.read.shape));
+    const std::string from = In(format == "tessera" ? "llmc" : "source"), to = In("converted");
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, ConvertSeconds(from, to, format));
+    const uint64_t bytes = BytesIn(to);
+    fs::remove_all(to);
+    const double raw_seconds = static_cast<double>(bytes) * (1 / raw_read + 1 / raw_write);
+    std::printf("%s: %.2f s; raw disk: reading %.0f MB/s, writing %.0f MB/s, %.2f s\n",
+                format.c_str(), seconds, raw_read / 1e6, raw_write / 1e6, raw_seconds);
+    std::fflush(stdout);
+    ratios_[format].push_back(raw_seconds / seconds);
+    seconds_[format].push_back(seconds);
+    bytes_[format] = static_cast<double>(bytes);
+    return absl::OkStatus();
+  }
+
+  const std::string directory_;
+  uint64_t source_bytes_ = 0;
+  RawDiskRates best_;
+  std::map<std::string, std::vector<double>> ratios_, seconds_;  // by format
+  std::map<std::string, double> bytes_;
+};
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  std::string directory = absl::GetFlag(FLAGS_directory);
+  const bool own_directory = directory.empty();
+  if (own_directory) {
+    directory = "/tmp/tessera_convert_XXXXXX";
+    if (mkdtemp(directory.data()) == nullptr) {
+      std::perror(directory.c_str());
+      return 1;
+    }
+  }
+  const absl::Status status = tessera::Measurement(directory).Run();
+  if (own_directory) std::filesystem::remove_all(directory);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "convert: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
