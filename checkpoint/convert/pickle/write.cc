@@ -1,5 +1,7 @@
 #include "checkpoint/convert/pickle/write.h"
 
+#include <bit>
+
 #include "base/byte_order.h"
 
 namespace tessera::ckpt::pickle {
@@ -12,6 +14,12 @@ void Writer::Int(int64_t value) {
     bytes_ += "\x8a\x08";  // LONG1 of 8 bytes
     AppendLittleEndian(static_cast<uint64_t>(value), bytes_);
   }
+}
+
+void Writer::Float(double value) {
+  const auto bits = std::bit_cast<uint64_t>(value);
+  bytes_ += 'G';
+  for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
 }
 
 void Writer::Text(std::string_view utf8) {

@@ -26,6 +26,7 @@ class Writer {
   void None() { bytes_ += 'N'; }
   void Bool(bool value) { bytes_ += value ? '\x88' : '\x89'; }
   void Int(int64_t value);
+  void Float(double value);
   void Text(std::string_view utf8);
   void Global(std::string_view module, std::string_view name);
 

@@ -1,0 +1,43 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_DCP_FOLDER_LAYOUT_H_
+#define TESSERA_CHECKPOINT_CONVERT_DCP_FOLDER_LAYOUT_H_
+
+// What a new folder of torch.distributed.checkpoint (DCP) holds, before any tensor is written.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/convert/dcp/metadata.h"
+#include "checkpoint/convert/output.h"
+#include "checkpoint/layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+// The contents of .metadata: the inverse of ReadDcpMetadata().
+std::string DcpMetadataPickle(const DcpMetadata& metadata);
+
+// Files of data, which are archives of torch.save() one after the other, each with one chunk.
+class DcpDataFiles {
+ public:
+  // `max_file_bytes`: of one file, unless a single chunk is larger.
+  explicit DcpDataFiles(uint64_t max_file_bytes);
+  ~DcpDataFiles();
+
+  // A chunk of that shape, whose elements are all of the tensor's. Sets the tensor's place.
+  DcpBlob Add(const Shape& shape, OutputTensor tensor);
+  std::vector<OutputFile> Finish() &&;
+
+ private:
+  struct PlacedArchive;
+
+  const uint64_t max_file_bytes_;
+  std::vector<OutputFile> files_;
+  std::vector<std::vector<PlacedArchive>> archives_;  // of each file
+};
+
+// A file of torch.save() with an object that has no tensors.
+OutputFile TorchObjectFile(std::string name, std::string pickle);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_DCP_FOLDER_LAYOUT_H_
