@@ -150,6 +150,30 @@ absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tens
   return shape;
 }
 
+Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block) {
+  const size_t rank = parameter.shape.size();
+  Box box = {block.foreign_offset, Shape(rank, 1)};
+  for (size_t dim = 0; dim < rank; ++dim) {
+    const std::optional<size_t> logical = LogicalDim(block, rank, dim);
+    if (logical) box.shape[dim] = block.box.shape[*logical];
+  }
+  return box;
+}
+
+std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
+                                     int64_t end, DType dtype) {
+  const std::vector<int64_t> strides = ContiguousStrides(box.shape);
+  std::vector<StoredPiece> pieces;
+  ForeignPlace place = {.dtype = dtype};
+  for (const Box& stored : FlatRangeToBoxes(box, begin, end)) {
+    std::optional<StoredPiece> piece = PieceOf(block, stored, place, strides);
+    if (piece) pieces.push_back(*std::move(piece));
+    place.offset_bytes +=
+        static_cast<uint64_t>(ElementCount(stored.shape)) * static_cast<uint64_t>(DTypeSize(dtype));
+  }
+  return pieces;
+}
+
 ForeignTensorSet::ForeignTensorSet(const ModelDescription& model) : model_(model) {
   for (size_t i = 0; i < model.parameters.size(); ++i) parameters_[model.parameters[i].name] = i;
 }

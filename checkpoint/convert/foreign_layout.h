@@ -52,6 +52,15 @@ struct ForeignPlace {
   DType dtype = DTYPE_UNSPECIFIED;
 };
 
+// All of the block in its parameter. Precondition: neighbours in the block are neighbours there.
+Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block);
+
+// The pieces of the block's tensor that elements [begin, end) of the row-major form of `box` are,
+// which is a box of the parameter; elements outside the block are left out. Offsets count from the
+// element `begin`.
+std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
+                                     int64_t end, DType dtype);
+
 // Collects the tensors of a model: its weights under the logical names, states of its optimizer
 // under "<logical name>.<state>". Coverage, bounds of the files and copies are checked by
 // ForeignStorage::Create(), not here.

@@ -21,6 +21,8 @@
 #include "checkpoint/convert/hugging_face/write.h"
 #include "checkpoint/convert/llmc/read.h"
 #include "checkpoint/convert/llmc/write.h"
+#include "checkpoint/convert/megatron/parameters.h"
+#include "checkpoint/convert/megatron/write.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/convert/torch/write.h"
 #include "checkpoint/directory/directory.h"
@@ -46,6 +48,13 @@ constexpr WrittenFormat kFormats[] = {
      [](const Manifest& manifest, const WriteForeignOptions& options) {
        return PlanLlmc(manifest, *options.rules,
                        {.dtype = options.dtype, .weights_only = options.weights_only});
+     }},
+    {kMegatron,
+     [](const Manifest& manifest, const WriteForeignOptions& options) {
+       return PlanMegatron(manifest, *options.rules,
+                           {.dtype = options.dtype,
+                            .weights_only = options.weights_only,
+                            .max_file_bytes = options.max_file_bytes});
      }},
     {kTorch,
      [](const Manifest& manifest,

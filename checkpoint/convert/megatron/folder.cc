@@ -16,7 +16,6 @@
 namespace tessera::ckpt::convert {
 namespace {
 
-constexpr char kMetadata[] = "metadata.json";
 constexpr char kTracker[] = "latest_checkpointed_iteration.txt";
 constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxTrackerBytes = 64;
@@ -47,8 +46,9 @@ absl::StatusOr<std::optional<std::string>> LatestIteration(Storage& storage,
 }
 
 absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> text,
-                           ReadSmall(storage, JoinPath(path, kMetadata), kMaxMetadataBytes));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::optional<std::string> text,
+      ReadSmall(storage, JoinPath(path, kMegatronFormatFile), kMaxMetadataBytes));
   if (!text) return std::nullopt;
   const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return std::nullopt;
@@ -57,7 +57,7 @@ absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const st
   if (*backend == "torch_dist") return MegatronFolder{path};
   if (*backend != "zarr") return std::nullopt;
   return absl::UnimplementedError(
-      absl::StrCat(storage.Describe(JoinPath(path, kMetadata)),
+      absl::StrCat(storage.Describe(JoinPath(path, kMegatronFormatFile)),
                    ": the backend zarr is not read; megatron-core converts it to torch_dist"));
 }
 

@@ -11,6 +11,7 @@
 namespace tessera::ckpt::convert {
 
 inline constexpr char kMegatronCommonFile[] = "common.pt";
+inline constexpr char kMegatronFormatFile[] = "metadata.json";
 
 struct MegatronFolder {
   std::string path;  // of the checkpoint, inside the folder that was given; empty: that folder

@@ -5,7 +5,7 @@ make_fixtures.py FOLDER
 Needs torch, safetensors and megatron-core (0.16.1 wrote what is committed). Each checkpoint is
 written by as many processes as its layout has ranks, each with its part of one model whose weights
 and optimizer state are random numbers. MODEL.safetensors has all of them under their names in
-Hugging Face's format. A copy of each checkpoint that megatron-core can read back is compared.
+Hugging Face's format.
 """
 
 import argparse
@@ -294,15 +294,29 @@ def fill_optimizer(inner, states, distributed):
                 target.copy_(source.view_as(target))
 
 
-def save_rank(rank, folder, port, shape_name, layout, dtype, sharding_type):
+def start_rank(rank, port, layout):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", rank=rank, world_size=layout.tp * layout.pp * layout.dp)
     pretend_cpu_is_cuda()
-
     parallel_state.initialize_model_parallel(
         layout.tp, layout.pp, virtual_pipeline_model_parallel_size=layout.vpp)
+
+
+def run_ranks(fork, target, layout, arguments, name):
+    """Runs target(rank, *arguments) in a process for each rank."""
+    ranks = [fork.Process(target=target, args=(rank, *arguments))
+             for rank in range(layout.tp * layout.pp * layout.dp)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0, name
+
+
+def save_rank(rank, folder, port, shape_name, layout, dtype, sharding_type):
+    start_rank(rank, port, layout)
     shape = Shape(shape_name)
     config, chunks = build_model(shape, layout, dtype)
     states = fill(chunks, shape, layout, shape.values())
@@ -326,7 +340,11 @@ def save_rank(rank, folder, port, shape_name, layout, dtype, sharding_type):
     torch.distributed.barrier()
 
 
-Layout = types.SimpleNamespace
+def make_layout(**sizes):
+    return types.SimpleNamespace(
+        **{"dp": 1, "tp": 1, "pp": 1, "vpp": None, "bucket_size": None, **sizes})
+
+
 CHECKPOINTS = [
     # folder, model, dtype, sharding of the distributed optimizer, layout
     ("gpt2_single", "gpt2", torch.float32, None, dict()),
@@ -347,17 +365,11 @@ def main():
     for i, (name, model, dtype, sharding_type, sizes) in enumerate(CHECKPOINTS):
         if wanted and name not in wanted:
             continue
-        layout = Layout(**{"dp": 1, "tp": 1, "pp": 1, "vpp": None, "bucket_size": None, **sizes})
+        layout = make_layout(**sizes)
         folder = root / name
         folder.mkdir(parents=True)
-        ranks = [fork.Process(target=save_rank, args=(
-            rank, folder, 29600 + i, model, layout, dtype, sharding_type))
-                 for rank in range(layout.tp * layout.pp * layout.dp)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-            assert rank.exitcode == 0, name
+        run_ranks(fork, save_rank, layout,
+                  (folder, 29600 + i, model, layout, dtype, sharding_type), name)
     for model in ("gpt2", "llama3_tied", "llama3_untied"):
         values = Shape(model).values()
         safetensors.torch.save_file(

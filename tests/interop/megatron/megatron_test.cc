@@ -1,18 +1,22 @@
 // Checkpoints that megatron-core has written (make_fixtures.py), against what it was given.
 
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/convert/dcp/folder_layout.h"
 #include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/convert/pickle/write.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
@@ -120,6 +124,35 @@ TEST_P(MegatronFixtureTest, IsTheSameUnderEveryTopology) {
   }
 }
 
+TEST_P(MegatronFixtureTest, IsWrittenAsItWasRead) {
+  const std::string ours = (root_ / "ours").string(), theirs = (root_ / "theirs").string();
+  ASSERT_EQ(Run({"convert", Path(GetParam().folder), ours, "--to=tessera", "--topology=tp2_pp2"}),
+            ckpt::kExitOk)
+      << err_;
+  ASSERT_EQ(Run({"convert", ours, theirs, "--to=megatron", "--max-file-size=20000"}), ckpt::kExitOk)
+      << err_;
+  EXPECT_TRUE(fs::exists(theirs + "/__0_3.distcp"));
+  EXPECT_EQ(Run({"inspect", theirs}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("format      megatron"));
+  for (const std::string& other : {ours, Path(GetParam().folder)}) {
+    EXPECT_EQ(Run({"diff", other, theirs}), ckpt::kExitOk) << out_ << err_;
+    EXPECT_THAT(out_, HasSubstr("by every bit of the contents"));
+  }
+  ASSERT_EQ(Run({"convert", theirs, (root_ / "weights").string(), "--to=megatron", "--weights-only",
+                 "--dtype=bf16"}),
+            ckpt::kExitOk)
+      << err_;
+  const auto storage =
+      ckpt::convert::OpenForeign((root_ / "weights").string(), {.rules = &RegisteredModelRules()});
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  const auto weights = ckpt::Checkpoint::Open(**storage, "");
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  for (const ckpt::TensorInfo& tensor : weights->tensors()) {
+    EXPECT_EQ(tensor.dtype, ckpt::ElementType::kBF16) << tensor.name;
+  }
+  EXPECT_FALSE(weights->manifest().has_optimizer());
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Checkpoints, MegatronFixtureTest,
     ::testing::Values(Fixture{"gpt2_single", "gpt2", false}, Fixture{"gpt2_tp2_pp2", "gpt2", false},
@@ -153,6 +186,76 @@ TEST_F(MegatronTest, RefusesWhatIsMissingOrOfAnotherModel) {
                 fs::copy_options::overwrite_existing);
   EXPECT_NE(Run({"inspect", folder}), ckpt::kExitOk);
   EXPECT_THAT(err_, HasSubstr("belongs to no parameter of the model that common.pt describes"));
+}
+
+// common.pt with the arguments of the fixture gpt2_single, one of them changed.
+std::string CommonFile(const std::string& changed, int64_t value) {
+  std::map<std::string, int64_t> arguments = {
+      {"num_layers", 2},          {"hidden_size", 8},       {"ffn_hidden_size", 32},
+      {"num_attention_heads", 4}, {"kv_channels", 2},       {"max_position_embeddings", 13},
+      {"vocab_size", 61},         {"padded_vocab_size", 64}};
+  arguments[changed] = value;
+  ckpt::pickle::Writer writer;
+  writer.BeginDict();
+  writer.Text("args");
+  writer.Global("argparse", "Namespace");
+  writer.NewObject();
+  writer.BeginDict();
+  for (const auto& [name, number] : arguments) {
+    writer.Text(name);
+    writer.Int(number);
+  }
+  writer.EndDict();
+  writer.SetState();
+  writer.EndDict();
+  return ckpt::convert::TorchObjectFile("common.pt", std::move(writer).Finish()).header;
+}
+
+// Arguments that do not fit the files are refused before anything of their size is allocated.
+TEST_F(MegatronTest, RefusesHostileArguments) {
+  const std::string folder = Copy("gpt2_single");
+  const auto inspect = [&](const std::string& changed, int64_t value) {
+    std::ofstream(folder + "/common.pt", std::ios::binary) << CommonFile(changed, value);
+    return Run({"inspect", folder});
+  };
+  EXPECT_EQ(inspect("num_layers", 2), ckpt::kExitOk) << err_;
+  const std::pair<const char*, int64_t> hostile[] = {{"num_layers", 1'000'000'000},
+                                                     {"num_layers", 3},
+                                                     {"num_layers", 0},
+                                                     {"num_layers", -1},
+                                                     {"hidden_size", int64_t{1} << 40},
+                                                     {"hidden_size", 0},
+                                                     {"hidden_size", 16},
+                                                     {"num_attention_heads", int64_t{1} << 40},
+                                                     {"num_attention_heads", 0},
+                                                     {"num_attention_heads", 8},
+                                                     {"kv_channels", 4},
+                                                     {"ffn_hidden_size", INT64_MAX},
+                                                     {"vocab_size", 65},
+                                                     {"padded_vocab_size", INT64_MIN},
+                                                     {"vocab_size", int64_t{1} << 50},
+                                                     {"max_position_embeddings", 14},
+                                                     {"num_experts", 8},
+                                                     {"qk_layernorm", 1},
+                                                     {"multi_latent_attention", 1}};
+  for (const auto& [name, value] : hostile) {
+    EXPECT_NE(inspect(name, value), ckpt::kExitOk) << name << "=" << value;
+    EXPECT_NE(err_, "") << name << "=" << value;
+  }
+}
+
+// A checkpoint of which any one file is cut at any of a few places is refused or, where the file
+// holds no tensor, read as it was.
+TEST_F(MegatronTest, RefusesTruncatedFiles) {
+  for (const char* file : {"common.pt", "metadata.json", ".metadata", "__0_0.distcp"}) {
+    const uint64_t size = fs::file_size(Path("gpt2_single") + "/" + file);
+    for (const uint64_t length : {uint64_t{0}, uint64_t{1}, size / 2, size - 1}) {
+      const std::string folder = Copy("gpt2_single");
+      fs::resize_file(fs::path(folder) / file, length);
+      EXPECT_NE(Run({"inspect", folder, "--from=megatron"}), ckpt::kExitOk)
+          << file << " of " << length << " bytes";
+    }
+  }
 }
 
 }  // namespace
