@@ -30,9 +30,10 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
 
 PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. It may be another
 framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
-(llmc), a file of torch.save (torch), a folder of torch.distributed.checkpoint (dcp). A folder may
-be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials
-of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
+(llmc), a checkpoint of Megatron-Core (megatron) or DeepSpeed (deepspeed), a file of torch.save
+(torch), a folder of torch.distributed.checkpoint (dcp). A folder may be in an object store:
+s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials of the environment
+(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
   --from=FORMAT                the format of PATH, where looking at it does not tell (any command)
   --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)
@@ -106,12 +107,13 @@ gets its name when every tensor has been read back and is equal to what was read
 
   --to=FORMAT                  hf: a folder in Hugging Face's format: config.json, safetensors
                                llmc: llm.c's model file and optimizer state
+                               megatron: a folder that Megatron-Core loads (torch_dist)
                                torch: one file for torch.load(), checkpoint.pt
                                dcp: a folder of torch.distributed.checkpoint
                                tessera: FOLDER/step-N, for one rank or for --topology
   --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera)
   --weights-only               leaves optimizer state out (hf never has it)
-  --max-file-size=SIZE         of one file (5GB; hf, dcp)
+  --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
   --topology=T --memory=SIZE   as for ckpt reshard (tessera)
   --threads=N                  that read (4)
   --json                       one object, for machines
