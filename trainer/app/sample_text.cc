@@ -37,7 +37,8 @@ absl::Status SampleText(const NextLogits& next_logits, const Tokenizer& tokenize
                         const std::function<void(std::string_view)>& emit) {
   std::vector<int32_t> tokens{tokenizer.end_of_text()};
   if (!config.prompt().empty()) {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, tokenizer.Encode(config.prompt()));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
+                             tokenizer.EncodeWithSpecialTokens(config.prompt()));
     tokens.insert(tokens.end(), prompt.begin(), prompt.end());
   }
   for (int64_t i = 0; i < config.num_tokens_to_generate(); ++i) {

@@ -16,6 +16,7 @@
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
+#include "trainer/data/load_tokenizer.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/cpu/numerics_fingerprint.h"
 #include "trainer/parallel/topology.h"

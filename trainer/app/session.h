@@ -14,7 +14,6 @@
 #include "trainer/config/config.pb.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
-#include "trainer/data/tokenizer.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/numerics_fingerprint.h"
 #include "trainer/metrics/metrics.h"
@@ -25,6 +24,7 @@
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
 #include "trainer/step/trainer.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/random/philox.h"
+#include "trainer/tokenizer/text_cut.h"
 
 namespace tessera {
 namespace {
@@ -94,17 +95,6 @@ absl::StatusOr<int64_t> TailBegin(const Document& document, double fraction) {
   text.resize(*read);
   const size_t line_end = text.find('\n');
   return line_end == text.npos ? wanted : wanted + static_cast<int64_t>(line_end) + 1;
-}
-
-// Number of bytes of the chunk that can be processed now if more of the document follows.
-size_t ChunkEnd(std::string_view chunk) {
-  const size_t line_end = chunk.rfind('\n');
-  if (line_end != chunk.npos) return line_end + 1;
-  size_t end = chunk.size();
-  for (int back = 0; back < 3 && end > 1 && (chunk[end - 1] & 0xC0) == 0x80; ++back) --end;
-  // `end` is at a lead byte, or past a whole character: a lead byte stays with the bytes that
-  // follow it.
-  return (chunk[end - 1] & 0xC0) == 0xC0 && end > 1 ? end - 1 : chunk.size();
 }
 
 }  // namespace
@@ -198,8 +188,7 @@ absl::Status ForEachChunk(const DocumentPart& part,
                        part.document->size_bytes, " bytes, found ", at + *read));
     }
     const bool last = at + *read == part.end_bytes;
-    const std::string_view ready =
-        std::string_view(chunk).substr(0, last ? *read : ChunkEnd(chunk));
+    const std::string_view ready = std::string_view(chunk).substr(0, last ? *read : LastCut(chunk));
     if (absl::Status status = visit(ready); !status.ok()) return status;
     at += ready.size();
   }

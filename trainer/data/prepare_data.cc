@@ -13,16 +13,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/make_directories.h"
-#include "trainer/data/byte_tokenizer.h"
+#include "base/replace_file.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
-#include "trainer/data/llmc_tokenizer.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_shards.h"
-#include "trainer/data/tokenizer.h"
 #include "trainer/data/train_tokenizer.h"
+#include "trainer/tokenizer/byte_tokenizer.h"
+#include "trainer/tokenizer/llmc_tokenizer.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -194,6 +195,24 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const PrepareDataOption
   return TrainTokenizer(train, vocab_size, options.tokenizer_sample_bytes, done);
 }
 
+// Writes the tokenizer's own files and llm.c's, which has the text of every id, and appends their
+// names.
+absl::Status WriteTokenizer(const Tokenizer& tokenizer, const std::string& directory,
+                            std::vector<std::string>& names) {
+  absl::StatusOr<std::string> table = LlmcTokenizerFile(tokenizer);
+  if (!table.ok()) return table.status();
+  std::vector<TokenizerFile> files = {{kLlmcTokenizerName, *std::move(table)}};
+  for (TokenizerFile& file : tokenizer.Files()) {
+    if (file.name != kLlmcTokenizerName) files.push_back(std::move(file));
+  }
+  for (const TokenizerFile& file : files) {
+    absl::Status status = ReplaceFile(Join(directory, file.name), file.contents);
+    if (!status.ok()) return status;
+    names.push_back(file.name);
+  }
+  return absl::OkStatus();
+}
+
 // Writes every file except dataset.json into `directory`, and fills in the summary.
 absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& split,
                         const Tokenizer& tokenizer, const std::string& directory,
@@ -218,14 +237,8 @@ absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& sp
   std::vector<std::string> names = train.file_names();
   names.insert(names.end(), validation.file_names().begin(), validation.file_names().end());
   for (size_t i = 0, n = names.size(); i < n; ++i) names.push_back(ChecksumPath(names[i]));
-  names.push_back("tokenizer.bin");
-  status = SaveLlmcTokenizer(tokenizer, Join(directory, names.back()));
+  status = WriteTokenizer(tokenizer, directory, names);
   if (!status.ok()) return status;
-  if (tokenizer.kind() == "sentencepiece") {
-    names.push_back("tokenizer.model");
-    status = tokenizer.Save(Join(directory, names.back()));
-    if (!status.ok()) return status;
-  }
   for (const std::string& name : names) {
     std::error_code error;
     const int64_t size_bytes = fs::file_size(Join(directory, name), error);

@@ -19,11 +19,11 @@
 #include "trainer/data/dataset_summary.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
+#include "trainer/data/load_tokenizer.h"
 #include "trainer/data/test_files.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_file.h"
 #include "trainer/data/token_shards.h"
-#include "trainer/data/tokenizer.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "trainer/data/corpus.h"
-#include "trainer/data/tokenizer.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 

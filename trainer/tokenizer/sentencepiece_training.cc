@@ -1,4 +1,4 @@
-#include "trainer/data/sentencepiece_training.h"
+#include "trainer/tokenizer/sentencepiece_training.h"
 
 #include <sentencepiece_trainer.h>
 

@@ -1,4 +1,4 @@
-#include "trainer/data/sentencepiece_reference.h"
+#include "trainer/tokenizer/sentencepiece_reference.h"
 
 #include <sentencepiece_processor.h>
 

@@ -1,4 +1,4 @@
-#include "trainer/data/sentencepiece_model.h"
+#include "trainer/tokenizer/sentencepiece_model.h"
 
 #include <bit>
 #include <cstring>

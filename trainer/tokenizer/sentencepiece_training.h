@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_DATA_SENTENCEPIECE_TRAINING_H_
-#define TESSERA_TRAINER_DATA_SENTENCEPIECE_TRAINING_H_
+#ifndef TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_TRAINING_H_
+#define TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_TRAINING_H_
 
 // The only user of the SentencePiece library, whose header clashes with Abseil's and whose exported
 // symbols clash with protobuf's: this file uses no Abseil, and a program that links protobuf must
@@ -21,4 +21,4 @@ bool TrainSentencePieceModel(const std::vector<std::string>& sentences, int64_t 
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_SENTENCEPIECE_TRAINING_H_
+#endif  // TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_TRAINING_H_

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_DATA_SENTENCEPIECE_REFERENCE_H_
-#define TESSERA_TRAINER_DATA_SENTENCEPIECE_REFERENCE_H_
+#ifndef TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_REFERENCE_H_
+#define TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_REFERENCE_H_
 
 #include <string>
 #include <vector>
@@ -12,4 +12,4 @@ std::vector<int> ReferenceEncode(const std::string& model, const std::string& te
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_SENTENCEPIECE_REFERENCE_H_
+#endif  // TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_REFERENCE_H_

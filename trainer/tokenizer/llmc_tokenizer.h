@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_DATA_LLMC_TOKENIZER_H_
-#define TESSERA_TRAINER_DATA_LLMC_TOKENIZER_H_
+#ifndef TESSERA_TRAINER_TOKENIZER_LLMC_TOKENIZER_H_
+#define TESSERA_TRAINER_TOKENIZER_LLMC_TOKENIZER_H_
 
 // Tokenizer files in llm.c's format: the text of each id. A header of 256 little-endian int32, then
 // the tokens.
@@ -13,7 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "trainer/data/tokenizer.h"
+#include "absl/status/statusor.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 
@@ -30,7 +31,7 @@ class LlmcTokenizer : public Tokenizer {
   int32_t end_of_text() const override { return end_of_text_; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   std::string_view TokenText(int32_t id) const override;
-  absl::Status Save(const std::string& path) const override;
+  std::vector<TokenizerFile> Files() const override;
 
  private:
   std::vector<std::string> texts_;
@@ -40,10 +41,12 @@ class LlmcTokenizer : public Tokenizer {
 // True when the contents begin with the magic number.
 bool IsLlmcTokenizerFile(std::string_view contents);
 
-// Writes version 2. Errors: InvalidArgument when a token is longer than 255 bytes; an empty one,
+inline constexpr char kLlmcTokenizerName[] = "tokenizer.bin";
+
+// A file of version 2. Errors: InvalidArgument when a token is longer than 255 bytes; an empty one,
 // which llm.c refuses, is written as U+FFFD.
-absl::Status SaveLlmcTokenizer(const Tokenizer& tokenizer, const std::string& path);
+absl::StatusOr<std::string> LlmcTokenizerFile(const Tokenizer& tokenizer);
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_LLMC_TOKENIZER_H_
+#endif  // TESSERA_TRAINER_TOKENIZER_LLMC_TOKENIZER_H_

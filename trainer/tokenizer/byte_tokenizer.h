@@ -1,16 +1,16 @@
-#ifndef TESSERA_TRAINER_DATA_BYTE_TOKENIZER_H_
-#define TESSERA_TRAINER_DATA_BYTE_TOKENIZER_H_
+#ifndef TESSERA_TRAINER_TOKENIZER_BYTE_TOKENIZER_H_
+#define TESSERA_TRAINER_TOKENIZER_BYTE_TOKENIZER_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "trainer/data/tokenizer.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 
-// One id per byte, and 256 for end of text: 257 ids. Lossless for any bytes. Saved as an llm.c
+// One id per byte, and 256 for end of text: 257 ids. Lossless for any bytes. Stored as an llm.c
 // tokenizer file.
 class ByteTokenizer : public Tokenizer {
  public:
@@ -24,9 +24,11 @@ class ByteTokenizer : public Tokenizer {
   int32_t end_of_text() const override { return 256; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   std::string_view TokenText(int32_t id) const override;
-  absl::Status Save(const std::string& path) const override;
+  std::vector<TokenizerFile> Files() const override;
+  // Text may be cut anywhere.
+  size_t EncodablePrefix(std::string_view text) const override { return text.size(); }
 };
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_BYTE_TOKENIZER_H_
+#endif  // TESSERA_TRAINER_TOKENIZER_BYTE_TOKENIZER_H_

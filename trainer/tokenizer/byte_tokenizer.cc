@@ -1,8 +1,8 @@
-#include "trainer/data/byte_tokenizer.h"
+#include "trainer/tokenizer/byte_tokenizer.h"
 
 #include <array>
 
-#include "trainer/data/llmc_tokenizer.h"
+#include "trainer/tokenizer/llmc_tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -41,8 +41,8 @@ std::string_view ByteTokenizer::TokenText(int32_t id) const {
   return {&kBytes[id], 1};
 }
 
-absl::Status ByteTokenizer::Save(const std::string& path) const {
-  return SaveLlmcTokenizer(*this, path);
+std::vector<TokenizerFile> ByteTokenizer::Files() const {
+  return {{kLlmcTokenizerName, *LlmcTokenizerFile(*this)}};
 }
 
 }  // namespace tessera

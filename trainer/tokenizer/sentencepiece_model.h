@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_DATA_SENTENCEPIECE_MODEL_H_
-#define TESSERA_TRAINER_DATA_SENTENCEPIECE_MODEL_H_
+#ifndef TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_MODEL_H_
+#define TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_MODEL_H_
 
 // The fields of SentencePiece's ModelProto (sentencepiece_model.proto) that encoding and decoding
 // need.
@@ -48,4 +48,4 @@ absl::StatusOr<SentencePieceModel> ParseSentencePieceModel(const std::string& pa
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_SENTENCEPIECE_MODEL_H_
+#endif  // TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_MODEL_H_

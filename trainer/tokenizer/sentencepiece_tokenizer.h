@@ -1,5 +1,5 @@
-#ifndef TESSERA_TRAINER_DATA_SENTENCEPIECE_TOKENIZER_H_
-#define TESSERA_TRAINER_DATA_SENTENCEPIECE_TOKENIZER_H_
+#ifndef TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_TOKENIZER_H_
+#define TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_TOKENIZER_H_
 
 // Encodes and decodes with a SentencePiece BPE model.
 //
@@ -17,7 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "base/mutex.h"
-#include "trainer/data/tokenizer.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 
@@ -37,7 +37,7 @@ class SentencePieceTokenizer : public Tokenizer {
   int32_t end_of_text() const override { return end_of_text_; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   std::string_view TokenText(int32_t id) const override;
-  absl::Status Save(const std::string& path) const override;
+  std::vector<TokenizerFile> Files() const override { return {{"tokenizer.model", model_}}; }
 
  private:
   struct Piece {
@@ -68,4 +68,4 @@ class SentencePieceTokenizer : public Tokenizer {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TRAINER_DATA_SENTENCEPIECE_TOKENIZER_H_
+#endif  // TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_TOKENIZER_H_

@@ -1,11 +1,10 @@
-#include "trainer/data/llmc_tokenizer.h"
+#include "trainer/tokenizer/llmc_tokenizer.h"
 
 #include <array>
 #include <cstring>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/replace_file.h"
-#include "trainer/data/file_util.h"
 
 namespace tessera {
 namespace {
@@ -83,11 +82,11 @@ std::string_view LlmcTokenizer::TokenText(int32_t id) const {
   return texts_[id];
 }
 
-absl::Status LlmcTokenizer::Save(const std::string& path) const {
-  return SaveLlmcTokenizer(*this, path);
+std::vector<TokenizerFile> LlmcTokenizer::Files() const {
+  return {{kLlmcTokenizerName, *LlmcTokenizerFile(*this)}};
 }
 
-absl::Status SaveLlmcTokenizer(const Tokenizer& tokenizer, const std::string& path) {
+absl::StatusOr<std::string> LlmcTokenizerFile(const Tokenizer& tokenizer) {
   std::array<int32_t, kHeaderBytes / 4> header = {};
   header[0] = kMagic;
   header[1] = 2;
@@ -105,7 +104,7 @@ absl::Status SaveLlmcTokenizer(const Tokenizer& tokenizer, const std::string& pa
     contents.push_back(static_cast<char>(text.size()));
     contents += text;
   }
-  return ReplaceFile(path, contents);
+  return contents;
 }
 
 }  // namespace tessera

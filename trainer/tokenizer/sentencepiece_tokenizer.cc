@@ -1,16 +1,15 @@
-#include "trainer/data/sentencepiece_tokenizer.h"
+#include "trainer/tokenizer/sentencepiece_tokenizer.h"
 
 #include <charconv>
 #include <cstddef>
 #include <queue>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
-#include "base/replace_file.h"
 #include "base/utf8.h"
-#include "trainer/data/file_util.h"
-#include "trainer/data/sentencepiece_model.h"
+#include "trainer/tokenizer/sentencepiece_model.h"
 
 namespace tessera {
 namespace {
@@ -237,10 +236,6 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_
 std::string_view SentencePieceTokenizer::TokenText(int32_t id) const {
   if (id < 0 || id >= vocab_size()) return {};
   return texts_[id];
-}
-
-absl::Status SentencePieceTokenizer::Save(const std::string& path) const {
-  return ReplaceFile(path, model_);
 }
 
 }  // namespace tessera

@@ -1,0 +1,80 @@
+#ifndef TESSERA_TRAINER_TOKENIZER_BPE_TOKENIZER_H_
+#define TESSERA_TRAINER_TOKENIZER_BPE_TOKENIZER_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "trainer/tokenizer/added_tokens.h"
+#include "trainer/tokenizer/bpe_merges.h"
+#include "trainer/tokenizer/split_rules.h"
+#include "trainer/tokenizer/tokenizer.h"
+
+namespace tessera {
+
+// A byte-level BPE vocabulary, as the files of GPT-2, tiktoken and Hugging Face describe it.
+struct BpeVocabulary {
+  // The bytes of each token; empty: the id has none. Added tokens are not among them.
+  std::vector<std::string> tokens;
+  std::vector<BpeMerge> merges;
+  SplitRules split;
+  // A piece that is a token becomes that token, whatever the merges.
+  bool whole_pieces_first = false;
+  std::vector<AddedToken> added;
+  int32_t end_of_text = -1;
+  std::optional<int32_t> begin_of_text;
+  std::vector<TokenizerFile> files;
+};
+
+// Lossless for any bytes: what is not UTF-8 counts as punctuation. The ids of valid UTF-8 are those
+// of the original programs.
+class BpeTokenizer : public Tokenizer {
+ public:
+  // `path` is used in messages. Errors: InvalidArgument where a byte has no token of its own, or
+  // one id is two tokens.
+  static absl::StatusOr<std::unique_ptr<BpeTokenizer>> Create(const std::string& path,
+                                                              BpeVocabulary vocabulary);
+
+  std::string_view kind() const override { return "bpe"; }
+  int64_t vocab_size() const override { return static_cast<int64_t>(texts_.size()); }
+  int32_t end_of_text() const override { return end_of_text_; }
+  std::optional<int32_t> begin_of_text() const override { return begin_of_text_; }
+  std::vector<SpecialToken> special_tokens() const override;
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
+      std::string_view text) const override;
+  // Cuts between a letter or a number and a space, where every split rule does.
+  size_t EncodablePrefix(std::string_view text) const override;
+  std::string_view TokenText(int32_t id) const override;
+  std::vector<TokenizerFile> Files() const override { return files_; }
+
+ private:
+  BpeTokenizer(const std::array<int32_t, 256>& byte_ids, BpeVocabulary vocabulary);
+
+  std::vector<int32_t> EncodeText(std::string_view text, bool special) const;
+  void EncodeOrdinary(std::string_view text, std::vector<int32_t>& ids) const;
+  void EncodePiece(std::string_view piece, std::vector<int32_t>& ids) const;
+
+  SplitRules split_;
+  BpeMerges merges_;
+  AddedTokens added_;
+  // An added token may contain a place where EncodablePrefix() would cut.
+  bool cuts_ = true;
+  int32_t end_of_text_;
+  std::optional<int32_t> begin_of_text_;
+  std::vector<std::string> texts_;
+  absl::flat_hash_map<absl::string_view, int32_t> whole_pieces_;  // keys point into texts_
+  std::vector<TokenizerFile> files_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TOKENIZER_BPE_TOKENIZER_H_

@@ -1,0 +1,25 @@
+#ifndef TESSERA_TRAINER_TOKENIZER_GPT2_FILES_H_
+#define TESSERA_TRAINER_TOKENIZER_GPT2_FILES_H_
+
+// GPT-2's vocab.json and merges.txt. They say nothing about pre-tokenisation, which is GPT-2's.
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "trainer/tokenizer/bpe_tokenizer.h"
+#include "trainer/tokenizer/end_of_text.h"
+
+namespace tessera {
+
+// `path` is used in messages; `vocabulary` and `merges` are the contents of the two files. Errors:
+// DataLoss naming what is wrong; InvalidArgument for another tokenizer that has files of these
+// names, and those of FindEndOfText and BpeTokenizer::Create.
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& path,
+                                                             const std::string& vocabulary,
+                                                             const std::string& merges,
+                                                             const TokenizerConfig& config = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TOKENIZER_GPT2_FILES_H_

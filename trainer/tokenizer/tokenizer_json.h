@@ -1,0 +1,25 @@
+#ifndef TESSERA_TRAINER_TOKENIZER_TOKENIZER_JSON_H_
+#define TESSERA_TRAINER_TOKENIZER_TOKENIZER_JSON_H_
+
+// Hugging Face's tokenizer.json, for byte-level BPE: GPT-2, Llama-3 and what is made like them.
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "trainer/tokenizer/bpe_tokenizer.h"
+#include "trainer/tokenizer/end_of_text.h"
+
+namespace tessera {
+
+// `path` is used in messages. Every setting in the file is either implemented or refused: the
+// pipeline is no normalizer, one split of split_rules.h, the byte alphabet, BPE; its template's
+// first token becomes begin_of_text(). Errors: DataLoss for a file that is not a tokenizer.json or
+// contradicts itself; InvalidArgument naming the setting that is not supported, and those of
+// FindEndOfText and BpeTokenizer::Create.
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(
+    const std::string& path, const std::string& contents, const TokenizerConfig& config = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TOKENIZER_TOKENIZER_JSON_H_

@@ -1,0 +1,40 @@
+#ifndef TESSERA_TRAINER_TOKENIZER_VOCABULARY_JSON_H_
+#define TESSERA_TRAINER_TOKENIZER_VOCABULARY_JSON_H_
+
+// The parts of GPT-2's and Hugging Face's files that are alike: {"token": id, ...} and pairs of
+// tokens, both in the alphabet of byte_level.h.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/tokenizer/bpe_merges.h"
+
+namespace tessera {
+
+// A value for a message: what is long or nested is shortened.
+std::string JsonInWords(const nlohmann::json& json);
+
+// Tokens as they are written in the file, and their ids.
+using TokenIds = absl::flat_hash_map<std::string, int32_t>;
+
+// Errors: DataLoss naming the token.
+absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary);
+
+// The bytes of each id. A token with a character outside the alphabet stands for its own
+// characters, and no text becomes it.
+std::vector<std::string> TokenBytes(const TokenIds& ids);
+
+// Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens, or
+// what they become, is not in the vocabulary.
+absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,
+                      std::string_view right, std::vector<BpeMerge>& merges);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_TOKENIZER_VOCABULARY_JSON_H_
