@@ -13,7 +13,6 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/random/philox.h"
-#include "trainer/tokenizer/text_cut.h"
 
 namespace tessera {
 namespace {
@@ -41,18 +40,24 @@ absl::Status AddDirectory(const std::string& directory, DocumentList& list) {
   std::error_code error;
   fs::recursive_directory_iterator it(directory, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    const std::string path = it->path().string();
+    std::error_code not_there;  // a dangling link is no regular file
     if (it->path().filename().string().starts_with(".")) {
       it.disable_recursion_pending();
+      list.skipped.push_back({path, "hidden"});
       continue;
     }
-    std::error_code not_there;  // a dangling link is no regular file
-    if (!it->is_regular_file(not_there)) continue;
-    const absl::StatusOr<bool> binary = LooksBinary(it->path().string());
+    if (it->is_directory(not_there) && !it->is_symlink(not_there)) continue;
+    if (!it->is_regular_file(not_there)) {
+      list.skipped.push_back({path, "not a regular file"});
+      continue;
+    }
+    const absl::StatusOr<bool> binary = LooksBinary(path);
     if (!binary.ok()) return binary.status();
     if (*binary) {
-      ++list.skipped_binary_files;
+      list.skipped.push_back({path, "not text: a zero byte in its first 4 KiB"});
     } else {
-      list.paths.push_back(it->path().string());
+      list.paths.push_back(path);
     }
   }
   return error ? DirectoryError(directory, error) : absl::OkStatus();
@@ -122,6 +127,7 @@ absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& input
 }
 
 absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::string>& paths,
+                                                    std::vector<SkippedFile>& skipped,
                                                     const BytesDone& done) {
   std::vector<Document> documents;
   std::vector<uint8_t> buffer(kChunkBytes);
@@ -139,7 +145,11 @@ absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::strin
       if (*read < kChunkBytes) break;
     }
     document.hash = hash.Finish();
-    if (document.size_bytes > 0) documents.push_back(std::move(document));
+    if (document.size_bytes == 0) {
+      skipped.push_back({path, "empty"});
+    } else {
+      documents.push_back(std::move(document));
+    }
   }
   return documents;
 }
@@ -174,12 +184,14 @@ absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
 }
 
 absl::Status ForEachChunk(const DocumentPart& part,
-                          const std::function<absl::Status(std::string_view chunk)>& visit) {
+                          const std::function<absl::Status(std::string_view chunk)>& visit,
+                          const ChunkCut& cut) {
   const absl::StatusOr<FileDescriptor> file = FileDescriptor::OpenForReading(part.document->path);
   if (!file.ok()) return file.status();
   std::string chunk;
+  int64_t wanted = kChunkBytes;
   for (int64_t at = part.begin_bytes; at < part.end_bytes;) {
-    chunk.resize(std::min(kChunkBytes, part.end_bytes - at));
+    chunk.resize(std::min(wanted, part.end_bytes - at));
     const absl::StatusOr<int64_t> read = file->ReadAt(at, Bytes(chunk));
     if (!read.ok()) return read.status();
     if (*read < static_cast<int64_t>(chunk.size())) {
@@ -188,7 +200,9 @@ absl::Status ForEachChunk(const DocumentPart& part,
                        part.document->size_bytes, " bytes, found ", at + *read));
     }
     const bool last = at + *read == part.end_bytes;
-    const std::string_view ready = std::string_view(chunk).substr(0, last ? *read : LastCut(chunk));
+    const std::string_view ready = std::string_view(chunk).substr(0, last ? *read : cut(chunk));
+    wanted = ready.empty() ? 2 * wanted : kChunkBytes;
+    if (ready.empty()) continue;
     if (absl::Status status = visit(ready); !status.ok()) return status;
     at += ready.size();
   }

@@ -4,14 +4,17 @@
 // Text files as documents: finding them, comparing them by content, splitting them and reading them
 // in chunks.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/data/file_util.h"
+#include "trainer/tokenizer/text_cut.h"
 
 namespace tessera {
 
@@ -30,22 +33,29 @@ struct DocumentPart {
   int64_t size_bytes() const { return end_bytes - begin_bytes; }
 };
 
+struct SkippedFile {
+  std::string path;
+  std::string reason;
+};
+
 struct DocumentList {
   std::vector<std::string> paths;
-  int64_t skipped_binary_files = 0;
+  std::vector<SkippedFile> skipped;
 };
 
 // Called with the number of bytes processed since the last call.
 using BytesDone = std::function<void(int64_t bytes)>;
 
 // The files that `inputs` (files, directories, shell patterns) name: directories recursively,
-// without hidden entries and without files that hold a zero byte in their first 4 KiB. Each file
+// without hidden entries, without what is no regular file and without files that hold a zero byte in
+// their first 4 KiB: those are listed as skipped, a hidden folder once. Each file
 // once, in the natural order of its path. Errors: NotFound naming the input that matches nothing;
 // those of the file system.
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);
 
-// Reads every file once for its size and hash. Leaves out empty files.
+// Reads every file once for its size and hash. Empty files are appended to `skipped`.
 absl::StatusOr<std::vector<Document>> ScanDocuments(const std::vector<std::string>& paths,
+                                                    std::vector<SkippedFile>& skipped,
                                                     const BytesDone& done);
 
 struct CorpusSplit {
@@ -62,10 +72,15 @@ struct CorpusSplit {
 absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
                                         double validation_fraction);
 
-// Reads a part in chunks of about a MiB that end after a line, or between two characters where no
-// line ends. Memory: one chunk.
+// The length of the prefix of a text that may be the end of a chunk if more of the document follows;
+// 0 where more of it must be known first.
+using ChunkCut = std::function<size_t(std::string_view text)>;
+
+// Reads a part in chunks of about a MiB, longer where `cut` demands it. By default they end after a
+// line, or between two characters where no line ends. Memory: one chunk.
 absl::Status ForEachChunk(const DocumentPart& part,
-                          const std::function<absl::Status(std::string_view chunk)>& visit);
+                          const std::function<absl::Status(std::string_view chunk)>& visit,
+                          const ChunkCut& cut = LastCut);
 
 }  // namespace tessera
 

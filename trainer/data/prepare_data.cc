@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,9 @@
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/default_corpus.h"
+#include "trainer/data/encode_documents.h"
 #include "trainer/data/file_util.h"
+#include "trainer/data/load_tokenizer.h"
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/train_tokenizer.h"
@@ -34,26 +37,17 @@ constexpr int64_t kDefaultSentencePieceVocabulary = 4096;
 // Part of the request hash: incremented whenever the same texts and options yield different files.
 constexpr uint64_t kProgramVersion = 2;
 
+absl::Status Invalid(absl::string_view option, const absl::AlphaNum& value,
+                     absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat(option, " is ", value, ": expected ", expected));
+}
+
+// Options that do not concern the tokenizer.
 absl::Status CheckOptions(const PrepareDataOptions& options) {
-  const auto invalid = [](absl::string_view option, const auto& value, absl::string_view expected) {
-    return absl::InvalidArgumentError(absl::StrCat(option, " is ", value, ": expected ", expected));
-  };
+  const auto invalid = [](absl::string_view option, const absl::AlphaNum& value,
+                          absl::string_view expected) { return Invalid(option, value, expected); };
   if (options.output_dir.empty()) return invalid("output_dir", "empty", "a folder");
-  if (options.tokenizer != "byte" && options.tokenizer != "sentencepiece") {
-    return invalid("tokenizer", options.tokenizer, "byte or sentencepiece");
-  }
-  const int64_t largest = MaxVocabularySize(options.format);
-  if (options.tokenizer == "byte") {
-    if (options.vocab_size != 0 && options.vocab_size != ByteTokenizer::kVocabSize) {
-      return invalid("vocab_size", options.vocab_size, "257, which the byte tokenizer has");
-    }
-  } else if (options.vocab_size != 0 &&
-             (options.vocab_size < kMinSentencePieceVocabulary || options.vocab_size > largest)) {
-    return invalid(
-        "vocab_size", options.vocab_size,
-        absl::StrCat("from ", kMinSentencePieceVocabulary, " to ", largest, ", what format ",
-                     std::string(TokenFormatName(options.format)), " holds"));
-  }
+  if (options.threads < 0) return invalid("threads", options.threads, "0 or more");
   if (!(options.validation_fraction >= 0 && options.validation_fraction < 1)) {
     return invalid("validation_fraction", options.validation_fraction, "0 or more, below 1");
   }
@@ -66,13 +60,86 @@ absl::Status CheckOptions(const PrepareDataOptions& options) {
   return absl::OkStatus();
 }
 
-std::string RequestHash(const PrepareDataOptions& options, const std::vector<Document>& documents) {
+// The options, with what they do not say.
+struct Job {
+  const PrepareDataOptions& options;
+  // Null: trained on the text.
+  std::unique_ptr<Tokenizer> tokenizer;
+  TokenFormat format = TokenFormat::kGpt2;
+  int threads = 1;
+};
+
+absl::Status CheckVocabularySize(const Job& job) {
+  const int64_t wanted = job.options.vocab_size;
+  const int64_t largest = MaxVocabularySize(job.format);
+  const std::string format(TokenFormatName(job.format));
+  if (job.tokenizer != nullptr) {
+    const int64_t found = job.tokenizer->vocab_size();
+    if (wanted != 0 && wanted != found) {
+      return Invalid("vocab_size", wanted, absl::StrCat(found, ", which the tokenizer has"));
+    }
+    if (found > largest) {
+      return Invalid("format", format, absl::StrCat("llama3, which holds ", found, " ids"));
+    }
+  } else if (wanted != 0 && (wanted < kMinSentencePieceVocabulary || wanted > largest)) {
+    return Invalid("vocab_size", wanted,
+                   absl::StrCat("from ", kMinSentencePieceVocabulary, " to ", largest,
+                                ", what format ", format, " holds"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadGiven(const std::string& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) {
+    return Invalid("tokenizer", path, "byte, sentencepiece, or the path of a tokenizer");
+  }
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = LoadTokenizer(path);
+  if (!tokenizer.ok()) return tokenizer;
+  if (const auto ids = (*tokenizer)->Encode(""); !ids.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", ids.status().message()));
+  }
+  return tokenizer;
+}
+
+absl::StatusOr<Job> PlanJob(const PrepareDataOptions& options) {
+  Job job{.options = options};
+  if (options.tokenizer == "byte") {
+    job.tokenizer = std::make_unique<ByteTokenizer>();
+  } else if (options.tokenizer != "sentencepiece") {
+    absl::StatusOr<std::unique_ptr<Tokenizer>> given = LoadGiven(options.tokenizer);
+    if (!given.ok()) return given.status();
+    job.tokenizer = *std::move(given);
+  }
+  if (options.begin_of_text &&
+      (job.tokenizer == nullptr || !job.tokenizer->begin_of_text().has_value())) {
+    return Invalid("begin_of_text", "true", "false: the tokenizer has no begin-of-text token");
+  }
+  const bool small = job.tokenizer == nullptr ||
+                     job.tokenizer->vocab_size() <= MaxVocabularySize(TokenFormat::kGpt2);
+  job.format = options.format.value_or(small ? TokenFormat::kGpt2 : TokenFormat::kLlama3);
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  job.threads = options.threads > 0 ? options.threads : std::max(1, processors);
+  if (absl::Status status = CheckVocabularySize(job); !status.ok()) return status;
+  return job;
+}
+
+void Add(ContentHash& hash, std::string_view text) {
+  hash.Add(std::span(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+}
+
+std::string RequestHash(const Job& job, const std::vector<Document>& documents) {
+  const PrepareDataOptions& options = job.options;
   ContentHash hash;
-  const std::string settings = absl::StrCat(kProgramVersion, " ", options.tokenizer, " ",
-                                            options.vocab_size, " ", options.tokenizer_sample_bytes,
-                                            " ", std::string(TokenFormatName(options.format)), " ",
-                                            options.validation_fraction, " ", options.shard_tokens);
-  hash.Add(std::span(reinterpret_cast<const uint8_t*>(settings.data()), settings.size()));
+  const bool own = options.tokenizer == "byte" || options.tokenizer == "sentencepiece";
+  Add(hash, absl::StrCat(kProgramVersion, " ", own ? options.tokenizer : "files", " ",
+                         options.vocab_size, " ", options.tokenizer_sample_bytes, " ",
+                         std::string(TokenFormatName(job.format)), " ", options.validation_fraction,
+                         " ", options.shard_tokens));
+  if (!own) {
+    for (const TokenizerFile& file : job.tokenizer->Files()) Add(hash, file.contents);
+  }
+  if (options.begin_of_text) Add(hash, "begin_of_text");
   for (const Document& document : documents) hash.Add(document.hash);
   return absl::StrCat(absl::Hex(hash.Finish(), absl::kZeroPad16));
 }
@@ -167,41 +234,35 @@ class StagingFolder {
   FileDescriptor lock_;
 };
 
-absl::Status EncodeParts(const std::vector<DocumentPart>& parts, const Tokenizer& tokenizer,
-                         const BytesDone& done, TokenShardWriter& writer, SplitSummary& summary) {
-  for (const DocumentPart& part : parts) {
-    const int32_t end_of_text = tokenizer.end_of_text();
-    if (absl::Status status = writer.Append({&end_of_text, 1}); !status.ok()) return status;
-    absl::Status status = ForEachChunk(part, [&](std::string_view chunk) -> absl::Status {
-      const absl::StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(chunk);
-      if (!ids.ok()) return ids.status();
-      done(chunk.size());
-      return writer.Append(*ids);
-    });
-    if (!status.ok()) return status;
-    ++summary.documents;
-    summary.text_bytes += part.size_bytes();
-  }
+absl::Status EncodeSplit(const Job& job, const std::vector<DocumentPart>& parts,
+                         const Tokenizer& tokenizer, const BytesDone& done,
+                         TokenShardWriter& writer, SplitSummary& summary) {
+  std::vector<int32_t> separator = {tokenizer.end_of_text()};
+  if (job.options.begin_of_text) separator.push_back(*tokenizer.begin_of_text());
+  absl::Status status = EncodeDocuments(parts, tokenizer, separator, job.threads, done, writer);
+  if (!status.ok()) return status;
+  for (const DocumentPart& part : parts) summary.text_bytes += part.size_bytes();
+  summary.documents = static_cast<int64_t>(parts.size());
   summary.tokens = writer.tokens();
   return writer.Close();
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> MakeTokenizer(const PrepareDataOptions& options,
-                                                         const std::vector<DocumentPart>& train,
-                                                         const BytesDone& done) {
-  if (options.tokenizer == "byte") return std::make_unique<ByteTokenizer>();
+// Trains a tokenizer where none is given.
+absl::StatusOr<std::unique_ptr<Tokenizer>> TrainOn(const PrepareDataOptions& options,
+                                                   const std::vector<DocumentPart>& train,
+                                                   const BytesDone& done) {
   const int64_t vocab_size =
       options.vocab_size == 0 ? kDefaultSentencePieceVocabulary : options.vocab_size;
   return TrainTokenizer(train, vocab_size, options.tokenizer_sample_bytes, done);
 }
 
-// Writes the tokenizer's own files and llm.c's, which has the text of every id, and appends their
-// names.
+// Writes the tokenizer's own files and, if no token is too long for it, llm.c's, which has the text
+// of every id. Appends their names.
 absl::Status WriteTokenizer(const Tokenizer& tokenizer, const std::string& directory,
                             std::vector<std::string>& names) {
+  std::vector<TokenizerFile> files;
   absl::StatusOr<std::string> table = LlmcTokenizerFile(tokenizer);
-  if (!table.ok()) return table.status();
-  std::vector<TokenizerFile> files = {{kLlmcTokenizerName, *std::move(table)}};
+  if (table.ok()) files.push_back({kLlmcTokenizerName, *std::move(table)});
   for (TokenizerFile& file : tokenizer.Files()) {
     if (file.name != kLlmcTokenizerName) files.push_back(std::move(file));
   }
@@ -214,22 +275,21 @@ absl::Status WriteTokenizer(const Tokenizer& tokenizer, const std::string& direc
 }
 
 // Writes every file except dataset.json into `directory`, and fills in the summary.
-absl::Status WriteFiles(const PrepareDataOptions& options, const CorpusSplit& split,
-                        const Tokenizer& tokenizer, const std::string& directory,
-                        const BytesDone& done, DatasetSummary& summary) {
+absl::Status WriteFiles(const Job& job, const CorpusSplit& split, const Tokenizer& tokenizer,
+                        const std::string& directory, const BytesDone& done,
+                        DatasetSummary& summary) {
+  const int64_t shard_tokens = job.options.shard_tokens;
   summary.tokenizer = tokenizer.kind();
   summary.vocab_size = tokenizer.vocab_size();
   summary.end_of_text = tokenizer.end_of_text();
-  summary.format = TokenFormatName(options.format);
+  summary.format = TokenFormatName(job.format);
   summary.split = split.kind;
 
-  TokenShardWriter train(directory, "train", options.format, options.shard_tokens,
-                         tokenizer.vocab_size());
-  absl::Status status = EncodeParts(split.train, tokenizer, done, train, summary.train);
+  TokenShardWriter train(directory, "train", job.format, shard_tokens, tokenizer.vocab_size());
+  absl::Status status = EncodeSplit(job, split.train, tokenizer, done, train, summary.train);
   if (!status.ok()) return status;
-  TokenShardWriter validation(directory, "val", options.format, options.shard_tokens,
-                              tokenizer.vocab_size());
-  status = EncodeParts(split.validation, tokenizer, done, validation, summary.validation);
+  TokenShardWriter validation(directory, "val", job.format, shard_tokens, tokenizer.vocab_size());
+  status = EncodeSplit(job, split.validation, tokenizer, done, validation, summary.validation);
   if (!status.ok()) return status;
   summary.unigram_nats_per_token = UnigramNatsPerToken(
       train.counts(), validation.tokens() > 0 ? validation.counts() : train.counts());
@@ -347,6 +407,8 @@ absl::StatusOr<int64_t> AddChecksums(const std::string& pattern, const PreparePr
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  absl::StatusOr<Job> job = PlanJob(options);
+  if (!job.ok()) return job.status();
   std::vector<std::string> inputs = options.inputs;
   if (inputs.empty()) {
     const absl::StatusOr<std::string> pattern = DefaultCorpusPattern();
@@ -355,16 +417,16 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
   }
   const absl::StatusOr<DocumentList> list = FindDocuments(inputs);
   if (!list.ok()) return list.status();
-  const auto documents = ScanDocuments(list->paths, Phase(progress, "reading", 0));
+  PrepareDataResult result;
+  result.skipped = list->skipped;
+  const auto documents = ScanDocuments(list->paths, result.skipped, Phase(progress, "reading", 0));
   if (!documents.ok()) return documents.status();
   if (documents->empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the input has no text: ", list->paths.size(), " files, all empty"));
   }
 
-  PrepareDataResult result;
-  result.skipped_binary_files = list->skipped_binary_files;
-  result.summary.request = RequestHash(options, *documents);
+  result.summary.request = RequestHash(*job, *documents);
   absl::StatusOr<DatasetSummary> old = ReadDatasetSummary(options.output_dir);
   if (old.ok() && old->request == result.summary.request &&
       AllFilesThere(*old, options.output_dir)) {
@@ -389,10 +451,13 @@ absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
         absl::StrCat("validation_fraction is ", options.validation_fraction,
                      ": it leaves none of the ", total_bytes, " bytes of text for training"));
   }
-  const auto tokenizer =
-      MakeTokenizer(options, split->train, Phase(progress, "training the tokenizer", train_bytes));
-  if (!tokenizer.ok()) return tokenizer.status();
-  absl::Status status = WriteFiles(options, *split, **tokenizer, (*staging)->path(),
+  if (job->tokenizer == nullptr) {
+    auto trained =
+        TrainOn(options, split->train, Phase(progress, "training the tokenizer", train_bytes));
+    if (!trained.ok()) return trained.status();
+    job->tokenizer = *std::move(trained);
+  }
+  absl::Status status = WriteFiles(*job, *split, *job->tokenizer, (*staging)->path(),
                                    Phase(progress, "encoding", total_bytes), result.summary);
   if (!status.ok()) return status;
   status = ExchangeFiles((*staging)->path(), options.output_dir, *old, result.summary);

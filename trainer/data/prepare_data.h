@@ -8,19 +8,21 @@
 //                      fraction is 0
 //   *.bin.crc32c       checksums of each token file (token_checksums.h)
 //   tokenizer.bin      the text of each id, as llm.c reads it; for byte tokens it is the whole
-//                      tokenizer
-//   tokenizer.model    the SentencePiece model, where there is one
+//                      tokenizer; absent where a token is too long for it
+//   tokenizer.model    the SentencePiece model; of another tokenizer, its own files
 //   dataset.json       describes the files above; written last, so that a folder with it is
 //                      complete
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/data/corpus.h"
 #include "trainer/data/dataset_summary.h"
 #include "trainer/data/token_file.h"
 
@@ -31,31 +33,37 @@ struct PrepareDataOptions {
   std::vector<std::string> inputs;
   std::string output_dir;
 
-  // "byte" or "sentencepiece".
+  // "byte", "sentencepiece", or the path of a tokenizer (load_tokenizer.h).
   std::string tokenizer = "sentencepiece";
+  // Also puts the tokenizer's begin-of-text token before each document, after end of text.
+  bool begin_of_text = false;
   // Number of ids, special ones included. 0: 257 for bytes, 4096 for SentencePiece.
   int64_t vocab_size = 0;
   // The SentencePiece vocabulary is trained on at most this much text, spread over all of it.
   int64_t tokenizer_sample_bytes = 4 << 20;
 
-  TokenFormat format = TokenFormat::kGpt2;
+  // Nullopt: the smallest one that holds the vocabulary of a given tokenizer; GPT-2's otherwise.
+  std::optional<TokenFormat> format;
   double validation_fraction = 0.05;
   // Tokens per shard, except the last.
   int64_t shard_tokens = 100'000'000;
+  // Threads that encode. The files do not depend on it. 0: one for each processor.
+  int threads = 0;
 };
 
 struct PrepareDataResult {
   DatasetSummary summary;
   // True when the folder already held this data set and nothing was written.
   bool up_to_date = false;
-  int64_t skipped_binary_files = 0;
+  std::vector<SkippedFile> skipped;
 };
 
 // `phase` lasts until done_bytes reaches total_bytes (0: not known).
 using PrepareProgress =
     std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;
 
-// Reads the text twice (once for its hash), in chunks; memory does not grow with the corpus. Files
+// Reads the text twice (once for its hash), in chunks; memory does not grow with the corpus, but for
+// documents in which a given tokenizer finds no place to cut. Files
 // are written aside and renamed when all are complete; a run that dies leaves the old files, or no
 // valid dataset.json. Deterministic: the same texts in the same order with the same options yield
 // the same bytes. Errors: InvalidArgument naming the option; NotFound naming the input;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/cpu_level.h"
 #include "base/users_folder.h"
+#include "trainer/data/corpus.h"
 #include "trainer/data/prepare_data.h"
 #include "trainer/metrics/standard_streams.h"
 
@@ -23,11 +25,20 @@ ABSL_FLAG(std::vector<std::string>, input, {},
 ABSL_FLAG(std::string, output_dir, "",
           "Folder for the token files, the tokenizer and dataset.json");
 ABSL_FLAG(std::string, tokenizer, "sentencepiece",
-          "byte: one id per byte; sentencepiece: a BPE vocabulary trained on the text");
-ABSL_FLAG(int64_t, vocab_size, 0, "Number of token ids; 0: 257 for bytes, 4096 for sentencepiece");
+          "byte: one id per byte; sentencepiece: a BPE vocabulary trained on the text; otherwise "
+          "the path of a tokenizer or of a folder with one: tokenizer.json (Hugging Face), "
+          "vocab.json and merges.txt (GPT-2), a tiktoken file, or a SentencePiece model");
+ABSL_FLAG(bool, begin_of_text, false,
+          "Also put the tokenizer's begin-of-text token before each document, after end of text");
+ABSL_FLAG(int, threads, 0, "Threads that encode text; 0: one for each processor");
+ABSL_FLAG(
+    int64_t, vocab_size, 0,
+    "Number of token ids; 0: 257 for bytes, 4096 for sentencepiece, all of a given tokenizer");
 ABSL_FLAG(int64_t, tokenizer_sample_bytes, tessera::PrepareDataOptions().tokenizer_sample_bytes,
           "Bytes of text to train the vocabulary on, spread over all of it");
-ABSL_FLAG(std::string, format, "gpt2", "Token files: gpt2 (uint16) or llama3 (uint32)");
+ABSL_FLAG(std::string, format, "",
+          "Token files: gpt2 (uint16) or llama3 (uint32). Default: gpt2, or llama3 for a given "
+          "tokenizer with more than 65536 ids");
 ABSL_FLAG(double, validation_fraction, tessera::PrepareDataOptions().validation_fraction,
           "Share of the text to hold back from training");
 ABSL_FLAG(std::string, checksum, "",
@@ -45,22 +56,43 @@ class ProgressLine {
     if (phase == phase_ && done_bytes / step == done_steps_) return;
     const bool new_phase = phase != phase_;
     if (new_phase && terminal_ && !phase_.empty()) std::fputc('\n', stderr);
+    if (new_phase) start_ = Clock::now();
     phase_ = phase;
     done_steps_ = done_bytes / step;
-    std::string line = std::string(phase);
-    if (terminal_) absl::StrAppend(&line, ": ", done_bytes >> 20);
-    if (terminal_ && total_bytes > 0) absl::StrAppend(&line, " of ", total_bytes >> 20);
-    if (terminal_) absl::StrAppend(&line, " MiB");
-    std::fprintf(stderr, terminal_ ? "\r%s" : "%s\n", line.c_str());
+    if (terminal_) {
+      std::fprintf(stderr, "\r%s\x1B[K", Text(done_bytes, total_bytes).c_str());
+    } else {
+      std::fprintf(stderr, "%s\n", phase_.c_str());
+    }
   }
   ~ProgressLine() {
     if (terminal_ && !phase_.empty()) std::fputc('\n', stderr);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // "encoding [=====     ] 25 of 50 MiB, 12 MiB/s"
+  std::string Text(int64_t done_bytes, int64_t total_bytes) const {
+    constexpr int64_t kWidth = 20;
+    std::string line = phase_;
+    if (total_bytes > 0) {
+      const int64_t full = kWidth * std::min(done_bytes, total_bytes) / total_bytes;
+      absl::StrAppend(&line, " [", std::string(full, '='), std::string(kWidth - full, ' '), "]");
+    }
+    absl::StrAppend(&line, " ", done_bytes >> 20);
+    if (total_bytes > 0) absl::StrAppend(&line, " of ", total_bytes >> 20);
+    absl::StrAppend(&line, " MiB");
+    const std::chrono::duration<double> elapsed = Clock::now() - start_;
+    if (elapsed.count() < 1) return line;
+    const double rate = static_cast<double>(done_bytes >> 20) / elapsed.count();
+    return absl::StrCat(line, ", ", static_cast<int64_t>(rate), " MiB/s");
+  }
+
   const bool terminal_ = isatty(STDERR_FILENO) != 0;
   std::string phase_;
   int64_t done_steps_ = 0;
+  Clock::time_point start_;
 };
 
 int Fail(const absl::Status& status) {
@@ -128,8 +160,8 @@ void PrintResult(const tessera::PrepareDataResult& result, const std::string& ou
     std::printf("nothing is held back for validation (validation_fraction %g)\n",
                 absl::GetFlag(FLAGS_validation_fraction));
   }
-  if (result.skipped_binary_files > 0) {
-    std::printf("skipped %ld files that are not text\n", result.skipped_binary_files);
+  for (const tessera::SkippedFile& file : result.skipped) {
+    std::printf("skipped %s: %s\n", file.path.c_str(), file.reason.c_str());
   }
   if (result.up_to_date) std::printf("already up to date: nothing written\n");
 }
@@ -161,15 +193,19 @@ int main(int argc, char** argv) {
   }
   if (absl::Status status = ParseFlags(arguments); !status.ok()) return Fail(status);
   if (!absl::GetFlag(FLAGS_checksum).empty()) return AddChecksums(absl::GetFlag(FLAGS_checksum));
-  const auto format = tessera::TokenFormatFromName(absl::GetFlag(FLAGS_format));
-  if (!format.ok()) return Fail(format.status());
   tessera::PrepareDataOptions options;
+  if (const std::string name = absl::GetFlag(FLAGS_format); !name.empty()) {
+    const auto format = tessera::TokenFormatFromName(name);
+    if (!format.ok()) return Fail(format.status());
+    options.format = *format;
+  }
   options.inputs = absl::GetFlag(FLAGS_input);
   options.output_dir = absl::GetFlag(FLAGS_output_dir);
   options.tokenizer = absl::GetFlag(FLAGS_tokenizer);
   options.vocab_size = absl::GetFlag(FLAGS_vocab_size);
   options.tokenizer_sample_bytes = absl::GetFlag(FLAGS_tokenizer_sample_bytes);
-  options.format = *format;
+  options.begin_of_text = absl::GetFlag(FLAGS_begin_of_text);
+  options.threads = absl::GetFlag(FLAGS_threads);
   options.validation_fraction = absl::GetFlag(FLAGS_validation_fraction);
   options.shard_tokens = absl::GetFlag(FLAGS_shard_tokens);
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "base/power_loss.h"
 #include "nlohmann/json.hpp"
 #include "trainer/data/corpus.h"
@@ -27,6 +28,9 @@
 
 namespace tessera {
 namespace {
+
+const std::string kGpt2Folder = "trainer/tokenizer/testdata/gpt2";
+const std::string kLlama3Folder = "trainer/tokenizer/testdata/llama3";
 
 void IgnoreProgress(std::string_view, int64_t, int64_t) {}
 
@@ -63,7 +67,8 @@ void ExpectError(const absl::Status& status, absl::StatusCode code, const std::s
 
 class PrepareDataTest : public ::testing::Test {
  protected:
-  // Fifty small documents in two folders, one of them hidden, and a binary file.
+  // Fifty small documents in two folders, and what is skipped: a hidden folder, a binary file, an
+  // empty one and a dangling link.
   PrepareDataTest() {
     for (int i = 0; i < 50; ++i) {
       std::string text;
@@ -74,6 +79,8 @@ class PrepareDataTest : public ::testing::Test {
     }
     in_.Write(".hidden/doc.txt", "hidden");
     in_.Write("a/image.png", std::string("\x89PNG\0\0", 6));
+    in_.Write("a/nothing.txt", "");
+    std::filesystem::create_symlink("missing", in_.File("nowhere"));
     options_.inputs = {in_.path()};
     options_.output_dir = out_.File("data");
     options_.tokenizer = "byte";
@@ -89,7 +96,14 @@ TEST_F(PrepareDataTest, TokensAreTheDocumentsEachOnce) {
   const auto result = Prepare(options_);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_FALSE(result->up_to_date);
-  EXPECT_EQ(result->skipped_binary_files, 1);
+  std::map<std::string, std::string> skipped;
+  for (const SkippedFile& file : result->skipped) skipped[file.path] = file.reason;
+  const std::map<std::string, std::string> expected_skipped = {
+      {in_.File(".hidden"), "hidden"},
+      {in_.File("a/image.png"), "not text: a zero byte in its first 4 KiB"},
+      {in_.File("a/nothing.txt"), "empty"},
+      {in_.File("nowhere"), "not a regular file"}};
+  EXPECT_EQ(skipped, expected_skipped);
   const DatasetSummary& summary = result->summary;
   EXPECT_EQ(summary.split, "documents");
   EXPECT_EQ(summary.train.documents + summary.validation.documents, 50);
@@ -294,6 +308,11 @@ TEST_F(PrepareDataTest, OptionErrorsNameTheOption) {
   };
   expect([](auto& o) { o.output_dir = ""; }, "output_dir");
   expect([](auto& o) { o.tokenizer = "word"; }, "tokenizer is word");
+  expect([](auto& o) { o.threads = -1; }, "threads is -1");
+  expect([](auto& o) { o.begin_of_text = true; }, "begin_of_text is true");
+  expect([](auto& o) { o.tokenizer = kGpt2Folder, o.vocab_size = 300; }, "vocab_size is 300");
+  const std::string table = in_.Write(".table", Int32Header({20240328, 2, 1, 0}) + "\x01x");
+  expect([&](auto& o) { o.tokenizer = table; }, "can only decode");
   expect([](auto& o) { o.vocab_size = 300; }, "vocab_size is 300");
   expect([](auto& o) { o.validation_fraction = 1; }, "validation_fraction is 1");
   expect([](auto& o) { o.validation_fraction = -0.1; }, "validation_fraction is -0.1");
@@ -309,6 +328,89 @@ TEST_F(PrepareDataTest, OptionErrorsNameTheOption) {
   expect(sentencepiece(100), "vocab_size is 100");
   expect(sentencepiece(65537), "vocab_size is 65537");
   expect(sentencepiece(60000), "vocab_size is 60000: the text supports");
+}
+
+// A document that is longer than a chunk, with many kinds of places where it could be cut.
+std::string LongDocument() {
+  const std::vector<std::string> parts = {"word",  " two", "\n\n",  "   ", "12345",        " 7",
+                                          "...\n", "\r\n", " it's", "\t",  "\xE4\xB8\xAD", "?!"};
+  std::string text;
+  for (uint32_t i = 1; text.size() < (3 << 20); i = i * 1664525 + 1013904223) {
+    text += parts[(i >> 20) % parts.size()];
+  }
+  return text;
+}
+
+TEST_F(PrepareDataTest, AGivenTokenizerEncodesWholeDocumentsOnAnyNumberOfThreads) {
+  // No place to cut, but the end.
+  in_.Write("a/long.txt", LongDocument());
+  in_.Write("a/uncut.txt", std::string((2 << 20) + 5, '.'));
+  options_.shard_tokens = 1 << 30;
+  options_.validation_fraction = 0;
+  for (const std::string& folder : {kGpt2Folder, kLlama3Folder}) {
+    options_.tokenizer = folder;
+    options_.begin_of_text = folder == kLlama3Folder;
+    std::map<std::string, std::string> files;
+    for (const int threads : {1, 3}) {
+      options_.threads = threads;
+      options_.output_dir = out_.File("data" + std::to_string(threads));
+      const auto result = Prepare(options_);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_EQ(result->summary.tokenizer, "bpe");
+      EXPECT_EQ(result->summary.format, "gpt2");
+      if (threads == 1) files = Snapshot(options_.output_dir);
+      EXPECT_TRUE(Snapshot(options_.output_dir) == files) << threads;
+    }
+    // The folder can be given in place of the original.
+    const auto tokenizer = LoadTokenizer(options_.output_dir);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    std::map<std::vector<int32_t>, int> expected, found;
+    const DocumentList list = *FindDocuments(options_.inputs);
+    for (const std::string& path : list.paths) {
+      if (const std::string text = Slurp(path); !text.empty()) {
+        std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+        if (options_.begin_of_text) ids.insert(ids.begin(), *(*tokenizer)->begin_of_text());
+        ++expected[ids];
+      }
+    }
+    const std::vector<int32_t> tokens = AllTokens(options_.output_dir + "/train_*.bin");
+    ASSERT_EQ(tokens.at(0), (*tokenizer)->end_of_text());
+    std::vector<int32_t> document;
+    for (size_t i = 1; i <= tokens.size(); ++i) {
+      if (i < tokens.size() && tokens[i] != (*tokenizer)->end_of_text()) {
+        document.push_back(tokens[i]);
+        continue;
+      }
+      ++found[document];
+      document.clear();
+    }
+    EXPECT_TRUE(found == expected);
+  }
+}
+
+TEST_F(PrepareDataTest, TheFormatFollowsFromTheVocabulary) {
+  // All bytes, all pairs and some triples: as many tokens as cl100k.
+  std::string file;
+  for (int rank = 0; rank < 100256; ++rank) {
+    const int number = rank < 256 ? rank : rank < 65792 ? rank - 256 : rank - 65792;
+    std::string token = {static_cast<char>(number >> 16), static_cast<char>(number >> 8),
+                         static_cast<char>(number)};
+    token.erase(0, rank < 256 ? 2 : rank < 65792 ? 1 : 0);
+    file += absl::Base64Escape(token) + " " + std::to_string(rank) + "\n";
+  }
+  options_.tokenizer = out_.Write("cl100k.tiktoken", file);
+  const auto result = Prepare(options_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->summary.format, "llama3");
+  EXPECT_EQ(result->summary.vocab_size, 100277);
+  EXPECT_EQ(result->summary.end_of_text, 100257);
+  EXPECT_TRUE(Prepare(options_)->up_to_date);
+  options_.format = TokenFormat::kGpt2;
+  ExpectError(Prepare(options_).status(), absl::StatusCode::kInvalidArgument, "format is gpt2");
+  // Another tokenizer at the same path is another request.
+  options_.format.reset();
+  out_.Write("cl100k.tiktoken", file + "\n");
+  EXPECT_FALSE(Prepare(options_)->up_to_date);
 }
 
 TEST_F(PrepareDataTest, InputAndOutputErrorsNameThePath) {

@@ -135,6 +135,7 @@ BpeTokenizer::BpeTokenizer(const std::array<int32_t, 256>& byte_ids, BpeVocabula
   for (size_t id = 0; id < tokens && vocabulary.whole_pieces_first; ++id) {
     if (!texts_[id].empty()) whole_pieces_.try_emplace(View(texts_[id]), static_cast<int32_t>(id));
   }
+  for (const SpecialToken& token : vocabulary.unreachable) texts_[token.id] = token.text;
   for (const AddedToken& token : added_.tokens()) texts_[token.id] = token.text;
 }
 

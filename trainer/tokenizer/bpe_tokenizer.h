@@ -24,6 +24,8 @@ namespace tessera {
 struct BpeVocabulary {
   // The bytes of each token; empty: the id has none. Added tokens are not among them.
   std::vector<std::string> tokens;
+  // Ids that no text becomes, with what they decode to.
+  std::vector<SpecialToken> unreachable;
   std::vector<BpeMerge> merges;
   SplitRules split;
   // A piece that is a token becomes that token, whatever the merges.

@@ -336,6 +336,21 @@ TEST(Gpt2FilesTest, OtherTokenizersWithFilesOfTheseNamesAreRefused) {
   EXPECT_TRUE(absl::IsDataLoss(ParseGpt2Files("FILE", "{}", merges).status()));
 }
 
+// A token that is not written in the alphabet of bytes decodes to itself, and text is not encoded
+// with it: here a space, which is written as U+0120.
+TEST(Gpt2FilesTest, TokensOutsideTheAlphabetAreNotBytes) {
+  const std::string merges = Slurp("gpt2/merges.txt");
+  Json vocabulary = Json::parse(Slurp("gpt2/vocab.json"));
+  const auto before = ParseGpt2Files("FILE", vocabulary.dump(), merges);
+  const int32_t id = static_cast<int32_t>(vocabulary.size());
+  vocabulary[" "] = id;
+  const auto after = ParseGpt2Files("FILE", vocabulary.dump(), merges);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ((*after)->TokenText(id), " ");
+  const std::string text = "1  2 \n 3 ";
+  EXPECT_EQ(*(*after)->Encode(text), *(*before)->Encode(text));
+}
+
 // A file with as many tokens as a well-known one: all single bytes, then all pairs, then triples.
 std::string TiktokenFile(int64_t tokens) {
   std::string file;

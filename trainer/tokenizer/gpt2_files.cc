@@ -62,7 +62,8 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& 
   if (!ids.ok()) return ids.status();
   absl::Status status = CheckIsGpt2(path, *ids, config);
   if (!status.ok()) return status;
-  BpeVocabulary result{.tokens = TokenBytes(*ids)};
+  BpeVocabulary result;
+  AddTokens(*ids, result);
   status = ReadMerges(path, merges, *ids, result.merges);
   if (!status.ok()) return status;
   result.split = *FindSplitRules(kGpt2Regex);

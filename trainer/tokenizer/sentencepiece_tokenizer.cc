@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/mutex.h"
 #include "base/utf8.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
 
@@ -189,27 +188,28 @@ std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) c
   return ids;
 }
 
-void SentencePieceTokenizer::AppendWord(const std::string& word, std::vector<int32_t>& ids) const {
+void SentencePieceTokenizer::AppendWord(const std::string& word, WordIds& words,
+                                        std::vector<int32_t>& ids) const {
   if (word.empty()) return;
-  const auto found = words_.find(word);
-  if (found != words_.end()) {
+  const auto found = words.find(word);
+  if (found != words.end()) {
     ids.insert(ids.end(), found->second.begin(), found->second.end());
     return;
   }
   std::vector<int32_t> word_ids = EncodeWord(word);
   ids.insert(ids.end(), word_ids.begin(), word_ids.end());
   if (word.size() > kMaxCachedWordBytes) return;
-  if (words_.size() >= kMaxCachedWords) words_.clear();
-  words_.emplace(word, std::move(word_ids));
+  if (words.size() >= kMaxCachedWords) words.clear();
+  words.emplace(word, std::move(word_ids));
 }
 
 absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_view text) const {
   std::vector<int32_t> ids;
-  MutexLock lock(&mutex_);
+  WordIds words;
   std::string word;
   bool after_other = false;  // the word's last character is not a space
-  const auto flush = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    AppendWord(word, ids);
+  const auto flush = [&] {
+    AppendWord(word, words, ids);
     word.clear();
     after_other = false;
   };

@@ -14,9 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "base/mutex.h"
 #include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
@@ -44,13 +42,14 @@ class SentencePieceTokenizer : public Tokenizer {
     int32_t id;
     float score;
   };
+  // What words have become, for one call.
+  using WordIds = absl::flat_hash_map<std::string, std::vector<int32_t>>;
 
   const Piece* Find(std::string_view piece) const;
   void AppendBytes(std::string_view bytes, std::vector<int32_t>& ids) const;
   // `word`: valid UTF-8 with spaces as U+2581.
   std::vector<int32_t> EncodeWord(std::string_view word) const;
-  void AppendWord(const std::string& word, std::vector<int32_t>& ids) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AppendWord(const std::string& word, WordIds& words, std::vector<int32_t>& ids) const;
 
   std::string model_;
   std::vector<std::string> texts_;
@@ -61,9 +60,6 @@ class SentencePieceTokenizer : public Tokenizer {
   // before it is encoded.
   bool cut_before_space_ = true;
   bool cut_at_newline_ = true;
-
-  mutable Mutex mutex_;
-  mutable absl::flat_hash_map<std::string, std::vector<int32_t>> words_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -99,7 +99,7 @@ absl::Status ReadModel(const Section& model, TokenIds& ids, BpeVocabulary& vocab
   absl::StatusOr<TokenIds> found = ReadTokenIds(path, model["vocab"].json());
   if (!found.ok()) return found.status();
   ids = *std::move(found);
-  vocabulary.tokens = TokenBytes(ids);
+  AddTokens(ids, vocabulary);
   vocabulary.whole_pieces_first = model["ignore_merges"].is_true();
   const Section merges = model["merges"];
   if (!merges.json().is_array()) return merges.Bad("a list of merges");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -46,12 +47,17 @@ absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::j
   return ids;
 }
 
-std::vector<std::string> TokenBytes(const TokenIds& ids) {
+void AddTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
   int32_t last = -1;
   for (const auto& [token, id] : ids) last = std::max(last, id);
-  std::vector<std::string> bytes(last + 1);
-  for (const auto& [token, id] : ids) bytes[id] = ByteLevelDecode(token).value_or(token);
-  return bytes;
+  vocabulary.tokens.resize(last + 1);
+  for (const auto& [token, id] : ids) {
+    if (std::optional<std::string> bytes = ByteLevelDecode(token); bytes.has_value()) {
+      vocabulary.tokens[id] = *std::move(bytes);
+    } else {
+      vocabulary.unreachable.push_back({token, id});
+    }
+  }
 }
 
 absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,

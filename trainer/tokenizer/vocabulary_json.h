@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/tokenizer/bpe_merges.h"
+#include "trainer/tokenizer/bpe_tokenizer.h"
 
 namespace tessera {
 
@@ -26,9 +27,9 @@ using TokenIds = absl::flat_hash_map<std::string, int32_t>;
 // Errors: DataLoss naming the token.
 absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary);
 
-// The bytes of each id. A token with a character outside the alphabet stands for its own
-// characters, and no text becomes it.
-std::vector<std::string> TokenBytes(const TokenIds& ids);
+// Fills in tokens and unreachable ones: a token with a character outside the alphabet stands for its
+// own characters, and no text becomes it.
+void AddTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
 
 // Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens, or
 // what they become, is not in the vocabulary.
