@@ -187,6 +187,25 @@ TEST(SentencePieceTokenizerTest, EncodesAsTheLibraryDoes) {
   }
 }
 
+// As in Llama-2's and Mistral's models: a space before every text, tokens before and after it.
+TEST(SentencePieceTokenizerTest, ADummyPrefixAsTheLibraryAddsIt) {
+  // Appended fields override earlier ones: add_dummy_prefix of the normalizer_spec.
+  const std::string model = Model() + "\x1A\x02\x18\x01";
+  const auto tokenizer = SentencePieceTokenizer::Parse("model", model);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  std::vector<std::string> texts = HardTexts();
+  texts.push_back(RealText());
+  for (const std::string& text : texts) {
+    const std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+    const std::vector<int> reference = ReferenceEncode(model, text);
+    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), reference.begin(), reference.end()))
+        << text.substr(0, 40);
+    EXPECT_EQ(*(*tokenizer)->Decode(ids), text);
+  }
+  EXPECT_EQ((*tokenizer)->EncodablePrefix("two\nlines"), 0u);
+  EXPECT_FALSE((*tokenizer)->begin_of_text().has_value());
+}
+
 TEST(SentencePieceTokenizerTest, SaveAndLoad) {
   const TestFolder folder;
   folder.Write("m", (*SentencePieceTokenizer::Parse("model", Model()))->Files().at(0).contents);
@@ -235,7 +254,6 @@ TEST(SentencePieceTokenizerTest, UnsupportedModelsAreNamed) {
   expect(std::string_view("\x12\x03\x98\x02\x00", 5), "byte fallback");
   expect("\x12\x03\xC0\x01\x01", "suffixes");
   expect("\x1A\x03\x12\x01x", "normalisation");
-  expect("\x1A\x02\x18\x01", "dummy prefix");
   expect("\x1A\x02\x20\x01", "extra spaces");
   expect(std::string_view("\x1A\x02\x28\x00", 4), "unescaped");
   expect("\x0A\x06\x0A\x02zz\x18\x04", "user-defined");

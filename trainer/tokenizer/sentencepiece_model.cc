@@ -103,6 +103,7 @@ const char* ReadTrainerSpec(std::string_view message, SentencePieceModel& model)
     if (field.number == 3) model.model_type = static_cast<SentencePieceModelType>(field.value);
     if (field.number == 24) model.whitespace_as_suffix = field.value != 0;
     if (field.number == 35) model.byte_fallback = field.value != 0;
+    if (field.number == 41) model.bos_id = static_cast<int32_t>(field.value);
     if (field.number == 42) model.eos_id = static_cast<int32_t>(field.value);
     return nullptr;
   });

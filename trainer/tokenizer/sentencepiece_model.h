@@ -34,6 +34,7 @@ struct SentencePieceModel {
   std::vector<Piece> pieces;
   SentencePieceModelType model_type = SentencePieceModelType::kUnigram;
   bool byte_fallback = false;
+  int64_t bos_id = 1;
   int64_t eos_id = 2;
   bool normalizes_characters = false;
   bool add_dummy_prefix = true;

@@ -25,7 +25,6 @@ std::string_view UnsupportedFeature(const SentencePieceModel& model) {
   if (model.model_type != SentencePieceModelType::kBpe) return "a model type other than BPE";
   if (!model.byte_fallback) return "no byte fallback";
   if (model.normalizes_characters) return "character normalisation";
-  if (model.add_dummy_prefix) return "a dummy prefix";
   if (model.remove_extra_whitespaces) return "removal of extra spaces";
   if (!model.escape_whitespaces) return "unescaped spaces";
   if (model.whitespace_as_suffix) return "spaces as suffixes";
@@ -126,6 +125,11 @@ absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::
     return absl::InvalidArgumentError(absl::StrCat(
         path, ": expected an end-of-sentence control piece, found id ", model->eos_id));
   }
+  tokenizer->dummy_prefix_ = model->add_dummy_prefix;
+  if (model->bos_id >= 0 && model->bos_id < tokenizer->vocab_size() &&
+      model->pieces[model->bos_id].type == SentencePieceType::kControl) {
+    tokenizer->begin_of_text_ = static_cast<int32_t>(model->bos_id);
+  }
   tokenizer->end_of_text_ = static_cast<int32_t>(model->eos_id);
   tokenizer->texts_[tokenizer->end_of_text_] = kEndOfTextMarker;
   return tokenizer;
@@ -207,6 +211,7 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_
   std::vector<int32_t> ids;
   WordIds words;
   std::string word;
+  if (dummy_prefix_ && !text.empty()) word = kSpaceMark;
   bool after_other = false;  // the word's last character is not a space
   const auto flush = [&] {
     AppendWord(word, words, ids);
@@ -231,6 +236,16 @@ absl::StatusOr<std::vector<int32_t>> SentencePieceTokenizer::Encode(std::string_
   }
   flush();
   return ids;
+}
+
+size_t SentencePieceTokenizer::EncodablePrefix(std::string_view text) const {
+  return dummy_prefix_ ? 0 : Tokenizer::EncodablePrefix(text);
+}
+
+absl::StatusOr<std::string> SentencePieceTokenizer::Decode(std::span<const int32_t> ids) const {
+  absl::StatusOr<std::string> text = Tokenizer::Decode(ids);
+  if (text.ok() && dummy_prefix_ && text->starts_with(' ')) text->erase(0, 1);
+  return text;
 }
 
 std::string_view SentencePieceTokenizer::TokenText(int32_t id) const {

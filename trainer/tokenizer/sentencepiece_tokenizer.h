@@ -10,6 +10,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,8 +26,8 @@ namespace tessera {
 // would turn the former into U+FFFD and the latter into a space.)
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // `path` is used in messages. Reads models of type BPE with byte fallback, identity normalisation
-  // and no dummy prefix. Errors: InvalidArgument for other kinds of model; DataLoss for bytes that
+  // `path` is used in messages. Reads models of type BPE with byte fallback and identity
+  // normalisation, with or without a dummy prefix (a space before every text). Errors: InvalidArgument for other kinds of model; DataLoss for bytes that
   // are not a SentencePiece model.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Parse(const std::string& path,
                                                                        std::string contents);
@@ -33,7 +35,11 @@ class SentencePieceTokenizer : public Tokenizer {
   std::string_view kind() const override { return "sentencepiece"; }
   int64_t vocab_size() const override { return static_cast<int64_t>(texts_.size()); }
   int32_t end_of_text() const override { return end_of_text_; }
+  std::optional<int32_t> begin_of_text() const override { return begin_of_text_; }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
+  // With a dummy prefix, only whole texts.
+  size_t EncodablePrefix(std::string_view text) const override;
+  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;
   std::vector<TokenizerFile> Files() const override { return {{"tokenizer.model", model_}}; }
 
@@ -56,6 +62,8 @@ class SentencePieceTokenizer : public Tokenizer {
   absl::flat_hash_map<std::string, Piece> pieces_;
   std::vector<int32_t> byte_ids_;
   int32_t end_of_text_ = -1;
+  std::optional<int32_t> begin_of_text_;
+  bool dummy_prefix_ = false;
   // True if no piece extends past the end of a word or a line, so that text may be split there
   // before it is encoded.
   bool cut_before_space_ = true;

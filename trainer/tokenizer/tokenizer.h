@@ -61,9 +61,10 @@ class Tokenizer {
   // The files from which the same tokenizer can be loaded.
   virtual std::vector<TokenizerFile> Files() const = 0;
 
-  // The bytes of all ids, joined; may begin or end in the middle of a character. Errors:
-  // InvalidArgument naming the position of an id that is not in [0, vocab_size).
-  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const;
+  // The bytes of all ids, joined; may begin or end in the middle of a character. Without the space
+  // that encoding may have put before a text. Errors: InvalidArgument naming the position of an id
+  // that is not in [0, vocab_size).
+  virtual absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const;
 };
 
 }  // namespace tessera
