@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,16 +26,20 @@ namespace {
 
 constexpr int64_t kBlockBytes = int64_t{32} << 20;
 
+// Reads blocks of one tensor after the other. A load costs time for each tensor of its manifest:
+// each block is loaded from a manifest of its tensor alone.
 class BlockReader {
  public:
   BlockReader(const OutputSource& source, int io_threads) : source_(source) {
     options_.io_threads = io_threads;
     options_.allow_unexpected = true;
+    for (const LogicalTensor& tensor : source.manifest.tensors()) tensors_[tensor.name()] = &tensor;
   }
 
   // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
-                    std::span<std::byte> block, LogicalDigest& digest) const {
+                    std::span<std::byte> block, LogicalDigest& digest) {
+    if (current_ != tensor.source_name) UseManifestOf(tensor.source_name);
     ShardedTensor wanted = {.name = tensor.source_name,
                             .role = FromProto(tensor.role),
                             .dtype = FromProto(tensor.dtype),
@@ -43,7 +48,7 @@ class BlockReader {
       wanted.shards.push_back(
           {.box = piece.box, .data = block.data() + piece.offset_bytes, .strides = piece.strides});
     }
-    TESSERA_RETURN_IF_ERROR(LoadWithManifest(source_.storage, source_.directory, source_.manifest,
+    TESSERA_RETURN_IF_ERROR(LoadWithManifest(source_.storage, source_.directory, manifest_,
                                              {{std::move(wanted)}}, options_)
                                 .status());
     const size_t size = DTypeSize(tensor.dtype);
@@ -55,8 +60,29 @@ class BlockReader {
   }
 
  private:
+  void UseManifestOf(const std::string& name) {
+    current_ = name;
+    manifest_.Clear();
+    manifest_.set_format_major(source_.manifest.format_major());
+    manifest_.set_format_minor(source_.manifest.format_minor());
+    std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
+    for (auto found = tensors_.find(name); found != tensors_.end();
+         found = tensors_.find(found->second->alias_of())) {
+      LogicalTensor& tensor = *manifest_.add_tensors();
+      tensor = *found->second;
+      for (uint32_t& file : *tensor.mutable_shards()->mutable_file_index()) {
+        const auto [at, is_new] = files.emplace(file, files.size());
+        if (is_new) *manifest_.add_files() = source_.manifest.files(static_cast<int>(file));
+        file = at->second;
+      }
+    }
+  }
+
   const OutputSource& source_;
   LoadOptions options_;
+  std::map<std::string, const LogicalTensor*> tensors_;
+  std::string current_;  // the tensor that manifest_ has
+  Manifest manifest_;
 };
 
 class Writer {
@@ -123,7 +149,7 @@ class Writer {
     if (options_.progress) options_.progress(done_bytes_, total_bytes_);
   }
 
-  const BlockReader reader_;
+  BlockReader reader_;
   Storage& storage_;
   const std::string directory_;
   const OutputOptions& options_;
@@ -156,7 +182,7 @@ absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
 
 absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,
                                           const OutputOptions& options) {
-  const BlockReader reader(source, options.io_threads);
+  BlockReader reader(source, options.io_threads);
   DigestsByName digests;
   std::vector<std::byte> buffer;
   uint64_t done = 0, total = 0;
