@@ -21,20 +21,13 @@
 namespace tessera {
 
 // How a group of ranks exchanges data: one interface, implemented by threads/ (ranks are threads of
-// one process) and mpi/ (ranks are processes).
+// one process), mpi/ (ranks are processes) and nccl/ (either of them, with a GPU a rank).
 //
-// The interface leaves room for NCCL as a third implementation without a change to callers:
-// - An operation is started, and waited for later. With NCCL, `Start*` records an event on the
-//   caller's compute stream, makes the communicator's own stream wait for it and enqueues the ncclX
-//   call; Pending::Wait() makes the compute stream wait for the operation's end on the device, and
-//   until then polls ncclCommGetAsyncError and the clock on the host. Both streams are given when
-//   the world is created.
-// - Buffers are plain addresses. A communicator is made for one device, and so are its buffers;
-//   nothing in this interface touches their contents on the host.
-// - Every rank knows every size beforehand, except in the operations on byte strings. Those are for
-//   the host and use the MPI world that bootstraps NCCL, as do diagnostics and Abort().
-// - Reductions fix their order within one implementation's group (see ReduceOp), not across
-//   implementations.
+// - Buffers are plain addresses. A communicator is made for one device, and so are its buffers.
+// - Every rank knows every size beforehand, except in the operations on byte strings, which are for
+//   the host.
+// - Reductions have one fixed order (see ReduceOp), so that results have the same bits in every
+//   implementation.
 
 // What one element is on the wire. kBytes can be moved but not reduced.
 enum class CommType : uint8_t { kF32, kBF16, kF64, kI32, kI64, kBytes };

@@ -18,6 +18,8 @@ constexpr int64_t kPollsPerClock = 64;
 // Shorter waits are not described in diagnostics.
 constexpr std::chrono::milliseconds kNoteAfter(20);
 constexpr absl::Duration kLongestIdle = absl::Milliseconds(20);
+// While a device is polled, which does not wake the host.
+constexpr absl::Duration kLongestIdlePolling = absl::Microseconds(50);
 // The number of ranks that one message describes.
 constexpr size_t kMaxDescribed = 8;
 
@@ -54,6 +56,18 @@ Transfer* Task::Receive(int peer, void* data, int64_t bytes, int phase) {
   return Post(false, peer, data, bytes, phase);
 }
 
+Transfer* Task::SendUncounted(int peer, const void* data, int64_t bytes, int phase) {
+  return Post(true, peer, const_cast<void*>(data), bytes, phase);
+}
+
+void Task::Fail(const absl::Status& status) {
+  if (endpoint_->transport_->failed()) return;
+  endpoint_->transport_->Fail(
+      {status.code(),
+       absl::StrCat(DescribeOperation(op_, number_, *group_name_, what_), ": ", status.message()),
+       endpoint_->rank(), true});
+}
+
 Transfer* Task::Post(bool is_send, int peer, void* data, int64_t bytes, int phase) {
   Transfer* transfer = transfers_.Add();
   transfer->is_send = is_send;
@@ -79,13 +93,26 @@ void Endpoint::Start(Task* task) {
   const MutexLock lock(&mutex_);
   task->endpoint_ = this;
   active_.push_back(task);
+  if (task->polled()) polled_.push_back(task);
   if (!transport_->failed()) AdvanceLocked(task);
+}
+
+void Endpoint::AdvancePolledLocked() {
+  // In the order of their start. A task that finishes leaves the list.
+  for (size_t i = 0; i < polled_.size() && !transport_->failed();) {
+    Task* const task = polled_[i];
+    AdvanceLocked(task);
+    if (!task->finished_) ++i;
+  }
 }
 
 uint64_t Endpoint::DriveLocked() {
   ended_.clear();
   const uint64_t seen = transport_->Poll(&ended_);
-  if (ended_.empty()) return seen;
+  if (ended_.empty()) {
+    AdvancePolledLocked();
+    return seen;
+  }
   dirty_.clear();
   for (Transfer* transfer : ended_) {
     Task* task = transfer->task;
@@ -103,8 +130,9 @@ uint64_t Endpoint::DriveLocked() {
   }
   for (Task* task : dirty_) {
     task->dirty_ = false;
-    if (!transport_->failed()) AdvanceLocked(task);
+    if (!transport_->failed() && !task->polled()) AdvanceLocked(task);
   }
+  AdvancePolledLocked();
   return seen;
 }
 
@@ -112,6 +140,7 @@ void Endpoint::AdvanceLocked(Task* task) {
   if (!task->Advance()) return;
   task->finished_ = true;
   active_.erase(std::find(active_.begin(), active_.end(), task));
+  std::erase(polled_, task);
   const MutexLock lock(&activity_mutex_);
   last_ = {task->op_, task->number_, task->group_name_, CoarseNow()};
 }
@@ -123,6 +152,8 @@ void Endpoint::DropLocked(Task* task) {
   });
   const auto at = std::find(active_.begin(), active_.end(), task);
   if (at != active_.end()) active_.erase(at);
+  std::erase(polled_, task);
+  task->Withdraw();
 }
 
 absl::Status Endpoint::Drop(Task* task) {
@@ -169,7 +200,8 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
       }
       if (waited >= limit) return GiveUp(task, absl::StatusCode::kDeadlineExceeded, waited);
     }
-    slept = transport_->Idle(seen, idle_calls, std::min(kLongestIdle, limit));
+    slept = transport_->Idle(seen, idle_calls,
+                             std::min(task->polled() ? kLongestIdlePolling : kLongestIdle, limit));
   }
   if (noted) {
     const MutexLock lock(&activity_mutex_);
@@ -211,7 +243,10 @@ std::vector<int> Endpoint::AwaitedLocked(Task& task) const {
     if (!transfer.done) (transfer.is_send ? sends : receives).insert(transfer.peer);
   });
   // A rank that has not received may only be slower than one that has not sent.
-  const std::set<int>& awaited = receives.empty() ? sends : receives;
+  std::set<int>& awaited = receives.empty() ? sends : receives;
+  if (awaited.empty()) {
+    for (int peer : task.Awaited()) awaited.insert((*task.world_ranks_)[peer]);
+  }
   return {awaited.begin(), awaited.end()};
 }
 

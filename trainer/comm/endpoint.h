@@ -58,15 +58,30 @@ class Task {
   // true, which means finished. Never blocks.
   virtual bool Advance() = 0;
 
+  // True for a task that waits for a device, too: Advance() is then also called whenever the
+  // endpoint makes progress. Constant.
+  virtual bool polled() const { return false; }
+  // For diagnostics: the group ranks that a polled task waits for while it has no message.
+  virtual std::vector<int> Awaited() const { return {}; }
+  // Called when the task is given up, after which its buffers may no longer be touched.
+  virtual void Withdraw() {}
+
  protected:
   Task() = default;
 
   // Takes group ranks and the phase of the operation: messages of different phases never match.
   Transfer* Send(int peer, const void* data, int64_t bytes, int phase = 0);
   Transfer* Receive(int peer, void* data, int64_t bytes, int phase = 0);
+  // The same for a message that is not payload: its bytes are not counted.
+  Transfer* SendUncounted(int peer, const void* data, int64_t bytes, int phase);
+  // Counts payload that was sent by other means than Send().
+  void CountSent(int64_t bytes) { counter_->bytes_sent += bytes; }
+  // Ends the world with this operation's error. Only within Advance().
+  void Fail(const absl::Status& status);
   int64_t outstanding() const { return outstanding_; }
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_->size()); }
+  int world_rank(int group_rank) const { return (*world_ranks_)[group_rank]; }
 
  private:
   friend class Endpoint;
@@ -129,6 +144,7 @@ class Endpoint {
   friend class Task;
   using Clock = std::chrono::steady_clock;
 
+  void AdvancePolledLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t DriveLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropLocked(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -146,6 +162,7 @@ class Endpoint {
 
   Mutex mutex_;
   std::vector<Task*> active_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Task*> polled_ ABSL_GUARDED_BY(mutex_);  // those of active_ that are polled
   std::vector<Transfer*> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<Task*> dirty_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> names_ ABSL_GUARDED_BY(mutex_);

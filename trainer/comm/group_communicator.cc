@@ -85,15 +85,17 @@ Exchange GatherExchange(const void* mine, void* all, const std::vector<int64_t>&
 
 GroupCommunicator::GroupCommunicator(Endpoint* endpoint)
     : GroupCommunicator(endpoint, 0, endpoint->rank(), WholeWorld(endpoint->size()),
-                        endpoint->options().world_name) {}
+                        endpoint->options().world_name, MakeHostAlgorithms()) {}
 
 GroupCommunicator::GroupCommunicator(Endpoint* endpoint, uint32_t id, int rank,
-                                     std::vector<int> world_ranks, std::string_view name)
+                                     std::vector<int> world_ranks, std::string_view name,
+                                     std::unique_ptr<Algorithms> algorithms)
     : endpoint_(endpoint),
       id_(id),
       rank_(rank),
       world_ranks_(std::move(world_ranks)),
-      name_(endpoint->KeepName(name)) {}
+      name_(endpoint->KeepName(name)),
+      algorithms_(std::move(algorithms)) {}
 
 Pending GroupCommunicator::Launch(CommOp op, std::unique_ptr<Task> task, const CallOptions& options,
                                   int tag) {
@@ -154,7 +156,7 @@ Pending GroupCommunicator::StartAllReduce(Buffer data, ReduceOp op, CallOptions 
   if (data.type == CommType::kBytes) {
     return Pending(Invalid(CommOp::kAllReduce, "bytes cannot be reduced"));
   }
-  return Launch(CommOp::kAllReduce, MakeAllReduceTask(data, op, rank_, size()), options);
+  return Launch(CommOp::kAllReduce, algorithms_->AllReduce(data, op, rank_, size()), options);
 }
 
 Pending GroupCommunicator::StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
@@ -169,7 +171,7 @@ Pending GroupCommunicator::StartReduceScatter(ConstBuffer input, Buffer output, 
     return Pending(Invalid(kOp, absl::StrCat("the piece of rank ", rank_, " has ", (*pieces)[rank_],
                                              " elements, the output ", output.elements)));
   }
-  return Launch(kOp, MakeReduceScatterTask(input, output, op, *std::move(pieces)), options);
+  return Launch(kOp, algorithms_->ReduceScatter(input, output, op, *std::move(pieces)), options);
 }
 
 Pending GroupCommunicator::StartAllGather(ConstBuffer input, Buffer output,
@@ -183,7 +185,7 @@ Pending GroupCommunicator::StartAllGather(ConstBuffer input, Buffer output,
                                              " elements, the input ", input.elements)));
   }
   const std::vector<int64_t> bytes = InBytes(*std::move(pieces), input.type);
-  return Launch(kOp, MakeExchangeTask(GatherExchange(input.data, output.data, bytes, rank_)),
+  return Launch(kOp, algorithms_->Move(GatherExchange(input.data, output.data, bytes, rank_)),
                 options);
 }
 
@@ -209,13 +211,13 @@ Pending GroupCommunicator::StartAllToAll(ConstBuffer input, std::span<const int6
   exchange.receive = static_cast<char*>(output.data);
   exchange.receive_bytes = InBytes(*std::move(received), output.type);
   exchange.receive_at = Displacements(exchange.receive_bytes);
-  return Launch(kOp, MakeExchangeTask(std::move(exchange)), options);
+  return Launch(kOp, algorithms_->Move(std::move(exchange)), options);
 }
 
 Pending GroupCommunicator::StartBroadcast(Buffer data, int root, CallOptions options) {
   absl::Status valid = CheckRank(CommOp::kBroadcast, "root", root);
   if (!valid.ok()) return Pending(std::move(valid));
-  return Launch(CommOp::kBroadcast, MakeBroadcastTask(data, root), options);
+  return Launch(CommOp::kBroadcast, algorithms_->Broadcast(data, root), options);
 }
 
 Pending GroupCommunicator::StartSend(ConstBuffer data, int destination, int tag,
@@ -225,7 +227,7 @@ Pending GroupCommunicator::StartSend(ConstBuffer data, int destination, int tag,
     valid = Invalid(CommOp::kSend, absl::StrCat("tag ", tag, " is not below ", kTagLimit));
   }
   if (!valid.ok()) return Pending(std::move(valid));
-  return Launch(CommOp::kSend, MakeSendTask(data, destination), options, tag);
+  return Launch(CommOp::kSend, algorithms_->Send(data, destination), options, tag);
 }
 
 Pending GroupCommunicator::StartReceive(Buffer data, int source, int tag, CallOptions options) {
@@ -234,7 +236,7 @@ Pending GroupCommunicator::StartReceive(Buffer data, int source, int tag, CallOp
     valid = Invalid(CommOp::kReceive, absl::StrCat("tag ", tag, " is not below ", kTagLimit));
   }
   if (!valid.ok()) return Pending(std::move(valid));
-  return Launch(CommOp::kReceive, MakeReceiveTask(data, source), options, tag);
+  return Launch(CommOp::kReceive, algorithms_->Receive(data, source), options, tag);
 }
 
 absl::StatusOr<std::vector<std::string>> GroupCommunicator::GatherBytes(std::string_view mine,
@@ -266,9 +268,8 @@ absl::Status GroupCommunicator::Barrier(CallOptions options) {
   return Launch(CommOp::kBarrier, MakeBarrierTask(), options).Wait(options.timeout);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> GroupCommunicator::Split(int color, int key,
-                                                                       std::string_view name,
-                                                                       CallOptions options) {
+absl::StatusOr<GroupCommunicator::NewGroup> GroupCommunicator::Agree(int color, int key,
+                                                                     const CallOptions& options) {
   struct Member {
     int32_t color, key;
     uint64_t next_id;
@@ -294,16 +295,44 @@ absl::StatusOr<std::unique_ptr<Communicator>> GroupCommunicator::Split(int color
                                                      (1 << kGroupBits) - 1, " splits in one run"));
   }
   endpoint_->set_next_group_id(static_cast<uint32_t>(id + 1));
-  if (color < 0) return nullptr;
+  NewGroup group;
+  group.id = static_cast<uint32_t>(id);
+  if (color < 0) return group;
   std::sort(order.begin(), order.end());
-  std::vector<int> world_ranks;
-  int rank = 0;
   for (const auto& [member_key, member] : order) {
-    if (member == rank_) rank = static_cast<int>(world_ranks.size());
-    world_ranks.push_back(world_ranks_[member]);
+    if (member == rank_) group.rank = static_cast<int>(group.world_ranks.size());
+    group.world_ranks.push_back(world_ranks_[member]);
   }
-  return std::make_unique<GroupCommunicator>(endpoint_, static_cast<uint32_t>(id), rank,
-                                             std::move(world_ranks), name);
+  return group;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> GroupCommunicator::Split(int color, int key,
+                                                                       std::string_view name,
+                                                                       CallOptions options) {
+  absl::StatusOr<NewGroup> group = Agree(color, key, options);
+  if (!group.ok()) return group.status();
+  std::unique_ptr<Algorithms> algorithms;
+  std::unique_ptr<Task> task = algorithms_->Split(
+      color, group->rank, static_cast<int>(group->world_ranks.size()), &algorithms);
+  if (task != nullptr) {
+    const absl::Status status =
+        Launch(CommOp::kSplit, std::move(task), options).Wait(options.timeout);
+    if (!status.ok()) return status;
+    --counters_[CommOp::kSplit].calls;  // a part of the call that Agree() counted
+  }
+  if (color < 0) return nullptr;
+  return std::make_unique<GroupCommunicator>(endpoint_, group->id, group->rank,
+                                             std::move(group->world_ranks), name,
+                                             std::move(algorithms));
+}
+
+absl::StatusOr<std::unique_ptr<GroupCommunicator>> GroupCommunicator::Over(
+    std::unique_ptr<Algorithms> algorithms, std::string_view name, CallOptions options) {
+  absl::StatusOr<NewGroup> group = Agree(0, rank_, options);
+  if (!group.ok()) return group.status();
+  return std::make_unique<GroupCommunicator>(endpoint_, group->id, group->rank,
+                                             std::move(group->world_ranks), name,
+                                             std::move(algorithms));
 }
 
 void GroupCommunicator::Abort(const absl::Status& error) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "trainer/comm/algorithms.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/endpoint.h"
 
@@ -20,7 +21,14 @@ class GroupCommunicator final : public Communicator {
   // `world_ranks` by group rank, this rank at `rank`; `id` is the same for all members and for no
   // other group of any of them.
   GroupCommunicator(Endpoint* endpoint, uint32_t id, int rank, std::vector<int> world_ranks,
-                    std::string_view name);
+                    std::string_view name, std::unique_ptr<Algorithms> algorithms);
+
+  // Creates a group with the same ranks whose data moves by `algorithms`. Every rank of this group
+  // must call it.
+  absl::StatusOr<std::unique_ptr<GroupCommunicator>> Over(std::unique_ptr<Algorithms> algorithms,
+                                                          std::string_view name,
+                                                          CallOptions options = {});
+  Endpoint* endpoint() const { return endpoint_; }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
@@ -50,6 +58,14 @@ class GroupCommunicator final : public Communicator {
   void Abort(const absl::Status& error) override;
 
  private:
+  // A group that is being created, from the view of one member.
+  struct NewGroup {
+    uint32_t id = 0;
+    int rank = 0;
+    std::vector<int> world_ranks;  // empty where this rank takes no part
+  };
+  absl::StatusOr<NewGroup> Agree(int color, int key, const CallOptions& options);
+
   Pending Launch(CommOp op, std::unique_ptr<Task> task, const CallOptions& options, int tag = -1);
   absl::Status Invalid(CommOp op, const std::string& message) const;
   absl::Status CheckRank(CommOp op, std::string_view role, int rank) const;
@@ -63,6 +79,7 @@ class GroupCommunicator final : public Communicator {
   const int rank_;
   const std::vector<int> world_ranks_;
   const std::string* const name_;
+  const std::unique_ptr<Algorithms> algorithms_;
   CommCounters counters_;
   uint64_t collectives_ = 0;
 };

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -19,33 +20,57 @@ constexpr char kPoison = static_cast<char>(0xff);
 }  // namespace
 
 FakeDeviceRuntime::FakeDeviceRuntime(const FakeDeviceOptions& options)
-    : options_(options), random_(options.seed) {}
+    : options_(options),
+      fabric_(options.fabric != nullptr ? options.fabric : std::make_shared<FakeFabric>()),
+      random_(options.seed) {}
 
 FakeDeviceRuntime::~FakeDeviceRuntime() {
+  const MutexLock lock(&fabric_->mutex);
   for (const std::unique_ptr<FakeStream>& stream : streams_) {
-    while (!stream->queue.empty()) RunOne(*stream);
+    while (!stream->queue.empty() && RunOne(*stream)) {
+    }
   }
 }
 
 void FakeDeviceRuntime::Add(StreamHandle stream, Work work) {
   static_cast<FakeStream*>(stream)->queue.push_back(std::move(work));
   RunSome();
+  Notify();
 }
 
 void FakeDeviceRuntime::Enqueue(StreamHandle stream, std::function<void()> work) {
-  Add(stream, {std::move(work), nullptr});
+  EnqueueShared(stream, [work = std::move(work)] {
+    work();
+    return true;
+  });
 }
 
-void FakeDeviceRuntime::RunOne(FakeStream& stream) {
-  const Work work = std::move(stream.queue.front());
+void FakeDeviceRuntime::EnqueueShared(StreamHandle stream, std::function<bool()> try_run) {
+  const MutexLock lock(&fabric_->mutex);
+  Add(stream, {std::move(try_run), nullptr});
+}
+
+bool FakeDeviceRuntime::RunOne(FakeStream& stream) {
+  if (stream.running || stream.queue.empty()) return false;
+  const Work& work = stream.queue.front();
+  if (work.wait_for != nullptr && !work.wait_for->done) {
+    stream.running = true;
+    const bool ran = RunTowards(*work.wait_for);
+    stream.running = false;
+    return ran;
+  }
+  if (work.try_run != nullptr) {
+    stream.running = true;
+    const bool ran = work.try_run();
+    stream.running = false;
+    if (!ran) return false;
+  }
   stream.queue.pop_front();
-  if (work.wait_for != nullptr) RunUntilDone(*work.wait_for);
-  if (work.run) work.run();
+  Notify();
+  return true;
 }
 
-void FakeDeviceRuntime::RunUntilDone(const Mark& mark) {
-  while (!mark.done) RunOne(*mark.stream);
-}
+bool FakeDeviceRuntime::RunTowards(const Mark& mark) { return RunOne(*mark.stream); }
 
 void FakeDeviceRuntime::RunSome() {
   if (options_.seed == 0 || streams_.empty()) return;
@@ -59,6 +84,7 @@ void FakeDeviceRuntime::RunSome() {
 }
 
 absl::StatusOr<DeviceRuntime::StreamHandle> FakeDeviceRuntime::CreateStream() {
+  const MutexLock lock(&fabric_->mutex);
   streams_.push_back(std::make_unique<FakeStream>());
   return streams_.back().get();
 }
@@ -67,46 +93,67 @@ absl::StatusOr<DeviceRuntime::StreamHandle> FakeDeviceRuntime::CreateStream() {
 void FakeDeviceRuntime::DestroyStream(StreamHandle /*stream*/) {}
 
 absl::Status FakeDeviceRuntime::SynchronizeStream(StreamHandle stream) {
+  const MutexLock lock(&fabric_->mutex);
   FakeStream& queue = *static_cast<FakeStream*>(stream);
-  while (!queue.queue.empty()) RunOne(queue);
-  return std::exchange(error_, absl::OkStatus());
+  while (!queue.queue.empty()) {
+    if (!RunOne(queue)) fabric_->changed.Wait(&fabric_->mutex);
+  }
+  return TakeError();
 }
 
 absl::StatusOr<DeviceRuntime::EventHandle> FakeDeviceRuntime::CreateEvent() {
+  const MutexLock lock(&fabric_->mutex);
   auto event = std::make_unique<FakeEvent>();
   const EventHandle handle = event.get();
   events_[handle] = std::move(event);
   return handle;
 }
 
-void FakeDeviceRuntime::DestroyEvent(EventHandle event) { events_.erase(event); }
+void FakeDeviceRuntime::DestroyEvent(EventHandle event) {
+  const MutexLock lock(&fabric_->mutex);
+  events_.erase(event);
+}
 
 absl::Status FakeDeviceRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
+  const MutexLock lock(&fabric_->mutex);
   const auto mark = std::make_shared<Mark>();
   mark->stream = static_cast<FakeStream*>(stream);
   static_cast<FakeEvent*>(event)->mark = mark;
-  Add(stream, {[mark] { mark->done = true; }, nullptr});
+  Add(stream, {[mark] {
+                 mark->done = true;
+                 return true;
+               },
+               nullptr});
   return absl::OkStatus();
 }
 
 absl::Status FakeDeviceRuntime::WaitEvent(StreamHandle stream, EventHandle event) {
+  const MutexLock lock(&fabric_->mutex);
+  if (options_.drop_waits) return absl::OkStatus();
   Add(stream, {nullptr, static_cast<FakeEvent*>(event)->mark});
   return absl::OkStatus();
 }
 
 absl::Status FakeDeviceRuntime::SynchronizeEvent(EventHandle event) {
+  const MutexLock lock(&fabric_->mutex);
   const std::shared_ptr<Mark> mark = static_cast<FakeEvent*>(event)->mark;
-  if (mark != nullptr) RunUntilDone(*mark);
-  return std::exchange(error_, absl::OkStatus());
+  while (mark != nullptr && !mark->done) {
+    if (!RunTowards(*mark)) fabric_->changed.Wait(&fabric_->mutex);
+  }
+  return TakeError();
 }
 
 absl::StatusOr<bool> FakeDeviceRuntime::IsEventDone(EventHandle event) {
+  const MutexLock lock(&fabric_->mutex);
   RunSome();
-  const std::shared_ptr<Mark>& mark = static_cast<FakeEvent*>(event)->mark;
-  return mark == nullptr || mark->done;
+  const std::shared_ptr<Mark> mark = static_cast<FakeEvent*>(event)->mark;
+  if (mark == nullptr || mark->done) return true;
+  RunTowards(*mark);
+  return false;
 }
 
 absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64_t bytes) {
+  const MutexLock lock(&fabric_->mutex);
   if (bytes > options_.memory_bytes - live_bytes_) {
     return absl::ResourceExhaustedError("the fake device has no more memory");
   }
@@ -119,18 +166,21 @@ absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64
 }
 
 absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
+  const MutexLock lock(&fabric_->mutex);
   Block* const block = blocks_.at(static_cast<char*>(memory)).get();
   // Kept until the runtime ends, so that later uses are seen.
   Add(stream, {[this, block] {
                  block->freed = true;
                  live_bytes_ -= static_cast<int64_t>(block->bytes.size()) - 1;
                  std::memset(block->bytes.data(), kPoison, block->bytes.size());
+                 return true;
                },
                nullptr});
   return absl::OkStatus();
 }
 
 absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
+  const MutexLock lock(&fabric_->mutex);
   auto block = std::make_unique<Block>();
   block->bytes.assign(static_cast<size_t>(bytes) + 1, kPoison);
   char* const memory = block->bytes.data();
@@ -139,6 +189,7 @@ absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
 }
 
 void FakeDeviceRuntime::FreePinned(void* memory) {
+  const MutexLock lock(&fabric_->mutex);
   Block& block = *blocks_.at(static_cast<char*>(memory));
   block.freed = true;
   std::memset(block.bytes.data(), kPoison, block.bytes.size());
@@ -154,12 +205,14 @@ bool FakeDeviceRuntime::TouchesFreedMemory(const void* address) const {
 
 absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int64_t bytes,
                                      void* to) {
+  const MutexLock lock(&fabric_->mutex);
   Add(stream, {[this, from, bytes, to] {
                  if (TouchesFreedMemory(from) || TouchesFreedMemory(to)) {
                    error_.Update(absl::InternalError("a copy touches memory that was given back"));
-                   return;
+                   return true;
                  }
                  std::memcpy(to, from, static_cast<size_t>(bytes));
+                 return true;
                },
                nullptr});
   return absl::OkStatus();

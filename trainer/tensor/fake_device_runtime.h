@@ -7,25 +7,39 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "trainer/tensor/device_runtime.h"
 
 namespace tessera {
+
+// What devices that exchange data share: their work runs one at a time, on whichever thread waits
+// for any of it.
+struct FakeFabric {
+  Mutex mutex;
+  CondVar changed;  // work was queued or has run
+};
 
 struct FakeDeviceOptions {
   // 0: work runs as late as it may, when something is synchronized that depends on it. Others: at
   // every call, some work of some streams runs, at random.
   uint64_t seed = 0;
   int64_t memory_bytes = int64_t{1} << 30;
+  std::shared_ptr<FakeFabric> fabric;  // null: one of its own
+  bool drop_waits = false;             // WaitEvent() does nothing: as if the program had none
 };
 
 // A device in host memory whose streams run late and in adversarial order: all that only an event
 // wait, or the order of a stream, promises does happen, and nothing else. New memory, and memory
-// that was given back, is all ones (NaN). Copies that touch memory given back are errors. Runs on
-// the calling thread; not thread-safe.
+// that was given back, is all ones (NaN). Copies that touch memory given back are errors.
+//
+// Work runs on threads that call the devices of its fabric. Thread-safe. Each question whether an
+// event is done also runs at most one piece of work that the event depends on, so that polling
+// ends.
 class FakeDeviceRuntime final : public DeviceRuntime {
  public:
   explicit FakeDeviceRuntime(const FakeDeviceOptions& options = {});
@@ -33,6 +47,13 @@ class FakeDeviceRuntime final : public DeviceRuntime {
 
   // Queues work of the test's own: a kernel.
   void Enqueue(StreamHandle stream, std::function<void()> work);
+  // Queues work that other devices of the fabric take part in. It is called with the fabric locked
+  // when it is first in the stream, until it returns true.
+  void EnqueueShared(StreamHandle stream, std::function<bool()> try_run);
+  // Runs one piece of work of the stream, if it can run. Only within shared work.
+  bool RunNext(StreamHandle stream) { return RunOne(*static_cast<FakeStream*>(stream)); }
+  // Wakes threads that wait for work; to be called when shared work has become able to run.
+  void Notify() { fabric_->changed.NotifyAll(); }
 
   absl::StatusOr<StreamHandle> CreateStream() override;
   void DestroyStream(StreamHandle stream) override;
@@ -60,25 +81,30 @@ class FakeDeviceRuntime final : public DeviceRuntime {
     std::shared_ptr<Mark> mark;
   };
   struct Work {
-    std::function<void()> run;
+    std::function<bool()> try_run;   // false: it cannot run yet; null: nothing to run
     std::shared_ptr<Mark> wait_for;  // null: nothing
   };
   struct FakeStream {
     std::deque<Work> queue;
+    bool running = false;  // its first work
   };
   struct Block {
     std::vector<char> bytes;
     bool freed = false;
   };
 
+  // All of these are called with the fabric locked.
   void Add(StreamHandle stream, Work work);
-  // Runs the first work of a stream, after what it waits for.
-  void RunOne(FakeStream& stream);
-  void RunUntilDone(const Mark& mark);
+  // Runs the first work of a stream, or a piece of work that it waits for. False where neither can
+  // run: another device has not come as far.
+  bool RunOne(FakeStream& stream);
+  bool RunTowards(const Mark& mark);
   void RunSome();
   bool TouchesFreedMemory(const void* address) const;
+  absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
 
-  FakeDeviceOptions options_;
+  const FakeDeviceOptions options_;
+  const std::shared_ptr<FakeFabric> fabric_;
   std::mt19937_64 random_;
   int64_t live_bytes_ = 0;
   absl::Status error_;  // of work, until the next synchronization
