@@ -129,7 +129,8 @@ absl::Status FakeDeviceRuntime::RecordEvent(EventHandle event, StreamHandle stre
 
 absl::Status FakeDeviceRuntime::WaitEvent(StreamHandle stream, EventHandle event) {
   const MutexLock lock(&fabric_->mutex);
-  if (options_.drop_waits) return absl::OkStatus();
+  const int64_t number = waits_++;
+  if (options_.drops_wait != nullptr && options_.drops_wait(number)) return absl::OkStatus();
   Add(stream, {nullptr, static_cast<FakeEvent*>(event)->mark});
   return absl::OkStatus();
 }

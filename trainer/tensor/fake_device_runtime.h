@@ -30,7 +30,9 @@ struct FakeDeviceOptions {
   uint64_t seed = 0;
   int64_t memory_bytes = int64_t{1} << 30;
   std::shared_ptr<FakeFabric> fabric;  // null: one of its own
-  bool drop_waits = false;             // WaitEvent() does nothing: as if the program had none
+  // WaitEvent() does nothing where this is true of the number of the call, from 0 on: as if the
+  // program had no such wait. Null: nowhere.
+  std::function<bool(int64_t)> drops_wait;
 };
 
 // A device in host memory whose streams run late and in adversarial order: all that only an event
@@ -107,6 +109,7 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   const std::shared_ptr<FakeFabric> fabric_;
   std::mt19937_64 random_;
   int64_t live_bytes_ = 0;
+  int64_t waits_ = 0;
   absl::Status error_;  // of work, until the next synchronization
   std::vector<std::unique_ptr<FakeStream>> streams_;
   std::map<EventHandle, std::unique_ptr<FakeEvent>> events_;

@@ -73,7 +73,7 @@ class Cluster {
       gpus_.push_back(std::make_unique<FakeGpu>(FakeDeviceOptions{
           .seed = options.seed == 0 ? 0 : options.seed * 100 + static_cast<uint64_t>(rank),
           .fabric = fabric_,
-          .drop_waits = options.drop_waits}));
+          .drops_wait = [drop = options.drop_waits](int64_t) { return drop; }}));
     }
   }
 
