@@ -5,12 +5,13 @@
 #include "models/llama3/hugging_face.h"
 #include "models/llama3/megatron.h"
 #include "models/llama3/model.h"
+#include "models/llama3/paddle.h"
 #include "models/llama3/sharding.h"
 
 namespace tessera::llama3 {
 namespace {
 
-constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat};
+constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat, &kPaddleFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

@@ -15,6 +15,7 @@
 #include "checkpoint/convert/llmc/read.h"
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/read.h"
+#include "checkpoint/convert/paddle/read.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
@@ -31,16 +32,26 @@ struct ForeignPlace {
 struct ForeignFormat {
   std::string_view name;
   absl::StatusOr<bool> (*matches)(const ForeignPlace& place);
-  absl::StatusOr<ForeignCheckpoint> (*read)(const ForeignPlace& place, const ModelRules* rules);
+  absl::StatusOr<ForeignCheckpoint> (*read)(const ForeignPlace& place,
+                                            const OpenForeignOptions& options);
 };
 
+absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const ForeignPlace& place,
+                                                  const OpenForeignOptions& options) {
+  if (options.rules == nullptr) {
+    return absl::InvalidArgumentError(
+        "PaddleNLP's files are read by programs that know its models");
+  }
+  return ReadPaddle(*place.storage, "", *options.rules, options.parameter_names);
+}
+
 absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
-                                                const ModelRules* rules) {
-  if (rules == nullptr) {
+                                                const OpenForeignOptions& options) {
+  if (options.rules == nullptr) {
     return absl::InvalidArgumentError("llm.c's files are read by programs that know its models");
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, "", place.file));
-  return ReadLlmc(*place.storage, "", model, *rules);
+  return ReadLlmc(*place.storage, "", model, *options.rules);
 }
 
 // In the order in which they are tried.
@@ -51,16 +62,16 @@ constexpr ForeignFormat kFormats[] = {
        if (!place.file.empty()) return false;
        return IsDeepSpeed(*place.storage, "");
      },
-     [](const ForeignPlace& place, const ModelRules* rules) {
-       return ReadDeepSpeed(*place.storage, "", rules);
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadDeepSpeed(*place.storage, "", options.rules);
      }},
     {kHuggingFace,
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
        if (!place.file.empty()) return false;
        return IsHuggingFace(*place.storage, "");
      },
-     [](const ForeignPlace& place, const ModelRules* rules) {
-       return ReadHuggingFace(*place.storage, "", rules);
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadHuggingFace(*place.storage, "", options.rules);
      }},
     // Before dcp, which its folders are, too.
     {kMegatron,
@@ -68,15 +79,23 @@ constexpr ForeignFormat kFormats[] = {
        if (!place.file.empty()) return false;
        return IsMegatron(*place.storage, "");
      },
-     [](const ForeignPlace& place, const ModelRules* rules) {
-       return ReadMegatron(*place.storage, "", rules);
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadMegatron(*place.storage, "", options.rules);
      }},
+    {kPaddle,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsPaddle(*place.storage, "");
+     },
+     ReadPaddlePlace},
     {"dcp",
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
        if (!place.file.empty()) return false;
        return IsDcp(*place.storage, "");
      },
-     [](const ForeignPlace& place, const ModelRules*) { return ReadDcp(*place.storage, ""); }},
+     [](const ForeignPlace& place, const OpenForeignOptions&) {
+       return ReadDcp(*place.storage, "");
+     }},
     {kLlmc,
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
        TESSERA_ASSIGN_OR_RETURN(const std::string model,
@@ -90,7 +109,7 @@ constexpr ForeignFormat kFormats[] = {
                                 FindTorchFiles(*place.storage, "", place.file));
        return !files.empty();
      },
-     [](const ForeignPlace& place, const ModelRules*) -> absl::StatusOr<ForeignCheckpoint> {
+     [](const ForeignPlace& place, const OpenForeignOptions&) -> absl::StatusOr<ForeignCheckpoint> {
        TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                                 FindTorchFiles(*place.storage, "", place.file));
        return ReadTorch(*place.storage, "", files);
@@ -150,7 +169,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view nam
                                                             const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
-  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options.rules);
+  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
   absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
       ForeignStorage::Create(place.storage, "", *std::move(checkpoint));

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_
 #define TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,10 +18,13 @@ struct OpenForeignOptions {
   // Null: tensors keep the names that the files have, and formats that need a model are refused.
   const ModelRules* rules = nullptr;
   std::string s3_endpoint;  // see OpenStorage()
+  // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
+  // PaddleNLP's files that do not tell them.
+  std::map<std::string, std::string> parameter_names;
 };
 
-// Of the formats that are read: "deepspeed", "hf", "megatron", "dcp", "llmc", "torch". Tensors of
-// dcp and torch have the names that the files have, with or without rules.
+// Of the formats that are read: "deepspeed", "hf", "megatron", "paddle", "dcp", "llmc", "torch".
+// Tensors of dcp and torch have the names that the files have, with or without rules.
 std::vector<std::string> FormatNames();
 
 // The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage

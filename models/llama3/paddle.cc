@@ -1,0 +1,143 @@
+#include "models/llama3/paddle.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "models/llama3/names.h"
+
+namespace tessera::llama3 {
+namespace {
+
+bool Describes(const JsonFields& fields) {
+  return fields.Text("model_type", "").value_or("") == "llama";
+}
+
+// PaddleNLP leaves out fields that have its defaults.
+absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(fields.Require("alibi", false));
+  // LlamaLMHead of 2.8 has a matrix of its own, whatever this says.
+  TESSERA_RETURN_IF_ERROR(fields.Require("tie_word_embeddings", false));
+  if (fields.Has("rope_scaling_type")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fields.source(), ": rope_scaling_type is not supported"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, fields.Integer("vocab_size", 32000));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_hidden_layers", 32));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size", 4096));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads", 32));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t groups, fields.Integer("num_key_value_heads", heads));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, fields.Integer("intermediate_size", 11008));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t positions,
+                           fields.Integer("max_position_embeddings", 2048));
+  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("rms_norm_eps", 1e-6));
+  TESSERA_ASSIGN_OR_RETURN(const double base, fields.Real("rope_theta", 10000));
+  config.set_vocab_size(vocabulary);
+  config.set_num_layers(layers);
+  config.set_hidden_size(hidden);
+  config.set_num_attention_heads(heads);
+  config.set_num_query_groups(groups);
+  config.set_ffn_hidden_size(ffn);
+  config.set_max_position_embeddings(positions);
+  config.set_norm_epsilon(epsilon);
+  config.set_rotary_base(base);
+  config.set_use_rope_scaling(false);
+  config.set_untie_embeddings_and_output_weights(true);
+  return absl::OkStatus();
+}
+
+// Of each query group: its queries, its key, its value, in columns.
+ForeignParameter FusedQkv(const ModelConfig& config, std::string name, int64_t layer) {
+  const int64_t c = config.hidden_size(), groups = config.num_query_groups();
+  const int64_t d = c / config.num_attention_heads();
+  const int64_t queries = config.num_attention_heads() / groups * d, group = queries + 2 * d;
+  ForeignParameter qkv = {
+      .name = std::move(name), .shape = {c, groups * group}, .tensor_parallel_dim = 1};
+  const auto add = [&](const char* tensor, int64_t row, int64_t rows, int64_t column) {
+    qkv.blocks.push_back({.name = LayerName(layer, tensor),
+                          .offset = {row, 0},
+                          .shape = {rows, c},
+                          .foreign_offset = {0, column},
+                          .transposed = true});
+  };
+  for (int64_t g = 0; g < groups; ++g) {
+    add(kQuery, g * queries, queries, g * group);
+    add(kKey, g * d, d, g * group + queries);
+    add(kValue, g * d, d, g * group + queries + d);
+  }
+  return qkv;
+}
+
+ForeignParameter FusedGateUp(const ModelConfig& config, std::string name, int64_t layer) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  ForeignParameter fused = {
+      .name = std::move(name), .shape = {c, 2 * f}, .tensor_parallel_dim = 1, .sections = 2};
+  int64_t column = 0;
+  for (const char* const tensor : {kGate, kUp}) {
+    fused.blocks.push_back({.name = LayerName(layer, tensor),
+                            .offset = {0, 0},
+                            .shape = {f, c},
+                            .foreign_offset = {0, column},
+                            .transposed = true});
+    column += f;
+  }
+  return fused;
+}
+
+// Names of a layer's parameters are the same here and there.
+std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, int64_t layer) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
+  std::vector<ForeignParameter> parameters;
+  const auto add_norm = [&](const char* name) {
+    parameters.push_back(SameTensor(name, LayerName(layer, name), {c}));
+  };
+  const auto add = [&](const char* name, int64_t rows, int64_t columns, int cut) {
+    parameters.push_back(TransposedMatrix(name, LayerName(layer, name), rows, columns, cut));
+  };
+  add_norm(kNorm1);
+  add(kQuery, c, c, 1);
+  add(kKey, kv, c, 1);
+  add(kValue, kv, c, 1);
+  add(kOut, c, c, 0);
+  add_norm(kNorm2);
+  add(kGate, f, c, 1);
+  add(kUp, f, c, 1);
+  add(kDown, c, f, 0);
+  parameters.push_back(FusedQkv(config, "self_attn.qkv_proj.weight", layer));
+  parameters.push_back(FusedGateUp(config, "mlp.gate_up_fused_proj.weight", layer));
+  return parameters;
+}
+
+std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+  const int64_t v = config.vocab_size(), c = config.hidden_size();
+  std::vector<ForeignParameter> parameters;
+  // `name` follows `prefix` in files of the whole model, and the layer's number in a pipeline's.
+  const auto add = [&](ForeignParameter parameter, const std::string& prefix, int64_t number) {
+    parameter.other_names.push_back(absl::StrCat(number, ".", parameter.name));
+    parameter.name = absl::StrCat(prefix, ".", parameter.name);
+    parameters.push_back(std::move(parameter));
+  };
+  const int64_t layers = config.num_layers();
+  add(SameTensor("embed_tokens.weight", kTokenEmbedding, {v, c}, 0), "llama", 0);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    for (ForeignParameter& parameter : LayerParameters(config, layer)) {
+      add(std::move(parameter), absl::StrCat("llama.layers.", layer), layer + 1);
+    }
+  }
+  add(SameTensor("norm.weight", kFinalNorm, {c}), "llama", layers + 1);
+  add(TransposedMatrix("weight", kHead, v, c, 1), "lm_head", layers + 2);
+  return parameters;
+}
+
+}  // namespace
+
+constinit const ForeignFormat kPaddleFormat = {.framework = "paddle",
+                                               .describes = Describes,
+                                               .read_config = ReadConfig,
+                                               .parameters = Parameters};
+
+}  // namespace tessera::llama3
