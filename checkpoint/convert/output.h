@@ -52,6 +52,9 @@ struct OutputFile {
   std::string header;  // the bytes before the first tensor: all of a file without tensors
   uint64_t size_bytes = 0;
   std::vector<OutputTensor> tensors;
+  // Readers find no checkpoint without this file, which has no tensors: in places where a folder
+  // does not get its name when it is complete, it is created last.
+  bool commits = false;
   // May be null. Called when all tensors are written, with the CRC-32 (that of zip) of the bytes of
   // each: what else the file has, between the tensors and after them.
   std::function<std::vector<OutputBytes>(std::span<const uint32_t> crc32)> finish;

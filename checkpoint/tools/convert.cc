@@ -32,6 +32,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
        .weights_only = options.convert.weights_only,
        .max_file_bytes = options.convert.max_file_bytes,
        .rules = options.source.rules,
+       .s3_endpoint = options.source.s3_endpoint,
        .io_threads = options.threads,
        .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }

@@ -1,7 +1,9 @@
 // `ckpt` on checkpoints of other frameworks, and between their formats.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +15,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -376,6 +379,61 @@ TEST_F(ConvertCommandTest, DamagedHuggingFaceFolders) {
   refused(ckpt::kExitUsage, "model_type is \"bert\", known are gpt2, llama");
   replace(config, "{", "");
   refused(ckpt::kExitUsage, "config.json is not a JSON object");
+}
+
+// In an object store, the file that makes it a checkpoint comes last.
+TEST_F(ConvertCommandTest, EveryFormatIsWrittenToAnObjectStore) {
+  const ckpt::s3::S3Server server({.region = "us-east-1"});
+  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
+  const std::string endpoint = "--s3-endpoint=" + server.endpoint();
+  const std::string source = MakeLlmcFolder("gpt2", 1, false);
+  const std::pair<std::string, std::string> commits[] = {{"hf", "config.json"},
+                                                         {"dcp", ".metadata"},
+                                                         {"llmc", "DONE_00000007"},
+                                                         {"torch", "checkpoint.pt"}};
+  for (const auto& [format, last] : commits) {
+    SCOPED_TRACE(format);
+    const std::string folder = "s3://bucket/" + format;
+    std::vector<std::string> convert = {"convert", source, folder, "--to=" + format, endpoint};
+    if (format == "hf") convert.push_back("--max-file-size=4KiB");
+    ASSERT_EQ(Run(convert), 0) << err_;
+    const std::string same = format == "hf" ? Fixture("gpt2.model.bin") : source;
+    EXPECT_EQ(Run({"diff", same, folder, endpoint}), 0) << out_ << err_;
+    const std::vector<std::string> keys = server.keys();
+    EXPECT_EQ(std::ranges::count(keys, format + "/unfinished"), 0);
+    std::string created;
+    for (const std::string& request : server.requests()) {
+      if (request.starts_with("PUT " + format + "/")) created = request;
+    }
+    EXPECT_EQ(created, "PUT " + format + "/" + last);
+    EXPECT_EQ(Run(convert), ckpt::kExitUsage);
+    EXPECT_THAT(err_, HasSubstr("exists, and nothing is ever overwritten"));
+    EXPECT_EQ(server.keys(), keys);
+  }
+}
+
+// Nothing is left of a conversion that fails, wherever it does.
+TEST_F(ConvertCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
+  setenv("AWS_ACCESS_KEY_ID", "TESTKEY", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "a/secret+key", 1);
+  for (const char* part : {"hf/model-00002", "hf/model.safetensors.index", "hf/config.json"}) {
+    SCOPED_TRACE(part);
+    ckpt::s3::S3Server server({.region = "us-east-1"});
+    server.AddFault({.status = 403, .code = "AccessDenied", .method = "PUT", .key_part = part});
+    EXPECT_NE(Run({"convert", Fixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
+                   "--max-file-size=4KiB", "--s3-endpoint=" + server.endpoint()}),
+              0);
+    EXPECT_EQ(server.fault_count(), 1);
+    EXPECT_TRUE(server.keys().empty());
+  }
+  // Another writer is at work, or has died.
+  ckpt::s3::S3Server server({.region = "us-east-1"});
+  server.PutObject("hf/unfinished", "");
+  EXPECT_EQ(Run({"convert", Fixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
+                 "--s3-endpoint=" + server.endpoint()}),
+            ckpt::kExitUsage);
+  EXPECT_EQ(server.keys(), std::vector<std::string>{"hf/unfinished"});
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions
   }
   OutputFile metadata = {.name = kDcpMetadataFile, .header = DcpMetadataPickle(written)};
   metadata.size_bytes = metadata.header.size();
+  metadata.commits = true;
   files.push_back(std::move(metadata));
   return files;
 }

@@ -157,6 +157,17 @@ absl::Status MissingIsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
 }
 
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(const ForeignPlace& place,
+                                                          const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
+  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
+  if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
+  absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
+      ForeignStorage::Create(place.storage, "", *std::move(checkpoint));
+  if (!storage.ok()) return MissingIsDamage(storage.status());
+  return storage;
+}
+
 }  // namespace
 
 std::vector<std::string> FormatNames() {
@@ -168,13 +179,20 @@ std::vector<std::string> FormatNames() {
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
+  return OpenPlace(place, options);
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
+    std::shared_ptr<Storage> folder, const OpenForeignOptions& options) {
+  return OpenPlace({std::move(folder), ""}, options);
+}
+
+absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
-  absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
-      ForeignStorage::Create(place.storage, "", *std::move(checkpoint));
-  if (!storage.ok()) return MissingIsDamage(storage.status());
-  return storage;
+  return std::move(checkpoint->description);
 }
 
 }  // namespace tessera::ckpt::convert

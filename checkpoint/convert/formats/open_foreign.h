@@ -10,6 +10,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/model_rules.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::convert {
 
@@ -33,6 +35,14 @@ std::vector<std::string> FormatNames();
 // the other errors of its index pass and of ForeignStorage::Create().
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options);
+
+// The same for the root of a storage.
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
+    std::shared_ptr<Storage> folder, const OpenForeignOptions& options);
+
+// What the headers of such a checkpoint tell besides tensors: ForeignCheckpoint::description. Reads
+// no tensor. Errors: those of OpenForeign()'s index pass.
+absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options);
 
 }  // namespace tessera::ckpt::convert
 

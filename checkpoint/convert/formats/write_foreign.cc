@@ -17,6 +17,7 @@
 #include "checkpoint/convert/dcp/read.h"
 #include "checkpoint/convert/dcp/write.h"
 #include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/convert/formats/unpublished_folder.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/hugging_face/write.h"
 #include "checkpoint/convert/llmc/read.h"
@@ -70,36 +71,38 @@ constexpr WrittenFormat kFormats[] = {
      }},
 };
 
-// A folder and the one that it is in.
-struct Place {
+constexpr std::string_view kUnfinished = "unfinished";
+
+// The new folder on a local disk: a temporary one beside it, which gets its name at the end.
+struct LocalFolder {
   std::unique_ptr<Storage> storage;  // the folder above
   std::string above;
   std::string name;
+  std::string temporary;
 };
 
-absl::StatusOr<Place> FindPlace(const std::string& folder) {
-  const std::optional<std::string> local = LocalPathOfName(folder);
-  if (!local.has_value()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder, ": other formats are written to folders of this machine only"));
-  }
+absl::Status Exists(const std::string& folder) {
+  return absl::AlreadyExistsError(absl::StrCat(folder, " exists, and nothing is ever overwritten"));
+}
+
+absl::StatusOr<LocalFolder> MakeLocalFolder(const std::string& folder, const std::string& local) {
   std::error_code error;
-  std::filesystem::path path = std::filesystem::absolute(*local, error).lexically_normal();
+  std::filesystem::path path = std::filesystem::absolute(local, error).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // "a/b/"
-  if (std::filesystem::exists(std::filesystem::symlink_status(path, error))) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(folder, " exists, and nothing is ever overwritten"));
-  }
-  Place place = {.above = path.parent_path().string(), .name = path.filename().string()};
+  if (std::filesystem::exists(std::filesystem::symlink_status(path, error))) return Exists(folder);
+  LocalFolder place = {.above = path.parent_path().string(), .name = path.filename().string()};
+  place.temporary = absl::StrFormat("%s.unfinished-%08x", place.name, std::random_device()());
   TESSERA_ASSIGN_OR_RETURN(place.storage, OpenStorage(place.above, {.create_root = true}));
   return place;
 }
 
 // Reads back what was written, as any other program would find it.
-absl::Status CheckWritten(const std::string& folder, const DigestsByName& written,
+absl::Status CheckWritten(std::shared_ptr<Storage> folder, const DigestsByName& written,
                           const WriteForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ForeignStorage> storage,
-                           OpenForeign(folder, {.format = options.format, .rules = options.rules}));
+  const std::string place = folder->Describe("");
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ForeignStorage> storage,
+      OpenForeignFolder(std::move(folder), {.format = options.format, .rules = options.rules}));
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(*storage, ""));
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName found,
                            ReadDigests({*storage, "", manifest}, {.io_threads = options.io_threads,
@@ -108,7 +111,7 @@ absl::Status CheckWritten(const std::string& folder, const DigestsByName& writte
     const auto at = found.find(name);
     if (at != found.end() && at->second == digest) continue;
     return absl::DataLossError(absl::StrCat(
-        folder, ": tensor ", name,
+        place, ": tensor ", name,
         at == found.end() ? ": is not in what was written" : ": reads otherwise than written"));
   }
   return absl::OkStatus();
@@ -142,21 +145,81 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
 
 absl::StatusOr<WriteForeignReport> WriteAndCheck(const OutputSource& source,
                                                  const std::vector<OutputFile>& files,
-                                                 const Place& place, const std::string& temporary,
+                                                 const LocalFolder& place,
                                                  const WriteForeignOptions& options) {
-  TESSERA_RETURN_IF_ERROR(place.storage->MakeDirectory(temporary));
+  TESSERA_RETURN_IF_ERROR(place.storage->MakeDirectory(place.temporary));
   const OutputOptions output = {.io_threads = options.io_threads, .progress = options.progress};
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
-                           WriteOutput(source, files, *place.storage, temporary, output));
+                           WriteOutput(source, files, *place.storage, place.temporary, output));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
-  TESSERA_RETURN_IF_ERROR(CheckWritten(JoinPath(place.above, temporary), written, options));
-  TESSERA_RETURN_IF_ERROR(place.storage->Rename(temporary, place.name));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> folder,
+                           OpenStorage(JoinPath(place.above, place.temporary)));
+  TESSERA_RETURN_IF_ERROR(CheckWritten(std::move(folder), written, options));
+  TESSERA_RETURN_IF_ERROR(place.storage->Rename(place.temporary, place.name));
   TESSERA_RETURN_IF_ERROR(place.storage->SyncDirectory(""));
+  return report;
+}
+
+absl::StatusOr<WriteForeignReport> WriteLocal(const OutputSource& source,
+                                              const std::vector<OutputFile>& files,
+                                              const std::string& folder, const std::string& local,
+                                              const WriteForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const LocalFolder place, MakeLocalFolder(folder, local));
+  absl::StatusOr<WriteForeignReport> report = WriteAndCheck(source, files, place, options);
+  if (!report.ok()) place.storage->DeleteTree(place.temporary).IgnoreError();
+  return report;
+}
+
+// Names cannot be given to folders of an object store: everything is written in its place, and the
+// files that make it a checkpoint last.
+absl::StatusOr<WriteForeignReport> WriteObjects(const OutputSource& source,
+                                                const std::vector<OutputFile>& files,
+                                                const std::shared_ptr<Storage>& storage,
+                                                const WriteForeignOptions& options) {
+  std::vector<OutputFile> first;
+  std::map<std::string, std::string> last;
   for (const OutputFile& file : files) {
-    report.files.push_back(file.name);
-    report.bytes += file.size_bytes;
+    if (file.commits) {
+      last[file.name] = file.header;
+    } else {
+      first.push_back(file);
+    }
   }
+  const OutputOptions output = {.io_threads = options.io_threads, .progress = options.progress};
+  TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
+                           WriteOutput(source, first, *storage, "", output));
+  WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
+  TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
+  TESSERA_RETURN_IF_ERROR(
+      CheckWritten(std::make_shared<UnpublishedFolder>(storage, last), written, options));
+  for (const auto& [name, contents] : last) {
+    TESSERA_RETURN_IF_ERROR(storage->Publish(name, contents, nullptr));
+  }
+  return report;
+}
+
+absl::StatusOr<WriteForeignReport> WriteToStore(const OutputSource& source,
+                                                const std::vector<OutputFile>& files,
+                                                const std::string& folder,
+                                                const WriteForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Storage> storage,
+      OpenStorage(folder, {.create_root = true, .s3_endpoint = options.s3_endpoint}));
+  const absl::StatusOr<std::vector<std::string>> names = storage->List("");
+  if (!absl::IsNotFound(names.status())) {
+    TESSERA_RETURN_IF_ERROR(names.status());
+    if (!names->empty()) return Exists(folder);
+  }
+  const absl::Status alone = storage->Publish(kUnfinished, "", nullptr);
+  if (absl::IsAlreadyExists(alone)) return Exists(folder);
+  TESSERA_RETURN_IF_ERROR(alone);
+  absl::StatusOr<WriteForeignReport> report = WriteObjects(source, files, storage, options);
+  if (!report.ok()) {
+    for (const OutputFile& file : files) storage->Delete(file.name).IgnoreError();
+  }
+  const absl::Status finished = storage->Delete(kUnfinished);
+  if (report.ok()) TESSERA_RETURN_IF_ERROR(finished);
   return report;
 }
 
@@ -180,16 +243,15 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<OutputFile> files,
                            format->plan(source.manifest, options));
-  TESSERA_ASSIGN_OR_RETURN(const Place place, FindPlace(folder));
-  const std::string temporary =
-      absl::StrFormat("%s.unfinished-%08x", place.name, std::random_device()());
-  absl::StatusOr<WriteForeignReport> report =
-      WriteAndCheck(source, files, place, temporary, options);
-  if (!report.ok()) {
-    place.storage->DeleteTree(temporary).IgnoreError();
-    return report.status();
+  const std::optional<std::string> local = LocalPathOfName(folder);
+  TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
+                           local.has_value() ? WriteLocal(source, files, folder, *local, options)
+                                             : WriteToStore(source, files, folder, options));
+  for (const OutputFile& file : files) {
+    report.files.push_back(file.name);
+    report.bytes += file.size_bytes;
   }
-  report->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
 

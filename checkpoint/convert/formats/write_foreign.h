@@ -19,6 +19,7 @@ struct WriteForeignOptions {
   bool weights_only = false;                // in formats that have optimizer state
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
   const ModelRules* rules = nullptr;        // must not be null
+  std::string s3_endpoint;                  // see OpenStorage()
   int io_threads = 4;
   // May be null. Called with the bytes done and in total, while writing and, from the beginning,
   // while reading back.
@@ -35,10 +36,13 @@ struct WriteForeignReport {
 
 std::vector<std::string> WrittenFormatNames();
 
-// Writes a checkpoint in another framework's format to a new folder on a local disk. The folder
-// gets its name when all its files are durable and have been read back: every tensor's digest is
+// Writes a checkpoint in another framework's format to a new folder. A folder on a local disk gets
+// its name when all its files are durable and have been read back: every tensor's digest is
 // compared with that of what was read from the source, and with the source's own digest where it
-// has one and the dtype is the same. After an error nothing is left of it.
+// has one and the dtype is the same. In an object store, the file without which readers find no
+// checkpoint (OutputFile::commits) is created then; a format of a single file has none, and the
+// file can be seen from when it is complete. An object `unfinished` keeps two writers apart there.
+// After an error nothing is left of the folder.
 //
 // Errors: AlreadyExists (the folder); those of the format's plan, of WriteOutput() and of
 // OpenForeign(); DataLoss where a digest differs, naming the tensor.

@@ -111,6 +111,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest
       std::string config,
       rules.WriteHuggingFaceConfig(manifest.model(), weights.empty() ? F32 : weights[0].dtype));
   files.push_back(TextFile("config.json", std::move(config)));
+  files.back().commits = true;
   return files;
 }
 

@@ -135,7 +135,7 @@ absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest, const
     if (has_master) AddTensors(output.description, MASTER_WEIGHT, "master", F32, state);
     files.push_back(std::move(state));
   }
-  files.push_back({.name = absl::StrFormat("DONE_%08d", step)});
+  files.push_back({.name = absl::StrFormat("DONE_%08d", step), .commits = true});
   return files;
 }
 

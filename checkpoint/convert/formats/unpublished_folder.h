@@ -1,0 +1,46 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_FORMATS_UNPUBLISHED_FOLDER_H_
+#define TESSERA_CHECKPOINT_CONVERT_FORMATS_UNPUBLISHED_FOLDER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// A folder as its readers will find it once its last files have been published: read-only. Files
+// that are not in the storage yet are in memory. Thread-safe.
+class UnpublishedFolder final : public Storage {
+ public:
+  // `files`: contents by name, directly inside the root of `base`, whose other files are shown.
+  UnpublishedFolder(std::shared_ptr<Storage> base, std::map<std::string, std::string> files);
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  std::string Describe(std::string_view path) const override;
+
+  // PermissionDenied.
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size_hint_bytes) override;
+  absl::Status Rename(std::string_view from, std::string_view to) override;
+  absl::Status MakeDirectory(std::string_view path) override;
+  absl::Status SyncDirectory(std::string_view path) override;
+  absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteTree(std::string_view path) override;
+
+ private:
+  absl::Status ReadOnly(std::string_view path) const;
+
+  const std::shared_ptr<Storage> base_;
+  const std::map<std::string, std::string> files_;
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_FORMATS_UNPUBLISHED_FOLDER_H_
