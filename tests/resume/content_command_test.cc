@@ -161,7 +161,7 @@ TEST_F(ContentCommandTest, LoadCkptFolderIsTheSameInOneMessage) {
   EXPECT_THAT(llmc.out, HasSubstr("step 1/6 "));
   const Result other = train("other", path + " ckpt_type: \"other\"");
   EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.err, HasSubstr("expected tessera or llmc"));
+  EXPECT_THAT(other.err, HasSubstr("expected one of tessera, "));
 }
 
 TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {

@@ -5,13 +5,19 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/resume/command.h"
 #include "tests/resume/parallel_command.h"
+#include "trainer/convert/model_rules.h"
 #include "trainer/data/token_file.h"
 
 namespace tessera {
@@ -45,9 +51,13 @@ class ForeignCommandTest : public ParallelCommandTest {
     ASSERT_TRUE(writer.ok());
     ASSERT_TRUE((*writer)->Append(tokens).ok());
     ASSERT_TRUE((*writer)->Close().ok());
+    WriteSettings("model { architecture: GPT2 " + model + " }");
+  }
+
+  // Those of every run, after those of its model.
+  void WriteSettings(const std::string& model) const {
     std::ofstream(root_ / "run.textproto")
-        << "model { architecture: GPT2 " << model << " }"
-        << R"pb(
+        << model << R"pb(
           training { micro_batch_size: 2 global_batch_size: 8 seq_length: 12 threads: 1 }
           parallel { numerics: EXACT exact_tp_shards: 2 }
           optimizer { lr: 1e-3 lr_decay_iters: 100 }
@@ -154,6 +164,125 @@ TEST_F(ForeignCommandTest, OtherModelsAreRefused) {
       Train("run", "single", 2, {"--load=" + Fixture("llama3_tied.hf"), "--finetune"});
   EXPECT_NE(run.exit_code, 0);
   EXPECT_THAT(run.err, HasSubstr("architecture: saved LLAMA3, wanted GPT2"));
+}
+
+TEST_F(ForeignCommandTest, LoadFormatSettlesTheFormat) {
+  const std::string load = "--load=" + Fixture("gpt2.hf");
+  ASSERT_EQ(Train("found", "single", 2, {load, "--finetune"}).exit_code, 0);
+  for (const std::string flag : {"--load-format=hf", "--ckpt-type=hf"}) {
+    const Result run = Train(flag, "single", 2, {load, "--finetune", flag});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(Losses(flag), Losses("found"));
+  }
+  const Result llmc = Train("llmc", "single", 2, {load, "--finetune", "--load-format=llmc"});
+  EXPECT_EQ(llmc.exit_code, 1);
+  EXPECT_THAT(llmc.err, HasSubstr("gpt2.hf: no checkpoint in the format llmc"));
+  const Result ours = Train("ours", "single", 2, {load, "--finetune", "--load-format=tessera"});
+  EXPECT_EQ(ours.exit_code, 1);
+  EXPECT_THAT(ours.err, HasSubstr("load: no checkpoint in "));
+  const Result other = Train("other", "single", 2, {load, "--finetune", "--load-format=other"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("load_format=other: expected one of tessera, "));
+  for (const char* format : {"hf", "llmc", "torch", "dcp"}) {
+    EXPECT_THAT(other.err, HasSubstr(std::string(" ") + format));
+  }
+}
+
+TEST_F(ForeignCommandTest, TheModelIsThatOfTheFiles) {
+  const std::string hf = "--load=" + Fixture("gpt2.hf");
+  ASSERT_EQ(Train("described", "single", 2, {hf, "--finetune"}).exit_code, 0);
+  WriteSettings("");
+  for (const auto& [run, file] :
+       {std::pair("hf", "gpt2.hf"), std::pair("llmc", "gpt2.model.bin")}) {
+    const Result result = Train(run, "tp2", 2, {"--load=" + Fixture(file), "--finetune"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(Losses(run), Losses("described"));
+  }
+  // A run that has begun, or another one's checkpoint, tells its model, too.
+  const Result resumed = Train("hf", "single", 4, {});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("step 4/4 | loss"));
+  const Result mine =
+      Train("mine", "single", 2, {"--load=" + Checkpoints("described").string(), "--finetune"});
+  ASSERT_EQ(mine.exit_code, 0) << mine.err;
+
+  const Result refused = Train("refused", "single", 2, {hf, "--finetune", "--num-layers=3"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("num_layers=3, but the model in " + Fixture("gpt2.hf") +
+                                     " has num_layers=2"));
+  const Result llama =
+      Train("llama", "single", 2, {"--load=" + Fixture("llama3_tied.hf"), "--finetune"});
+  ASSERT_EQ(llama.exit_code, 0) << llama.err;
+}
+
+TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
+  const std::string folder = MakeLlmcFolder();
+  WriteSettings("");
+  const std::string load = "--load=" + folder, flag = "--consumed-samples=16";
+  for (const char* topology : {"single", "tp2"}) {
+    const Result run = Train(topology, topology, 9, {load, flag});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("continuing after 16 samples of this run's own order"));
+  }
+  const std::map<int64_t, std::string> expected = Losses("single");
+  ASSERT_EQ(expected.size(), 2);
+  EXPECT_EQ(Losses("tp2"), expected);
+  ASSERT_EQ(
+      Train("begin", "single", 9, {load, "--load-content=model,optimizer,scheduler"}).exit_code, 0);
+  EXPECT_NE(Losses("begin"), expected) << "other samples";
+
+  // What it saves knows the rest.
+  const auto saved = ckpt::OpenStorage(Checkpoints("single").string());
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const auto manifest = ckpt::ReadManifest(**saved, "step-00000009");
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->trainer().step(), 9);
+  EXPECT_EQ(manifest->trainer().data().consumed_samples(), 16 + 2 * 8);
+  EXPECT_NE(manifest->trainer().data().fingerprint(), 0);
+  const Result resumed = Train("single", "single", 11, {load, flag});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out, HasSubstr("step 10/11 | loss"));
+  const Result refused =
+      Train("refused", "single", 13, {"--load=" + Checkpoints("tp2").string(), flag});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("tells its position in the data, 32 samples, which differs "
+                                     "from consumed_samples=16"));
+
+  // A copy in this program's format knows as little, until the position stands in its manifest.
+  const std::string copy = (root_ / "copy").string();
+  std::ostringstream out, err;
+  ASSERT_EQ(ckpt::RunCkpt({"convert", folder, copy, "--to=tessera"}, {out, err, nullptr},
+                          &RegisteredModelRules()),
+            0)
+      << err.str();
+  const Result unknown = Train("unknown", "single", 9, {"--load=" + copy});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_THAT(unknown.err, HasSubstr("step-00000007 does not tell its position in the data"));
+  EXPECT_THAT(unknown.err, HasSubstr("--consumed-samples=N continues after N samples"));
+  ASSERT_EQ(Train("copied", "single", 9, {"--load=" + copy, flag}).exit_code, 0);
+  EXPECT_EQ(Losses("copied"), expected);
+  const std::string file = copy + "/step-00000007/manifest.pb";
+  auto known = ckpt::DecodeManifest(ReadFile(file));
+  ASSERT_TRUE(known.ok()) << known.status();
+  *known->mutable_trainer()->mutable_data() = manifest->trainer().data();
+  known->mutable_trainer()->mutable_data()->set_consumed_samples(16);
+  const auto bytes = ckpt::EncodeManifest(*known);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  std::ofstream(file, std::ios::binary) << *bytes;
+  ASSERT_EQ(Train("known", "single", 9, {"--load=" + copy}).exit_code, 0);
+  EXPECT_EQ(Losses("known"), expected);
+}
+
+TEST_F(ForeignCommandTest, CkptStepStatesTheStep) {
+  const Result run = Train("run", "single", 9,
+                           {"--load=" + Fixture("gpt2.hf"), "--ckpt-step=7",
+                            "--consumed-samples=16", "--no-load-optim"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("step 8/9 | loss"));
+  const Result refused =
+      Train("refused", "single", 9, {"--load=" + MakeLlmcFolder(), "--ckpt-step=6"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("is a single checkpoint, of step 7"));
 }
 
 }  // namespace

@@ -121,7 +121,8 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
   if (!same_random_numbers) progress.seed = seed;
   // An epoch in progress continues in its original order.
   const bool same_order = same_random_numbers && content.sampler;
-  if (!same_order && progress.consumed_samples == 0) progress.data_seed = seed;
+  const bool has_order = saved.has_value() && content.sampler && KnowsItsData(saved->manifest);
+  if (!has_order || (!same_order && progress.consumed_samples == 0)) progress.data_seed = seed;
   return progress;
 }
 
@@ -179,6 +180,11 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
                         saved.manifest.trainer().step(), loaded->report.seconds,
                         DescribeLoaded(content, policy, *loaded)));
   for (const std::string& sentence : loaded->sentences) notes(sentence);
+  if (content.sampler && !KnowsItsData(saved.manifest)) {
+    notes(absl::StrCat("continuing after ", session.progress.consumed_samples,
+                       " samples of this run's own order of the data: the checkpoint does not tell "
+                       "which data it has read"));
+  }
   for (const std::string& sentence :
        DescribeChanges(saved.manifest, session.config, session.numerics)) {
     notes(sentence);

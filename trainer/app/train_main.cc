@@ -25,6 +25,7 @@
 #include "trainer/config/config.h"
 #include "trainer/metrics/standard_streams.h"
 #include "trainer/parallel/topology.h"
+#include "trainer/state/saved_model.h"
 
 namespace tessera {
 namespace {
@@ -46,6 +47,15 @@ int Refuse(const absl::Status& status, const Launch& launch) {
   return absl::IsInvalidArgument(status) ? kWrongSettings : 1;
 }
 
+absl::StatusOr<TrainConfig> Resolve(const TrainConfig& given, int processes = 1) {
+  absl::StatusOr<TrainConfig> config =
+      ResolveConfig(given, {.processes = processes, .saved_model = FindSavedModel});
+  if (!config.ok()) return config;
+  const absl::Status format = CheckLoadFormat(config->checkpoint());
+  if (!format.ok()) return format;
+  return config;
+}
+
 // Prints the answer to launch.py as JSON, for settings that may still lack training data.
 absl::Status PrintLaunch(TrainConfig config) {
   const bool has_data = !config.data().train_data_path().empty();
@@ -55,7 +65,7 @@ absl::Status PrintLaunch(TrainConfig config) {
     config.mutable_data()->set_valid_data_path("likewise");
     config.mutable_data()->set_tokenizer_model("likewise");
   }
-  const absl::StatusOr<TrainConfig> resolved = ResolveConfig(config);
+  const absl::StatusOr<TrainConfig> resolved = Resolve(config);
   if (!resolved.ok()) return resolved.status();
   const nlohmann::json launch = {
       // 0: as many as there is room for.
@@ -79,7 +89,7 @@ CommOptions WorldOptions(const TrainConfig& config) {
 int RunInWorld(const TrainConfig& given, const Launch& launch) {
   int stopped_by = 0;
   const int code = RunMpiRank(WorldOptions(given), [&](Communicator& world) -> absl::Status {
-    const absl::StatusOr<TrainConfig> config = ResolveConfig(given, world.size());
+    const absl::StatusOr<TrainConfig> config = Resolve(given, world.size());
     if (!config.ok()) return config.status();
     const absl::Status size = CheckWorldSize(ConfigTopology(*config), world.size());
     if (!size.ok()) return size;
@@ -115,7 +125,7 @@ int Main(std::vector<const char*> arguments) {
     const absl::Status printed = PrintLaunch(line->config);
     return printed.ok() ? 0 : Refuse(printed, launch);
   }
-  const absl::StatusOr<TrainConfig> config = ResolveConfig(line->config);
+  const absl::StatusOr<TrainConfig> config = Resolve(line->config);
   if (!config.ok()) return Refuse(config.status(), launch);
   CatchStopSignals();
   return launch.in_world ? RunInWorld(line->config, launch) : RunAlone(*config, launch);

@@ -12,6 +12,8 @@
 // Every error is InvalidArgument (NotFound for a missing file) with a message of one line that
 // names field and value.
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,6 +23,9 @@
 #include "trainer/parallel/topology.h"
 
 namespace tessera {
+
+// load_format of checkpoints of this program.
+inline constexpr char kTesseraFormat[] = "tessera";
 
 struct CommandLine {
   TrainConfig config;  // the settings of file and flags, without defaults
@@ -35,10 +40,25 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 absl::StatusOr<TrainConfig> ParseConfig(std::string_view text, std::string_view source);
 absl::StatusOr<TrainConfig> LoadConfig(const std::string& path);
 
+// The model of a checkpoint.
+struct SavedModel {
+  ModelConfig config;  // resolved
+  std::string place;   // the checkpoint, for messages
+};
+
+struct ResolveOptions {
+  int processes = 1;
+  // May be null. The model of the checkpoint that a run with these settings begins with, as far as
+  // its files describe one. Called only where the settings do not describe the model themselves.
+  std::function<absl::StatusOr<std::optional<SavedModel>>(const CheckpointConfig&)> saved_model;
+};
+
 // Fills in every field, defaults included, and validates the whole. Idempotent: resolving its own
 // result changes nothing. `topology` becomes the sizes that it means; "auto" those that are best
-// for `processes` (trainer/config/choose_topology.h).
-absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int processes = 1);
+// for the number of processes (trainer/config/choose_topology.h). Fields of the model that are not
+// set are those of the saved model; InvalidArgument where one that is set differs from it.
+absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
+                                          const ResolveOptions& options = {});
 
 // Whether the number of processes decides the topology.
 bool HasAutoTopology(const TrainConfig& config);

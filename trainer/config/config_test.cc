@@ -4,13 +4,16 @@
 #include <sys/stat.h>
 
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/power_loss.h"
+#include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "models/model_config.h"
 #include "trainer/parallel/topology.h"
 
 namespace tessera {
@@ -37,7 +40,7 @@ absl::StatusOr<TrainConfig> Resolve(const std::vector<std::string>& more, int pr
   arguments.insert(arguments.end(), more.begin(), more.end());
   absl::StatusOr<CommandLine> line = Parse(arguments);
   if (!line.ok()) return line.status();
-  return ResolveConfig(line->config, processes);
+  return ResolveConfig(line->config, {.processes = processes});
 }
 
 TrainConfig Resolved(const std::vector<std::string>& more) {
@@ -349,7 +352,15 @@ INSTANTIATE_TEST_SUITE_P(
         {{"--load=d", "--load-content=all", "--load-content=sampler"},
          "load_content=sampler: model is missing, whose weights the rest belongs to"},
         {{"--ckpt-type=llmc"}, "ckpt_type=llmc but load is not set"},
-        {{"--load=d", "--ckpt-type=hf"}, "ckpt_type=hf: expected tessera or llmc"},
+        {{"--consumed-samples=8"}, "consumed_samples is set but load is not"},
+        {{"--load=d", "--consumed-samples=8", "--finetune"},
+         "consumed_samples is set but finetune leaves the position in the data out"},
+        {{"--load=d", "--consumed-samples=8", "--load-content=model,scheduler"},
+         "consumed_samples is set but load_content=model,scheduler leaves the position in the data "
+         "out"},
+        {{"--load-format=hf"}, "load_format=hf but load is not set"},
+        {{"--load=d", "--ckpt-type=hf", "--load-format=torch"},
+         "load_format=torch and ckpt_type=hf exclude each other"},
         {{"--load=d", "--ckpt-type=llmc", "--load-content=model,rng"},
          "load_content=model,rng: an llm.c model file holds the model alone"},
         {{"--load=d", "--llmc-filepath=f", "--finetune"},
@@ -489,6 +500,52 @@ TEST(ResolveConfigTest, LoadCkptFolderBecomesLoad) {
   EXPECT_FALSE(resolve("load_ckpt_folder { content: \"model\" }").ok());
   EXPECT_FALSE(
       resolve("load_content: \"all\" load_ckpt_folder { path: \"a\" content: \"model\" }").ok());
+}
+
+// A model with sizes, of which `text` sets some fields.
+absl::StatusOr<TrainConfig> ResolveOver(const std::string& saved, const std::string& text,
+                                        int* calls) {
+  ModelConfig model;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(saved, &model));
+  const auto resolved = ResolveModelConfig(model);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  auto config = ParseConfig("training { train_iters: 0 } " + text, "test");
+  EXPECT_TRUE(config.ok()) << config.status();
+  config->mutable_checkpoint()->set_load("d");
+  return ResolveConfig(*config, {.saved_model = [&](const CheckpointConfig& checkpoint)
+                                     -> absl::StatusOr<std::optional<SavedModel>> {
+    ++*calls;
+    EXPECT_EQ(checkpoint.load(), "d");
+    return SavedModel{.config = *resolved, .place = "d"};
+  }});
+}
+
+TEST(ConfigTest, WhatIsNotSetOfAModelIsTheSavedOnes) {
+  constexpr char kSaved[] = "size: \"gpt2-tiny\" norm_epsilon: 1e-3 vocab_size: 61";
+  int calls = 0;
+  for (const char* text : {"", "model { num_layers: 2 hidden_dropout: 0.1 }"}) {
+    const auto config = ResolveOver(kSaved, text, &calls);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->model().vocab_size(), 61);
+    EXPECT_EQ(config->model().norm_epsilon(), 1e-3);
+    EXPECT_EQ(config->model().hidden_dropout(), *text == 0 ? 0 : 0.1);
+  }
+  EXPECT_EQ(calls, 2);
+  for (const auto& [text, message] :
+       {std::pair("model { vocab_size: 62 }",
+                  "vocab_size=62, but the model in d has vocab_size=61"),
+        std::pair("model { architecture: LLAMA3 }",
+                  "architecture=llama3, but the model in d has architecture=gpt2")}) {
+    EXPECT_EQ(ResolveOver(kSaved, text, &calls).status().message(), message);
+  }
+  // Weights that are not there may be trained anew.
+  EXPECT_TRUE(
+      ResolveOver(kSaved, "model { vocab_size: 62 } checkpoint { allow_missing: true }", &calls)
+          .ok());
+  // A model that is described is not looked up.
+  calls = 0;
+  EXPECT_TRUE(ResolveOver(kSaved, "model { size: \"llama3-tiny\" }", &calls).ok());
+  EXPECT_EQ(calls, 0);
 }
 
 }  // namespace

@@ -3,14 +3,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/flag_options.pb.h"
+#include "base/glob.h"
 #include "google/protobuf/descriptor.h"
 #include "models/llmc.h"
 #include "models/model_config.h"
@@ -69,6 +75,14 @@ void FillDeclaredDefaults(Message* group) {
   }
 }
 
+void FillSave(TrainConfig* config) {
+  CheckpointConfig& checkpoint = *config->mutable_checkpoint();
+  if (checkpoint.has_save()) return;
+  const std::string& run_dir = config->output().run_dir();
+  const bool saves = checkpoint.save_interval() > 0 && !run_dir.empty();
+  checkpoint.set_save(saves ? run_dir + "/checkpoints" : "");
+}
+
 void FillDependentDefaults(TrainConfig* config) {
   TrainingConfig& training = *config->mutable_training();
   if (!training.has_global_batch_size()) {
@@ -83,11 +97,6 @@ void FillDependentDefaults(TrainConfig* config) {
     training.set_eval_interval(config->data().valid_data_path().empty() ? 0 : kDefaultEvalInterval);
   }
   CheckpointConfig& checkpoint = *config->mutable_checkpoint();
-  if (!checkpoint.has_save()) {
-    const std::string& run_dir = config->output().run_dir();
-    const bool saves = checkpoint.save_interval() > 0 && !run_dir.empty();
-    checkpoint.set_save(saves ? run_dir + "/checkpoints" : "");
-  }
   if (checkpoint.async_upload()) checkpoint.set_async_save(true);
   if (!checkpoint.has_non_persistent_save_interval()) {
     checkpoint.set_non_persistent_save_interval(checkpoint.save_interval() / 2);
@@ -308,6 +317,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     return CheckIdle(
         "load",
         {{"ckpt_step", checkpoint.has_ckpt_step()},
+         {"consumed_samples", checkpoint.has_consumed_samples()},
          {"finetune", checkpoint.finetune()},
          {"no_load_optim", checkpoint.no_load_optim()},
          {"no_load_rng", checkpoint.no_load_rng()},
@@ -355,6 +365,12 @@ absl::Status CheckLoadContent(const CheckpointConfig& checkpoint) {
   if (checkpoint.finetune() && checkpoint.load_content() != "all") {
     return Wrong("finetune and load_content=", checkpoint.load_content(),
                  " exclude each other: finetune is load_content=model");
+  }
+  if (checkpoint.has_consumed_samples() && !LoadContentOf(checkpoint).sampler) {
+    return Wrong("consumed_samples is set but ",
+                 checkpoint.finetune() ? "finetune"
+                                       : absl::StrCat("load_content=", checkpoint.load_content()),
+                 " leaves the position in the data out");
   }
   return CheckLlmcFile(checkpoint);
 }
@@ -411,14 +427,32 @@ absl::Status ReplaceLoadCkptFolder(CheckpointConfig* checkpoint) {
   return absl::OkStatus();
 }
 
-// An llm.c file in `load` is what llmc_filepath names.
+// Whether `load` names a model file of llm.c, rather than a run's folder or its file of a step.
+bool IsLlmcModelFile(const std::string& load) {
+  if (load.find("://") != std::string::npos) return false;
+  std::error_code error;
+  const std::filesystem::path path(load);
+  return !std::filesystem::is_directory(path, error) &&
+         !MatchesGlob("model_[0-9]*.bin", path.filename());
+}
+
+// ckpt_type is another name of load_format. The weights in a single model file of llm.c are what
+// llmc_filepath names.
 absl::Status ReplaceCkptType(CheckpointConfig* checkpoint) {
-  const std::string type = checkpoint->ckpt_type();
-  if (type == "tessera") return absl::OkStatus();
-  if (type != "llmc") return Wrong("ckpt_type=", type, ": expected tessera or llmc");
-  if (checkpoint->load().empty()) return Wrong("ckpt_type=llmc but load is not set");
+  const char* const name = checkpoint->has_ckpt_type() ? "ckpt_type" : "load_format";
+  const std::string format =
+      checkpoint->has_ckpt_type() ? checkpoint->ckpt_type() : checkpoint->load_format();
+  if (checkpoint->has_load_format() && checkpoint->load_format() != format) {
+    return Wrong("load_format=", checkpoint->load_format(), " and ckpt_type=", format,
+                 " exclude each other");
+  }
+  checkpoint->clear_ckpt_type();
+  if (!format.empty()) checkpoint->set_load_format(format);
+  if (format.empty() || format == kTesseraFormat) return absl::OkStatus();
+  if (checkpoint->load().empty()) return Wrong(name, "=", format, " but load is not set");
+  if (format != "llmc" || !IsLlmcModelFile(checkpoint->load())) return absl::OkStatus();
   if (!checkpoint->llmc_filepath().empty()) {
-    return Wrong("ckpt_type=llmc and llmc_filepath exclude each other: load is the file");
+    return Wrong(name, "=llmc and llmc_filepath exclude each other: load is the file");
   }
   const std::string& content = checkpoint->load_content();
   if (content != "all" && content != "model") {
@@ -427,24 +461,59 @@ absl::Status ReplaceCkptType(CheckpointConfig* checkpoint) {
   checkpoint->set_llmc_filepath(checkpoint->load());
   checkpoint->clear_load();
   checkpoint->clear_load_content();
-  checkpoint->clear_ckpt_type();
+  checkpoint->clear_load_format();
   return absl::OkStatus();
 }
 
-// A model that is not described at all is that of llmc_filepath; what is set overrides it.
-absl::StatusOr<ModelConfig> ChooseModel(const TrainConfig& config) {
+// InvalidArgument for a field of `model` that differs from the saved one, unless weights that are
+// trained anew, or left out, allow for it.
+absl::Status CheckSetFields(const ModelConfig& model, const SavedModel& saved,
+                            const CheckpointConfig& checkpoint) {
+  if (checkpoint.allow_missing() || checkpoint.allow_unexpected() ||
+      !checkpoint.load_tensors().empty()) {
+    return absl::OkStatus();
+  }
+  std::vector<const FieldDescriptor*> set;
+  model.GetReflection()->ListFields(model, &set);
+  for (const FieldDescriptor* field : set) {
+    const bool is_free =
+        field->options().GetExtension(incidental) || absl::EndsWith(field->name(), "dropout");
+    const std::string wanted = FieldText(model, *field), found = FieldText(saved.config, *field);
+    if (is_free || wanted == found) continue;
+    return Wrong(field->name(), "=", wanted, ", but the model in ", saved.place, " has ",
+                 field->name(), "=", found.empty() ? "unset" : found);
+  }
+  return absl::OkStatus();
+}
+
+// A model that is not described at all is that of llmc_filepath; what is set overrides it. What
+// else is missing is taken from the checkpoint that the run begins with.
+absl::StatusOr<ModelConfig> ChooseModel(const TrainConfig& config, const ResolveOptions& options) {
   const ModelConfig& model = config.model();
   const std::string& file = config.checkpoint().llmc_filepath();
-  if (file.empty() || !model.size().empty() || model.has_num_layers() || model.has_hidden_size() ||
-      model.architecture() == ModelConfig::OTHER) {
+  const bool is_described = !model.size().empty() || model.has_num_layers() ||
+                            model.has_hidden_size() || model.architecture() == ModelConfig::OTHER;
+  if (!file.empty() && !is_described) {
+    const auto info = ReadLlmcInfo(file);
+    if (!info.ok()) {
+      return absl::Status(info.status().code(),
+                          absl::StrCat("llmc_filepath, for the model's sizes: ",
+                                       std::string(info.status().message())));
+    }
+    ModelConfig chosen = info->config;
+    chosen.MergeFrom(model);
+    return chosen;
+  }
+  if (options.saved_model == nullptr || !model.size().empty() || ResolveModelConfig(model).ok()) {
     return model;
   }
-  const auto info = ReadLlmcInfo(file);
-  if (!info.ok()) {
-    return absl::Status(info.status().code(), absl::StrCat("llmc_filepath, for the model's sizes: ",
-                                                           std::string(info.status().message())));
+  const absl::StatusOr<std::optional<SavedModel>> saved = options.saved_model(config.checkpoint());
+  if (!saved.ok()) return saved.status();
+  if (!saved->has_value()) return model;
+  if (absl::Status status = CheckSetFields(model, **saved, config.checkpoint()); !status.ok()) {
+    return status;
   }
-  ModelConfig chosen = info->config;
+  ModelConfig chosen = (*saved)->config;
   chosen.MergeFrom(model);
   return chosen;
 }
@@ -496,14 +565,16 @@ int ExactShards(const TrainConfig& config) {
 
 bool HasAutoTopology(const TrainConfig& config) { return config.parallel().topology() == "auto"; }
 
-absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int processes) {
+absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config,
+                                          const ResolveOptions& options) {
   // Before the model's own checks, which would report the same field in other words.
   if (absl::Status status = CheckRanges(config); !status.ok()) return status;
   TrainConfig resolved = config;
   for (const auto replace : {ReplaceLoadCkptFolder, ReplaceCkptType}) {
     if (absl::Status status = replace(resolved.mutable_checkpoint()); !status.ok()) return status;
   }
-  absl::StatusOr<ModelConfig> model = ChooseModel(resolved);
+  FillSave(&resolved);
+  absl::StatusOr<ModelConfig> model = ChooseModel(resolved, options);
   if (!model.ok()) return model.status();
   model = ResolveModelConfig(*model);
   if (!model.ok()) return model.status();
@@ -530,7 +601,7 @@ absl::StatusOr<TrainConfig> ResolveConfig(const TrainConfig& config, int process
   if (absl::Status status = CheckParallel(resolved.parallel()); !status.ok()) return status;
   FillDependentDefaults(&resolved);
   if (is_auto) {
-    if (absl::Status status = ReplaceAutoTopology(processes, &resolved); !status.ok()) {
+    if (absl::Status status = ReplaceAutoTopology(options.processes, &resolved); !status.ok()) {
       return status;
     }
   }

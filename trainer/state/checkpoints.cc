@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
+#include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
 #include "trainer/convert/model_rules.h"
 #include "trainer/state/save_storage.h"
@@ -69,11 +71,25 @@ absl::Status CheckSaveFolder(const std::string& folder, ckpt::Storage& storage) 
       absl::StrCat("save=", folder, " is a single checkpoint: expected the folder above it"));
 }
 
+// Adds to a manifest what its writer did not know and the settings state: the step, and the
+// position in the data.
+void StateWhatIsUnknown(const CheckpointConfig& config, ckpt::Manifest& manifest) {
+  if (!manifest.has_trainer()) {
+    if (!config.has_ckpt_step() && LoadContentOf(config).scheduler) return;
+    manifest.mutable_trainer()->set_best_loss(std::numeric_limits<double>::infinity());
+    if (config.has_ckpt_step()) manifest.mutable_trainer()->set_step(config.ckpt_step());
+  }
+  if (config.has_consumed_samples() && !manifest.trainer().has_data()) {
+    manifest.mutable_trainer()->mutable_data()->set_consumed_samples(config.consumed_samples());
+  }
+}
+
 // `load` is itself a checkpoint, under whatever name.
 absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> storage,
                                               absl::StatusOr<ckpt::Manifest> manifest,
                                               const CheckpointConfig& config) {
   TESSERA_RETURN_IF_ERROR(manifest.status());
+  StateWhatIsUnknown(config, *manifest);
   if (config.has_ckpt_step() && config.ckpt_step() != manifest->trainer().step()) {
     return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ", config.load(),
                                             " is a single checkpoint, of step ",
@@ -103,12 +119,14 @@ absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenForeign(const CheckpointConfi
       {.format = format, .rules = &RegisteredModelRules(), .s3_endpoint = config.s3_endpoint()});
 }
 
-// `load` is another framework's checkpoint. nullopt where it is none.
+// `load` is another framework's checkpoint. nullopt where it is none, unless load_format says that
+// it is.
 absl::StatusOr<std::optional<SavedRun>> FindForeign(const CheckpointConfig& config) {
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
-      ckpt::convert::OpenForeign(
-          config.load(), {.rules = &RegisteredModelRules(), .s3_endpoint = config.s3_endpoint()});
-  if (absl::IsNotFound(storage.status())) return std::nullopt;
+      ckpt::convert::OpenForeign(config.load(), {.format = config.load_format(),
+                                                 .rules = &RegisteredModelRules(),
+                                                 .s3_endpoint = config.s3_endpoint()});
+  if (absl::IsNotFound(storage.status()) && config.load_format().empty()) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::string format = (*storage)->format();
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
@@ -127,7 +145,9 @@ bool IsFile(const std::string& name) {
 // In `load`.
 absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& config) {
   if (config.load().empty()) return std::nullopt;
-  if (IsFile(config.load())) return FindForeign(config);
+  const std::string& format = config.load_format();
+  const bool is_ours = format == kTesseraFormat;
+  if (!is_ours && (!format.empty() || IsFile(config.load()))) return FindForeign(config);
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   // A request for weights excludes a fresh start.
@@ -153,7 +173,10 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& confi
     if (needed) return checkpoint.status;
   }
   if (saved.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> foreign, FindForeign(config));
+    std::optional<SavedRun> foreign;
+    if (!is_ours) {
+      TESSERA_ASSIGN_OR_RETURN(foreign, FindForeign(config));
+    }
     if (foreign.has_value() || !required) return foreign;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
   }
@@ -167,6 +190,7 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& confi
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(*run.storage, run.directory);
   if (!manifest.ok()) return WithOlderStep(manifest.status(), run);
   run.manifest = *std::move(manifest);
+  StateWhatIsUnknown(config, run.manifest);
   return run;
 }
 
@@ -388,17 +412,27 @@ absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const Tr
 }
 
 absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config) {
-  const LoadContent content = LoadContentOf(config.checkpoint());
-  if (saved.foreign_format.empty()) return absl::OkStatus();
+  const CheckpointConfig& settings = config.checkpoint();
+  const LoadContent content = LoadContentOf(settings);
+  const std::string who = saved.foreign_format.empty()
+                              ? saved.Describe()
+                              : absl::StrCat(saved.Describe(), " (", saved.foreign_format, ")");
+  const ckpt::TrainerState& trainer = saved.manifest.trainer();
   if (content.scheduler && !saved.manifest.has_trainer()) {
     return absl::FailedPreconditionError(
-        absl::StrCat(saved.Describe(), " (", saved.foreign_format, ") does not tell its step; ",
-                     "--finetune takes the weights alone and starts at step 0"));
+        absl::StrCat(who, " does not tell its step; --finetune takes the weights alone and starts ",
+                     "at step 0, --ckpt-step=N states the step"));
   }
-  if (content.sampler && !saved.manifest.trainer().has_data()) {
+  if (content.sampler && !trainer.has_data()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        saved.Describe(), " (", saved.foreign_format, ") does not tell its position in the data; ",
-        "--load-content=model,optimizer,scheduler reads the data from the beginning"));
+        who, " does not tell its position in the data; --load-content=model,optimizer,scheduler ",
+        "reads the data from the beginning, --consumed-samples=N continues after N samples"));
+  }
+  if (settings.has_consumed_samples() &&
+      settings.consumed_samples() != trainer.data().consumed_samples()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        who, " tells its position in the data, ", trainer.data().consumed_samples(),
+        " samples, which differs from consumed_samples=", settings.consumed_samples()));
   }
   return absl::OkStatus();
 }
@@ -407,6 +441,7 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
   if (!saved.has_value() || !saved->is_own || LoadsItsOwn(config.checkpoint())) return config;
   CheckpointConfig& checkpoint = *config.mutable_checkpoint();
   checkpoint.clear_ckpt_step();
+  checkpoint.clear_consumed_samples();
   checkpoint.set_load_content("all");
   checkpoint.set_finetune(false);
   checkpoint.set_no_load_optim(false);

@@ -84,9 +84,10 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
 absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const TrainConfig& config,
                       const RankGroup& group, const NoteSink& notes);
 
-// FailedPrecondition where the run would continue with something that the checkpoint, one of
-// another framework, does not have: its step, or its position in the data. Names the flag that does
-// without it.
+// FailedPrecondition where the run would continue with something that the checkpoint does not have,
+// because another program wrote it, and that no setting states: its step, or its position in the
+// data. Names the flags that state it or do without it. Also where consumed_samples is another
+// position than the saved one.
 absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config);
 
 // The settings for a run that continues from `saved`: those that concern a start from another

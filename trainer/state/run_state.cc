@@ -207,18 +207,23 @@ absl::Status CheckSameModel(const ckpt::Manifest& manifest, const ModelConfig& m
       absl::StrCat("the checkpoint is of another model: ", absl::StrJoin(differences, "; ")));
 }
 
+bool KnowsItsData(const ckpt::Manifest& manifest) {
+  const ckpt::DataState& saved = manifest.trainer().data();
+  return saved.fingerprint() != 0 || saved.complete_fingerprint() != 0;
+}
+
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data) {
   const ckpt::DataState& saved = manifest.trainer().data();
   std::vector<std::string> differences;
   const DataFingerprint before{.sampled = saved.fingerprint(),
                                .complete = saved.complete_fingerprint()};
-  if (!MayBeSameData(before, data.fingerprint)) {
+  if (KnowsItsData(manifest) && !MayBeSameData(before, data.fingerprint)) {
     const bool complete = before.complete != 0 && data.fingerprint.complete != 0;
     differences.push_back(absl::StrCat(
         "token files: saved fingerprint ", absl::Hex(complete ? before.complete : before.sampled),
         ", found ", absl::Hex(complete ? data.fingerprint.complete : data.fingerprint.sampled)));
   }
-  if (saved.sequence_length() != data.sequence_length) {
+  if (saved.sequence_length() != 0 && saved.sequence_length() != data.sequence_length) {
     differences.push_back(absl::StrCat("seq_length: saved ", saved.sequence_length(), ", wanted ",
                                        data.sequence_length));
   }

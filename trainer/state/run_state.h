@@ -70,7 +70,12 @@ std::vector<std::string> DescribeChanges(const ckpt::Manifest& manifest, const T
 // naming both algorithms; a checkpoint without random numbers passes.
 absl::Status CheckSameRandomNumbers(const ckpt::Manifest& manifest);
 
-// Whether the position in `manifest` refers to `data`. FailedPrecondition naming both sides.
+// Whether the manifest tells which data, in which order, its position refers to. Other programs'
+// positions are counts of samples alone: they are taken as counts of this program's own order.
+bool KnowsItsData(const ckpt::Manifest& manifest);
+
+// Whether the position in `manifest` refers to `data`, as far as the manifest tells.
+// FailedPrecondition naming both sides.
 absl::Status CheckSameData(const ckpt::Manifest& manifest, const DataIdentity& data);
 
 }  // namespace tessera

@@ -157,6 +157,18 @@ TEST(RunStateTest, EveryDifferenceOfModelAndDataIsNamed) {
   EXPECT_TRUE(CheckSameData(manifest, {.fingerprint = {.sampled = 5}, .sequence_length = 32}).ok());
 }
 
+TEST(RunStateTest, WhatAnotherProgramDidNotKnowOfItsDataIsNotCompared) {
+  ckpt::Manifest manifest;
+  manifest.mutable_trainer()->mutable_data()->set_consumed_samples(16);
+  const DataIdentity data = {.fingerprint = {.sampled = 6, .complete = 8}, .sequence_length = 64};
+  EXPECT_FALSE(KnowsItsData(manifest));
+  EXPECT_TRUE(CheckSameData(manifest, data).ok());
+  manifest.mutable_trainer()->mutable_data()->set_sequence_length(32);
+  ExpectNames(CheckSameData(manifest, data), absl::StatusCode::kFailedPrecondition,
+              {"16 samples", "seq_length: saved 32, wanted 64"});
+  EXPECT_TRUE(KnowsItsData(Describe({})));
+}
+
 TEST(RunStateTest, CheckpointsWithOldFingerprintsAreComparedByTheOldRule) {
   const auto check = [](const ckpt::Manifest& manifest, const DataFingerprint& fingerprint) {
     return CheckSameData(manifest, {.fingerprint = fingerprint, .sequence_length = 32});

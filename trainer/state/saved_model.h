@@ -1,0 +1,26 @@
+#ifndef TESSERA_TRAINER_STATE_SAVED_MODEL_H_
+#define TESSERA_TRAINER_STATE_SAVED_MODEL_H_
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera {
+
+// The model of the checkpoint that a run with these settings begins with: that of the newest
+// checkpoint in `save` with auto_resume, else that of `load`, where it is one of another framework,
+// too. nullopt where there is none, or its files describe no model that is known here. Not
+// collective: every rank reads the manifest, or the headers of the other framework's files.
+//
+// Errors: those of files in `load` that are damaged or in no known format.
+absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig& config);
+
+// InvalidArgument, listing the formats, where load_format is none of them.
+absl::Status CheckLoadFormat(const CheckpointConfig& config);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_STATE_SAVED_MODEL_H_
