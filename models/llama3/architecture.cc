@@ -4,6 +4,7 @@
 #include "models/llama3/config.h"
 #include "models/llama3/hugging_face.h"
 #include "models/llama3/megatron.h"
+#include "models/llama3/meta.h"
 #include "models/llama3/model.h"
 #include "models/llama3/paddle.h"
 #include "models/llama3/sharding.h"
@@ -11,7 +12,7 @@
 namespace tessera::llama3 {
 namespace {
 
-constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat, &kPaddleFormat};
+constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat, &kMetaFormat, &kPaddleFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

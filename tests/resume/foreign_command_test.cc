@@ -285,5 +285,53 @@ TEST_F(ForeignCommandTest, CkptStepStatesTheStep) {
   EXPECT_THAT(refused.err, HasSubstr("is a single checkpoint, of step 7"));
 }
 
+TEST_F(ForeignCommandTest, StateDictsOfTorchInTheNamesOfTransformers) {
+  ASSERT_EQ(Train("hf", "single", 2, {"--load=" + Fixture("gpt2.hf"), "--finetune"}).exit_code, 0);
+  // A file alone, with the model of the flags.
+  const std::string wrapped = Runfile("tests/interop/state_dict/gpt2_wrapped.pt");
+  const Result file = Train("file", "tp2", 2, {"--load=" + wrapped, "--finetune"});
+  ASSERT_EQ(file.exit_code, 0) << file.err;
+  EXPECT_EQ(Losses("file"), Losses("hf"));
+  const Result other =
+      Train("other", "single", 2, {"--load=" + wrapped, "--finetune", "--num-layers=3"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.err, HasSubstr("gpt2_wrapped.pt (torch): Names are those of the files: the "
+                                   "model's model.module.transformer.h.2."));
+  // A folder with config.json.
+  WriteSettings("");
+  const Result folder = Train("folder", "single", 2,
+                              {"--load=" + Runfile("tests/interop/state_dict/gpt2"), "--finetune"});
+  ASSERT_EQ(folder.exit_code, 0) << folder.err;
+  EXPECT_EQ(Losses("folder"), Losses("hf"));
+}
+
+// Weights, moments and step of DCP in Meta's names, under any topology.
+TEST_F(ForeignCommandTest, ARunOfTorchtitanGoesOn) {
+  WriteSettings(R"pb(
+    model {
+      architecture: LLAMA3
+      num_layers: 2
+      hidden_size: 16
+      num_attention_heads: 4
+      num_query_groups: 2
+      ffn_hidden_size: 56
+      max_position_embeddings: 32
+      vocab_size: 61
+      rotary_base: 50
+      rope_scaling_factor: 8
+      rope_scaling_original_max_position_embeddings: 8
+      untie_embeddings_and_output_weights: true
+    }
+  )pb");
+  const std::string load = "--load=" + Runfile("tests/interop/state_dict/titan");
+  for (const char* topology : {"single", "tp2", "pp2"}) {
+    const Result run = Train(topology, topology, 5, {load, "--consumed-samples=24"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("titan (step 3)"));
+    EXPECT_EQ(Losses(topology).size(), 2);
+    EXPECT_EQ(Losses(topology), Losses("single")) << topology;
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -112,24 +112,39 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
   return all;
 }
 
-absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenForeign(const CheckpointConfig& config,
-                                                           const std::string& format) {
-  return ckpt::convert::OpenForeign(
-      config.load(),
-      {.format = format, .rules = &RegisteredModelRules(), .s3_endpoint = config.s3_endpoint()});
+// Of `load`, in this format, or in any where it is empty.
+absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> OpenForeign(
+    const TrainConfig& config, const std::string& format) {
+  const ckpt::ModelConfig model = ToProto(config.model());
+  return ckpt::convert::OpenForeign(config.checkpoint().load(),
+                                    {.format = format,
+                                     .rules = &RegisteredModelRules(),
+                                     .s3_endpoint = config.checkpoint().s3_endpoint(),
+                                     .model = &model});
+}
+
+// Tensors under other names than a model's are of no use, unless some of them suffice.
+absl::Status CheckIsModel(const ckpt::convert::ForeignStorage& storage,
+                          const ckpt::Manifest& manifest, const CheckpointConfig& config) {
+  if (manifest.has_model() || storage.notes().empty() || config.allow_missing() ||
+      config.allow_unexpected() || !config.load_tensors().empty()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(config.load(), " (", storage.format(), "): ", storage.notes().back()));
 }
 
 // `load` is another framework's checkpoint. nullopt where it is none, unless load_format says that
 // it is.
-absl::StatusOr<std::optional<SavedRun>> FindForeign(const CheckpointConfig& config) {
+absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings) {
+  const CheckpointConfig& config = settings.checkpoint();
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
-      ckpt::convert::OpenForeign(config.load(), {.format = config.load_format(),
-                                                 .rules = &RegisteredModelRules(),
-                                                 .s3_endpoint = config.s3_endpoint()});
+      OpenForeign(settings, config.load_format());
   if (absl::IsNotFound(storage.status()) && config.load_format().empty()) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
   std::string format = (*storage)->format();
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
+  if (manifest.ok()) TESSERA_RETURN_IF_ERROR(CheckIsModel(**storage, *manifest, config));
   TESSERA_ASSIGN_OR_RETURN(SavedRun run,
                            TakeSingleCheckpoint(*std::move(storage), std::move(manifest), config));
   run.foreign_format = std::move(format);
@@ -143,11 +158,12 @@ bool IsFile(const std::string& name) {
 }
 
 // In `load`.
-absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& config) {
+absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings) {
+  const CheckpointConfig& config = settings.checkpoint();
   if (config.load().empty()) return std::nullopt;
   const std::string& format = config.load_format();
   const bool is_ours = format == kTesseraFormat;
-  if (!is_ours && (!format.empty() || IsFile(config.load()))) return FindForeign(config);
+  if (!is_ours && (!format.empty() || IsFile(config.load()))) return FindForeign(settings);
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   // A request for weights excludes a fresh start.
@@ -175,7 +191,7 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const CheckpointConfig& confi
   if (saved.empty()) {
     std::optional<SavedRun> foreign;
     if (!is_ours) {
-      TESSERA_ASSIGN_OR_RETURN(foreign, FindForeign(config));
+      TESSERA_ASSIGN_OR_RETURN(foreign, FindForeign(settings));
     }
     if (foreign.has_value() || !required) return foreign;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
@@ -264,7 +280,7 @@ bool ResumesItsOwn(const CheckpointConfig& config) {
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settings,
                                                        const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
-  if (!ResumesItsOwn(config)) return FindToLoad(config);
+  if (!ResumesItsOwn(config)) return FindToLoad(settings);
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> own, FindOwn(settings, notes));
   if (own.has_value()) {
     if (!LoadsItsOwn(config) && !config.load().empty()) {
@@ -273,7 +289,7 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settin
     }
     return own;
   }
-  if (!LoadsItsOwn(config)) return FindToLoad(config);
+  if (!LoadsItsOwn(config)) return FindToLoad(settings);
   if (config.exit_on_missing_checkpoint() || config.has_ckpt_step()) {
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
   }
@@ -296,7 +312,8 @@ std::string Encode(const std::optional<SavedRun>& run) {
 }
 
 absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
-                                               const CheckpointConfig& config) {
+                                               const TrainConfig& settings) {
+  const CheckpointConfig& config = settings.checkpoint();
   SavedRunMessage message;
   SavedRun run;
   if (!message.ParseFromString(bytes) || !run.manifest.ParseFromString(message.manifest())) {
@@ -306,11 +323,14 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   run.is_own = message.is_own();
   run.replaceable = message.replaceable();
   run.foreign_format = message.foreign_format();
-  TESSERA_ASSIGN_OR_RETURN(
-      run.storage, !run.foreign_format.empty() ? OpenForeign(config, run.foreign_format)
-                   : run.is_own
-                       ? OpenSaveStorage(config)
-                       : ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
+  if (!run.foreign_format.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(run.storage, OpenForeign(settings, run.foreign_format));
+  } else if (run.is_own) {
+    TESSERA_ASSIGN_OR_RETURN(run.storage, OpenSaveStorage(config));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(
+        run.storage, ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()}));
+  }
   run.directory = message.directory();
   if (message.has_older_step()) run.older_step = message.older_step();
   return run;
@@ -393,7 +413,7 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
   if (checkpoint.load().empty() && !ResumesItsOwn(checkpoint)) return std::nullopt;
   if (group.ranks.rank() != 0) {
     TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
-    return Decode(found, checkpoint);
+    return Decode(found, config);
   }
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config, notes));
   TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());

@@ -94,9 +94,15 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
     state.mutable_rng()->set_seed(progress.seed);
   }
 
-  manifest.mutable_model()->set_architecture(ArchitectureName(model));
-  google::protobuf::TextFormat::PrintToString(model, manifest.mutable_model()->mutable_text());
+  *manifest.mutable_model() = ToProto(model);
   return manifest;
+}
+
+ckpt::ModelConfig ToProto(const ModelConfig& model) {
+  ckpt::ModelConfig described;
+  described.set_architecture(ArchitectureName(model));
+  google::protobuf::TextFormat::PrintToString(model, described.mutable_text());
+  return described;
 }
 
 ckpt::NumericsState ToProto(const NumericsFingerprint& numerics) {

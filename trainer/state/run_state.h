@@ -46,7 +46,8 @@ ckpt::Manifest DescribeRun(const TrainConfig& config, const ModelConfig& model,
                            const Progress& progress, const DataIdentity& data,
                            const NumericsFingerprint& numerics);
 
-// Conversions to and from the manifest's message.
+// Conversions to and from the manifest's messages.
+ckpt::ModelConfig ToProto(const ModelConfig& model);
 ckpt::NumericsState ToProto(const NumericsFingerprint& numerics);
 NumericsFingerprint FromProto(const ckpt::NumericsState& state);
 

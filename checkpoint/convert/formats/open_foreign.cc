@@ -16,6 +16,7 @@
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/read.h"
 #include "checkpoint/convert/paddle/read.h"
+#include "checkpoint/convert/state_dict.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
@@ -52,6 +53,16 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, "", place.file));
   return ReadLlmc(*place.storage, "", model, *options.rules);
+}
+
+// With the names of a model's tensors, where they are known.
+absl::StatusOr<ForeignCheckpoint> WithModelNames(const ForeignPlace& place,
+                                                 const OpenForeignOptions& options,
+                                                 absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  if (!checkpoint.ok() || options.rules == nullptr) return checkpoint;
+  TESSERA_RETURN_IF_ERROR(
+      NameStateDict(*place.storage, "", *options.rules, options.model, *checkpoint));
+  return checkpoint;
 }
 
 // In the order in which they are tried.
@@ -93,8 +104,8 @@ constexpr ForeignFormat kFormats[] = {
        if (!place.file.empty()) return false;
        return IsDcp(*place.storage, "");
      },
-     [](const ForeignPlace& place, const OpenForeignOptions&) {
-       return ReadDcp(*place.storage, "");
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return WithModelNames(place, options, ReadDcp(*place.storage, ""));
      }},
     {kLlmc,
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
@@ -109,10 +120,11 @@ constexpr ForeignFormat kFormats[] = {
                                 FindTorchFiles(*place.storage, "", place.file));
        return !files.empty();
      },
-     [](const ForeignPlace& place, const OpenForeignOptions&) -> absl::StatusOr<ForeignCheckpoint> {
+     [](const ForeignPlace& place,
+        const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
        TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                                 FindTorchFiles(*place.storage, "", place.file));
-       return ReadTorch(*place.storage, "", files);
+       return WithModelNames(place, options, ReadTorch(*place.storage, "", files));
      }},
 };
 

@@ -23,10 +23,12 @@ struct OpenForeignOptions {
   // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
   // PaddleNLP's files that do not tell them.
   std::map<std::string, std::string> parameter_names;
+  // As manifests have it; may be null. The model of state dicts that do not describe it themselves.
+  const ModelConfig* model = nullptr;
 };
 
-// Of the formats that are read: "deepspeed", "hf", "megatron", "paddle", "dcp", "llmc", "torch".
-// Tensors of dcp and torch have the names that the files have, with or without rules.
+// Of the formats that are read. Tensors of dcp and torch have the names that the files have, unless
+// they are those of a model (NameStateDict()).
 std::vector<std::string> FormatNames();
 
 // The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage
