@@ -120,6 +120,7 @@ class MegatronPlan {
     };
     add(kMegatronFormatFile, kFormatFile);
     add(kDcpMetadataFile, DcpMetadataPickle(metadata));
+    files.back().commits = true;
     return files;
   }
 
