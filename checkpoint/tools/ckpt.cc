@@ -114,7 +114,8 @@ gets its name when every tensor has been read back and is equal to what was read
   --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera)
   --weights-only               leaves optimizer state out (hf never has it)
   --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
-  --topology=T --memory=SIZE   as for ckpt reshard (tessera)
+  --topology=T                 as for ckpt reshard (tessera)
+  --memory=SIZE                of all buffers (128MiB; tessera)
   --threads=N                  that read (4)
   --json                       one object, for machines
 )";
@@ -237,14 +238,18 @@ constexpr Flag kFlags[] = {
        return std::string();
      }},
     {"reshard", "--memory", true,
-     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
+     [](std::string_view v, CommandOptions& o) {
+       return ParseSize(v, o.reshard.memory_bytes.emplace());
+     }},
     {"convert", "--topology", true,
      [](std::string_view v, CommandOptions& o) {
        o.reshard.topology = v;
        return std::string();
      }},
     {"convert", "--memory", true,
-     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.reshard.memory_bytes); }},
+     [](std::string_view v, CommandOptions& o) {
+       return ParseSize(v, o.reshard.memory_bytes.emplace());
+     }},
     {"convert", "--to", true,
      [](std::string_view v, CommandOptions& o) {
        o.convert.format = v;

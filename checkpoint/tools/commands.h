@@ -4,6 +4,7 @@
 // The `ckpt` command without main(), so that tests can run it.
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -23,7 +24,7 @@ inline constexpr int kExitUsage = 2;      // wrong usage, no checkpoint, or it c
 struct ReshardOptions {
   std::string topology;
   LayoutOptions layout;
-  uint64_t memory_bytes = uint64_t{1} << 30;
+  std::optional<uint64_t> memory_bytes;  // unset: 1 GiB; 128 MiB to convert
   bool dry_run = false;
 };
 

@@ -112,6 +112,11 @@ Manifest NewMetadata(const Work& work) {
   return metadata;
 }
 
+uint64_t MemoryBytes(const CommandOptions& options) {
+  const bool converts = !options.convert.format.empty();
+  return options.reshard.memory_bytes.value_or(uint64_t{1} << (converts ? 27 : 30));
+}
+
 absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& options,
                                     const CommandOutput& output) {
   const std::optional<std::string> local = LocalPathOfName(work.place.folder);
@@ -125,7 +130,7 @@ absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& opti
     ProgressBar bar(output.progress);
     return Rewrite({*work.source.storage, work.source.directory, work.saved},
                    {work.layout.ranks, work.plan}, *storage, "", NewMetadata(work),
-                   {.memory_bytes = options.reshard.memory_bytes,
+                   {.memory_bytes = MemoryBytes(options),
                     .io_threads = options.threads,
                     .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
   };
