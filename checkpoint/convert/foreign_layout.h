@@ -91,8 +91,8 @@ class ForeignTensorSet {
                         const ForeignKind& kind, const Shape& shape, const ForeignPlace& place,
                         const std::vector<int64_t>& strides);
 
-  // DataLoss, listing the parameters of which there is no weight, or, where there is any of a state,
-  // none of that state.
+  // DataLoss, listing the parameters of which there is no weight, or, where there is any of a
+  // state, none of that state.
   absl::Status CheckComplete() const;
 
   bool has_states() const;

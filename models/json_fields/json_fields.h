@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-// The fields of a JSON object, such as a config.json. A field that is null counts as absent. Errors:
-// InvalidArgument, one sentence that names the field, for a value of another type.
+// The fields of a JSON object, such as a config.json. A field that is null counts as absent.
+// Errors: InvalidArgument, one sentence that names the field, for a value of another type.
 class JsonFields {
  public:
   // `source` is what messages call the object. InvalidArgument for text that is no JSON object.

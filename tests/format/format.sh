@@ -7,8 +7,11 @@ readonly MAX_FILE_BYTES=1000000
 readonly MAX_COLUMNS=100
 readonly FIX_COMMAND="./bazelw run //tests/format:fix"
 
-# Kept byte for byte, whatever they look like.
-is_fixture() { [[ "$1" =~ (^|/)(fixtures|golden|testdata)/ ]]; }
+# Kept byte for byte, whatever they look like. The folders of tests/interop/NAME are what the
+# program of that name wrote.
+is_fixture() {
+  [[ "$1" =~ (^|/)(corpus|fixtures|golden|testdata)/ || "$1" =~ ^tests/interop/[^/]+/[^/]+/ ]]
+}
 is_cpp() { [[ "$1" =~ \.(cc|h|cu|cuh|proto)$ ]]; }
 is_wrapped() {
   ! is_fixture "$1" && [[ "$1" =~ (\.(cc|h|cu|cuh|proto|py|sh|bzl|bazel|md|textproto)|/\.ci/run)$ ]]

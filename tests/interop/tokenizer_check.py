@@ -99,7 +99,8 @@ def ours(program, path, batch):
             sent.write(len(text).to_bytes(4, "little") + text)
         sent.seek(0)
         run = subprocess.run(
-            [program, str(path)], stdin=sent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True
+            [program, str(path)],
+            stdin=sent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True
         )
     words = array.array("i", run.stdout)
     result, at = [], 0
@@ -132,7 +133,8 @@ def main():
         sys.exit(f"only {size} bytes of text below {TEXT}")
     for path in paths:
         print(f"{path}: {ids[path]} ids of {size / 1e6:.0f} MB are equal; the original "
-              f"{size / 1e6 / seconds[path]:.1f} MB/s, ours {rate[path]} on one thread (last batch)")
+              f"{size / 1e6 / seconds[path]:.1f} MB/s, ours {rate[path]} on one thread "
+              "(last batch)")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 # paths of tokenizers, separated by spaces, to the arguments.
 python="${TESSERA_PYTHON:-python3}"
 if ! "$python" -c "import sentencepiece, tiktoken, tokenizers"; then
-  echo "$python has no tokenizers, tiktoken or sentencepiece: set TESSERA_PYTHON to one that has" >&2
+  echo "$python has no tokenizers, tiktoken or sentencepiece: TESSERA_PYTHON names another" >&2
   exit 1
 fi
 # shellcheck disable=SC2086

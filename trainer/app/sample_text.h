@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/tokenizer/tokenizer.h"
 #include "trainer/random/philox.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 

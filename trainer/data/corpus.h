@@ -47,10 +47,10 @@ struct DocumentList {
 using BytesDone = std::function<void(int64_t bytes)>;
 
 // The files that `inputs` (files, directories, shell patterns) name: directories recursively,
-// without hidden entries, without what is no regular file and without files that hold a zero byte in
-// their first 4 KiB: those are listed as skipped, a hidden folder once. Each file
-// once, in the natural order of its path. Errors: NotFound naming the input that matches nothing;
-// those of the file system.
+// without hidden entries, without what is no regular file and without files that hold a zero byte
+// in their first 4 KiB: those are listed as skipped, a hidden folder once. Each file once, in the
+// natural order of its path. Errors: NotFound naming the input that matches nothing; those of the
+// file system.
 absl::StatusOr<DocumentList> FindDocuments(const std::vector<std::string>& inputs);
 
 // Reads every file once for its size and hash. Empty files are appended to `skipped`.
@@ -72,8 +72,8 @@ struct CorpusSplit {
 absl::StatusOr<CorpusSplit> SplitCorpus(const std::vector<Document>& documents,
                                         double validation_fraction);
 
-// The length of the prefix of a text that may be the end of a chunk if more of the document follows;
-// 0 where more of it must be known first.
+// The length of the prefix of a text that may be the end of a chunk if more of the document
+// follows; 0 where more of it must be known first.
 using ChunkCut = std::function<size_t(std::string_view text)>;
 
 // Reads a part in chunks of about a MiB, longer where `cut` demands it. By default they end after a

@@ -62,13 +62,13 @@ struct PrepareDataResult {
 using PrepareProgress =
     std::function<void(std::string_view phase, int64_t done_bytes, int64_t total_bytes)>;
 
-// Reads the text twice (once for its hash), in chunks; memory does not grow with the corpus, but for
-// documents in which a given tokenizer finds no place to cut. Files
-// are written aside and renamed when all are complete; a run that dies leaves the old files, or no
-// valid dataset.json. Deterministic: the same texts in the same order with the same options yield
-// the same bytes. Errors: InvalidArgument naming the option; NotFound naming the input;
-// FailedPrecondition when the folder holds token files of another program, which the trainer would
-// read as well; those of the file system.
+// Reads the text twice (once for its hash), in chunks; memory does not grow with the corpus, but
+// for documents in which a given tokenizer finds no place to cut. Files are written aside and
+// renamed when all are complete; a run that dies leaves the old files, or no valid dataset.json.
+// Deterministic: the same texts in the same order with the same options yield the same bytes.
+// Errors: InvalidArgument naming the option; NotFound naming the input; FailedPrecondition when the
+// folder holds token files of another program, which the trainer would read as well; those of the
+// file system.
 absl::StatusOr<PrepareDataResult> PrepareData(const PrepareDataOptions& options,
                                               const PrepareProgress& progress);
 

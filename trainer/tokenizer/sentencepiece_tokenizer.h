@@ -27,8 +27,9 @@ namespace tessera {
 class SentencePieceTokenizer : public Tokenizer {
  public:
   // `path` is used in messages. Reads models of type BPE with byte fallback and identity
-  // normalisation, with or without a dummy prefix (a space before every text). Errors: InvalidArgument for other kinds of model; DataLoss for bytes that
-  // are not a SentencePiece model.
+  // normalisation, with or without a dummy prefix (a space before every text). Errors:
+  // InvalidArgument for other kinds of model; DataLoss for bytes that are not a SentencePiece
+  // model.
   static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Parse(const std::string& path,
                                                                        std::string contents);
 

@@ -27,8 +27,8 @@ using TokenIds = absl::flat_hash_map<std::string, int32_t>;
 // Errors: DataLoss naming the token.
 absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary);
 
-// Fills in tokens and unreachable ones: a token with a character outside the alphabet stands for its
-// own characters, and no text becomes it.
+// Fills in tokens and unreachable ones: a token with a character outside the alphabet stands for
+// its own characters, and no text becomes it.
 void AddTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
 
 // Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens, or

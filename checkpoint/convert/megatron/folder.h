@@ -17,9 +17,9 @@ struct MegatronFolder {
   std::string path;  // of the checkpoint, inside the folder that was given; empty: that folder
 };
 
-// The checkpoint of Megatron-LM in a folder: one with metadata.json of the backend torch_dist or, in
-// the folder of a whole run, the iteration that latest_checkpointed_iteration.txt names. nullopt where there is none. Unimplemented for
-// checkpoints of the backend zarr.
+// The checkpoint of Megatron-LM in a folder: one with metadata.json of the backend torch_dist or,
+// in the folder of a whole run, the iteration that latest_checkpointed_iteration.txt names. nullopt
+// where there is none. Unimplemented for checkpoints of the backend zarr.
 absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
                                                                  std::string_view folder);
 

@@ -3,10 +3,10 @@
     python make_fixtures.py [NAME...]
 
 Needs torch, transformers, safetensors and deepspeed 0.19; trains on the CPU over gloo. Each folder
-has what DeepSpeedEngine.save_checkpoint() writes, the model's config.json, and expected.safetensors:
-the fp32 weights that zero_to_fp32 gathers under the parameters' names, Adam's moments, gathered from
-the running engines, as NAME.exp_avg and NAME.exp_avg_sq, and the weights that the engines compute
-with as NAME.module, where they are not the fp32 weights.
+has what DeepSpeedEngine.save_checkpoint() writes, the model's config.json, and
+expected.safetensors: the fp32 weights that zero_to_fp32 gathers under the parameters' names, Adam's
+moments, gathered from the running engines, as NAME.exp_avg and NAME.exp_avg_sq, and the weights
+that the engines compute with as NAME.module, where they are not the fp32 weights.
 """
 
 import json

@@ -114,7 +114,8 @@ def megatron_parameters(shape, values):
         whole["embedding.word_embeddings.weight"] = padded(values["transformer.wte.weight"]), 0, 1
         whole["embedding.position_embeddings.weight"] = values["transformer.wpe.weight"], None, 1
     else:
-        whole["embedding.word_embeddings.weight"] = padded(values["model.embed_tokens.weight"]), 0, 1
+        embedding = padded(values["model.embed_tokens.weight"])
+        whole["embedding.word_embeddings.weight"] = embedding, 0, 1
     for layer in range(LAYERS):
         to = f"decoder.layers.{layer}."
         if shape.is_gpt:

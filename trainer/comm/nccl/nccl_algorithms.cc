@@ -225,8 +225,8 @@ class SmallAllReduceTask final : public ReduceTask {
   const Buffer data_;
 };
 
-// With `gather`, where `output` is a piece of `input`, the reduced pieces are sent to every rank: an
-// all-reduce.
+// With `gather`, where `output` is a piece of `input`, the reduced pieces are sent to every rank:
+// an all-reduce.
 class ReduceScatterTask final : public ReduceTask {
  public:
   ReduceScatterTask(NcclRank& shared, NcclLane& lane, ConstBuffer input, Buffer output, ReduceOp op,
