@@ -58,8 +58,11 @@ TEXTS = [
     "ends in lines \n \n  ",
     " \n\t ",
     "\u4e2d\u6587\u6e2c\u8a66\uff0c\u3053\u308c\u306f\u30c6\u30b9\u30c8\u3067\u3059\u3002\ud55c\uad6d\uc5b4\ub3c4.",
-    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440! \u0393\u03b5\u03b9\u03ac \u03c3\u03bf\u03c5 \u03ba\u03cc\u03c3\u03bc\u03b5. \u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd",
-    "emoji \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 and flags \U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7!",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440! \u0393\u03b5\u03b9\u03ac \u03c3"
+    "\u03bf\u03c5 \u03ba\u03cc\u03c3\u03bc\u03b5. \u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc"
+    "\u05d5\u05dd",
+    "emoji \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
+    " and flags \U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7!",
     "<|endoftext|>text<|begin_of_text|><|end_of_text|><|endoftext",
     "".join(chr(c) for c in range(1, 256)),
 ]
@@ -211,7 +214,8 @@ def classes(folder):
     for name in (r"\p{L}", r"\p{N}", r"\s"):
         split = pre_tokenizers.Split(Regex(name), "removed", invert=True)
         judge = tiktoken.Encoding(
-            "x", pat_str=name, mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
+            "x", pat_str=name, mergeable_ranks={bytes([i]): i for i in range(256)},
+            special_tokens={}
         )
         found, also = set(), set()
         for i in range(0, len(points), 4096):
