@@ -30,6 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kSteps = 80;
+constexpr int64_t kPermanent = 10;  // steps from one permanent checkpoint to the next
 constexpr int64_t kRolling = 3;
 constexpr int kMaxRounds = 60;
 constexpr int64_t kDiskBytes = int64_t{1} << 29;
@@ -58,7 +59,7 @@ class UnattendedCommandTest : public ParallelCommandTest,
         "--train-iters=" + std::to_string(kSteps),
         "--run-dir=" + (root_ / run).string(),
         "--save=" + Folder(run).string(),
-        "--save-interval=10",
+        "--save-interval=" + std::to_string(kPermanent),
         "--non-persistent-save-interval=" + std::to_string(kRolling),
         "--max-checkpoint-keep=2",
         "--stop-file-path=" + (root_ / "stop").string()};
@@ -171,11 +172,13 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
                 result.exit_code == 128 + SIGINT || result.exit_code == 128 + SIGKILL ||
                 (full && result.exit_code == 1))
         << history << result.err;
-    // What ends a run on request loses no step; death and a full disk at most those since the last
-    // rolling checkpoint, and those that were being written.
-    const int64_t allowed = result.exit_code != 128 + SIGKILL && result.exit_code != 1
-                                ? 0
-                                : kRolling * (GetParam() == Saving::kForeground ? 1 : 2);
+    // What ends a run on request loses no step; death at most those since the last rolling
+    // checkpoint, and those that were being written. On a full disk rolling checkpoints give room:
+    // until the next one is complete, the last permanent one is the newest, or the one before it
+    // where that was damaged.
+    const bool requested = result.exit_code != 128 + SIGKILL && result.exit_code != 1;
+    const int64_t unsaved = kRolling * (GetParam() == Saving::kForeground ? 1 : 2);
+    const int64_t allowed = requested ? 0 : unsaved + (full ? 2 * kPermanent : 0);
     // A save in the background that fails does not end the run, which says so.
     if (step - NewestStep(saved) > allowed) {
       ASSERT_TRUE(full && GetParam() != Saving::kForeground) << history << result.out;
