@@ -179,7 +179,7 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
     const bool requested = result.exit_code != 128 + SIGKILL && result.exit_code != 1;
     const int64_t unsaved = kRolling * (GetParam() == Saving::kForeground ? 1 : 2);
     const int64_t allowed = requested ? 0 : unsaved + (full ? 2 * kPermanent : 0);
-    // A save in the background that fails does not end the run, which says so.
+    // A save in the background that fails is reported and does not end the run.
     if (step - NewestStep(saved) > allowed) {
       ASSERT_TRUE(full && GetParam() != Saving::kForeground) << history << result.out;
       ASSERT_NE(result.out.find(" is not saved: "), std::string::npos) << history << result.out;

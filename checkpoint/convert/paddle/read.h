@@ -5,9 +5,9 @@
 // sharding of stage 1, 2 (whole parameters on their owners, or flat slices) and 3, in any
 // combination that its trainer writes.
 //
-// Degrees come from the files' names and must agree with model_meta.json. Which parameter a state
-// of the optimizer belongs to is told by model_meta.json, by the tensors' names in the model's
-// files, or by the caller. How a state is stored is settled per parameter: whole, once or as equal
+// Degrees come from the files' names and must agree with model_meta.json. The parameter of
+// an optimizer state comes from model_meta.json, from the tensors' names in the model's files, or
+// from the caller. How a state is stored is settled per parameter: whole, once or as equal
 // copies; or flat, its slices in the order of the sharding ranks with padding at the end.
 
 #include <map>
