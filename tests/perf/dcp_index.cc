@@ -6,16 +6,11 @@
 //   figure dcp_index.growth                   seconds per chunk, over those with a tenth of them
 //   figure dcp_index.memory_over_metadata     largest memory, over the bytes of .metadata
 
-#include <malloc.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,35 +32,10 @@
 #include "checkpoint/convert/torch/archive_layout.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
+#include "tests/perf/allocated_memory.h"
 
 ABSL_FLAG(int64_t, chunks, 2'000'000, "of all tensors together");
 ABSL_FLAG(int64_t, chunks_per_tensor, 1000, "each on another rank");
-
-namespace {
-
-std::atomic<int64_t> live_bytes = 0, peak_bytes = 0;
-
-void* Allocate(size_t size) {
-  void* const memory = std::malloc(size);
-  if (memory == nullptr) std::abort();
-  const int64_t now = live_bytes += static_cast<int64_t>(malloc_usable_size(memory));
-  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes = now;
-  return memory;
-}
-
-void Free(void* memory) {
-  if (memory != nullptr) live_bytes -= static_cast<int64_t>(malloc_usable_size(memory));
-  std::free(memory);
-}
-
-}  // namespace
-
-void* operator new(size_t size) { return Allocate(size); }
-void* operator new[](size_t size) { return Allocate(size); }
-void operator delete(void* memory) noexcept { Free(memory); }
-void operator delete[](void* memory) noexcept { Free(memory); }
-void operator delete(void* memory, size_t) noexcept { Free(memory); }
-void operator delete[](void* memory, size_t) noexcept { Free(memory); }
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -275,15 +245,15 @@ absl::StatusOr<Result> Measure(int64_t chunks) {
     TESSERA_RETURN_IF_ERROR(pickle::ReadPickle(*file, {0, file->size_bytes()}).status());
     result.pickle_seconds = Now() - start;
   }
-  const int64_t before = live_bytes;
-  peak_bytes = before;
+  const int64_t before = AllocatedBytes();
+  ResetPeak();
   start = Now();
   TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint read, ReadDcp(*storage, ""));
   result.index_seconds = Now() - start;
   start = Now();
   TESSERA_RETURN_IF_ERROR(ForeignStorage::Create(storage, "", std::move(read)).status());
   result.check_seconds = Now() - start;
-  result.memory_bytes = peak_bytes - before;
+  result.memory_bytes = PeakAllocatedBytes() - before;
   std::printf(
       "%ld chunks: .metadata of %.1f MB: pickle alone %.2f s; index %.2f s, checks %.2f s; "
       "%.0f MB of memory\n",

@@ -15,18 +15,13 @@
 //                                                plan, and rank 0's sharing out
 //   figure plan.growth                           seconds per described shard, 8,960 ranks over 64
 
-#include <malloc.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,33 +32,8 @@
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/share_reads.h"
 #include "checkpoint/save/save_agreement.h"
+#include "tests/perf/allocated_memory.h"
 #include "tests/perf/plan_scale_state.h"
-
-namespace {
-
-std::atomic<int64_t> live_bytes = 0, peak_bytes = 0;
-
-void* Allocate(size_t size) {
-  void* const memory = std::malloc(size);
-  if (memory == nullptr) std::abort();
-  const int64_t now = live_bytes += static_cast<int64_t>(malloc_usable_size(memory));
-  if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes = now;
-  return memory;
-}
-
-void Free(void* memory) {
-  if (memory != nullptr) live_bytes -= static_cast<int64_t>(malloc_usable_size(memory));
-  std::free(memory);
-}
-
-}  // namespace
-
-void* operator new(size_t size) { return Allocate(size); }
-void* operator new[](size_t size) { return Allocate(size); }
-void operator delete(void* memory) noexcept { Free(memory); }
-void operator delete[](void* memory) noexcept { Free(memory); }
-void operator delete(void* memory, size_t) noexcept { Free(memory); }
-void operator delete[](void* memory, size_t) noexcept { Free(memory); }
 
 namespace tessera::ckpt {
 namespace {
@@ -175,8 +145,8 @@ Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>&
   for (int rank = 0; rank < grid.size(); ++rank) {
     const StateDict state = LlamaState(model, grid, rank);
     SimulatedGroup group(mail, rank, grid.size(), false);
-    const int64_t before = live_bytes;
-    peak_bytes = before;
+    const int64_t before = AllocatedBytes();
+    ResetPeak();
     const auto task = RunRank(group, state, caches[rank], &save.manifest);
     const double seconds = Now() - group.gather_called();
     save.ok &= task.ok();
@@ -187,7 +157,7 @@ Save Simulate(const LlamaShape& model, const Grid& grid, std::vector<PlanCache>&
     save.from_cache &= task->from_cache;
     if (rank == 0) {
       save.coordinate_seconds = seconds;
-      save.peak_bytes = peak_bytes - before;
+      save.peak_bytes = PeakAllocatedBytes() - before;
     } else {
       arrival[rank] = arrival[group.source()] + seconds;
       save.receive_seconds = std::max(save.receive_seconds, arrival[rank]);
