@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,13 +45,19 @@ struct Result {
   std::string err;
 };
 
-// A running command, whose output goes to files.
+// A running command, whose output goes to files. Open MPI's files lie in the scratch folder, too:
+// their usual names contain a process id, which tests that run in process id namespaces of their
+// own can have in common.
 class Process {
  public:
   Process(const std::vector<std::string>& command, const std::filesystem::path& scratch)
       : out_(scratch / "stdout"), err_(scratch / "stderr") {
+    const std::filesystem::path temporary = scratch / "tmp";
+    std::filesystem::create_directories(temporary);
     pid_ = fork();
     if (pid_ != 0) return;
+    setenv("TMPDIR", temporary.c_str(), /*overwrite=*/1);
+    setenv("OMPI_MCA_btl_vader_backing_directory", temporary.c_str(), /*overwrite=*/1);
     dup2(open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDOUT_FILENO);
     dup2(open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644), STDERR_FILENO);
     std::vector<char*> argv;

@@ -3,6 +3,8 @@
 # mpi_test_main, plus what mpirun needs), with one message that names the rank.
 set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# Names of Open MPI's files contain a process id, which other tests' sandboxes use, too.
+export TMPDIR=$TEST_TMPDIR OMPI_MCA_btl_vader_backing_directory=$TEST_TMPDIR
 main=$1
 readonly max_seconds=50
 failures=0

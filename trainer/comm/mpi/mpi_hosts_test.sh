@@ -18,7 +18,7 @@ fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 folder=$(mktemp -d /tmp/mpi_hosts.XXXXXX)
 # Open MPI names its files after the user id, which is 0 in here for every user outside.
-export TMPDIR=$folder
+export TMPDIR=$folder OMPI_MCA_btl_vader_backing_directory=$folder
 holders=()
 trap 'kill "${holders[@]}"; rm -rf "$folder"' EXIT
 failures=0
