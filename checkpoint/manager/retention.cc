@@ -17,6 +17,13 @@ std::vector<size_t> ByLoss(std::span<const RetentionCandidate> candidates) {
   return order;
 }
 
+std::optional<size_t> NewestGood(std::span<const RetentionCandidate> candidates) {
+  for (size_t i = candidates.size(); i-- > 0;) {
+    if (candidates[i].good) return i;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
@@ -34,16 +41,43 @@ std::vector<size_t> ChooseToDelete(const RetentionOptions& options,
   for (size_t i = 0; i < best.size() && static_cast<int64_t>(i) < options.best; ++i) {
     kept[best[i]] = true;
   }
-  for (size_t i = count; i-- > 0;) {
-    if (!candidates[i].good) continue;
-    kept[i] = true;
-    break;
-  }
+  if (const std::optional<size_t> good = NewestGood(candidates)) kept[*good] = true;
   std::vector<size_t> deleted;
   for (size_t i = 0; i < count; ++i) {
     if (!kept[i]) deleted.push_back(i);
   }
   return deleted;
+}
+
+std::vector<size_t> ChooseToMakeRoom(const RetentionOptions& options,
+                                     std::span<const RetentionCandidate> candidates,
+                                     const RetentionCandidate& coming, absl::Time now) {
+  const std::optional<size_t> good = NewestGood(candidates);
+  if (!good.has_value()) return {};
+  std::vector<size_t> chosen;
+  const auto choose = [&](size_t i) {
+    if (i != *good && std::ranges::find(chosen, i) == chosen.end()) chosen.push_back(i);
+  };
+  // The permanent ones that the policy gives up among all permanent ones, and those that count.
+  const auto choose_permanent = [&](bool newest_count) {
+    std::vector<size_t> indices;
+    std::vector<RetentionCandidate> counted;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (candidates[i].rolling && !(newest_count && i == *good)) continue;
+      indices.push_back(i);
+      counted.push_back(candidates[i]);
+    }
+    if (newest_count || !coming.rolling) counted.push_back(coming);
+    for (const size_t i : ChooseToDelete(options, counted, now)) {
+      if (i < indices.size()) choose(indices[i]);
+    }
+  };
+  choose_permanent(/*newest_count=*/false);
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (candidates[i].rolling) choose(i);
+  }
+  choose_permanent(/*newest_count=*/true);
+  return chosen;
 }
 
 }  // namespace tessera::ckpt

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -72,6 +74,75 @@ TEST(RetentionTest, NeverTheNewestGoodOne) {
 TEST(RetentionTest, NothingToChooseFrom) {
   EXPECT_TRUE(ChooseToDelete({.newest = 1}, {}, kNow).empty());
   EXPECT_EQ(Kept({.newest = 1}, {{.step = 7, .good = false}}), (Steps{7}));
+}
+
+// Steps in the order in which they make room.
+Steps MakeRoom(const RetentionOptions& options, const std::vector<RetentionCandidate>& candidates,
+               const RetentionCandidate& coming) {
+  Steps steps;
+  for (const size_t i : ChooseToMakeRoom(options, candidates, coming, kNow)) {
+    steps.push_back(candidates[i].step);
+  }
+  return steps;
+}
+
+TEST(RetentionTest, MakesRoomWithoutTheNewestGoodOne) {
+  const RetentionCandidate permanent = {.step = 50, .good = false};
+  const RetentionCandidate rolling = {.step = 50, .rolling = true, .good = false};
+  // Rolling ones, and none of the two permanent ones that the policy keeps.
+  std::vector<RetentionCandidate> saved = {
+      {.step = 10}, {.step = 20}, {.step = 23, .rolling = true}, {.step = 26, .rolling = true}};
+  EXPECT_EQ(MakeRoom({}, saved, permanent), (Steps{23}));
+  EXPECT_EQ(MakeRoom({.newest = 5}, saved, permanent), (Steps{23}));
+  // The coming one makes the first superfluous; the newest rolling one counts last of all.
+  EXPECT_EQ(MakeRoom({.newest = 2}, saved, permanent), (Steps{10, 23, 20}));
+  EXPECT_EQ(MakeRoom({.newest = 2}, saved, rolling), (Steps{23, 10, 20}));
+  EXPECT_EQ(MakeRoom({.newest = 3}, saved, rolling), (Steps{23, 10}));
+  EXPECT_EQ(MakeRoom({.newest = 2, .every_steps = 20}, saved, rolling), (Steps{23, 10}));
+  // The newest one is permanent.
+  saved.push_back({.step = 30});
+  EXPECT_EQ(MakeRoom({.newest = 1}, saved, permanent), (Steps{10, 20, 23, 26}));
+  EXPECT_EQ(MakeRoom({.newest = 2}, saved, rolling), (Steps{10, 23, 26, 20}));
+  // The newest ones are not good.
+  saved[4].good = saved[3].good = false;
+  EXPECT_EQ(MakeRoom({}, saved, rolling), (Steps{26}));
+  for (RetentionCandidate& candidate : saved) candidate.good = false;
+  EXPECT_EQ(MakeRoom({.newest = 1}, saved, rolling), (Steps{}));
+  EXPECT_EQ(MakeRoom({.newest = 1}, {}, rolling), (Steps{}));
+}
+
+// Whatever has made room, and when the coming save fails: the newest good checkpoint is there, and
+// as many of both kinds as the policy keeps of permanent ones.
+TEST(RetentionTest, RoomNeverCostsTheNewestGoodOne) {
+  const uint32_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (int round = 0; round < 1000; ++round) {
+    std::vector<RetentionCandidate> candidates = Ten();
+    candidates.resize(random() % 11);
+    int64_t newest_good = 0;
+    for (RetentionCandidate& c : candidates) {
+      c.good = random() % 4 != 0;
+      c.rolling = random() % 2 == 0;
+      if (c.good) newest_good = c.step;
+    }
+    const RetentionOptions options{.newest = static_cast<int64_t>(random() % 4),
+                                   .every_steps = static_cast<int64_t>(random() % 2 * 30)};
+    const RetentionCandidate coming = {.step = 110, .rolling = random() % 2 == 0, .good = false};
+    const Steps room = MakeRoom(options, candidates, coming);
+    EXPECT_EQ(std::set<int64_t>(room.begin(), room.end()).size(), room.size());
+    if (newest_good == 0) EXPECT_TRUE(room.empty());
+    EXPECT_EQ(std::ranges::count(room, newest_good), 0);
+    for (const RetentionCandidate& c : candidates) {
+      if (c.rolling || std::ranges::count(room, c.step) == 0) continue;
+      EXPECT_TRUE(options.deletes());
+      EXPECT_FALSE(options.every_steps > 0 && c.step % options.every_steps == 0);
+    }
+    const int64_t permanent =
+        std::ranges::count_if(candidates, [](const auto& c) { return !c.rolling; });
+    const auto left = static_cast<int64_t>(candidates.size() - room.size());
+    if (newest_good > 0) EXPECT_GE(left + 1, std::min(options.newest, permanent + 1));
+  }
 }
 
 // A policy that is added, or made more generous, never deletes more.

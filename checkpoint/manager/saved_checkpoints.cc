@@ -173,53 +173,10 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   return JoinPath(root, kRollingSlots[chosen]);
 }
 
-absl::StatusOr<std::vector<std::string>> DropRollingForSpace(Storage& storage,
-                                                             std::string_view root,
-                                                             uint64_t needed_bytes) {
-  const auto lacking = [&]() -> uint64_t {
-    const absl::StatusOr<uint64_t> free_bytes = storage.FreeBytes();
-    return free_bytes.ok() && *free_bytes < needed_bytes ? needed_bytes - *free_bytes : 0;
-  };
-  std::vector<std::string> deleted;
-  const uint64_t lacking_at_first = lacking();
-  if (lacking_at_first == 0) return deleted;
-  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
-  std::vector<const SavedCheckpoint*> droppable;  // rolling ones, the newest first
-  uint64_t droppable_bytes = 0;
-  bool one_stays = false;  // of finite state
-  // Permanent ones first: each of them that is intact lets all rolling ones go.
-  std::ranges::stable_sort(saved, {}, &SavedCheckpoint::rolling);
-  for (const SavedCheckpoint& checkpoint : saved) {
-    if (!checkpoint.rolling && one_stays) continue;
-    const absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
-    const bool good = manifest.ok() && IsHealthy(*manifest);
-    if (!checkpoint.rolling || (good && !one_stays)) {
-      one_stays = one_stays || good;
-    } else if (manifest.ok() && !storage.IsLink(checkpoint.directory)) {
-      droppable.push_back(&checkpoint);
-      for (const DataFile& file : manifest->files()) droppable_bytes += file.size_bytes();
-    }
-  }
-  if (!one_stays || droppable_bytes < lacking_at_first) return deleted;
-  std::ranges::reverse(droppable);
-  for (const SavedCheckpoint* checkpoint : droppable) {
-    if (lacking() == 0) break;
-    TESSERA_ASSIGN_OR_RETURN(
-        const bool removed,
-        RemoveUnlessRead(storage, {checkpoint->step, checkpoint->directory, true}));
-    if (removed) deleted.push_back(checkpoint->directory);
-  }
-  return deleted;
-}
-
 Retention::Retention(Storage& storage, std::string_view root, const RetentionOptions& options)
     : storage_(storage), root_(root), options_(options) {}
 
-absl::Status Retention::Apply(absl::Time now) { return Delete(std::nullopt, now); }
-
-absl::Status Retention::MakeRoomFor(int64_t step, absl::Time now) { return Delete(step, now); }
-
-absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time now) {
+absl::Status Retention::Apply(absl::Time now) {
   if (!options_.deletes()) return absl::OkStatus();
   absl::Status first_error = SettleDiscarded(storage_, root_);
   TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
@@ -231,11 +188,10 @@ absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time no
   std::vector<const StepDirectory*> committed;
   for (const StepDirectory& dir : directories) {
     if (!*dir.committed) continue;
-    candidates.push_back(Describe({dir.step, dir.path}));
+    candidates.push_back(DescribeOnce({dir.step, dir.path}).candidate);
     committed.push_back(&dir);
   }
   if (committed.empty()) return first_error;
-  if (coming_step.has_value()) candidates.push_back({.step = *coming_step, .good = false});
 
   std::vector<const StepDirectory*> deleted;
   for (const size_t i : ChooseToDelete(options_, candidates, now)) deleted.push_back(committed[i]);
@@ -251,22 +207,73 @@ absl::Status Retention::Delete(std::optional<int64_t> coming_step, absl::Time no
   return first_error;
 }
 
-RetentionCandidate Retention::Describe(const SavedCheckpoint& checkpoint) {
+absl::StatusOr<std::vector<std::string>> Retention::MakeRoom(const ComingSave& coming,
+                                                             absl::Time now) {
+  const auto lacking = [&]() -> uint64_t {
+    const absl::StatusOr<uint64_t> free = storage_.FreeBytes();
+    return free.ok() && *free < coming.needed_bytes ? coming.needed_bytes - *free : 0;
+  };
+  std::vector<std::string> deleted;
+  if (lacking() == 0) return deleted;
+  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage_, root_));
+  TESSERA_ASSIGN_OR_RETURN(const Droppable droppable, FindDroppable(coming, now));
+  if (droppable.bytes < lacking()) return deleted;
+  for (const SavedCheckpoint& checkpoint : droppable.checkpoints) {
+    if (lacking() == 0) break;
+    TESSERA_ASSIGN_OR_RETURN(
+        const bool removed,
+        RemoveUnlessRead(storage_, {checkpoint.step, checkpoint.directory, true}));
+    if (!removed) continue;
+    described_.erase(checkpoint.directory);
+    deleted.push_back(checkpoint.directory);
+  }
+  return deleted;
+}
+
+absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& coming,
+                                                              absl::Time now) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage_, root_));
+  std::ranges::reverse(saved);  // by ascending step
+  std::vector<RetentionCandidate> candidates;
+  std::vector<std::pair<const SavedCheckpoint*, uint64_t>> found;
+  for (const SavedCheckpoint& checkpoint : saved) {
+    if (storage_.IsLink(checkpoint.directory)) continue;
+    const Described described =
+        checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
+    if (checkpoint.rolling && !described.intact) continue;
+    candidates.push_back(described.candidate);
+    found.emplace_back(&checkpoint, described.bytes);
+  }
+  Droppable droppable;
+  const RetentionCandidate next = {.step = coming.step, .rolling = coming.rolling, .good = false};
+  for (const size_t i : ChooseToMakeRoom(options_, candidates, next, now)) {
+    droppable.checkpoints.push_back(*found[i].first);
+    droppable.bytes += found[i].second;
+  }
+  return droppable;
+}
+
+const Retention::Described& Retention::DescribeOnce(const SavedCheckpoint& checkpoint) {
   const auto known = described_.find(checkpoint.directory);
   if (known != described_.end()) return known->second;
-  RetentionCandidate candidate{.step = checkpoint.step};
+  return described_[checkpoint.directory] = Describe(checkpoint);
+}
+
+Retention::Described Retention::Describe(const SavedCheckpoint& checkpoint) {
   const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
-  candidate.good = manifest.ok();
-  if (manifest.ok()) {
-    const TrainerState& trainer = manifest->trainer();
-    candidate.saved_at = absl::FromUnixMillis(manifest->producer().created_unix_ms());
-    candidate.good = IsHealthy(*manifest);
-    if (trainer.health().has_validation_loss()) {
-      candidate.validation_loss = trainer.health().validation_loss();
-    }
+  Described described = {
+      .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
+      .intact = manifest.ok()};
+  if (!manifest.ok()) return described;
+  const TrainerState& trainer = manifest->trainer();
+  RetentionCandidate& candidate = described.candidate;
+  candidate.saved_at = absl::FromUnixMillis(manifest->producer().created_unix_ms());
+  candidate.good = IsHealthy(*manifest);
+  if (trainer.health().has_validation_loss()) {
+    candidate.validation_loss = trainer.health().validation_loss();
   }
-  described_[checkpoint.directory] = candidate;
-  return candidate;
+  for (const DataFile& file : manifest->files()) described.bytes += file.size_bytes();
+  return described;
 }
 
 }  // namespace tessera::ckpt

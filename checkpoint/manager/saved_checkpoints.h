@@ -91,40 +91,52 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
 // slot is emptied again.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root);
 
-// For a save that lacks space: deletes rolling checkpoints, the oldest first, until `needed_bytes`
-// are free. Keeps a rolling one unless an intact checkpoint of a finite state remains beside it;
-// deletes none where all of them together are too small, or the storage has no limit. Returns the
-// deleted directories.
-absl::StatusOr<std::vector<std::string>> DropRollingForSpace(Storage& storage,
-                                                             std::string_view root,
-                                                             uint64_t needed_bytes);
+// A save that is about to begin.
+struct ComingSave {
+  int64_t step = 0;
+  bool rolling = false;
+  uint64_t needed_bytes = 0;
+};
 
-// Deletes permanent checkpoints by a policy (retention.h). Manifests of checkpoints are read once.
-// Symbolic links, directories that cannot be listed, rolling checkpoints and what was set aside are
-// left alone and do not count. A checkpoint that is being read (read_lock.h) stays until the next
-// time. One thread at a time.
+// Deletes checkpoints by a policy (retention.h). Manifests of permanent checkpoints are read once.
+// Symbolic links, directories that cannot be listed and what was set aside are left alone and do
+// not count. A checkpoint that is being read (read_lock.h) stays until the next time. Each
+// checkpoint is uncommitted before its files are deleted, so that a crash halfway leaves none that
+// looks complete. One thread at a time.
 class Retention {
  public:
   // The storage must outlive it.
   Retention(Storage& storage, std::string_view root, const RetentionOptions& options);
 
-  // Deletes what the policy does not keep, and remains of incomplete saves that are older than the
-  // newest checkpoint. Each checkpoint is uncommitted first, so that a crash halfway leaves none
-  // that looks complete. Tries all, and returns the first error.
+  // Deletes the permanent checkpoints that the policy does not keep, and remains of incomplete
+  // saves that are older than the newest of them. Tries all, and returns the first error.
   absl::Status Apply(absl::Time now);
 
-  // The same before a save of `step` that lacks space: as if its checkpoint were there already, but
-  // not known to be good.
-  absl::Status MakeRoomFor(int64_t step, absl::Time now);
+  // Where the storage lacks space for a save: deletes what ChooseToMakeRoom() names until there is
+  // room, or nothing where all of that is too small. Returns the deleted directories.
+  absl::StatusOr<std::vector<std::string>> MakeRoom(const ComingSave& coming, absl::Time now);
 
  private:
-  absl::Status Delete(std::optional<int64_t> coming_step, absl::Time now);
-  RetentionCandidate Describe(const SavedCheckpoint& checkpoint);
+  // A checkpoint, as far as its manifest and the sizes of its files tell.
+  struct Described {
+    RetentionCandidate candidate;
+    bool intact = false;
+    uint64_t bytes = 0;
+  };
+
+  Described Describe(const SavedCheckpoint& checkpoint);
+  const Described& DescribeOnce(const SavedCheckpoint& checkpoint);
+  // What MakeRoom() may delete, in this order, and the bytes of all of it.
+  struct Droppable {
+    std::vector<SavedCheckpoint> checkpoints;
+    uint64_t bytes = 0;
+  };
+  absl::StatusOr<Droppable> FindDroppable(const ComingSave& coming, absl::Time now);
 
   Storage& storage_;
   const std::string root_;
   const RetentionOptions options_;
-  std::map<std::string, RetentionCandidate> described_;  // by directory
+  std::map<std::string, Described> described_;  // permanent ones, by directory
 };
 
 }  // namespace tessera::ckpt

@@ -297,25 +297,32 @@ TEST_F(SavedCheckpointsTest, RetentionRemovesOlderIncompleteSavesOnly) {
   EXPECT_THAT(Steps(), ElementsAre(20));
 }
 
-TEST_F(SavedCheckpointsTest, RollingOnesGiveRoomWhileAnotherGoodOneStays) {
+TEST_F(SavedCheckpointsTest, RoomIsMadeWithoutTheNewestGoodOne) {
+  storage_.SetDiskBytes(1 << 20);
   SaveRolling(15);
   SaveRolling(25);
   const uint64_t bytes = Contents(Data("rolling-0/step-00000015")).size();
-  const auto drop = [&](uint64_t free_bytes, uint64_t needed_bytes) {
-    storage_.SetDiskBytes(free_bytes);
-    const std::vector<std::string> deleted = *DropRollingForSpace(storage_, "", needed_bytes);
-    storage_.SetDiskBytes(1 << 30);
-    return deleted;
+  // For a save that needs so many bytes more than there are.
+  const auto make_room = [&](const RetentionOptions& options, uint64_t lacking_bytes) {
+    Retention retention(storage_, "", options);
+    const auto deleted =
+        retention.MakeRoom({30, false, *storage_.FreeBytes() + lacking_bytes}, absl::Now());
+    EXPECT_TRUE(deleted.ok()) << deleted.status();
+    return deleted.value_or(std::vector<std::string>());
   };
-  EXPECT_THAT(drop(100, 100), ElementsAre());
-  EXPECT_THAT(drop(100, 200 + bytes), ElementsAre()) << "the older one is too small";
-  EXPECT_THAT(drop(100, 99 + bytes), ElementsAre("rolling-0/step-00000015"));
-  EXPECT_THAT(drop(100, 101), ElementsAre()) << "the last one stays";
-  SaveWithHealth(20, false, true);
-  EXPECT_THAT(drop(100, 101), ElementsAre()) << "beside one whose state is not finite, too";
+  EXPECT_THAT(make_room({}, 0), ElementsAre());
+  EXPECT_THAT(make_room({}, bytes + 1), ElementsAre()) << "the older one is too small";
+  EXPECT_THAT(make_room({}, bytes), ElementsAre("rolling-0/step-00000015"));
+  EXPECT_THAT(make_room({}, 1), ElementsAre()) << "the newest stays";
   SaveWithHealth(10, true, true);
-  EXPECT_THAT(drop(100, 101), ElementsAre("rolling-1/step-00000025"));
-  EXPECT_THAT(Steps(), ElementsAre(10, 20));
+  SaveWithHealth(20, true, true);
+  EXPECT_THAT(make_room({}, 1), ElementsAre()) << "without a policy, permanent ones do, too";
+  SaveWithHealth(27, false, true);
+  EXPECT_THAT(make_room({.newest = 3}, 1), ElementsAre("step-00000010"));
+  EXPECT_THAT(Steps(), ElementsAre(20, 27));
+  // The newest one whose state is finite lies in a rolling slot.
+  EXPECT_THAT(make_room({.newest = 1}, 2 * bytes), ElementsAre("step-00000027", "step-00000020"));
+  EXPECT_EQ(Take(), 25);
 }
 
 // Readers in other processes hold the same lock.
@@ -363,16 +370,6 @@ TEST(ReadCheckpointsTest, WhatIsBeingReadStaysUntilTheNextTime) {
   save(7, *EmptyRollingSlot(*storage, ""));
   save(8, *EmptyRollingSlot(*storage, ""));
   EXPECT_THAT(steps(), ElementsAre(8, 7, 3));
-}
-
-TEST_F(SavedCheckpointsTest, RoomIsMadeBeforeASaveWhereAGoodOneStays) {
-  SaveWithHealth(10, true, true);
-  SaveWithHealth(20, true, true);
-  Retention retention(storage_, "", {.newest = 1});
-  ASSERT_TRUE(retention.MakeRoomFor(30, absl::Now()).ok());
-  EXPECT_THAT(Steps(), ElementsAre(20));
-  ASSERT_TRUE(retention.MakeRoomFor(30, absl::Now()).ok());
-  EXPECT_THAT(Steps(), ElementsAre(20));
 }
 
 }  // namespace

@@ -173,6 +173,21 @@ TEST_F(ManagerCommandTest, ADiskThatIsFullLosesNothing) {
   EXPECT_EQ(Losses("job"), Losses("undisturbed"));
 }
 
+// Room for a checkpoint and a half: all ranks end when the second save has failed.
+TEST_F(ManagerCommandTest, OnAFullDiskSavesInTheBackgroundEndTheRun) {
+  const SmallDisk disk(disk_, CheckpointBytes() * 3 / 2);
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  const Result result =
+      Run(Mpirun(2, {"--train-iters=200", "--save=" + disk.folder().string() + "/checkpoints",
+                     "--run-dir=" + (root_ / "job").string(), "--data-parallel-size=2",
+                     "--async-save", "--save-interval=3", "--non-persistent-save-interval=0"}));
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("saved step 3:"));
+  EXPECT_THAT(result.out, HasSubstr("step 6 is not saved: "));
+  EXPECT_EQ(Count(result.err, " left"), 1) << result.err;
+  EXPECT_LE(Lines(ReadFile(root_ / "job" / "metrics.jsonl")), 10);
+}
+
 TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
   const SmallDisk disk(disk_, CheckpointBytes() * 27 / 10);
   if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
@@ -182,6 +197,8 @@ TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
               HasSubstr("the disk is full: rolling-1/step-00000002 made room for step 4"));
+  // Never the newest one, which has a place among those that are kept.
+  EXPECT_THAT(result.out, HasSubstr("the disk is full: step-00000004 made room for step 6"));
   EXPECT_TRUE(fs::exists(disk_ / "checkpoints" / "step-00000008"));
   EXPECT_FALSE(fs::exists(disk_ / "checkpoints" / "step-00000004"));
 }

@@ -29,6 +29,7 @@ struct Counts {
     kStopStep,
     kStopVersion,
     kSaveInFlight,
+    kSaveLackedSpace,
     kTraffic
   };
   std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
@@ -58,6 +59,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
     counts.values[Counts::kStopStep] = leader.stop_file.step;
     counts.values[Counts::kStopVersion] = leader.stop_file.version;
     counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
+    counts.values[Counts::kSaveLackedSpace] = leader.save_lacked_space ? 1 : 0;
   }
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
@@ -72,6 +74,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
       .stop_file = {.step = counts.values[Counts::kStopStep],
                     .version = counts.values[Counts::kStopVersion]},
       .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
+      .save_lacked_space = counts.values[Counts::kSaveLackedSpace] != 0,
   };
   if (mesh.pipeline() != nullptr) {
     agreement.pipeline_wait_share =

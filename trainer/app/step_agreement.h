@@ -16,6 +16,7 @@ struct LeaderState {
   absl::Duration elapsed;       // since the run began, in whole microseconds
   ckpt::StopRequest stop_file;  // as rank 0 has read it
   bool save_in_flight = false;
+  bool save_lacked_space = false;  // the last save in the background has failed for want of room
 };
 
 // The result of an agreement after a step, the same on each rank.

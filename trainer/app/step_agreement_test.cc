@@ -56,11 +56,13 @@ TEST(AgreeOnStepTest, WhatRankZeroKnowsIsEverybodys) {
                              AgreeOnStep(*mesh, 0, 0,
                                          {.elapsed = absl::Seconds(own),
                                           .stop_file = {.step = -own, .version = own},
-                                          .save_in_flight = own > 1}));
+                                          .save_in_flight = own > 1,
+                                          .save_lacked_space = own == 1}));
     EXPECT_EQ(agreed.leader.elapsed, absl::Seconds(1));
     EXPECT_EQ(agreed.leader.stop_file.step, -1);
     EXPECT_EQ(agreed.leader.stop_file.version, 1);
     EXPECT_FALSE(agreed.leader.save_in_flight);
+    EXPECT_TRUE(agreed.leader.save_lacked_space);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

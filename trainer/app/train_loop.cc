@@ -144,6 +144,8 @@ absl::Status TrainLoop::Train() {
     const bool ends = decision.end != ckpt::EndReason::kNone;
     stopped_by_file_ = decision.end == ckpt::EndReason::kStopFile;
     SayEnd(decision.end);
+    // Without room for checkpoints, what a death costs would grow with each step.
+    if (leader_.save_lacked_space && !ends) TESSERA_RETURN_IF_ERROR(FinishSaves());
     // The last save is not skipped because an earlier one is still being written.
     if (ends && session_.saver != nullptr) ReportSaves(session_.saver->Finish());
     if (decision.save != ckpt::SaveKind::kNone) TESSERA_RETURN_IF_ERROR(Save(decision.save));
@@ -191,6 +193,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   leader_.elapsed = absl::Now() - start_;
   if (stop_file_ != nullptr) leader_.stop_file = stop_file_->Poll();
   leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
+  leader_.save_lacked_space = absl::IsResourceExhausted(last_save_);
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*session_.mesh, StopSignal(),
                                                              result.pipeline_wait_share, leader_));
   stopped_by_ = agreed.stop_signal;

@@ -161,16 +161,9 @@ absl::Status RunSaver::MakeRoom(const ckpt::PlannedSave& planned, bool rolling) 
   room_note_.clear();
   // The manifest and the file system's own records are small beside the data.
   const uint64_t needed_bytes = planned.data_bytes + planned.data_bytes / 64 + (64 << 10);
-  const auto is_too_full = [&] {
-    const absl::StatusOr<uint64_t> free_bytes = storage_->FreeBytes();
-    return free_bytes.ok() && *free_bytes < needed_bytes;
-  };
-  if (!rolling && is_too_full()) {
-    TESSERA_RETURN_IF_ERROR(retention_->MakeRoomFor(planned.step, absl::Now()));
-  }
-  if (!is_too_full()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> deleted,
-                           ckpt::DropRollingForSpace(*storage_, "", needed_bytes));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> deleted,
+      retention_->MakeRoom({planned.step, rolling, needed_bytes}, absl::Now()));
   if (!deleted.empty()) {
     room_note_ = absl::StrCat("the disk is full: ", absl::StrJoin(deleted, " and "),
                               " made room for step ", planned.step);

@@ -92,7 +92,7 @@ class RunSaver {
   ckpt::SaveOptions Options();
   // On rank 0, before a save writes: where it goes. Empties a rolling slot; makes room.
   absl::StatusOr<std::string> ChooseRoot(const ckpt::PlannedSave& planned);
-  // On rank 0: what else may be deleted where the disk is too full for this save.
+  // On rank 0: deletes what may go where the disk is too full for this save.
   absl::Status MakeRoom(const ckpt::PlannedSave& planned, bool rolling);
   // After a save that was committed: what is no longer needed is deleted.
   void AfterCommit(ckpt::SaveReport& report);
