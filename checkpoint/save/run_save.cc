@@ -102,7 +102,8 @@ SavePlanOptions PlanOptions(const SaveOptions& options) {
 
 DataWriterOptions WriterOptions(const SaveContext& context) {
   return {context.options.checksum_chunk_bytes, context.options.io_threads,
-          context.copy_ahead_threads, context.options.staging_bytes};
+          context.copy_ahead_threads, context.options.staging_bytes,
+          context.storage.PreferredWriteBytes()};
 }
 
 // Steps 1 and 2.

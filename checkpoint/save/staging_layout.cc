@@ -7,11 +7,18 @@
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
+namespace {
+
+PieceLayout LayOut(const DataWriterOptions& options, uint64_t limit_bytes) {
+  return LayOutPieces(options.chunk_bytes, options.io_threads, limit_bytes,
+                      options.write_bytes > 0 ? options.write_bytes : kPieceBytes);
+}
+
+}  // namespace
 
 StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& options,
                             uint64_t limit_bytes) {
-  const uint64_t piece_bytes =
-      LayOutPieces(options.chunk_bytes, options.io_threads, limit_bytes).piece_bytes;
+  const uint64_t piece_bytes = LayOut(options, limit_bytes).piece_bytes;
   uint64_t largest = 0, pieces = 0;
   for (const FilePlan& file : plan.files()) {
     largest = std::max(largest, std::min(file.size_bytes(), piece_bytes));
@@ -22,8 +29,7 @@ StagingLayout LayOutStaging(const RankPlan& plan, const DataWriterOptions& optio
 
 StagingRequest NeededStaging(const RankPlan& plan, const DataWriterOptions& options) {
   const StagingLayout layout = LayOutStaging(plan, options, options.staging_bytes);
-  const uint64_t threads =
-      LayOutPieces(options.chunk_bytes, options.io_threads, options.staging_bytes).workers;
+  const uint64_t threads = LayOut(options, options.staging_bytes).workers;
   const uint64_t buffers =
       options.copy_ahead_threads > 0 ? layout.pieces : std::min(layout.pieces, threads);
   const uint64_t chunk_bytes = RoundUp<uint64_t>(options.chunk_bytes, kIoAlignmentBytes);

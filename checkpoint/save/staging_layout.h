@@ -15,7 +15,8 @@ struct DataWriterOptions {
   // everything, of which new ones are touched only while the copy is waited for, and so many of the
   // threads copy, at once, while it is not.
   int copy_ahead_threads;
-  uint64_t staging_bytes;  // at most, or one chunk
+  uint64_t staging_bytes;    // at most, or one chunk
+  uint64_t write_bytes = 0;  // of a piece where there is room, see Storage::PreferredWriteBytes()
 };
 
 // How the pieces of a rank's data files lie in staging memory.

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "checkpoint/plan/plan.pb.h"
 #include "checkpoint/save/copy_order.h"
 #include "checkpoint/save/copy_policy.h"
 #include "checkpoint/save/memory_index.h"
@@ -34,6 +35,21 @@ TEST(CopyOrderTest, WantedPiecesComeFirst) {
     pending.erase(*next);
   }
   EXPECT_THAT(copied, ElementsAre(3, 1, 0, 2, 4));
+}
+
+// A storage's unit of writing is that of the pieces, as far as memory and chunks allow.
+TEST(StagingLayoutTest, PiecesAreWhatTheStorageWritesBest) {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  RankPlan plan;
+  plan.add_files()->set_size_bytes(100 * kMiB);
+  DataWriterOptions options = {
+      .chunk_bytes = kMiB, .io_threads = 4, .copy_ahead_threads = 0, .staging_bytes = 64 * kMiB};
+  EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).piece_bytes, 4 * kMiB);
+  options.write_bytes = 8 * kMiB;
+  EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).piece_bytes, 8 * kMiB);
+  EXPECT_EQ(LayOutStaging(plan, options, 64 * kMiB).pieces, 13);
+  EXPECT_EQ(NeededStaging(plan, options).wanted_bytes, 32 * kMiB);
+  EXPECT_EQ(LayOutStaging(plan, options, 16 * kMiB).piece_bytes, 4 * kMiB);
 }
 
 TEST(CopyPolicyTest, CopiesAheadOfTheDiskAsFarAsMemoryIsPresent) {

@@ -101,6 +101,7 @@ class FaultInjectingStorage final : public Storage {
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override { return base_.IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override;
+  uint64_t PreferredWriteBytes() const override { return base_.PreferredWriteBytes(); }
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return base_.LocalPath(path);
   }

@@ -18,10 +18,12 @@ struct PieceLayout {
   int workers;           // workers * piece_bytes <= limit, if one chunk fits
 };
 
-inline PieceLayout LayOutPieces(uint64_t chunk_bytes, int workers, uint64_t limit_bytes) {
+// `wanted_bytes`: of a piece.
+inline PieceLayout LayOutPieces(uint64_t chunk_bytes, int workers, uint64_t limit_bytes,
+                                uint64_t wanted_bytes = kPieceBytes) {
   workers = std::max(workers, 1);
   const uint64_t share = limit_bytes / workers;
-  const uint64_t chunks = std::max<uint64_t>(std::min(share, kPieceBytes) / chunk_bytes, 1);
+  const uint64_t chunks = std::max<uint64_t>(std::min(share, wanted_bytes) / chunk_bytes, 1);
   const uint64_t piece_bytes = chunks * chunk_bytes;
   const uint64_t affordable = std::max<uint64_t>(limit_bytes / piece_bytes, 1);
   return {piece_bytes, static_cast<int>(std::min<uint64_t>(workers, affordable))};

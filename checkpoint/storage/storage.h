@@ -125,6 +125,9 @@ class Storage {
   // where a storage has no such limit.
   virtual absl::StatusOr<uint64_t> FreeBytes();
 
+  // Writes of so many bytes, at multiples of it, cost the least; 0: all sizes cost the same.
+  virtual uint64_t PreferredWriteBytes() const { return 0; }
+
   // The same place in the file system of this machine, for what this interface does not offer:
   // locks and checks of permissions. Nullopt in storages that are no part of a file system.
   virtual std::optional<std::string> LocalPath(std::string_view path) const;

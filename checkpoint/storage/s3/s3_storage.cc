@@ -46,6 +46,10 @@ class S3Storage final : public Storage {
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
   absl::Status DeleteTree(std::string_view path) override;
+  // A whole part is sent from the caller's memory.
+  uint64_t PreferredWriteBytes() const override {
+    return s3::ChoosePartBytes(options_.part_bytes, 0);
+  }
   std::string Describe(std::string_view path) const override;
 
   void RemoveStaleUploads();
