@@ -22,9 +22,12 @@
 namespace tessera {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82F63B78;  // reflected: bit 31 is x^0
+// Polynomials, reflected: bit 31 is x^0.
+constexpr uint32_t kCastagnoli = 0x82F63B78;
+constexpr uint32_t kZip = 0xEDB88320;
 
 // a * b modulo the polynomial, both reflected.
+template <uint32_t kPolynomial>
 constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (uint32_t bit = uint32_t{1} << 31; bit != 0; bit >>= 1) {
@@ -35,18 +38,20 @@ constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
 }
 
 // x^(8 * bytes) modulo the polynomial: multiplying a checksum by it appends that many zero bytes.
+template <uint32_t kPolynomial>
 constexpr uint32_t ZerosOperator(uint64_t bytes) {
   uint32_t result = uint32_t{1} << 31;       // 1
   uint32_t power = uint32_t{1} << (31 - 8);  // x^8
   for (; bytes != 0; bytes >>= 1) {
-    if (bytes & 1) result = MultiplyModP(power, result);
-    power = MultiplyModP(power, power);
+    if (bytes & 1) result = MultiplyModP<kPolynomial>(power, result);
+    power = MultiplyModP<kPolynomial>(power, power);
   }
   return result;
 }
 
 // Slicing-by-8 (Kounavis and Berry, 2005): table[k][b] is the checksum state of byte b followed by
 // k zero bytes.
+template <uint32_t kPolynomial>
 constexpr std::array<std::array<uint32_t, 256>, 8> MakeSlices() {
   std::array<std::array<uint32_t, 256>, 8> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -63,10 +68,13 @@ constexpr std::array<std::array<uint32_t, 256>, 8> MakeSlices() {
   return table;
 }
 
-constexpr std::array<std::array<uint32_t, 256>, 8> kSlices = MakeSlices();
+template <uint32_t kPolynomial>
+constexpr std::array<std::array<uint32_t, 256>, 8> kSlicesOf = MakeSlices<kPolynomial>();
 
 // Advances a checksum's state (the complement of the checksum) over `size` bytes.
+template <uint32_t kPolynomial>
 uint32_t AdvanceByTables(uint32_t state, const std::byte* at, size_t size) {
+  constexpr auto& kSlices = kSlicesOf<kPolynomial>;
   for (; size >= 8; size -= 8, at += 8) {
     uint8_t b[8];
     std::memcpy(b, at, sizeof(b));
@@ -105,12 +113,16 @@ constexpr size_t kStepBytes = 4 * kVectorBytes;  // a cache line; four chains hi
 
 // The factor that moves a word by so many bytes. Products of reflected polynomials are one bit too
 // low, hence the shift.
-constexpr uint64_t MoveFactor(size_t bytes) { return uint64_t{ZerosOperator(bytes)} << 1; }
+template <uint32_t kPolynomial>
+constexpr uint64_t MoveFactor(size_t bytes) {
+  return uint64_t{ZerosOperator<kPolynomial>(bytes)} << 1;
+}
 
 // Moves each 16 bytes of x by kBytes.
-template <size_t kBytes>
+template <uint32_t kPolynomial, size_t kBytes>
 HWY_INLINE Words Move(Words x) {
-  constexpr uint64_t kLower = MoveFactor(kBytes + 4), kUpper = MoveFactor(kBytes - 4);
+  constexpr uint64_t kLower = MoveFactor<kPolynomial>(kBytes + 4);
+  constexpr uint64_t kUpper = MoveFactor<kPolynomial>(kBytes - 4);
   const Words factors = hn::OddEven(hn::Set(kWords, kUpper), hn::Set(kWords, kLower));
   return hn::Xor(hn::CLMulLower(x, factors), hn::CLMulUpper(x, factors));
 }
@@ -120,8 +132,9 @@ HWY_INLINE Words LoadVector(const std::byte* from) {
 }
 
 // Advances a checksum's state (the complement of the checksum) over `size` bytes.
+template <uint32_t kPolynomial>
 uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
-  if (size < kStepBytes) return AdvanceByTables(state, at, size);
+  if (size < kStepBytes) return AdvanceByTables<kPolynomial>(state, at, size);
   Words a = hn::Xor(LoadVector(at), hn::InsertLane(hn::Zero(kWords), 0, uint64_t{state}));
   Words b = LoadVector(at + kVectorBytes);
   Words c = LoadVector(at + 2 * kVectorBytes);
@@ -129,30 +142,39 @@ uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
   for (at += kStepBytes, size -= kStepBytes; size >= kStepBytes;
        at += kStepBytes, size -= kStepBytes) {
     hwy::Prefetch(at + kPrefetchBytes);
-    a = hn::Xor(Move<kStepBytes>(a), LoadVector(at));
-    b = hn::Xor(Move<kStepBytes>(b), LoadVector(at + kVectorBytes));
-    c = hn::Xor(Move<kStepBytes>(c), LoadVector(at + 2 * kVectorBytes));
-    d = hn::Xor(Move<kStepBytes>(d), LoadVector(at + 3 * kVectorBytes));
+    a = hn::Xor(Move<kPolynomial, kStepBytes>(a), LoadVector(at));
+    b = hn::Xor(Move<kPolynomial, kStepBytes>(b), LoadVector(at + kVectorBytes));
+    c = hn::Xor(Move<kPolynomial, kStepBytes>(c), LoadVector(at + 2 * kVectorBytes));
+    d = hn::Xor(Move<kPolynomial, kStepBytes>(d), LoadVector(at + 3 * kVectorBytes));
   }
-  b = hn::Xor(Move<kVectorBytes>(a), b);
-  c = hn::Xor(Move<kVectorBytes>(b), c);
-  d = hn::Xor(Move<kVectorBytes>(c), d);
+  b = hn::Xor(Move<kPolynomial, kVectorBytes>(a), b);
+  c = hn::Xor(Move<kPolynomial, kVectorBytes>(b), c);
+  d = hn::Xor(Move<kPolynomial, kVectorBytes>(c), d);
   for (; size >= kVectorBytes; at += kVectorBytes, size -= kVectorBytes) {
-    d = hn::Xor(Move<kVectorBytes>(d), LoadVector(at));
+    d = hn::Xor(Move<kPolynomial, kVectorBytes>(d), LoadVector(at));
   }
   // The data so far has the same remainder as this single vector.
   std::byte last[kVectorBytes];
   hn::StoreU(d, kWords, reinterpret_cast<uint64_t*>(last));
-  return AdvanceByTables(AdvanceByTables(0, last, kVectorBytes), at, size);
+  return AdvanceByTables<kPolynomial>(AdvanceByTables<kPolynomial>(0, last, kVectorBytes), at,
+                                      size);
 }
 
 #else
 
+template <uint32_t kPolynomial>
 uint32_t Advance(uint32_t state, const std::byte* at, size_t size) {
-  return AdvanceByTables(state, at, size);
+  return AdvanceByTables<kPolynomial>(state, at, size);
 }
 
 #endif  // HWY_TARGET <= HWY_SSE4
+
+uint32_t AdvanceCastagnoli(uint32_t state, const std::byte* at, size_t size) {
+  return Advance<kCastagnoli>(state, at, size);
+}
+uint32_t AdvanceZip(uint32_t state, const std::byte* at, size_t size) {
+  return Advance<kZip>(state, at, size);
+}
 
 }  // namespace tessera::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -160,11 +182,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tessera {
 namespace {
-HWY_EXPORT(Advance);
+HWY_EXPORT(AdvanceCastagnoli);
+HWY_EXPORT(AdvanceZip);
 }  // namespace
 
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> data) {
-  return ~TESSERA_DISPATCH(Advance)(~crc, data.data(), data.size());
+  return ~TESSERA_DISPATCH(AdvanceCastagnoli)(~crc, data.data(), data.size());
+}
+
+uint32_t ExtendZipCrc32(uint32_t crc, std::span<const std::byte> data) {
+  return ~TESSERA_DISPATCH(AdvanceZip)(~crc, data.data(), data.size());
 }
 
 uint32_t Crc32c(std::span<const std::byte> data) { return ExtendCrc32c(0, data); }

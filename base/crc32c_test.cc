@@ -21,12 +21,14 @@ std::vector<std::byte> RandomBytes(size_t size, std::mt19937_64& random) {
   return bytes;
 }
 
+constexpr uint32_t kCastagnoli = 0x82F63B78, kZip = 0xEDB88320;
+
 // One bit at a time, directly from the definition.
-uint32_t Oracle(std::span<const std::byte> data) {
+uint32_t Oracle(std::span<const std::byte> data, uint32_t polynomial = kCastagnoli) {
   uint32_t crc = 0xFFFFFFFF;
   for (const std::byte byte : data) {
     crc ^= static_cast<uint32_t>(byte);
-    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) ? (crc >> 1) ^ 0x82F63B78 : crc >> 1;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) ? (crc >> 1) ^ polynomial : crc >> 1;
   }
   return ~crc;
 }
@@ -49,6 +51,13 @@ TEST(Crc32c, VectorsOfRfc3720) {
   EXPECT_EQ(Crc32c(""), 0u);
 }
 
+TEST(Crc32c, ZipsCheckValue) {
+  const std::string digits = "123456789";
+  const auto bytes = std::as_bytes(std::span(digits));
+  EXPECT_EQ(ExtendZipCrc32(0, bytes), 0xCBF43926u);
+  EXPECT_EQ(ExtendZipCrc32(ExtendZipCrc32(0, bytes.first(4)), bytes.subspan(4)), 0xCBF43926u);
+}
+
 TEST(Crc32c, EveryInstructionSetAgreesWithTheDefinition) {
   std::mt19937_64 random(kSeed);
   const std::vector<std::byte> bytes = RandomBytes(40000, random);
@@ -61,6 +70,7 @@ TEST(Crc32c, EveryInstructionSetAgreesWithTheDefinition) {
     for (const size_t size : sizes) {
       const auto part = std::span(bytes).subspan(random() % 9, size);
       ASSERT_EQ(Crc32c(part), Oracle(part)) << target << ": " << size;
+      ASSERT_EQ(ExtendZipCrc32(0, part), Oracle(part, kZip)) << target << ": " << size;
     }
   });
 }

@@ -33,9 +33,18 @@ constexpr int64_t kChunkBytes = int64_t{1} << 20;
 constexpr int64_t kMaxRowBytes = int64_t{16} << 20;
 constexpr int64_t kCompareBytes = int64_t{1} << 20;
 
+// Whether neighbours in a row are apart in the file.
+bool IsTransposed(const std::vector<StoredPiece>& pieces) {
+  return std::ranges::any_of(pieces, [](const StoredPiece& piece) {
+    return piece.strides.size() > 1 && piece.strides.back() != 1 && piece.box.shape.back() != 1;
+  });
+}
+
 // Bytes that one read covers at least. Whole rows, because part of a row of a transposed tensor is
-// spread over as much of the file as all of it.
-int64_t ChunkBytes(const Shape& shape, int64_t element_bytes) {
+// spread over as much of the file as all of it; all rows of such a tensor, where they are few.
+int64_t ChunkBytes(const Shape& shape, int64_t element_bytes, bool transposed) {
+  const int64_t all_bytes = ElementCount(shape) * element_bytes;
+  if (transposed && all_bytes <= kMaxRowBytes) return all_bytes;
   int64_t row_bytes = element_bytes;
   for (size_t d = 1; d < shape.size(); ++d) row_bytes *= shape[d];
   if (row_bytes > kMaxRowBytes) return kChunkBytes;
@@ -310,7 +319,8 @@ absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest)
   DataFile& file = *manifest.add_files();
   file.set_path(absl::StrFormat("tensor-%05d", index));
   file.set_size_bytes(static_cast<uint64_t>(ElementCount(tensor.shape) * element_bytes));
-  file.set_chunk_bytes(static_cast<uint32_t>(ChunkBytes(tensor.shape, element_bytes)));
+  file.set_chunk_bytes(
+      static_cast<uint32_t>(ChunkBytes(tensor.shape, element_bytes, IsTransposed(tensor.pieces))));
   AddShard(WholeBox(tensor.shape), static_cast<uint32_t>(index), 0, logical);
   const StoredTensor& stored =
       *tensors_

@@ -97,5 +97,27 @@ TEST(CopyBox, MovesExactlyTheElementsOfTheRegion) {
   }
 }
 
+// Larger than the blocks in which a transposition is copied, and no multiples of them.
+TEST(CopyBox, TransposesLargeMatrices) {
+  std::mt19937_64 random(TestSeed());
+  for (const size_t element_bytes : {1, 2, 4, 8, 16}) {
+    for (const auto& [rows, columns] : {std::pair{33, 100}, {64, 65}, {1, 70}, {95, 32}}) {
+      const Box box = {{5, 7}, {rows, columns}};
+      std::vector<std::byte> from(rows * columns * element_bytes);
+      for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+      std::vector<std::byte> to(from.size());
+      CopyBox(box, {from.data(), box, {columns, 1}}, {to.data(), box, {1, rows}}, element_bytes);
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < columns; ++j) {
+          ASSERT_EQ(std::memcmp(to.data() + (j * rows + i) * element_bytes,
+                                from.data() + (i * columns + j) * element_bytes, element_bytes),
+                    0)
+              << element_bytes << ": " << i << ", " << j;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

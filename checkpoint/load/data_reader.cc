@@ -230,7 +230,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
 }
 
 absl::Status ReadAlone(const Manifest& manifest, const LoadPlan& plan, const DataReader& reader,
-                       int io_threads, uint64_t staging_bytes) {
+                       int io_threads, uint64_t staging_bytes, std::vector<AlignedBuffer>* kept) {
   std::vector<FilePiece> pieces;
   uint64_t largest = 0;
   for (const FileReads& reads : plan.files) {
@@ -245,10 +245,12 @@ absl::Status ReadAlone(const Manifest& manifest, const LoadPlan& plan, const Dat
     }
   }
   const int workers = static_cast<int>(std::min<size_t>(io_threads, pieces.size()));
-  std::vector<AlignedBuffer> buffers;
+  std::vector<AlignedBuffer> own;
+  std::vector<AlignedBuffer>& buffers = kept != nullptr ? *kept : own;
+  buffers.resize(std::max<size_t>(buffers.size(), workers));
   for (int w = 0; w < workers; ++w) {
-    TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(largest));
-    buffers.push_back(std::move(buffer));
+    if (buffers[w].size_bytes() >= largest) continue;
+    TESSERA_ASSIGN_OR_RETURN(buffers[w], AlignedBuffer::Allocate(largest));
   }
   return RunTasks(workers, pieces.size(), [&](int worker, size_t i) {
     return reader.ReadAndPlace(pieces[i], buffers[worker].data());

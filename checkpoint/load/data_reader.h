@@ -114,9 +114,11 @@ class PackedRegion {
 };
 
 // Reads everything in the plan, each process for itself, in `io_threads` threads with buffers of at
-// most staging_bytes, but at least one chunk.
+// most staging_bytes, but at least one chunk. `kept` (may be null) has buffers of earlier loads and
+// gets those that are allocated.
 absl::Status ReadAlone(const Manifest& manifest, const LoadPlan& plan, const DataReader& reader,
-                       int io_threads, uint64_t staging_bytes);
+                       int io_threads, uint64_t staging_bytes,
+                       std::vector<AlignedBuffer>* kept = nullptr);
 
 }  // namespace tessera::ckpt
 

@@ -172,9 +172,10 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
     return ReadTogether(manifest, *reader, share, group, options, report);
   }
   report.bytes_read = plan->bytes;
-  return AgreeOnStatus(
-      group, ReadAlone(manifest, *plan, *reader, options.io_threads, options.staging_bytes),
-      options.deadline);
+  return AgreeOnStatus(group,
+                       ReadAlone(manifest, *plan, *reader, options.io_threads,
+                                 options.staging_bytes, options.buffers),
+                       options.deadline);
 }
 
 // Step 5, on request.

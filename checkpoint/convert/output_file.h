@@ -1,0 +1,61 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_OUTPUT_FILE_H_
+#define TESSERA_CHECKPOINT_CONVERT_OUTPUT_FILE_H_
+
+// What is written, and from what.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/layout/box.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// A committed checkpoint. Both must outlive the call.
+struct OutputSource {
+  Storage& storage;
+  std::string directory;
+  const Manifest& manifest;  // ReadManifest(storage, directory)
+};
+
+// A matrix of a new file.
+struct OutputTensor {
+  std::string name;         // in the new files, as their reader calls it
+  std::string source_name;  // in the source: the same, or the tensor that it is tied to
+  Role role = WEIGHT;
+  DType dtype = DTYPE_UNSPECIFIED;  // in the file
+  Shape shape;                      // of the logical tensor
+  uint64_t offset_bytes = 0;        // in the file
+  int64_t elements = 0;             // in the file, padding included; padding is zero
+  // The pieces of the logical tensor that elements [begin, end) of the file's tensor are. Offsets
+  // count from the element `begin`. Called by several threads.
+  std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> pieces;
+};
+
+// Bytes of a new file that belong to no tensor.
+struct OutputBytes {
+  uint64_t offset_bytes = 0;
+  std::string bytes;
+};
+
+struct OutputFile {
+  std::string name;
+  std::string header;  // the bytes before the first tensor: all of a file without tensors
+  uint64_t size_bytes = 0;
+  std::vector<OutputTensor> tensors;
+  // Readers find no checkpoint without this file, which has no tensors: in places where a folder
+  // does not get its name when it is complete, it is created last.
+  bool commits = false;
+  // May be null. Called when all tensors are written, with the CRC-32 (that of zip) of the bytes of
+  // each: what else the file has, between the tensors and after them.
+  std::function<std::vector<OutputBytes>(std::span<const uint32_t> crc32)> finish;
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_OUTPUT_FILE_H_
