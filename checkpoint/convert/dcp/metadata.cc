@@ -65,6 +65,7 @@ class MetadataReader {
 
 absl::Status MetadataReader::ReadStorageData() {
   const Value data = Field(root_, "storage_data");
+  stored_.reserve(data.entry_count());
   for (size_t i = 0; i < data.entry_count(); ++i) {
     const auto [index, info] = data.entry(i);
     const std::optional<std::string_view> name = Field(index, "fqn").AsText();

@@ -59,7 +59,48 @@ absl::StatusOr<std::string> ReadPart(const ReadableFile& file, Extent part) {
   return bytes;
 }
 
-absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& file, Extent part) {
+// Part of a file, the beginning and the end of which are read at once: what torch writes around the
+// elements of a tensor is there, in many small records.
+class EndsInMemory final : public ReadableFile {
+ public:
+  static constexpr uint64_t kBytes = 4096;
+
+  // Precondition: the part lies in the file, which must outlive this one.
+  static absl::StatusOr<EndsInMemory> Create(const ReadableFile& file, Extent part) {
+    EndsInMemory ends(file, part);
+    const uint64_t first = part.length <= 2 * kBytes ? part.length : kBytes;
+    TESSERA_ASSIGN_OR_RETURN(ends.first_, ReadPart(file, {part.offset, first}));
+    const uint64_t last = std::min(part.length - first, kBytes);
+    TESSERA_ASSIGN_OR_RETURN(ends.last_, ReadPart(file, {part.offset + part.length - last, last}));
+    return ends;
+  }
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    const uint64_t last_offset = part_.offset + part_.length - last_.size();
+    for (const auto& [begin, bytes] : {std::pair(part_.offset, std::string_view(first_)),
+                                       std::pair(last_offset, std::string_view(last_))}) {
+      if (offset_bytes < begin || offset_bytes - begin > bytes.size() ||
+          out.size() > bytes.size() - (offset_bytes - begin)) {
+        continue;
+      }
+      std::ranges::copy(std::as_bytes(std::span(bytes).subspan(offset_bytes - begin, out.size())),
+                        out.begin());
+      return absl::OkStatus();
+    }
+    return file_.ReadAt(offset_bytes, out);
+  }
+  uint64_t size_bytes() const override { return file_.size_bytes(); }
+
+ private:
+  EndsInMemory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
+
+  const ReadableFile& file_;
+  const Extent part_;
+  std::string first_, last_;
+};
+
+absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
   TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
   const pickle::Value root = archive.contents.root();
   if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is no tensor");

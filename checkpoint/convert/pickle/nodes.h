@@ -26,16 +26,26 @@ enum class Place : uint8_t {
 //   kBool, kInt, kFloat   a: the value's bits
 //   kText, kBytes, kInt   a: offset in Nodes::text or in the file, b: length
 //   kTuple                a: index into Nodes::tuple_elements, b: number of elements
-//   kList, kDict, kSet    list: index into Nodes::lists; keys and values of a dict take turns
+//   kList, kDict, kSet    a: index into Nodes::lists, or kNoList; keys and values of a dict take
+//                         turns
 //   kGlobal               a, b: texts, the module and the name
 //   kObject               a: index into Nodes::objects
 //   kPersistentId         a: the node that identifies it
 struct Node {
-  Kind kind = Kind::kAbsent;
-  Place place = Place::kInMemory;
-  uint32_t list = kNoList;
+  Kind kind : 8 = Kind::kAbsent;
+  Place place : 8 = Place::kInMemory;
+  uint64_t b : 48 = 0;
   uint64_t a = 0;
-  uint64_t b = 0;
+};
+static_assert(sizeof(Node) == 16);
+// No offset or length may be larger.
+inline constexpr uint64_t kMaxExtent = (uint64_t{1} << 48) - 1;
+
+// Elements of Nodes::list_elements. What is appended to a full list moves it to the end.
+struct List {
+  uint64_t begin = 0;
+  uint32_t size = 0;
+  uint32_t capacity = 0;
 };
 
 struct Object {
@@ -51,7 +61,8 @@ struct Nodes {
   std::vector<Node> nodes;
   std::string text;
   std::vector<NodeId> tuple_elements;
-  std::vector<std::vector<NodeId>> lists;
+  std::vector<List> lists;
+  std::vector<NodeId> list_elements;
   std::vector<Object> objects;
   NodeId root = kNoNode;
   uint64_t end_offset = 0;

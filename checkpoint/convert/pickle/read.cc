@@ -24,6 +24,8 @@ namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr uint8_t kHighestProtocol = 5;
+constexpr size_t kSharedNodes = 1024;
+constexpr uint64_t kMaxListElements = uint64_t{1} << 31;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -49,7 +51,9 @@ class Reader {
   absl::StatusOr<NodeId> Add(const Node& node);
   absl::Status Push(const Node& node);
   absl::StatusOr<NodeId> AddText(std::string_view text);
-  std::vector<NodeId>& ListOf(uint32_t& list);
+  absl::StatusOr<NodeId> AddShared(const Node& node);
+  // Appends what is on the stack from there on to a list, which may be kNoList and gets a number.
+  absl::StatusOr<uint32_t> Extend(uint32_t list, size_t first_on_stack);
   absl::StatusOr<NodeId> AddTuple(size_t first_on_stack);
   absl::Status PushObject(NodeId callable, NodeId arguments, NodeId keyword_arguments = kNoNode);
   Node& NodeAt(NodeId id) { return nodes_->nodes[id]; }
@@ -131,6 +135,7 @@ class Reader {
   ByteStream stream_;
   const uint64_t max_nodes_;
   std::unique_ptr<Nodes> nodes_ = std::make_unique<Nodes>();
+  std::vector<NodeId> shared_ = std::vector<NodeId>(kSharedNodes, kNoNode);  // by a hash
   std::vector<NodeId> stack_;
   std::vector<size_t> marks_;  // size of the stack when it was set
   absl::flat_hash_map<uint32_t, NodeId> memo_;
@@ -180,9 +185,9 @@ std::array<Reader::Opcode, 256> Reader::MakeOpcodes() {
   set(0x86, "TUPLE2", &Reader::PushTuple<2>);
   set(0x87, "TUPLE3", &Reader::PushTuple<3>);
   set('t', "TUPLE", &Reader::PushTupleToMark);
-  set(']', "EMPTY_LIST", &Reader::PushConstant<Kind::kList>);
-  set('}', "EMPTY_DICT", &Reader::PushConstant<Kind::kDict>);
-  set(0x8F, "EMPTY_SET", &Reader::PushConstant<Kind::kSet>);
+  set(']', "EMPTY_LIST", &Reader::PushConstant<Kind::kList, kNoList>);
+  set('}', "EMPTY_DICT", &Reader::PushConstant<Kind::kDict, kNoList>);
+  set(0x8F, "EMPTY_SET", &Reader::PushConstant<Kind::kSet, kNoList>);
   set('l', "LIST", &Reader::PushListToMark<Kind::kList>);
   set('d', "DICT", &Reader::PushListToMark<Kind::kDict>);
   set(0x91, "FROZENSET", &Reader::PushListToMark<Kind::kSet>);
@@ -251,30 +256,69 @@ absl::StatusOr<NodeId> Reader::Add(const Node& node) {
 }
 
 absl::Status Reader::Push(const Node& node) {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId id, Add(node));
+  TESSERA_ASSIGN_OR_RETURN(const NodeId id, node.kind == Kind::kInt ? AddShared(node) : Add(node));
   stack_.push_back(id);
   return absl::OkStatus();
 }
 
 absl::StatusOr<NodeId> Reader::AddText(std::string_view text) {
-  const Node node = {.kind = Kind::kText, .a = nodes_->text.size(), .b = text.size()};
+  const Node node = {.kind = Kind::kText, .b = text.size(), .a = nodes_->text.size()};
   nodes_->text.append(text);
   return Add(node);
 }
 
-std::vector<NodeId>& Reader::ListOf(uint32_t& list) {
+// Numbers and empty tuples that are equal are one node, where they are not far apart.
+absl::StatusOr<NodeId> Reader::AddShared(const Node& node) {
+  NodeId& known = shared_[(node.a * 31 + static_cast<uint64_t>(node.kind)) % kSharedNodes];
+  if (known < nodes_->nodes.size()) {
+    const Node& other = NodeAt(known);
+    if (other.kind == node.kind && other.place == node.place && other.a == node.a &&
+        other.b == node.b) {
+      return known;
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(known, Add(node));
+  return known;
+}
+
+absl::StatusOr<uint32_t> Reader::Extend(uint32_t list, size_t first_on_stack) {
   if (list == kNoList) {
     list = static_cast<uint32_t>(nodes_->lists.size());
     nodes_->lists.emplace_back();
   }
-  return nodes_->lists[list];
+  List& known = nodes_->lists[list];
+  std::vector<NodeId>& elements = nodes_->list_elements;
+  const uint64_t added = stack_.size() - first_on_stack;
+  if (known.size + added > kMaxListElements) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("more than ", kMaxListElements, " elements in one list"));
+  }
+  const bool is_last = known.begin + known.capacity == elements.size();
+  const uint64_t needed = known.size + added;
+  if (needed > known.capacity && !is_last) {
+    // It may grow again: a list that moves gets as much space again as it has elements.
+    const auto old = static_cast<ptrdiff_t>(known.begin);
+    known.begin = elements.size();
+    known.capacity = static_cast<uint32_t>(needed + known.size);
+    elements.resize(known.begin + known.capacity);
+    std::copy_n(elements.begin() + old, known.size,
+                elements.begin() + static_cast<ptrdiff_t>(known.begin));
+  } else if (needed > known.capacity) {
+    known.capacity = static_cast<uint32_t>(needed);
+    elements.resize(known.begin + known.capacity);
+  }
+  std::copy(stack_.begin() + static_cast<ptrdiff_t>(first_on_stack), stack_.end(),
+            elements.begin() + static_cast<ptrdiff_t>(known.begin + known.size));
+  known.size = static_cast<uint32_t>(needed);
+  return list;
 }
 
 absl::StatusOr<NodeId> Reader::AddTuple(size_t first_on_stack) {
   const auto first = stack_.begin() + static_cast<ptrdiff_t>(first_on_stack);
   const Node node = {.kind = Kind::kTuple,
-                     .a = nodes_->tuple_elements.size(),
-                     .b = static_cast<uint64_t>(stack_.end() - first)};
+                     .b = static_cast<uint64_t>(stack_.end() - first),
+                     .a = nodes_->tuple_elements.size()};
+  if (first == stack_.end()) return AddShared({.kind = Kind::kTuple});
   nodes_->tuple_elements.insert(nodes_->tuple_elements.end(), first, stack_.end());
   stack_.erase(first, stack_.end());
   return Add(node);
@@ -370,7 +414,7 @@ absl::Status Reader::PushDecimal(std::string_view digits, uint64_t offset) {
   if (digits.size() == sign || digits.find_first_not_of("0123456789", sign) != digits.npos) {
     return Wrong("no decimal number");
   }
-  return Push({.kind = Kind::kInt, .place = Place::kInFile, .a = offset, .b = digits.size()});
+  return Push({.kind = Kind::kInt, .place = Place::kInFile, .b = digits.size(), .a = offset});
 }
 
 // Protocol 0 and 1 write the bools as 00 and 01.
@@ -395,7 +439,7 @@ absl::Status Reader::PushLong() {
   const uint64_t offset = stream_.position();
   if (length > sizeof(uint64_t) + 1) {
     TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
-    return Push({.kind = Kind::kInt, .place = Place::kInFile, .a = offset, .b = length});
+    return Push({.kind = Kind::kInt, .place = Place::kInFile, .b = length, .a = offset});
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, stream_.ReadView(length));
   const bool negative = !bytes.empty() && static_cast<int8_t>(bytes.back()) < 0;
@@ -408,7 +452,7 @@ absl::Status Reader::PushLong() {
     return Push({.kind = Kind::kInt, .a = value});
   }
   if (above == 0) return Push({.kind = Kind::kInt, .place = Place::kUnsigned, .a = value});
-  return Push({.kind = Kind::kInt, .place = Place::kInFile, .a = offset, .b = length});
+  return Push({.kind = Kind::kInt, .place = Place::kInFile, .b = length, .a = offset});
 }
 
 absl::Status Reader::PushFloat() {
@@ -429,9 +473,9 @@ absl::Status Reader::PushText() {
   if (length > kMaxTextBytes) {
     const uint64_t offset = stream_.position();
     TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
-    return Push({.kind = Kind::kText, .place = Place::kInFile, .a = offset, .b = length});
+    return Push({.kind = Kind::kText, .place = Place::kInFile, .b = length, .a = offset});
   }
-  const Node node = {.kind = Kind::kText, .a = nodes_->text.size(), .b = length};
+  const Node node = {.kind = Kind::kText, .b = length, .a = nodes_->text.size()};
   TESSERA_RETURN_IF_ERROR(stream_.ReadInto(length, nodes_->text));
   return Push(node);
 }
@@ -459,7 +503,7 @@ absl::Status Reader::PushBytes() {
   TESSERA_ASSIGN_OR_RETURN(const Length length, ReadNumber<Length>());
   const uint64_t offset = stream_.position();
   TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
-  return Push({.kind = Kind::kBytes, .place = Place::kInFile, .a = offset, .b = length});
+  return Push({.kind = Kind::kBytes, .place = Place::kInFile, .b = length, .a = offset});
 }
 
 absl::Status Reader::PushTupleToMark() {
@@ -480,7 +524,7 @@ absl::Status Reader::PushTuple() {
 template <Kind kind>
 absl::Status Reader::PushListToMark() {
   TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId list, Add({.kind = kind}));
+  TESSERA_ASSIGN_OR_RETURN(const NodeId list, Add({.kind = kind, .a = kNoList}));
   if (kind == Kind::kDict) {
     TESSERA_RETURN_IF_ERROR(SetIn(list, first));
   } else {
@@ -496,9 +540,12 @@ absl::Status Reader::AppendTo(NodeId target, size_t first_on_stack, bool to_set)
   const bool fits = node.kind == Kind::kObject || node.kind == (to_set ? Kind::kSet : Kind::kList);
   if (!fits) return Wrong(absl::StrCat("cannot add to a ", View(KindName(node.kind))));
   if (first != stack_.end()) {
-    uint32_t& list = node.kind == Kind::kObject ? nodes_->objects[node.a].items : node.list;
-    std::vector<NodeId>& elements = ListOf(list);
-    elements.insert(elements.end(), first, stack_.end());
+    if (node.kind == Kind::kObject) {
+      uint32_t& items = nodes_->objects[node.a].items;
+      TESSERA_ASSIGN_OR_RETURN(items, Extend(items, first_on_stack));
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
+    }
   }
   stack_.erase(first, stack_.end());
   return absl::OkStatus();
@@ -512,9 +559,12 @@ absl::Status Reader::SetIn(NodeId target, size_t first_on_stack) {
   }
   if ((stack_.end() - first) % 2 != 0) return Wrong("a key without a value");
   if (first != stack_.end()) {
-    uint32_t& list = node.kind == Kind::kObject ? nodes_->objects[node.a].entries : node.list;
-    std::vector<NodeId>& entries = ListOf(list);
-    entries.insert(entries.end(), first, stack_.end());
+    if (node.kind == Kind::kObject) {
+      uint32_t& entries = nodes_->objects[node.a].entries;
+      TESSERA_ASSIGN_OR_RETURN(entries, Extend(entries, first_on_stack));
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
+    }
   }
   stack_.erase(first, stack_.end());
   return absl::OkStatus();
@@ -590,7 +640,7 @@ absl::StatusOr<NodeId> Reader::AddGlobalLines() {
   TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadLine());
   TESSERA_ASSIGN_OR_RETURN(const NodeId module_id, AddText(module));
   TESSERA_ASSIGN_OR_RETURN(const NodeId name_id, AddText(name));
-  return Add({.kind = Kind::kGlobal, .a = module_id, .b = name_id});
+  return Add({.kind = Kind::kGlobal, .b = name_id, .a = module_id});
 }
 
 absl::Status Reader::PushGlobalLines() {
@@ -605,7 +655,7 @@ absl::Status Reader::PushGlobalFromStack() {
   if (NodeAt(name).kind != Kind::kText || NodeAt(module).kind != Kind::kText) {
     return Wrong("module and name are not texts");
   }
-  return Push({.kind = Kind::kGlobal, .a = module, .b = name});
+  return Push({.kind = Kind::kGlobal, .b = name, .a = module});
 }
 
 absl::Status Reader::Reduce() {
@@ -669,6 +719,10 @@ absl::StatusOr<Pickle> ReadPickle(const ReadableFile& file, Extent within,
     return absl::DataLossError(absl::StrCat("a pickle of ", within.length, " bytes at offset ",
                                             within.offset, " in a file of ", file.size_bytes(),
                                             " bytes"));
+  }
+  if (within.offset + within.length > kMaxExtent) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a pickle in a file of ", file.size_bytes(), " bytes"));
   }
   return Reader(file, within, options).Run();
 }

@@ -1,7 +1,7 @@
 #include "checkpoint/convert/pickle/value.h"
 
 #include <bit>
-#include <vector>
+#include <span>
 
 #include "checkpoint/convert/pickle/nodes.h"
 
@@ -21,24 +21,25 @@ const Object* ObjectOf(const Nodes* nodes, NodeId id) {
 
 Value ValueOf(const Nodes* nodes, NodeId id) { return id == kNoNode ? Value() : Value(nodes, id); }
 
-const std::vector<NodeId>* ListOf(const Nodes* nodes, uint32_t list) {
-  return list == kNoList ? nullptr : &nodes->lists[list];
+std::span<const NodeId> ListOf(const Nodes* nodes, uint64_t list) {
+  if (list == kNoList) return {};
+  return std::span(nodes->list_elements).subspan(nodes->lists[list].begin, nodes->lists[list].size);
 }
 
-// Elements of a list, a set or an object; null where there are none.
-const std::vector<NodeId>* ItemsOf(const Nodes* nodes, NodeId id) {
+// Elements of a list, a set or an object.
+std::span<const NodeId> ItemsOf(const Nodes* nodes, NodeId id) {
   const Node& node = NodeOf(nodes, id);
-  if (node.kind == Kind::kList || node.kind == Kind::kSet) return ListOf(nodes, node.list);
+  if (node.kind == Kind::kList || node.kind == Kind::kSet) return ListOf(nodes, node.a);
   if (const Object* object = ObjectOf(nodes, id)) return ListOf(nodes, object->items);
-  return nullptr;
+  return {};
 }
 
-// Keys and values in turn, of a dict or an object; null where there are none.
-const std::vector<NodeId>* EntriesOf(const Nodes* nodes, NodeId id) {
+// Keys and values in turn, of a dict or an object.
+std::span<const NodeId> EntriesOf(const Nodes* nodes, NodeId id) {
   const Node& node = NodeOf(nodes, id);
-  if (node.kind == Kind::kDict) return ListOf(nodes, node.list);
+  if (node.kind == Kind::kDict) return ListOf(nodes, node.a);
   if (const Object* object = ObjectOf(nodes, id)) return ListOf(nodes, object->entries);
-  return nullptr;
+  return {};
 }
 
 }  // namespace
@@ -121,25 +122,21 @@ std::optional<Extent> Value::extent() const {
 size_t Value::size() const {
   const Node& node = NodeOf(nodes_, id_);
   if (node.kind == Kind::kTuple) return node.b;
-  const std::vector<NodeId>* items = ItemsOf(nodes_, id_);
-  return items == nullptr ? 0 : items->size();
+  return ItemsOf(nodes_, id_).size();
 }
 
 Value Value::operator[](size_t index) const {
   if (index >= size()) return {};
   const Node& node = NodeOf(nodes_, id_);
   if (node.kind == Kind::kTuple) return {nodes_, nodes_->tuple_elements[node.a + index]};
-  return {nodes_, (*ItemsOf(nodes_, id_))[index]};
+  return {nodes_, ItemsOf(nodes_, id_)[index]};
 }
 
-size_t Value::entry_count() const {
-  const std::vector<NodeId>* entries = EntriesOf(nodes_, id_);
-  return entries == nullptr ? 0 : entries->size() / 2;
-}
+size_t Value::entry_count() const { return EntriesOf(nodes_, id_).size() / 2; }
 
 std::pair<Value, Value> Value::entry(size_t index) const {
-  if (index >= entry_count()) return {};
-  const std::vector<NodeId>& entries = *EntriesOf(nodes_, id_);
+  const std::span<const NodeId> entries = EntriesOf(nodes_, id_);
+  if (index >= entries.size() / 2) return {};
   return {Value(nodes_, entries[2 * index]), Value(nodes_, entries[2 * index + 1])};
 }
 
@@ -207,12 +204,11 @@ uint64_t Pickle::end_offset() const { return nodes_->end_offset; }
 size_t Pickle::node_count() const { return nodes_->nodes.size(); }
 
 size_t Pickle::memory_bytes() const {
-  size_t bytes = nodes_->nodes.capacity() * sizeof(Node) + nodes_->text.capacity() +
-                 nodes_->tuple_elements.capacity() * sizeof(NodeId) +
-                 nodes_->lists.capacity() * sizeof(std::vector<NodeId>) +
-                 nodes_->objects.capacity() * sizeof(Object);
-  for (const std::vector<NodeId>& list : nodes_->lists) bytes += list.capacity() * sizeof(NodeId);
-  return bytes;
+  return nodes_->nodes.capacity() * sizeof(Node) + nodes_->text.capacity() +
+         nodes_->tuple_elements.capacity() * sizeof(NodeId) +
+         nodes_->lists.capacity() * sizeof(List) +
+         nodes_->list_elements.capacity() * sizeof(NodeId) +
+         nodes_->objects.capacity() * sizeof(Object);
 }
 
 }  // namespace tessera::ckpt::pickle

@@ -131,22 +131,22 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
 // The bytes that a storage of an archive shows, which lie within the file.
 absl::StatusOr<Extent> LocateStorage(const TorchArchive& archive, const StorageReference& storage) {
   const auto found = archive.storages.find(storage.key);
-  const std::string shown = absl::CHexEscape(storage.key.substr(0, 200));
+  const auto shown = [&] { return absl::CHexEscape(storage.key.substr(0, 200)); };
   if (found == archive.storages.end()) {
-    return Malformed(absl::StrCat("the storage ", shown, " is missing"));
+    return Malformed(absl::StrCat("the storage ", shown(), " is missing"));
   }
   const Extent bytes = found->second;
   if (storage.count > bytes.length / storage.elements->element_bytes) {
-    return Malformed(absl::StrCat("the storage ", shown, " has ", bytes.length, " bytes, expected ",
-                                  storage.count, " elements of ", storage.elements->element_bytes,
-                                  " bytes"));
+    return Malformed(absl::StrCat("the storage ", shown(), " has ", bytes.length,
+                                  " bytes, expected ", storage.count, " elements of ",
+                                  storage.elements->element_bytes, " bytes"));
   }
   uint64_t offset = 0, count = storage.count;
   if (storage.view.is(Kind::kTuple)) {
     offset = storage.view[1].AsUint().value_or(UINT64_MAX);
     count = storage.view[2].AsUint().value_or(UINT64_MAX);
     if (offset > storage.count || count > storage.count - offset) {
-      return Malformed(absl::StrCat("a view beyond the end of the storage ", shown));
+      return Malformed(absl::StrCat("a view beyond the end of the storage ", shown()));
     }
   }
   return Extent{bytes.offset + offset * storage.elements->element_bytes,

@@ -181,15 +181,15 @@ absl::StatusOr<Entry> Directory::ParseEntry(std::string_view& rest, uint64_t off
                  .flags = U16(rest, 8),
                  .method = U16(rest, 10)};
   uint64_t compressed = U32(rest, 20);
-  const std::string shown = absl::CHexEscape(entry.name.substr(0, 200));
+  const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
   if (!ApplyZip64(rest.substr(kCentralBytes + name_bytes, extra_bytes),
                   {&entry.size, &compressed, &entry.local_offset})) {
-    return Wrong(offset, absl::StrCat(shown, ": malformed extra fields"));
+    return Wrong(offset, absl::StrCat(shown(), ": malformed extra fields"));
   }
   if (entry.method == 0 && compressed != entry.size) {
-    return Wrong(offset, absl::StrCat(shown, ": stored, and yet of two sizes"));
+    return Wrong(offset, absl::StrCat(shown(), ": stored, and yet of two sizes"));
   }
-  if ((entry.flags & kEncrypted) != 0) return Wrong(offset, absl::StrCat(shown, " is encrypted"));
+  if ((entry.flags & kEncrypted) != 0) return Wrong(offset, absl::StrCat(shown(), " is encrypted"));
   entry.size = compressed;
   rest.remove_prefix(entry_bytes);
   return entry;
@@ -197,11 +197,11 @@ absl::StatusOr<Entry> Directory::ParseEntry(std::string_view& rest, uint64_t off
 
 // The data of a member, which lies before the directory.
 absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directory_offset) const {
-  const std::string shown = absl::CHexEscape(entry.name.substr(0, 200));
+  const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
   const uint64_t offset = entry.local_offset;
   const uint64_t header_bytes = kLocalBytes + entry.name.size();
   if (offset > directory_offset || header_bytes > directory_offset - offset) {
-    return Wrong(offset, absl::StrCat(shown, " does not begin before the directory"));
+    return Wrong(offset, absl::StrCat(shown(), " does not begin before the directory"));
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string header, Bytes(offset, header_bytes));
   const uint64_t extra_bytes = U16(header, 28);
@@ -211,11 +211,11 @@ absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directo
   if (U32(header, 0) != kLocalSignature || U16(header, 8) != entry.method ||
       U16(header, 6) != entry.flags || U16(header, 26) != entry.name.size() ||
       header.substr(kLocalBytes) != entry.name || !same_size) {
-    return Wrong(offset, absl::StrCat(shown, ": directory and local header differ"));
+    return Wrong(offset, absl::StrCat(shown(), ": directory and local header differ"));
   }
   const uint64_t room = directory_offset - offset - header_bytes;
   if (extra_bytes > room || entry.size > room - extra_bytes) {
-    return Wrong(offset, absl::StrCat(shown, ": its ", entry.size,
+    return Wrong(offset, absl::StrCat(shown(), ": its ", entry.size,
                                       " bytes do not end before the directory"));
   }
   return ZipMember{.name = entry.name,
