@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> TrainTokenizer(const std::vector<Docu
                                                    ": the text supports ",
                                                    (*tokenizer)->vocab_size(), " ids at most"));
   }
-  return std::unique_ptr<Tokenizer>(*std::move(tokenizer));
+  return tokenizer;
 }
 
 }  // namespace tessera

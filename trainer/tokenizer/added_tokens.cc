@@ -30,10 +30,15 @@ StringFinder::Match StringFinder::Find(std::string_view text, size_t from) const
   return {};
 }
 
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens, UnicodeNormalizer normalizer)
+    : tokens_(std::move(tokens)), normalizer_(std::move(normalizer)) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
-    StringFinder& finder = tokens_[i].normalized ? normalized_ : raw_;
-    finder.Add(tokens_[i].text, static_cast<int32_t>(i));
+    const AddedToken& token = tokens_[i];
+    if (token.normalized) {
+      normalized_.Add(normalizer_.Normalize(token.text), static_cast<int32_t>(i));
+    } else {
+      raw_.Add(token.text, static_cast<int32_t>(i));
+    }
     if (!tokens_[i].special) has_ordinary_ = true;
   }
 }
@@ -57,7 +62,8 @@ void AddedTokens::SplitBy(const StringFinder& finder, std::string_view text, boo
 void AddedTokens::Split(std::string_view text, bool special, const Visit& visit) const {
   SplitBy(raw_, text, special, [&](std::string_view part, int32_t id) {
     if (id >= 0) return visit(part, id);
-    SplitBy(normalized_, part, special, visit);
+    if (!normalizer_.active()) return SplitBy(normalized_, part, special, visit);
+    SplitBy(normalized_, normalizer_.Normalize(part), special, visit);
   });
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "trainer/tokenizer/unicode_normalizer.h"
 
 namespace tessera {
 
@@ -18,7 +19,7 @@ struct AddedToken {
   int32_t id = 0;
   // Only found where special tokens are asked for.
   bool special = false;
-  // Found after the others, in what they leave.
+  // Found after the others, in what they leave, normalised as that is.
   bool normalized = false;
 };
 
@@ -45,15 +46,18 @@ class StringFinder {
 class AddedTokens {
  public:
   AddedTokens() = default;
+  // `normalizer`: of what is left when the tokens that are not normalized have been found.
   // Precondition: no text is empty.
-  explicit AddedTokens(std::vector<AddedToken> tokens);
+  explicit AddedTokens(std::vector<AddedToken> tokens, UnicodeNormalizer normalizer = {});
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
-  // False where Split() would find nothing in any text.
-  bool MayMatch(bool special) const { return special ? !tokens_.empty() : has_ordinary_; }
+  // False where Split() would leave any text as it is.
+  bool MayMatch(bool special) const {
+    return normalizer_.active() || (special ? !tokens_.empty() : has_ordinary_);
+  }
 
   // Calls `visit` for each added token of the text, with its id, and for what lies between, with
-  // id -1, in order. Special tokens are only found if `special`.
+  // id -1 and normalised, in order. Special tokens are only found if `special`.
   using Visit = std::function<void(std::string_view text, int32_t id)>;
   void Split(std::string_view text, bool special, const Visit& visit) const;
 
@@ -62,6 +66,7 @@ class AddedTokens {
                const Visit& visit) const;
 
   std::vector<AddedToken> tokens_;
+  UnicodeNormalizer normalizer_;
   StringFinder raw_, normalized_;  // values: indices of tokens_
   bool has_ordinary_ = false;
 };

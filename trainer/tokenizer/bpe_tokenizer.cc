@@ -122,7 +122,9 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Create(const std::st
 BpeTokenizer::BpeTokenizer(const std::array<int32_t, 256>& byte_ids, BpeVocabulary vocabulary)
     : split_(vocabulary.split),
       merges_(byte_ids, vocabulary.merges),
-      added_(std::move(vocabulary.added)),
+      added_(std::move(vocabulary.added), vocabulary.normalizer),
+      normalizes_(vocabulary.normalizer.active()),
+      cuts_(!normalizes_),
       end_of_text_(vocabulary.end_of_text),
       begin_of_text_(vocabulary.begin_of_text),
       texts_(std::move(vocabulary.tokens)),

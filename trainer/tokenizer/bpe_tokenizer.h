@@ -17,6 +17,7 @@
 #include "trainer/tokenizer/bpe_merges.h"
 #include "trainer/tokenizer/split_rules.h"
 #include "trainer/tokenizer/tokenizer.h"
+#include "trainer/tokenizer/unicode_normalizer.h"
 
 namespace tessera {
 
@@ -27,6 +28,7 @@ struct BpeVocabulary {
   // Ids that no text becomes, with what they decode to.
   std::vector<SpecialToken> unreachable;
   std::vector<BpeMerge> merges;
+  UnicodeNormalizer normalizer;
   SplitRules split;
   // A piece that is a token becomes that token, whatever the merges.
   bool whole_pieces_first = false;
@@ -36,8 +38,8 @@ struct BpeVocabulary {
   std::vector<TokenizerFile> files;
 };
 
-// Lossless for any bytes: what is not UTF-8 counts as punctuation. The ids of valid UTF-8 are those
-// of the original programs.
+// Lossless for any bytes, unless it normalises: what is not UTF-8 counts as punctuation. The ids of
+// valid UTF-8 are those of the original programs.
 class BpeTokenizer : public Tokenizer {
  public:
   // `path` is used in messages. Errors: InvalidArgument where a byte has no token of its own, or
@@ -53,10 +55,13 @@ class BpeTokenizer : public Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
       std::string_view text) const override;
-  // Cuts between a letter or a number and a space, where every split rule does.
+  // Cuts between a letter or a number and a space, where every split rule does; with a normalizer,
+  // which may make something else of a letter, not at all.
   size_t EncodablePrefix(std::string_view text) const override;
   std::string_view TokenText(int32_t id) const override;
   std::vector<TokenizerFile> Files() const override { return files_; }
+  // Whether decoding may give another text than the one that was encoded.
+  bool normalizes() const { return normalizes_; }
 
  private:
   BpeTokenizer(const std::array<int32_t, 256>& byte_ids, BpeVocabulary vocabulary);
@@ -68,8 +73,9 @@ class BpeTokenizer : public Tokenizer {
   SplitRules split_;
   BpeMerges merges_;
   AddedTokens added_;
+  const bool normalizes_;
   // An added token may contain a place where EncodablePrefix() would cut.
-  bool cuts_ = true;
+  bool cuts_;
   int32_t end_of_text_;
   std::optional<int32_t> begin_of_text_;
   std::vector<std::string> texts_;

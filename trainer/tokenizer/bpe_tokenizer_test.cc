@@ -92,6 +92,28 @@ TEST(BpeTokenizerTest, IdsAreThoseOfTheOriginals) {
   ExpectIds(**gpt2, "gpt2");
 }
 
+// Added tokens are found before and after normalisation, as they ask for.
+TEST(BpeTokenizerTest, NormalizesAsTheOriginals) {
+  const auto expect = [](const std::string& name, const Json& normalizer) {
+    Json file = Json::parse(Slurp(name + "/tokenizer.json"));
+    file["normalizer"] = normalizer;
+    const auto tokenizer = ParseTokenizerJson(name, file.dump());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    ExpectIds(**tokenizer, name + "_normalized");
+    EXPECT_EQ((*tokenizer)->EncodablePrefix("\xE2\x91\xB4 \n"), 0u);
+    const auto normal = [&](const char* text) {
+      return *(*tokenizer)->Decode(*(*tokenizer)->Encode(text));
+    };
+    EXPECT_EQ(normal("e\xCC\x81\xFF"), "\xC3\xA9\xFF");
+    // Marks are put in order, unless they are newer than the originals' tables.
+    EXPECT_EQ(normal("x\xCC\x81\xCC\xA3"), "x\xCC\xA3\xCC\x81");
+    EXPECT_EQ(normal("x\xE1\xB7\xB6\xCC\xA3"), "x\xE1\xB7\xB6\xCC\xA3");
+  };
+  expect("llama3", {{"type", "NFC"}});
+  expect("added",
+         Json::parse(R"({"type":"Sequence","normalizers":[{"type":"NFD"},{"type":"NFKC"}]})"));
+}
+
 TEST(BpeTokenizerTest, ClassesAreThoseOfTheOriginals) {
   const Json classes = Json::parse(Slurp("classes.json"));
   std::vector<CharacterClass> expected(0x110000, CharacterClass::kOther);
@@ -243,9 +265,10 @@ TEST(TokenizerJsonTest, UnknownSettingsAreNamed) {
   expect("/future", true, "future is true");
   expect("/truncation", {{"max_length", 512}}, "truncation is an object");
   expect("/padding", {{"strategy", "BatchLongest"}}, "padding is an object");
-  expect("/normalizer", {{"type", "NFKC"}}, "normalizer is \"NFKC\"");
-  expect("/normalizer", Json::parse(R"({"type":"Sequence","normalizers":[{"type":"NFC"}]})"),
-         "normalizer.normalizers[0] is \"NFC\"");
+  expect("/normalizer", {{"type", "Lowercase"}}, "normalizer is \"Lowercase\"");
+  expect("/normalizer",
+         Json::parse(R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Strip"}]})"),
+         "normalizer.normalizers[1] is \"Strip\"");
   expect("/model/type", "Unigram", "model.type is \"Unigram\"");
   expect("/model/dropout", 0.1, "model.dropout is 0.1");
   expect("/model/end_of_word_suffix", "</w>", "model.end_of_word_suffix is \"</w>\"");

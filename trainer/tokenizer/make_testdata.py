@@ -2,15 +2,18 @@
 
   make_testdata.py FOLDER
 
-Needs tokenizers and tiktoken. The vocabularies are trained on the Perl manual (Debian's perl-doc).
+Needs tokenizers, tiktoken and sentencepiece. The vocabularies are trained on the Perl manual
+(Debian's perl-doc).
 """
 
 import base64
+import io
 import json
 import pathlib
 import random
 import sys
 
+import sentencepiece
 import tiktoken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
@@ -178,6 +181,14 @@ def llama3(folder, texts):
     )
     save(tokenizer, folder / "llama3")
     write_ids(folder, "llama3", hugging_face_ids(tokenizer, texts))
+    normalized(folder, "llama3", {"type": "NFC"}, texts)
+
+
+def normalized(folder, name, normalizer, texts):
+    """The ids of a vocabulary that is there, with a normalizer."""
+    file = json.loads((folder / name / "tokenizer.json").read_text())
+    tokenizer = Tokenizer.from_str(json.dumps(file | {"normalizer": normalizer}))
+    write_ids(folder, f"{name}_normalized", hugging_face_ids(tokenizer, texts))
 
 
 def added(folder, texts):
@@ -187,6 +198,8 @@ def added(folder, texts):
     tokenizer.add_tokens([AddedToken(t, normalized=True) for t in ("#", "...", "\u4e2d", "HTTP")])
     save(tokenizer, folder / "added")
     write_ids(folder, "added", hugging_face_ids(tokenizer, texts))
+    steps = [{"type": "NFD"}, {"type": "NFKC"}]
+    normalized(folder, "added", {"type": "Sequence", "normalizers": steps}, texts)
 
 
 def tiktoken_file(folder, texts, trained):
@@ -205,6 +218,26 @@ def tiktoken_file(folder, texts, trained):
             special_tokens={"<|endoftext|>": len(tokens) + 3},
         )
         write_ids(folder, name, tiktoken_ids(encoding, texts))
+
+
+def unigram(folder, name, texts, **settings):
+    """A model of SentencePiece, with a few replacements of its own."""
+    lines = [line for text in corpus()[:6] for line in text.split("\n") if line.strip()]
+    rules = folder / "rules"
+    rules.write_text("E9\t65\n41\t61\n20 20\t20\nFB01\t66 69\nA0\t20\n3000\t20\n")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="unigram",
+        normalization_rule_tsv=str(rules), num_threads=1, minloglevel=2, **settings
+    )
+    rules.unlink()
+    trained = model.getvalue().replace(str(rules).encode(), b"x" * len(str(rules)))
+    (make(folder / "sentencepiece") / f"{name}.model").write_bytes(trained)
+    judge = sentencepiece.SentencePieceProcessor(model_proto=trained)
+    # Runs of one character have many cuts of nearly the same score.
+    texts = texts + [c * n for c in "-=#" for n in range(1, 60)]
+    ids = [{"text": text, "ids": judge.encode(text)} for text in texts]
+    write(folder / f"sentencepiece/{name}.ids.json", json.dumps(ids, separators=(",", ":")))
 
 
 def classes(folder):
@@ -241,6 +274,10 @@ def main():
     llama3(folder, texts)
     added(folder, texts)
     tiktoken_file(folder, texts, trained)
+    unigram(folder, "unigram", texts, vocab_size=400)
+    symbols = ["=head1", "=he", "\u4e2d"]
+    unigram(folder, "unigram_bytes", texts, vocab_size=600, byte_fallback=True,
+            user_defined_symbols=symbols, remove_extra_whitespaces=False)
     classes(folder)
 
 

@@ -1,6 +1,7 @@
 #include "trainer/tokenizer/sentencepiece_model.h"
 
 #include <bit>
+#include <charconv>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -111,7 +112,7 @@ const char* ReadTrainerSpec(std::string_view message, SentencePieceModel& model)
 
 const char* ReadNormalizerSpec(std::string_view message, SentencePieceModel& model) {
   return ForEachField(message, [&model](const Field& field) -> const char* {
-    if (field.number == 2) model.normalizes_characters = !field.bytes.empty();
+    if (field.number == 2) model.precompiled_charsmap = field.bytes;
     if (field.number == 3) model.add_dummy_prefix = field.value != 0;
     if (field.number == 4) model.remove_extra_whitespaces = field.value != 0;
     if (field.number == 5) model.escape_whitespaces = field.value != 0;
@@ -144,6 +145,23 @@ absl::StatusOr<SentencePieceModel> ParseSentencePieceModel(const std::string& pa
                      contents.size(), " bytes"));
   }
   return model;
+}
+
+int ParseBytePiece(std::string_view text) {
+  int value = -1;
+  if (text.size() != 6 || !text.starts_with("<0x") || !text.ends_with(">")) return -1;
+  const auto [end, error] = std::from_chars(text.data() + 3, text.data() + 5, value, 16);
+  return error == std::errc() && end == text.data() + 5 ? value : -1;
+}
+
+std::string WithSpaces(std::string_view piece) {
+  std::string text;
+  while (!piece.empty()) {
+    const bool space = piece.starts_with(kSpaceMark);
+    text += space ? ' ' : piece.front();
+    piece.remove_prefix(space ? kSpaceMark.size() : 1);
+  }
+  return text;
 }
 
 }  // namespace tessera

@@ -13,6 +13,10 @@
 
 namespace tessera {
 
+// U+2581, which stands for a space inside pieces.
+inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
+
 // Numbers from the .proto file.
 enum class SentencePieceType {
   kNormal = 1,
@@ -36,7 +40,7 @@ struct SentencePieceModel {
   bool byte_fallback = false;
   int64_t bos_id = 1;
   int64_t eos_id = 2;
-  bool normalizes_characters = false;
+  std::string precompiled_charsmap;  // empty: characters stay as they are
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
@@ -46,6 +50,12 @@ struct SentencePieceModel {
 // Skips unknown fields. Errors: DataLoss with file, offset and what was expected.
 absl::StatusOr<SentencePieceModel> ParseSentencePieceModel(const std::string& path,
                                                            std::string_view contents);
+
+// "<0x0A>" -> 10; -1 for anything else.
+int ParseBytePiece(std::string_view text);
+
+// The text of a piece: U+2581 stands for a space.
+std::string WithSpaces(std::string_view piece);
 
 }  // namespace tessera
 

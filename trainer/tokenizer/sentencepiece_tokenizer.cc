@@ -1,6 +1,6 @@
 #include "trainer/tokenizer/sentencepiece_tokenizer.h"
 
-#include <charconv>
+#include <algorithm>
 #include <cstddef>
 #include <queue>
 #include <utility>
@@ -8,49 +8,25 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/utf8.h"
+#include "trainer/tokenizer/normalizing_sentencepiece.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
 
 namespace tessera {
 namespace {
 
-// U+2581, which stands for a space inside pieces.
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
-constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 // Words whose ids are cached; bounds the memory for any text.
 constexpr size_t kMaxCachedWords = 1 << 17;
 constexpr size_t kMaxCachedWordBytes = 64;
 
-// Names a feature of the model that this reader does not support, or returns "".
-std::string_view UnsupportedFeature(const SentencePieceModel& model) {
-  if (model.model_type != SentencePieceModelType::kBpe) return "a model type other than BPE";
-  if (!model.byte_fallback) return "no byte fallback";
-  if (model.normalizes_characters) return "character normalisation";
-  if (model.remove_extra_whitespaces) return "removal of extra spaces";
-  if (!model.escape_whitespaces) return "unescaped spaces";
-  if (model.whitespace_as_suffix) return "spaces as suffixes";
-  for (const SentencePieceModel::Piece& piece : model.pieces) {
-    if (piece.type == SentencePieceType::kUserDefined) return "user-defined symbols";
-    if (piece.type == SentencePieceType::kUnused) return "unused pieces";
-  }
-  return {};
-}
-
-// "<0x0A>" -> 10; -1 for anything else.
-int ParseBytePiece(std::string_view text) {
-  int value = -1;
-  if (text.size() != 6 || !text.starts_with("<0x") || !text.ends_with(">")) return -1;
-  const auto [end, error] = std::from_chars(text.data() + 3, text.data() + 5, value, 16);
-  return error == std::errc() && end == text.data() + 5 ? value : -1;
-}
-
-std::string WithSpaces(std::string_view piece) {
-  std::string text;
-  while (!piece.empty()) {
-    const bool space = piece.starts_with(kSpaceMark);
-    text += space ? ' ' : piece.front();
-    piece.remove_prefix(space ? kSpaceMark.size() : 1);
-  }
-  return text;
+// Whether no byte of any text is lost.
+bool IsLossless(const SentencePieceModel& model) {
+  return model.model_type == SentencePieceModelType::kBpe && model.byte_fallback &&
+         model.precompiled_charsmap.empty() && !model.remove_extra_whitespaces &&
+         model.escape_whitespaces && !model.whitespace_as_suffix &&
+         std::ranges::none_of(model.pieces, [](const SentencePieceModel::Piece& piece) {
+           return piece.type == SentencePieceType::kUserDefined ||
+                  piece.type == SentencePieceType::kUnused;
+         });
 }
 
 bool HasSpaceAfterOther(std::string_view text) {
@@ -81,14 +57,12 @@ struct Symbol {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> SentencePieceTokenizer::Parse(
-    const std::string& path, std::string contents) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> SentencePieceTokenizer::Parse(const std::string& path,
+                                                                         std::string contents) {
   absl::StatusOr<SentencePieceModel> model = ParseSentencePieceModel(path, contents);
   if (!model.ok()) return model.status();
-  if (const std::string_view feature = UnsupportedFeature(*model); !feature.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": this SentencePiece model has ", std::string(feature),
-                     ", which is not supported; prepare_data makes models that are"));
+  if (!IsLossless(*model)) {
+    return NormalizingSentencePiece::Create(path, std::move(contents), *model);
   }
   auto tokenizer = std::make_unique<SentencePieceTokenizer>();
   tokenizer->model_ = std::move(contents);

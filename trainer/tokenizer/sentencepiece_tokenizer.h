@@ -26,12 +26,12 @@ namespace tessera {
 // would turn the former into U+FFFD and the latter into a space.)
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // `path` is used in messages. Reads models of type BPE with byte fallback and identity
-  // normalisation, with or without a dummy prefix (a space before every text). Errors:
-  // InvalidArgument for other kinds of model; DataLoss for bytes that are not a SentencePiece
-  // model.
-  static absl::StatusOr<std::unique_ptr<SentencePieceTokenizer>> Parse(const std::string& path,
-                                                                       std::string contents);
+  // `path` is used in messages. A model of type BPE with byte fallback and identity normalisation,
+  // with or without a dummy prefix (a space before every text), becomes a SentencePieceTokenizer;
+  // any other one of type BPE or unigram a NormalizingSentencePiece. Errors: InvalidArgument for
+  // other types of model; DataLoss for bytes that are not a SentencePiece model.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(const std::string& path,
+                                                          std::string contents);
 
   std::string_view kind() const override { return "sentencepiece"; }
   int64_t vocab_size() const override { return static_cast<int64_t>(texts_.size()); }

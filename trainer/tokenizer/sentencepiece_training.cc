@@ -3,7 +3,6 @@
 #include <sentencepiece_trainer.h>
 
 #include <cstddef>
-#include <unordered_map>
 
 namespace tessera {
 namespace {
@@ -46,6 +45,12 @@ bool TrainSentencePieceModel(const std::vector<std::string>& sentences, int64_t 
       {"self_test_sample_size", "0"},
       {"minloglevel", "2"},  // the caller reports warnings and progress
   };
+  return TrainSentencePieceModel(sentences, options, model, error);
+}
+
+bool TrainSentencePieceModel(const std::vector<std::string>& sentences,
+                             const std::unordered_map<std::string, std::string>& options,
+                             std::string* model, std::string* error) {
   VectorIterator iterator(sentences);
   const sentencepiece::util::Status status =
       sentencepiece::SentencePieceTrainer::Train(options, &iterator, model);

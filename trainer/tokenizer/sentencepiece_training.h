@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace tessera {
@@ -17,6 +18,11 @@ namespace tessera {
 // requested when the sentences contain too few pairs. sentences: lines of valid UTF-8 without their
 // line ends. On failure returns false and sets *error.
 bool TrainSentencePieceModel(const std::vector<std::string>& sentences, int64_t vocab_size,
+                             std::string* model, std::string* error);
+
+// The same, with any settings of the library's trainer.
+bool TrainSentencePieceModel(const std::vector<std::string>& sentences,
+                             const std::unordered_map<std::string, std::string>& options,
                              std::string* model, std::string* error);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "trainer/tokenizer/tokenizer_json.h"
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "trainer/tokenizer/split_rules.h"
+#include "trainer/tokenizer/unicode_normalizer.h"
 #include "trainer/tokenizer/vocabulary_json.h"
 
 namespace tessera {
@@ -223,6 +225,24 @@ absl::Status ReadPostProcessor(const Section& section, BpeVocabulary& vocabulary
   return absl::OkStatus();
 }
 
+absl::Status ReadNormalizer(const Section& section, UnicodeNormalizer& normalizer) {
+  constexpr std::pair<std::string_view, NormalizationForm> kForms[] = {
+      {"NFC", NormalizationForm::kNfc},
+      {"NFD", NormalizationForm::kNfd},
+      {"NFKC", NormalizationForm::kNfkc},
+      {"NFKD", NormalizationForm::kNfkd}};
+  for (const Section& step : Steps(section, "normalizers")) {
+    const std::string type = step.type();
+    const auto* form =
+        std::ranges::find(kForms, type, [](const auto& named) { return named.first; });
+    if (form == std::end(kForms)) return step.NotSupported();
+    absl::Status status = step.AllowOnly({"type"});
+    if (!status.ok()) return status;
+    normalizer.Add(form->second);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadFile(const std::string& path, const Json& json, BpeVocabulary& vocabulary) {
   const Section file(path, "", json);
   absl::Status status =
@@ -233,8 +253,8 @@ absl::Status ReadFile(const std::string& path, const Json& json, BpeVocabulary& 
   for (const char* setting : {"truncation", "padding"}) {
     if (!file[setting].is_null()) return file[setting].NotSupported();
   }
-  const std::vector<Section> normalizers = Steps(file["normalizer"], "normalizers");
-  if (!normalizers.empty()) return normalizers[0].NotSupported();
+  status = ReadNormalizer(file["normalizer"], vocabulary.normalizer);
+  if (!status.ok()) return status;
   const std::vector<Section> decoders = Steps(file["decoder"], "decoders");
   const bool decodes = decoders.size() == 1 && decoders[0].type() == "ByteLevel";
   if (!decodes) return file["decoder"].NotSupported();
