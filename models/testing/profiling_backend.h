@@ -1,6 +1,8 @@
 #ifndef TESSERA_MODELS_TESTING_PROFILING_BACKEND_H_
 #define TESSERA_MODELS_TESTING_PROFILING_BACKEND_H_
 
+#include <glog/logging.h>
+
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -8,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/tensor/tensor.h"
 
@@ -26,6 +29,7 @@ class ProfilingBackend final : public Backend {
   // Of all calls since the last Take().
   std::map<std::string, Total> Take() { return std::exchange(totals_, {}); }
 
+  absl::Status Synchronize() override { return backend_.Synchronize(); }
   Device device() const override { return backend_.device(); }
   void Fill(TensorView x, double value) override {
     Timed("Fill", [&] { backend_.Fill(x, value); });
@@ -171,7 +175,7 @@ class ProfilingBackend final : public Backend {
   void Timed(const std::string& name, const Work& work) {
     const auto start = Clock::now();
     work();
-    backend_.Synchronize();
+    CHECK_EQ(backend_.Synchronize(), absl::OkStatus());
     Total& total = totals_[name];
     total.seconds += std::chrono::duration<double>(Clock::now() - start).count();
     ++total.calls;

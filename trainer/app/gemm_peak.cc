@@ -1,9 +1,12 @@
 #include "trainer/app/gemm_peak.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -30,7 +33,7 @@ double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
     const Clock::time_point start = Clock::now();
     if (run <= 0) first_start = start;
     backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
-    backend.Synchronize();
+    CHECK_EQ(backend.Synchronize(), absl::OkStatus());
     // The first run creates the product and touches its memory.
     if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));
     if (run >= 0 && SecondsSince(first_start) > kMaxSecondsOfAProduct) break;

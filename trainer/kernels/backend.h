@@ -3,7 +3,7 @@
 
 // The operations that models are made of, for one device. Implementations: cpu/ (oneDNN and vector
 // loops, fp32 and bf16), reference/ (naive loops in fp64 over any dtype: the oracle of every test,
-// and the engine of gradient checks), later cuda/.
+// and the engine of gradient checks), cuda/ (GPUs).
 //
 // Legend: R rows (tokens of a micro-batch, batch-major), B batch, T sequence, C channels, V
 // vocabulary (local, padded), H heads, K key/value heads, D head size.
@@ -20,14 +20,15 @@
 //   losses and parameter gradients are fp32 (fp64 where the compute dtype is fp64).
 // - Operands are dense in their last dim unless stated otherwise. Outputs may not overlap inputs
 //   except where "in place" is allowed.
-// - Calls are queued in order: on a device with streams they return early, and only Synchronize()
-//   waits.
+// - Calls are queued in order: on a device with streams they return early. Only Synchronize() and
+//   the operations that return a number wait.
 // - Wrong shapes or dtypes are bugs of the caller: CHECK.
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "trainer/random/philox.h"
 #include "trainer/tensor/tensor.h"
 
@@ -82,7 +83,9 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual Device device() const = 0;
-  virtual void Synchronize() {}
+  // Waits for all that is queued. Returns the first error since the last call, which names what
+  // failed; results of operations after it are undefined. Called at the end of a step.
+  virtual absl::Status Synchronize() { return absl::OkStatus(); }
 
   // --- movement ----------------------------------------------------------------------------------
   virtual void Fill(TensorView x, double value) = 0;

@@ -92,6 +92,15 @@ class CudaRuntime final : public DeviceRuntime {
     return ToStatus(
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, AsStream(stream)));
   }
+  absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) override {
+    return ToStatus(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), AsStream(stream)));
+  }
+
+  absl::StatusOr<MemoryInfo> Memory() override {
+    size_t free_bytes = 0, total_bytes = 0;
+    TESSERA_RETURN_IF_ERROR(ToStatus(cudaMemGetInfo(&free_bytes, &total_bytes)));
+    return MemoryInfo{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+  }
 
  private:
   // An empty buffer has an address, too.

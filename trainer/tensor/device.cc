@@ -70,6 +70,12 @@ void Stream::Copy(const void* from, int64_t bytes, void* to) {
                       context_->runtime().Copy(handle_, from, bytes, to));
 }
 
+void Stream::Zero(void* memory, int64_t bytes) {
+  if (bytes == 0) return;
+  context_->KeepError(absl::StrCat("setting ", bytes, " bytes to zeros"),
+                      context_->runtime().Zero(handle_, memory, bytes));
+}
+
 void Stream::Wait(const Event& event) {
   CHECK(event.recorded()) << "waits for an event that was not recorded";
   context_->KeepError("a wait for an event",

@@ -56,10 +56,13 @@ class Stream {
   ~Stream();
 
   DeviceContext& context() const { return *context_; }
+  // cudaStream_t for CUDA.
   DeviceRuntime::StreamHandle handle() const { return handle_; }
 
   // Between any of device memory and pinned memory.
   void Copy(const void* from, int64_t bytes, void* to);
+  // Sets device memory to zeros.
+  void Zero(void* memory, int64_t bytes);
   // What is queued from now on runs after the event as last recorded. CHECKs that it was recorded:
   // waiting for an event that is not would not wait.
   void Wait(const Event& event);

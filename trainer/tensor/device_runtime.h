@@ -18,6 +18,10 @@ class DeviceRuntime {
   // cudaStream_t and cudaEvent_t for CUDA.
   using StreamHandle = void*;
   using EventHandle = void*;
+  struct MemoryInfo {
+    int64_t free_bytes = 0;
+    int64_t total_bytes = 0;
+  };
 
   virtual ~DeviceRuntime() = default;
 
@@ -45,6 +49,11 @@ class DeviceRuntime {
 
   // Between any of device memory and pinned memory.
   virtual absl::Status Copy(StreamHandle stream, const void* from, int64_t bytes, void* to) = 0;
+  // Sets device memory to zeros.
+  virtual absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) = 0;
+
+  // Memory of the device at this moment, as all its processes use it.
+  virtual absl::StatusOr<MemoryInfo> Memory() = 0;
 };
 
 }  // namespace tessera

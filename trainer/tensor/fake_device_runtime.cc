@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@ namespace tessera {
 namespace {
 
 constexpr char kPoison = static_cast<char>(0xff);
+constexpr size_t kAlignment = 256;
 
 }  // namespace
 
@@ -153,17 +155,31 @@ absl::StatusOr<bool> FakeDeviceRuntime::IsEventDone(EventHandle event) {
   return false;
 }
 
+void FakeDeviceRuntime::FreeMemory::operator()(char* memory) const { std::free(memory); }
+
+void FakeDeviceRuntime::Block::Poison() {
+  std::memset(memory.get(), kPoison, static_cast<size_t>(bytes));
+}
+
+// An empty block has an address of its own, too.
+void* FakeDeviceRuntime::NewBlock(int64_t bytes) {
+  const size_t rounded = (static_cast<size_t>(bytes) / kAlignment + 1) * kAlignment;
+  auto block = std::make_unique<Block>();
+  block->memory.reset(static_cast<char*>(std::aligned_alloc(kAlignment, rounded)));
+  block->bytes = bytes;
+  block->Poison();
+  char* const memory = block->memory.get();
+  blocks_[memory] = std::move(block);
+  return memory;
+}
+
 absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
   if (bytes > options_.memory_bytes - live_bytes_) {
     return absl::ResourceExhaustedError("the fake device has no more memory");
   }
   live_bytes_ += bytes;
-  auto block = std::make_unique<Block>();
-  block->bytes.assign(static_cast<size_t>(bytes) + 1, kPoison);
-  char* const memory = block->bytes.data();
-  blocks_[memory] = std::move(block);
-  return memory;
+  return NewBlock(bytes);
 }
 
 absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
@@ -172,8 +188,8 @@ absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
   // Kept until the runtime ends, so that later uses are seen.
   Add(stream, {[this, block] {
                  block->freed = true;
-                 live_bytes_ -= static_cast<int64_t>(block->bytes.size()) - 1;
-                 std::memset(block->bytes.data(), kPoison, block->bytes.size());
+                 live_bytes_ -= block->bytes;
+                 block->Poison();
                  return true;
                },
                nullptr});
@@ -182,18 +198,14 @@ absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
 
 absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
-  auto block = std::make_unique<Block>();
-  block->bytes.assign(static_cast<size_t>(bytes) + 1, kPoison);
-  char* const memory = block->bytes.data();
-  blocks_[memory] = std::move(block);
-  return memory;
+  return NewBlock(bytes);
 }
 
 void FakeDeviceRuntime::FreePinned(void* memory) {
   const MutexLock lock(&fabric_->mutex);
   Block& block = *blocks_.at(static_cast<char*>(memory));
   block.freed = true;
-  std::memset(block.bytes.data(), kPoison, block.bytes.size());
+  block.Poison();
 }
 
 bool FakeDeviceRuntime::TouchesFreedMemory(const void* address) const {
@@ -201,7 +213,7 @@ bool FakeDeviceRuntime::TouchesFreedMemory(const void* address) const {
   auto next = blocks_.upper_bound(at);
   if (next == blocks_.begin()) return false;
   const auto& [begin, block] = *--next;
-  return block->freed && at < begin + block->bytes.size();
+  return block->freed && at <= begin + block->bytes;
 }
 
 absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int64_t bytes,
@@ -217,6 +229,25 @@ absl::Status FakeDeviceRuntime::Copy(StreamHandle stream, const void* from, int6
                },
                nullptr});
   return absl::OkStatus();
+}
+
+absl::Status FakeDeviceRuntime::Zero(StreamHandle stream, void* memory, int64_t bytes) {
+  const MutexLock lock(&fabric_->mutex);
+  Add(stream, {[this, memory, bytes] {
+                 if (TouchesFreedMemory(memory)) {
+                   error_.Update(absl::InternalError("a fill touches memory that was given back"));
+                   return true;
+                 }
+                 std::memset(memory, 0, static_cast<size_t>(bytes));
+                 return true;
+               },
+               nullptr});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceRuntime::MemoryInfo> FakeDeviceRuntime::Memory() {
+  const MutexLock lock(&fabric_->mutex);
+  return MemoryInfo{options_.memory_bytes - live_bytes_, options_.memory_bytes};
 }
 
 }  // namespace tessera

@@ -37,7 +37,7 @@ struct FakeDeviceOptions {
 
 // A device in host memory whose streams run late and in adversarial order: all that only an event
 // wait, or the order of a stream, promises does happen, and nothing else. New memory, and memory
-// that was given back, is all ones (NaN). Copies that touch memory given back are errors.
+// that was given back, is all ones (NaN). Copies and fills that touch memory given back are errors.
 //
 // Work runs on threads that call the devices of its fabric. Thread-safe. Each question whether an
 // event is done also runs at most one piece of work that the event depends on, so that polling
@@ -71,6 +71,8 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   absl::StatusOr<void*> AllocatePinned(int64_t bytes) override;
   void FreePinned(void* memory) override;
   absl::Status Copy(StreamHandle stream, const void* from, int64_t bytes, void* to) override;
+  absl::Status Zero(StreamHandle stream, void* memory, int64_t bytes) override;
+  absl::StatusOr<MemoryInfo> Memory() override;
 
  private:
   struct FakeStream;
@@ -90,9 +92,16 @@ class FakeDeviceRuntime final : public DeviceRuntime {
     std::deque<Work> queue;
     bool running = false;  // its first work
   };
+  struct FreeMemory {
+    void operator()(char* memory) const;
+  };
+  // Aligned to 256 bytes, as CUDA's memory is.
   struct Block {
-    std::vector<char> bytes;
+    std::unique_ptr<char, FreeMemory> memory;
+    int64_t bytes = 0;
     bool freed = false;
+
+    void Poison();
   };
 
   // All of these are called with the fabric locked.
@@ -103,6 +112,7 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   bool RunTowards(const Mark& mark);
   void RunSome();
   bool TouchesFreedMemory(const void* address) const;
+  void* NewBlock(int64_t bytes);
   absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
 
   const FakeDeviceOptions options_;

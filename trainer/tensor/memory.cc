@@ -10,11 +10,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string_view>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "base/available_memory.h"
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
@@ -60,6 +65,16 @@ Counters& GlobalCounters() {
   return *counters;
 }
 
+struct DeviceFunctions {
+  Mutex mutex;
+  std::map<int, std::function<std::shared_ptr<void>(int64_t)>> by_device ABSL_GUARDED_BY(mutex);
+};
+
+DeviceFunctions& GlobalDeviceFunctions() {
+  static DeviceFunctions* const functions = new DeviceFunctions;
+  return *functions;
+}
+
 size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -92,6 +107,26 @@ MemoryScope::MemoryScope(MemoryCategory category) : previous_(current_category) 
 }
 
 MemoryScope::~MemoryScope() { current_category = previous_; }
+
+MemoryCategory CurrentMemoryCategory() { return current_category; }
+
+std::string_view MemoryCategoryName(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::kOther:
+      return "other tensors";
+    case MemoryCategory::kWeights:
+      return "weights";
+    case MemoryCategory::kGradients:
+      return "gradients";
+    case MemoryCategory::kOptimizer:
+      return "optimizer state";
+    case MemoryCategory::kActivations:
+      return "activations";
+    case MemoryCategory::kWorkspace:
+      return "workspace";
+  }
+  LOG(FATAL) << "memory category " << static_cast<int>(category);
+}
 
 MemoryUse TensorMemory() { return GlobalCounters().total.Use(); }
 
@@ -129,6 +164,37 @@ std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {
     }
     GlobalCounters().Add(category, -size_bytes);
   });
+}
+
+std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes) {
+  CHECK_GE(size_bytes, 0);
+  std::function<std::shared_ptr<void>(int64_t)> allocate;
+  {
+    DeviceFunctions& functions = GlobalDeviceFunctions();
+    const MutexLock lock(&functions.mutex);
+    const auto found = functions.by_device.find(device);
+    CHECK(found != functions.by_device.end()) << "GPU " << device << " has not been opened";
+    allocate = found->second;
+  }
+  std::shared_ptr<void> memory = allocate(size_bytes);
+  const MemoryCategory category = current_category;
+  GlobalCounters().Add(category, size_bytes);
+  void* const data = memory.get();
+  return std::shared_ptr<void>(data, [=, memory = std::move(memory)](void*) mutable {
+    memory.reset();
+    GlobalCounters().Add(category, -size_bytes);
+  });
+}
+
+void SetDeviceMemory(int device,
+                     std::function<std::shared_ptr<void>(int64_t size_bytes)> allocate) {
+  DeviceFunctions& functions = GlobalDeviceFunctions();
+  const MutexLock lock(&functions.mutex);
+  if (allocate == nullptr) {
+    functions.by_device.erase(device);
+  } else {
+    functions.by_device[device] = std::move(allocate);
+  }
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 // Allocation of the memory of all Tensors, and accounting for it.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -19,6 +20,10 @@ enum class MemoryCategory {
   kWorkspace,
 };
 inline constexpr int kMemoryCategoryCount = 6;
+// "weights", say.
+std::string_view MemoryCategoryName(MemoryCategory category);
+// Of the calling thread.
+MemoryCategory CurrentMemoryCategory();
 
 // Sets this thread's category until the end of the scope. Scopes nest.
 class MemoryScope {
@@ -52,6 +57,12 @@ int64_t AvailableHostMemory();
 // lazily. Counted until the last reference is released. A size of zero gives a valid pointer. If
 // memory runs out, the process ends with a message that gives the sizes.
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes);
+
+// Memory of a GPU, counted like host memory. Precondition: SetDeviceMemory() was called for it.
+std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes);
+// How AllocateDeviceMemory() allocates on one GPU; null: not at all from now on. The function is
+// thread-safe, and returns zeros. See device_tensors.h.
+void SetDeviceMemory(int device, std::function<std::shared_ptr<void>(int64_t size_bytes)> allocate);
 
 }  // namespace tessera
 

@@ -87,9 +87,9 @@ TensorView TensorView::Transpose(int dim0, int dim1) const {
 
 Tensor::Tensor(DType dtype, Shape shape, Device device) : device_(device) {
   for (int64_t extent : shape) CHECK_GE(extent, 0) << ToString(shape);
-  CHECK(device.type == DeviceType::kCpu) << "only host tensors can be made in this build";
   const int64_t size_bytes = ElementCount(shape) * ElementSize(dtype);
-  buffer_ = AllocateHostMemory(size_bytes);
+  buffer_ = device.type == DeviceType::kCpu ? AllocateHostMemory(size_bytes)
+                                            : AllocateDeviceMemory(device.index, size_bytes);
   view_ = TensorView(buffer_.get(), dtype, std::move(shape));
 }
 

@@ -70,8 +70,9 @@ class TensorView {
 // reads of it. Null if there are none.
 using BeforeOverwrite = std::function<void(const TensorView& memory)>;
 
-// Owning, contiguous, 4096-byte aligned, zero-initialised. Move-only. Memory is counted: see
-// memory.h.
+// Owning, contiguous, zero-initialised; aligned to 4096 bytes on the host, to 256 on a GPU.
+// Move-only. Memory is counted: see memory.h. That of a GPU is in the order of its compute stream,
+// see device_tensors.h; the host cannot access it.
 class Tensor {
  public:
   Tensor() = default;

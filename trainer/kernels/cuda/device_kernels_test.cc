@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/cpu_level.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
@@ -70,7 +71,7 @@ TEST_P(DeviceKernelsTest, SameBitsAsTheCpu) {
     backend.AdamW({.learning_rate = 1e-2, .weight_decay = 0.1, .step = 7, .grad_scale = 0.5}, grad,
                   result[2], result[3], result[4], result[5]);
   }
-  device_->Synchronize();
+  ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
   const char* const names[] = {"d_table", "dropout", "master", "m", "v", "param"};
   const bool fused = EffectiveCpuLevel() != CpuLevel::kSse4;
   for (int i = 0; i < 6; ++i) {
@@ -103,7 +104,7 @@ TEST_P(DeviceKernelsTest, AlignmentChangesNothing) {
     device_->LayerNormBackward(d_out, shifted, weight, outputs[3], outputs[4], outputs[1], false,
                                outputs[5], outputs[6], false);
     device_->GeluForward(shifted, outputs[2]);
-    device_->Synchronize();
+    ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
     for (size_t i = 0; i < first.size(); ++i) ExpectBitwiseEqual(outputs[i], first[i]);
     if (first.empty()) first = std::move(outputs);
   }
@@ -154,7 +155,7 @@ TEST_P(DeviceKernelsTest, IndicesBeyond32Bits) {
   id.view().as<int32_t>()[0] = static_cast<int32_t>(rows - 1);
   some->EmbeddingForward(x, id, 0, row);
   EXPECT_EQ(At(row, {0, columns - 1}), 6);
-  some->Synchronize();
+  EXPECT_EQ(some->Synchronize(), absl::OkStatus());
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, DeviceKernelsTest, ::testing::Values(DType::kF32, DType::kBF16),

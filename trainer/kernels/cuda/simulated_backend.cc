@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "absl/status/status.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/simt_host.h"
@@ -24,10 +25,10 @@ class SimulatedBackend final : public DeviceKernels {
       : DeviceKernels(/*stream=*/nullptr) {
     simt::SetSimulatorOptions(options);
   }
-  ~SimulatedBackend() override { CheckErrors(); }
+  ~SimulatedBackend() override { CHECK_EQ(TakeError(), absl::OkStatus()); }
 
   Device device() const override { return {DeviceType::kCpu, 0}; }
-  void Synchronize() override { CheckErrors(); }
+  absl::Status Synchronize() override { return TakeError(); }
 
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override {
     reference_->MatMul(a, b, c, accumulate, bias);
@@ -49,14 +50,13 @@ class SimulatedBackend final : public DeviceKernels {
     return scratch_.get();
   }
   void CopyToHost(const void* from, int64_t bytes, void* to) override {
-    CheckErrors();
     std::memcpy(to, from, static_cast<size_t>(bytes));
   }
 
  private:
-  static void CheckErrors() {
+  static absl::Status TakeError() {
     const std::string error = simt::TakeLaunchError();
-    CHECK(error.empty()) << error;
+    return error.empty() ? absl::OkStatus() : absl::InternalError(error);
   }
 
   struct Free {

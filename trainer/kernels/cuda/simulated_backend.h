@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 // The kernels of this folder on the simulated device, over host memory. Matrix products, which
-// have no kernels here, are the reference's. Ends the process at an error of a kernel.
+// have no kernels here, are the reference's. Synchronize() reports errors of kernels.
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {});
 
 }  // namespace tessera::cuda

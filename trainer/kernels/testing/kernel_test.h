@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/compare.h"
@@ -66,7 +67,7 @@ class KernelTest : public ::testing::TestWithParam<DType> {
     for (const BackendVariant& variant : VariantsUnderTest()) {
       const std::unique_ptr<Backend> backend = variant.make();
       std::vector<Output> outputs = operation(*backend, dtype(), DType::kF32);
-      backend->Synchronize();
+      ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
       ASSERT_EQ(outputs.size(), expected.size());
       for (size_t i = 0; i < outputs.size(); ++i) {
         const Output& output = outputs[i];

@@ -1,0 +1,31 @@
+#include "trainer/tensor/device_tensors.h"
+
+#include <glog/logging.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "trainer/tensor/device.h"
+#include "trainer/tensor/memory.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+DeviceTensors::DeviceTensors(Device device, Stream& stream) : device_(device) {
+  CHECK(device.type == DeviceType::kCuda);
+  SetDeviceMemory(device.index, [&stream](int64_t bytes) -> std::shared_ptr<void> {
+    absl::StatusOr<DeviceBuffer> buffer = DeviceBuffer::Allocate(
+        stream, bytes, std::string(MemoryCategoryName(CurrentMemoryCategory())));
+    if (!buffer.ok()) LOG(FATAL) << buffer.status();
+    stream.Zero(buffer->data(), bytes);
+    const auto owner = std::make_shared<DeviceBuffer>(*std::move(buffer));
+    return std::shared_ptr<void>(owner, owner->data());
+  });
+}
+
+DeviceTensors::~DeviceTensors() { SetDeviceMemory(device_.index, nullptr); }
+
+}  // namespace tessera
