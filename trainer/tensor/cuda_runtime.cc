@@ -43,7 +43,11 @@ class CudaRuntime final : public DeviceRuntime {
     LogError("a stream cannot be destroyed", cudaStreamDestroy(AsStream(stream)));
   }
   absl::Status SynchronizeStream(StreamHandle stream) override {
-    return ToStatus(cudaStreamSynchronize(AsStream(stream)));
+    const cudaError_t error = cudaStreamSynchronize(AsStream(stream));
+    if (error == cudaSuccess) return absl::OkStatus();
+    // The device reports only that one of the kernels that were queued has failed.
+    return absl::InternalError(absl::StrCat(cudaGetErrorString(error),
+                                            "; with CUDA_LAUNCH_BLOCKING=1 the kernel is named"));
   }
 
   absl::StatusOr<EventHandle> CreateEvent() override {
@@ -108,6 +112,13 @@ class CudaRuntime final : public DeviceRuntime {
 };
 
 }  // namespace
+
+int CountCudaDevices() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+absl::Status UseCudaDevice(int device) { return ToStatus(cudaSetDevice(device)); }
 
 absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device) {
   int devices = 0;

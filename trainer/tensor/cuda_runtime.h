@@ -3,10 +3,16 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "trainer/tensor/device_runtime.h"
 
 namespace tessera {
+
+// GPUs that this process sees.
+int CountCudaDevices();
+// Makes a GPU the current device of the calling thread.
+absl::Status UseCudaDevice(int device);
 
 // The calling thread's use of a GPU from now on, and its runtime. Memory comes from the device's
 // default pool, which keeps what is given back. NotFound where there is no such device.

@@ -36,6 +36,10 @@ FakeDeviceRuntime::~FakeDeviceRuntime() {
 
 void FakeDeviceRuntime::Add(StreamHandle stream, Work work) {
   static_cast<FakeStream*>(stream)->queue.push_back(std::move(work));
+  if (options_.at_once) {
+    while (RunOne(*static_cast<FakeStream*>(stream))) {
+    }
+  }
   RunSome();
   Notify();
 }

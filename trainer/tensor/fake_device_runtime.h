@@ -33,6 +33,7 @@ struct FakeDeviceOptions {
   // WaitEvent() does nothing where this is true of the number of the call, from 0 on: as if the
   // program had no such wait. Null: nowhere.
   std::function<bool(int64_t)> drops_wait;
+  bool at_once = false;  // work runs when it is queued
 };
 
 // A device in host memory whose streams run late and in adversarial order: all that only an event

@@ -1,14 +1,12 @@
 #include "trainer/comm/nccl/nccl_library.h"
 
-#include <dlfcn.h>
-#include <glob.h>
-
-#include <cstdlib>
-#include <utility>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "base/shared_library.h"
 #include "trainer/comm/nccl/nccl_abi.h"
 
 namespace tessera {
@@ -34,13 +32,14 @@ struct Functions {
 };
 
 template <typename Function>
-void Find(void* library, const char* name, Function** function, std::string* missing) {
-  *function = reinterpret_cast<Function*>(dlsym(library, name));
+void Find(const SharedLibrary& library, const char* name, Function** function,
+          std::string* missing) {
+  *function = reinterpret_cast<Function*>(library.Find(name));
   if (*function == nullptr && missing->empty()) *missing = name;
 }
 
 // The name of the first function that the library lacks; empty where it has all.
-std::string FindAll(void* library, Functions* functions) {
+std::string FindAll(const SharedLibrary& library, Functions* functions) {
   std::string missing;
   Find(library, "ncclGetVersion", &functions->GetVersion, &missing);
   Find(library, "ncclGetUniqueId", &functions->GetUniqueId, &missing);
@@ -107,42 +106,24 @@ class NcclLibrary final : public NcclApi {
   const Functions nccl_;
 };
 
-void AddMatches(const std::string& pattern, std::vector<std::string>* places) {
-  glob_t found = {};
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    for (size_t i = 0; i < found.gl_pathc; ++i) places->push_back(found.gl_pathv[i]);
-  }
-  globfree(&found);
-}
-
-std::string Environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(std::span<const std::string> places) {
-  void* library = nullptr;
-  std::string place;
-  for (size_t i = 0; i < places.size() && library == nullptr; ++i) {
-    place = places[i];
-    library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
-  }
-  if (library == nullptr) {
+  const absl::StatusOr<SharedLibrary> library = OpenSharedLibrary(places);
+  if (!library.ok()) {
     return absl::NotFoundError(absl::StrCat(
-        "NCCL (libnccl.so.2) is needed to train on GPUs and is not at ",
-        absl::StrJoin(places, ", "),
+        "NCCL (libnccl.so.2) is needed to train on GPUs and is ", library.status().message(),
         "; install it (PyTorch's CUDA packages have it) or set TESSERA_NCCL to its path"));
   }
   Functions functions;
-  const std::string missing = FindAll(library, &functions);
+  const std::string missing = FindAll(*library, &functions);
   if (!missing.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(place, " has no function ", missing));
+    return absl::FailedPreconditionError(
+        absl::StrCat(library->place, " has no function ", missing));
   }
   int version = 0;
   if (functions.GetVersion(&version) != NcclApi::kSuccess || version < nccl_abi::kMinVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(place, " has version ", version,
+    return absl::FailedPreconditionError(absl::StrCat(library->place, " has version ", version,
                                                       " of NCCL; needed is ", nccl_abi::kMinVersion,
                                                       " (2.18) or later"));
   }
@@ -150,24 +131,9 @@ absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(std::span<const std::string> p
 }
 
 std::vector<std::string> NcclPlaces() {
-  const std::string chosen = Environment("TESSERA_NCCL");
-  if (!chosen.empty()) return {chosen};
-  std::vector<std::string> places = {"libnccl.so.2"};
-  for (const std::string& home : {Environment("CUDA_HOME"), std::string("/usr/local/cuda")}) {
-    if (!home.empty()) places.push_back(home + "/lib64/libnccl.so.2");
-  }
-  const std::string package = "/nvidia/nccl/lib/libnccl.so.2";
-  const std::string virtual_environment = Environment("VIRTUAL_ENV"), user = Environment("HOME");
-  if (!virtual_environment.empty()) {
-    AddMatches(virtual_environment + "/lib/python3*/site-packages" + package, &places);
-  }
-  if (!user.empty()) {
-    AddMatches(user + "/.local/lib/python3*/site-packages" + package, &places);
-  }
-  AddMatches("/usr/local/lib/python3*/dist-packages" + package, &places);
-  AddMatches("/usr/local/lib/python3*/site-packages" + package, &places);
-  AddMatches("/usr/lib/python3*/site-packages" + package, &places);
-  return places;
+  return LibraryPlaces({.variable = "TESSERA_NCCL",
+                        .files = {"libnccl.so.2"},
+                        .package_folders = {"nvidia/nccl/lib"}});
 }
 
 }  // namespace tessera

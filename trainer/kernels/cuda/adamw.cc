@@ -11,6 +11,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -55,6 +56,7 @@ struct AdamWBody {
 
 void DeviceKernels::AdamW(const AdamWOptions& options, TensorView grad, TensorView master,
                           TensorView m, TensorView v, TensorView param) {
+  const Operation here("AdamW", grad, master, m, v);
   const int64_t count = param.elements();
   if (master.empty()) {
     CHECK(param.dtype() == DType::kF32) << "rounded parameters need master weights";

@@ -7,6 +7,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -14,11 +15,11 @@
 namespace tessera::cuda {
 namespace {
 
-template <typename T>
+template <typename X, typename T, typename Out>
 struct AddBiasBody {
-  Rows<float> x;
+  Rows<X> x;
   const T* bias;
-  Rows<T> out;
+  Rows<Out> out;
 
   template <int kCount>
   TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
@@ -30,9 +31,27 @@ struct AddBiasBody {
   }
 };
 
+template <typename X, typename T, typename Out>
+void LaunchAddBias(simt::Stream stream, const TensorView& x, const TensorView& bias,
+                   const TensorView& out) {
+  const AddBiasBody<X, T, Out> body = {AsRows<X>(x), bias.as<T>(), AsRows<Out>(out)};
+  CHECK(bias.contiguous());
+  CHECK_EQ(bias.elements(), body.x.columns);
+  LaunchForEach(stream, body.x.rows, body.x.columns,
+                AllowsPacks(body.x) && AllowsPacks(body.bias) && AllowsPacks(body.out), body);
+}
+
 }  // namespace
 
+void DeviceKernels::AddBiasTo(const TensorView& bias, const TensorView& x) {
+  const Operation here("AddBiasTo", bias, x);
+  WithType(x.dtype(), [&]<typename X>(X) {
+    WithType(bias.dtype(), [&]<typename T>(T) { LaunchAddBias<X, T, X>(stream(), x, bias, x); });
+  });
+}
+
 void DeviceKernels::AddBias(TensorView x, TensorView bias, TensorView out) {
+  const Operation here("AddBias", x, bias, out);
   CHECK(x.dtype() == DType::kF32 && x.shape() == out.shape())
       << ToString(x.shape()) << " to " << ToString(out.shape());
   if (bias.empty()) {
@@ -40,11 +59,8 @@ void DeviceKernels::AddBias(TensorView x, TensorView bias, TensorView out) {
     return;
   }
   WithType(out.dtype(), [&]<typename T>(T) {
-    const AddBiasBody<T> body = {AsRows<float>(x), bias.as<T>(), AsRows<T>(out)};
-    CHECK(bias.dtype() == out.dtype() && bias.contiguous());
-    CHECK_EQ(bias.elements(), body.x.columns);
-    LaunchForEach(stream(), body.x.rows, body.x.columns,
-                  AllowsPacks(body.x) && AllowsPacks(body.bias) && AllowsPacks(body.out), body);
+    CHECK(bias.dtype() == out.dtype()) << DTypeName(bias.dtype());
+    LaunchAddBias<float, T, T>(stream(), x, bias, out);
   });
 }
 

@@ -16,6 +16,7 @@
 #include "trainer/kernels/cuda/mma.h"
 #include "trainer/kernels/cuda/norm_rows.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/philox_device.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
@@ -171,6 +172,7 @@ void DeviceKernels::AttentionBackward(const AttentionOptions& options, TensorVie
                                       TensorView q, TensorView k, TensorView v, TensorView out,
                                       TensorView log_sum_exp, TensorView d_q, TensorView d_k,
                                       TensorView d_v) {
+  const Operation here("AttentionBackward", d_out, q, k, v);
   const AttentionShape shape = MakeAttentionShape(options, q, k, v);
   CHECK(d_out.shape() == q.shape() && out.shape() == q.shape() && d_q.shape() == q.shape());
   CHECK(d_k.shape() == k.shape() && d_v.shape() == k.shape());

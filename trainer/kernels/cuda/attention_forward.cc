@@ -11,6 +11,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/mma.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/philox_device.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
@@ -141,6 +142,7 @@ TESSERA_KERNEL void AttentionForwardTiles(AttentionShape shape, Heads<T> q, Head
 
 void DeviceKernels::AttentionForward(const AttentionOptions& options, TensorView q, TensorView k,
                                      TensorView v, TensorView out, TensorView log_sum_exp) {
+  const Operation here("AttentionForward", q, k, v, out);
   const AttentionShape shape = MakeAttentionShape(options, q, k, v);
   CHECK(out.shape() == q.shape() && out.dtype() == q.dtype());
   CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());

@@ -8,6 +8,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -120,6 +121,7 @@ struct CrossEntropyBackwardBody {
 
 void DeviceKernels::CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets,
                                       int64_t first_id, TensorView stats) {
+  const Operation here("CrossEntropyStats", logits, targets, stats);
   CHECK(targets.dtype() == DType::kI32 && targets.contiguous());
   CHECK(stats.dtype() == DType::kF32 && stats.contiguous());
   WithType(logits.dtype(), [&]<typename T>(T) {
@@ -134,6 +136,7 @@ void DeviceKernels::CrossEntropyStats(TensorView logits, int64_t valid, TensorVi
 
 void DeviceKernels::CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
                                      TensorView losses) {
+  const Operation here("CrossEntropyLoss", stats, targets, combined, losses);
   CHECK(stats.rank() == 3 && stats.contiguous() && stats.dim(2) == 3) << ToString(stats.shape());
   CHECK(combined.contiguous() && losses.contiguous() && targets.contiguous());
   CHECK(stats.dtype() == DType::kF32 && combined.dtype() == DType::kF32);
@@ -150,6 +153,7 @@ void DeviceKernels::CrossEntropyLoss(TensorView stats, TensorView targets, Tenso
 
 void DeviceKernels::CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
                                          int64_t first_id, double grad_scale, TensorView logits) {
+  const Operation here("CrossEntropyBackward", combined, targets, logits);
   CHECK(combined.dtype() == DType::kF32 && combined.contiguous());
   CHECK(targets.dtype() == DType::kI32 && targets.contiguous());
   WithType(logits.dtype(), [&]<typename T>(T) {

@@ -13,7 +13,7 @@
 
 namespace tessera::cuda {
 
-// Operations are queued on one stream, and their errors are kept for simt::TakeLaunchError().
+// Operations are queued on one stream; a derived class reports the errors of their launches.
 // Deterministic: every sum has a fixed order, a function of shapes alone. A derived class adds
 // matrix products and memory.
 class DeviceKernels : public Backend {
@@ -72,6 +72,9 @@ class DeviceKernels : public Backend {
   virtual void* Scratch(int64_t bytes) = 0;
   // Copies device memory to the host, after all that is queued, and waits for it.
   virtual void CopyToHost(const void* from, int64_t bytes, void* to) = 0;
+
+  // x[R,C] += bias[C], by row; each fp32 or bf16.
+  void AddBiasTo(const TensorView& bias, const TensorView& x);
 
  private:
   simt::Stream stream() const { return stream_; }

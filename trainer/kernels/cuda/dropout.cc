@@ -5,6 +5,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/philox_device.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/tensor.h"
@@ -40,6 +41,7 @@ struct DropoutBody {
 }  // namespace
 
 void DeviceKernels::ApplyDropout(const Dropout& dropout, TensorView x) {
+  const Operation here("ApplyDropout", x);
   if (dropout.probability == 0) return;
   CHECK_GE(dropout.rows_per_sample, 1);
   CHECK_GE(dropout.row_offset, 0);

@@ -15,6 +15,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -199,6 +200,7 @@ void LaunchLists(simt::Stream stream, const RowLists& lists) {
 
 void DeviceKernels::EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
                                      TensorView out) {
+  const Operation here("EmbeddingForward", table, ids, out);
   CHECK(ids.dtype() == DType::kI32 && ids.contiguous());
   CHECK(table.dtype() == out.dtype());
   WithType(out.dtype(), [&]<typename T>(T) {
@@ -213,6 +215,7 @@ void DeviceKernels::EmbeddingForward(TensorView table, TensorView ids, int64_t f
 
 void DeviceKernels::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
                                       TensorView d_table) {
+  const Operation here("EmbeddingBackward", d_out, ids, d_table);
   CHECK(ids.dtype() == DType::kI32 && ids.contiguous() && d_table.dtype() == DType::kF32);
   WithType(d_out.dtype(), [&]<typename T>(T) {
     const Rows<T> from = AsRows<T>(d_out);
@@ -237,6 +240,7 @@ void DeviceKernels::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t 
 }
 
 void DeviceKernels::AddPositions(TensorView table, int64_t sequence, TensorView x) {
+  const Operation here("AddPositions", table, x);
   CHECK(table.dtype() == x.dtype());
   WithType(x.dtype(), [&]<typename T>(T) {
     const AddPositionsBody<T> body = {AsRows<T>(table), sequence, AsRows<T>(x)};
@@ -248,6 +252,7 @@ void DeviceKernels::AddPositions(TensorView table, int64_t sequence, TensorView 
 
 void DeviceKernels::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
                                          bool accumulate) {
+  const Operation here("AddPositionsBackward", d_x, d_table);
   CHECK(d_table.dtype() == DType::kF32);
   WithType(d_x.dtype(), [&]<typename T>(T) {
     const AddPositionsBackwardBody<T> body = {AsRows<T>(d_x), sequence, AsRows<float>(d_table),

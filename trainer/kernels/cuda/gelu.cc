@@ -9,6 +9,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/tensor.h"
 
@@ -63,6 +64,7 @@ struct GeluBackwardBody {
 }  // namespace
 
 void DeviceKernels::GeluForward(TensorView x, TensorView out) {
+  const Operation here("GeluForward", x, out);
   CHECK(x.dtype() == out.dtype() && x.shape() == out.shape());
   WithType(x.dtype(), [&]<typename T>(T) {
     const GeluForwardBody<T> body = {AsRows<T>(x), AsRows<T>(out)};
@@ -72,6 +74,7 @@ void DeviceKernels::GeluForward(TensorView x, TensorView out) {
 }
 
 void DeviceKernels::GeluBackward(TensorView d_out, TensorView x, TensorView d_x) {
+  const Operation here("GeluBackward", d_out, x, d_x);
   CHECK(x.dtype() == d_out.dtype() && x.dtype() == d_x.dtype());
   CHECK(x.shape() == d_out.shape() && x.shape() == d_x.shape());
   WithType(x.dtype(), [&]<typename T>(T) {

@@ -12,6 +12,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/norm_rows.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -117,6 +118,7 @@ struct LayerNormWeightBody {
 void DeviceKernels::LayerNormForward(TensorView x, TensorView weight, TensorView bias,
                                      double epsilon, TensorView out, TensorView mean,
                                      TensorView rstd) {
+  const Operation here("LayerNormForward", x, weight, bias, out);
   CHECK(x.dtype() == out.dtype() && x.dtype() == weight.dtype() && x.dtype() == bias.dtype());
   CHECK(mean.dtype() == DType::kF32 && rstd.dtype() == DType::kF32);
   WithType(x.dtype(), [&]<typename T>(T) {
@@ -139,6 +141,7 @@ void DeviceKernels::LayerNormBackward(TensorView d_out, TensorView x, TensorView
                                       TensorView mean, TensorView rstd, TensorView d_x,
                                       bool accumulate_dx, TensorView d_weight, TensorView d_bias,
                                       bool accumulate) {
+  const Operation here("LayerNormBackward", d_out, x, weight, mean);
   CHECK(x.dtype() == d_out.dtype() && x.dtype() == weight.dtype() && x.dtype() == d_x.dtype());
   CHECK(d_weight.dtype() == DType::kF32 && d_bias.dtype() == DType::kF32);
   CHECK(mean.dtype() == DType::kF32 && rstd.dtype() == DType::kF32);

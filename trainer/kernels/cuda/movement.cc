@@ -10,6 +10,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -197,6 +198,7 @@ Rows<T> AsOneRow(const TensorView& x) {
 }  // namespace
 
 void DeviceKernels::Fill(TensorView x, double value) {
+  const Operation here("Fill", x);
   WithAnyType(x.dtype(), [&]<typename T>(T) {
     LaunchForEach(stream(), 1, x.elements(), /*packs=*/false,
                   FillBody<T>{x.as<T>(), ConvertElement<double, T>(value), Merge(x, x)});
@@ -204,6 +206,7 @@ void DeviceKernels::Fill(TensorView x, double value) {
 }
 
 void DeviceKernels::Copy(TensorView from, TensorView to) {
+  const Operation here("Copy", from, to);
   CHECK(from.shape() == to.shape()) << ToString(from.shape()) << " to " << ToString(to.shape());
   if (from.elements() == 0) return;
   WithAnyType(from.dtype(), [&]<typename From>(From) {
@@ -218,6 +221,7 @@ void DeviceKernels::Copy(TensorView from, TensorView to) {
 }
 
 void DeviceKernels::Add(TensorView a, TensorView b, TensorView out) {
+  const Operation here("Add", a, b, out);
   CHECK(a.contiguous() && b.contiguous() && out.contiguous());
   CHECK(a.shape() == b.shape() && a.shape() == out.shape())
       << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(out.shape());
@@ -233,6 +237,7 @@ void DeviceKernels::Add(TensorView a, TensorView b, TensorView out) {
 }
 
 void DeviceKernels::Scale(TensorView x, double factor) {
+  const Operation here("Scale", x);
   CHECK(x.contiguous());
   WithType(x.dtype(), [&]<typename T>(T) {
     const ScaleBody<T> body = {AsOneRow<T>(x), static_cast<float>(factor)};

@@ -10,6 +10,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/norm_rows.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/tensor.h"
 
@@ -65,11 +66,18 @@ double DeviceKernels::BlockedSum(TensorView x, bool squares) {
 }
 
 void DeviceKernels::SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) {
+  const Operation here("SumOfSquaresByBlock", x);
   LaunchBlockSums(x, block, /*squares=*/true, sums);
 }
 
-double DeviceKernels::SumOfSquares(TensorView x) { return BlockedSum(x, /*squares=*/true); }
+double DeviceKernels::SumOfSquares(TensorView x) {
+  const Operation here("SumOfSquares", x);
+  return BlockedSum(x, /*squares=*/true);
+}
 
-double DeviceKernels::Sum(TensorView x) { return BlockedSum(x, /*squares=*/false); }
+double DeviceKernels::Sum(TensorView x) {
+  const Operation here("Sum", x);
+  return BlockedSum(x, /*squares=*/false);
+}
 
 }  // namespace tessera::cuda

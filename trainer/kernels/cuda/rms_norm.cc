@@ -12,6 +12,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/norm_rows.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -92,6 +93,7 @@ struct RmsNormWeightBody {
 
 void DeviceKernels::RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
                                    TensorView rstd) {
+  const Operation here("RmsNormForward", x, weight, out, rstd);
   CHECK(x.dtype() == out.dtype() && x.dtype() == weight.dtype() && rstd.dtype() == DType::kF32);
   WithType(x.dtype(), [&]<typename T>(T) {
     const Rows<T> from = AsRows<T>(x), to = AsRows<T>(out);
@@ -110,6 +112,7 @@ void DeviceKernels::RmsNormForward(TensorView x, TensorView weight, double epsil
 void DeviceKernels::RmsNormBackward(TensorView d_out, TensorView x, TensorView weight,
                                     TensorView rstd, TensorView d_x, bool accumulate_dx,
                                     TensorView d_weight, bool accumulate) {
+  const Operation here("RmsNormBackward", d_out, x, weight, rstd);
   CHECK(x.dtype() == d_out.dtype() && x.dtype() == weight.dtype() && x.dtype() == d_x.dtype());
   CHECK(d_weight.dtype() == DType::kF32 && rstd.dtype() == DType::kF32);
   WithType(x.dtype(), [&]<typename T>(T) {

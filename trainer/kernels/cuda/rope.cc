@@ -8,6 +8,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -47,6 +48,7 @@ struct RopeBody {
 }  // namespace
 
 void DeviceKernels::Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) {
+  const Operation here("Rope", cos, sin, x);
   CHECK_EQ(x.rank(), 4);
   const int64_t sequence = x.dim(1), heads = x.dim(2), half = x.dim(3) / 2;
   CHECK(x.dim(3) == 2 * half && x.stride(3) == 1) << ToString(x.shape());

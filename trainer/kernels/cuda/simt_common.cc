@@ -8,9 +8,19 @@
 namespace tessera::simt {
 namespace {
 
+thread_local const LaunchScope* current_scope = nullptr;
+
 bool IsIdentifier(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
 }  // namespace
+
+LaunchScope::LaunchScope() : outer_(current_scope) { current_scope = this; }
+
+LaunchScope::~LaunchScope() { current_scope = outer_; }
+
+std::string LaunchScope::DescribeCurrent() {
+  return current_scope == nullptr ? "" : " in " + current_scope->Describe();
+}
 
 // Compilers write "... [kKernel = &a::(anonymous namespace)::Name<T>]" or "... [with auto kKernel =
 // a::Name<T>]". Removes every qualifier that ends in "::", also within template arguments.

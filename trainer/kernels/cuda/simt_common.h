@@ -31,6 +31,25 @@ constexpr std::string_view PrettyKernelName() {
   return __PRETTY_FUNCTION__;
 }
 
+// Names what the calling thread launches within its scope, in the messages of errors. Scopes nest;
+// the innermost counts.
+class LaunchScope {
+ public:
+  LaunchScope();
+  virtual ~LaunchScope();
+  LaunchScope(const LaunchScope&) = delete;
+  LaunchScope& operator=(const LaunchScope&) = delete;
+
+  // " in " and the description of the calling thread's scope; empty where there is none.
+  static std::string DescribeCurrent();
+
+ protected:
+  virtual std::string Describe() const = 0;
+
+ private:
+  const LaunchScope* const outer_;
+};
+
 // "GeluForward<float>", say: the function that is kKernel, without namespaces.
 std::string ShortKernelName(std::string_view pretty_name);
 

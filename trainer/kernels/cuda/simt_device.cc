@@ -33,8 +33,8 @@ void KeepLaunchError(std::string_view pretty_name, Grid grid, int threads, int64
   first.text = ShortKernelName(pretty_name) + ": launched with a grid of (" +
                std::to_string(grid.x) + "," + std::to_string(grid.y) + "," +
                std::to_string(grid.z) + "), blocks of " + std::to_string(threads) + " threads, " +
-               std::to_string(shared_bytes) +
-               " bytes of shared memory: " + cudaGetErrorString(error);
+               std::to_string(shared_bytes) + " bytes of shared memory" +
+               LaunchScope::DescribeCurrent() + ": " + cudaGetErrorString(error);
 }
 
 std::string TakeLaunchError() {

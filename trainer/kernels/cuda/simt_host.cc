@@ -67,7 +67,7 @@ class Simulator {
   Counters TakeCounters() { return std::exchange(counters_, {}); }
 
   void Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-           const std::function<void()>& thread_body);
+           const std::string& scope, const std::function<void()>& thread_body);
 
   // Called on fibers.
   void SetError(const std::string& what);
@@ -79,6 +79,7 @@ class Simulator {
 
  private:
   bool WithinLimits(Grid grid, int threads, int64_t shared_bytes);
+  void RunBlocks(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
   std::vector<int64_t> BlockOrder(int64_t blocks);
   void RunBlock(int threads, int64_t shared_bytes, const std::function<void()>& thread_body);
   void RunThread(int index, const std::function<void()>& thread_body);
@@ -148,15 +149,21 @@ std::vector<int64_t> Simulator::BlockOrder(int64_t blocks) {
 }
 
 void Simulator::Run(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
-                    const std::function<void()>& thread_body) {
+                    const std::string& scope, const std::function<void()>& thread_body) {
   if (!error_.empty()) return;
   kernel_ = ShortKernelName(pretty_name);
   grid_ = grid;
-  if (!WithinLimits(grid, threads, shared_bytes)) return;
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  ++counters_.launches;
-  for (const int64_t block : BlockOrder(grid.x * grid.y * grid.z)) {
-    position.block = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+  if (WithinLimits(grid, threads, shared_bytes) && grid.x > 0 && grid.y > 0 && grid.z > 0) {
+    ++counters_.launches;
+    RunBlocks(threads, shared_bytes, thread_body);
+  }
+  if (!error_.empty()) error_ += scope;
+}
+
+void Simulator::RunBlocks(int threads, int64_t shared_bytes,
+                          const std::function<void()>& thread_body) {
+  for (const int64_t block : BlockOrder(grid_.x * grid_.y * grid_.z)) {
+    position.block = {block % grid_.x, block / grid_.x % grid_.y, block / grid_.x / grid_.y};
     RunBlock(threads, shared_bytes, thread_body);
     if (!error_.empty()) return;
   }
@@ -365,8 +372,8 @@ void CheckAlignment(const void* address, int64_t alignment) {
 
 void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
                Stream stream, std::function<void()> thread_body) {
-  const auto run = [=] {
-    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, thread_body);
+  const auto run = [=, scope = LaunchScope::DescribeCurrent()] {
+    ThisSimulator().Run(pretty_name, grid, threads, shared_bytes, scope, thread_body);
   };
   if (stream == nullptr) {
     run();

@@ -3,74 +3,61 @@
 #include <glog/logging.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include <limits>
 #include <memory>
-#include <span>
-#include <string>
+#include <utility>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "trainer/kernels/backend.h"
-#include "trainer/kernels/cuda/device_kernels.h"
+#include "trainer/kernels/cuda/cublaslt_products.h"
+#include "trainer/kernels/cuda/device_backend.h"
+#include "trainer/kernels/cuda/products.h"
 #include "trainer/kernels/cuda/simt_host.h"
-#include "trainer/kernels/reference/reference_backend.h"
+#include "trainer/kernels/cuda/testing/fake_cublaslt.h"
+#include "trainer/tensor/device.h"
+#include "trainer/tensor/fake_device_runtime.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {
 
-class SimulatedBackend final : public DeviceKernels {
+template <typename T>
+T OrDie(absl::StatusOr<T> value) {
+  CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+
+// Owns the device that the backend works on, which thereby outlives the backend's memory.
+class ProductsOfOwnDevice final : public Products {
  public:
-  explicit SimulatedBackend(const simt::SimulatorOptions& options)
-      : DeviceKernels(/*stream=*/nullptr) {
-    simt::SetSimulatorOptions(options);
-  }
-  ~SimulatedBackend() override { CHECK_EQ(TakeError(), absl::OkStatus()); }
+  ProductsOfOwnDevice()
+      : context_(std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{
+            .memory_bytes = std::numeric_limits<int64_t>::max(), .at_once = true})),
+        compute_(OrDie(Stream::Create(context_))),
+        products_(OrDie(MakeCublasLtProducts(
+            std::make_shared<FakeCublasLt>(static_cast<FakeDeviceRuntime&>(context_.runtime())),
+            compute_, {.workspace_bytes = 1 << 16}))) {}
+  ~ProductsOfOwnDevice() override { CHECK_EQ(compute_.Synchronize(), absl::OkStatus()); }
 
-  Device device() const override { return {DeviceType::kCpu, 0}; }
-  absl::Status Synchronize() override { return TakeError(); }
-
-  void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override {
-    reference_->MatMul(a, b, c, accumulate, bias);
-  }
-  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override {
-    reference_->MatMulTree(products, c);
-  }
-
- protected:
-  // Every operation gets new memory, filled with NaN, so that a read
-  // before a write does not pass unseen.
-  void* Scratch(int64_t bytes) override {
-    constexpr size_t kAlignment = 256;
-    const size_t size = static_cast<size_t>(bytes);
-    scratch_.reset(
-        std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment));
-    CHECK(size == 0 || scratch_ != nullptr);
-    if (size > 0) std::memset(scratch_.get(), 0xff, size);
-    return scratch_.get();
-  }
-  void CopyToHost(const void* from, int64_t bytes, void* to) override {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+  Stream& compute() { return compute_; }
+  void MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
+              const TensorView& bias) override {
+    products_->MatMul(a, b, c, accumulate, bias);
   }
 
  private:
-  static absl::Status TakeError() {
-    const std::string error = simt::TakeLaunchError();
-    return error.empty() ? absl::OkStatus() : absl::InternalError(error);
-  }
-
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-
-  std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
-  std::unique_ptr<void, Free> scratch_;
+  DeviceContext context_;
+  Stream compute_;
+  const std::unique_ptr<Products> products_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options) {
-  return std::make_unique<SimulatedBackend>(options);
+  simt::SetSimulatorOptions(options);
+  auto products = std::make_unique<ProductsOfOwnDevice>();
+  Stream& compute = products->compute();
+  return MakeDeviceBackend({DeviceType::kCpu, 0}, compute, std::move(products));
 }
 
 }  // namespace tessera::cuda

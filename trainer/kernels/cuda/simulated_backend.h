@@ -8,8 +8,8 @@
 
 namespace tessera::cuda {
 
-// The kernels of this folder on the simulated device, over host memory. Matrix products, which
-// have no kernels here, are the reference's. Synchronize() reports errors of kernels.
+// DeviceBackend on a simulated device of its own, over host memory: any host tensor is an operand.
+// Every operation runs before its call returns. Matrix products are a fake cuBLASLt's.
 std::unique_ptr<Backend> MakeSimulatedBackend(const simt::SimulatorOptions& options = {});
 
 }  // namespace tessera::cuda

@@ -5,6 +5,7 @@
 #include "trainer/kernels/cuda/column_sums.h"
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
@@ -24,6 +25,7 @@ struct SumRowsBody {
 }  // namespace
 
 void DeviceKernels::SumRows(TensorView x, TensorView out, bool accumulate) {
+  const Operation here("SumRows", x, out);
   CHECK(out.dtype() == DType::kF32 && out.contiguous());
   WithType(x.dtype(), [&]<typename T>(T) {
     const SumRowsBody<T> body = {AsRows<T>(x)};

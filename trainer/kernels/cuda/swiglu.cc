@@ -9,6 +9,7 @@
 #include "trainer/kernels/cuda/device_kernels.h"
 #include "trainer/kernels/cuda/elementwise.h"
 #include "trainer/kernels/cuda/operands.h"
+#include "trainer/kernels/cuda/operation.h"
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/tensor.h"
 
@@ -57,6 +58,7 @@ struct SwiGluBackwardBody {
 }  // namespace
 
 void DeviceKernels::SwiGluForward(TensorView gate_up, TensorView out) {
+  const Operation here("SwiGluForward", gate_up, out);
   CHECK(gate_up.dtype() == out.dtype());
   WithType(out.dtype(), [&]<typename T>(T) {
     const SwiGluForwardBody<T> body = {AsRows<T>(gate_up), AsRows<T>(out)};
@@ -67,6 +69,7 @@ void DeviceKernels::SwiGluForward(TensorView gate_up, TensorView out) {
 }
 
 void DeviceKernels::SwiGluBackward(TensorView d_out, TensorView gate_up, TensorView d_gate_up) {
+  const Operation here("SwiGluBackward", d_out, gate_up, d_gate_up);
   CHECK(gate_up.dtype() == d_out.dtype() && gate_up.dtype() == d_gate_up.dtype());
   CHECK(gate_up.shape() == d_gate_up.shape());
   WithType(d_out.dtype(), [&]<typename T>(T) {

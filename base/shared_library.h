@@ -1,0 +1,42 @@
+#ifndef TESSERA_BASE_SHARED_LIBRARY_H_
+#define TESSERA_BASE_SHARED_LIBRARY_H_
+
+// Shared libraries of NVIDIA's that are opened at run time, so that programs start without them.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+struct LibrarySearch {
+  // Sets the only place; "TESSERA_NCCL", say.
+  std::string variable;
+  // "libnccl.so.2", in order of preference.
+  std::vector<std::string> files;
+  // Folders below a Python package folder that PyTorch's packages put it in: "nvidia/nccl/lib".
+  std::vector<std::string> package_folders;
+};
+
+// $`variable` alone where it is set. Else the dynamic linker's own search, the CUDA toolkit
+// ($CUDA_HOME, /usr/local/cuda), and the packages of PyTorch in the active virtual environment and
+// in Python's system-wide and per-user folders; each for the first of the files, then for the next.
+std::vector<std::string> LibraryPlaces(const LibrarySearch& search);
+
+struct SharedLibrary {
+  void* handle = nullptr;  // of dlopen(); the library stays open until the process ends
+  std::string place;
+
+  // The function's address; null where the library has no such function.
+  void* Find(const char* name) const;
+};
+
+// Opens the library at the first of `places` that has it. A place is a path, or a name for the
+// dynamic linker to search. NotFound where there is none.
+absl::StatusOr<SharedLibrary> OpenSharedLibrary(std::span<const std::string> places);
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_SHARED_LIBRARY_H_

@@ -1,0 +1,17 @@
+#ifndef TESSERA_TRAINER_DEVICE_KERNEL_REDUCER_H_
+#define TESSERA_TRAINER_DEVICE_KERNEL_REDUCER_H_
+
+#include <memory>
+
+#include "trainer/comm/nccl/device_reducer.h"
+
+namespace tessera {
+
+// Adds with the kernel of tree_reduce.h: on the GPU of the stream where nvcc has compiled it
+// (:kernel_reducer), else on the simulated device (:simulated_kernel_reducer). Pieces of up to 256
+// ranks; of more, Unimplemented. Thread-safe.
+std::unique_ptr<DeviceReducer> MakeKernelReducer();
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DEVICE_KERNEL_REDUCER_H_

@@ -1,0 +1,32 @@
+#ifndef TESSERA_TRAINER_DEVICE_TRAINING_DEVICE_H_
+#define TESSERA_TRAINER_DEVICE_TRAINING_DEVICE_H_
+
+#include <memory>
+
+#include "trainer/comm/nccl/device_reducer.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/tensor/device.h"
+#include "trainer/tensor/device_tensors.h"
+#include "trainer/tensor/host_copies.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+
+// A GPU, or a simulated one, as a rank of a training run uses it. While it exists, Tensor(dtype,
+// shape, device) can be made; all such tensors must be destroyed before it.
+//
+// Threads: those of the members. Work of the training thread is queued on `compute`; NCCL and
+// staging have streams of their own, made from the context.
+struct TrainingDevice {
+  Device device;
+  std::unique_ptr<DeviceContext> context;
+  std::unique_ptr<Stream> compute;
+  std::unique_ptr<DeviceTensors> tensors;
+  std::unique_ptr<HostCopies> copies;      // on `compute`
+  std::unique_ptr<Backend> backend;        // on `compute`
+  std::unique_ptr<DeviceReducer> reducer;  // for NcclWorld
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DEVICE_TRAINING_DEVICE_H_

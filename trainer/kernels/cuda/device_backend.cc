@@ -1,0 +1,222 @@
+// Matrix products, memory and errors of the backend; its other operations are kernels.
+
+#include "trainer/kernels/cuda/device_backend.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cuda/device_kernels.h"
+#include "trainer/kernels/cuda/kernel_stream.h"
+#include "trainer/kernels/cuda/products.h"
+#include "trainer/kernels/cuda/tree_reduce.h"
+#include "trainer/tensor/device.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int64_t kScratchAlignment = 256;
+
+int64_t RoundedUp(int64_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+bool IsAligned(const TensorView& x, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(x.data()) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+// Bytes from the first element of a matrix to behind its last.
+int64_t SpanBytes(const TensorView& x) {
+  int64_t last = 0;
+  for (int d = 0; d < x.rank(); ++d) last += (x.dim(d) - 1) * x.stride(d);
+  return (last + 1) * ElementSize(x.dtype());
+}
+
+// Must be a base that is constructed before DeviceKernels, which takes the stream of kernels.
+struct KernelStreamHolder {
+  explicit KernelStreamHolder(const Stream& compute) : kernels(compute) {}
+  KernelStream kernels;
+};
+
+class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
+ public:
+  DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products)
+      : KernelStreamHolder(compute),
+        DeviceKernels(kernels.get()),
+        device_(device),
+        compute_(compute),
+        products_(std::move(products)) {}
+
+  Device device() const override { return device_; }
+  absl::Status Synchronize() override {
+    kernels.KeepErrors();
+    return compute_.Synchronize();
+  }
+
+  void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
+  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
+
+ protected:
+  // A read before a write is seen on the simulated device.
+  void* Scratch(int64_t bytes) override {
+    void* const memory = Grow(bytes, &scratch_, "workspace");
+    kernels.Poison(memory, bytes);
+    return memory;
+  }
+  void CopyToHost(const void* from, int64_t bytes, void* to) override;
+
+ private:
+  void* Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose);
+  // Queues a product of operands at any addresses.
+  void Product(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
+               const TensorView& bias);
+  void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
+  PinnedBuffer& Pinned(int64_t bytes);
+  // An error that leaves the step without a result that it could go on with.
+  template <typename T>
+  static T OrDie(absl::StatusOr<T> value) {
+    if (!value.ok()) LOG(FATAL) << value.status();
+    return *std::move(value);
+  }
+
+  const Device device_;
+  Stream& compute_;
+  const std::unique_ptr<Products> products_;
+  std::optional<DeviceBuffer> scratch_;
+  std::optional<DeviceBuffer> aligned_;  // copies of operands
+  std::optional<DeviceBuffer> sums_;     // of MatMulTree()
+  std::optional<PinnedBuffer> pinned_;
+};
+
+// What is queued before on the stream uses the old memory before it is given back there.
+void* DeviceBackend::Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose) {
+  if (!buffer->has_value() || (*buffer)->bytes() < bytes) {
+    const int64_t before = buffer->has_value() ? (*buffer)->bytes() : 0;
+    buffer->reset();
+    buffer->emplace(OrDie(DeviceBuffer::Allocate(
+        compute_, RoundedUp(std::max(bytes, before + before / 2)), purpose)));
+  }
+  return (*buffer)->data();
+}
+
+PinnedBuffer& DeviceBackend::Pinned(int64_t bytes) {
+  if (!pinned_.has_value() || pinned_->bytes() < bytes) {
+    pinned_.reset();
+    pinned_.emplace(OrDie(PinnedBuffer::Allocate(compute_.context(), RoundedUp(bytes))));
+  }
+  return *pinned_;
+}
+
+void DeviceBackend::CopyToHost(const void* from, int64_t bytes, void* to) {
+  PinnedBuffer& pinned = Pinned(bytes);
+  compute_.Copy(from, bytes, pinned.data());
+  // Synchronize() of the backend, not of this operation, returns the error.
+  compute_.context().KeepError("a copy to the host",
+                               compute_.context().runtime().SynchronizeStream(compute_.handle()));
+  std::memcpy(to, pinned.data(), static_cast<size_t>(bytes));
+}
+
+// Operands whose addresses are less aligned than their strides are copied, so that the algorithm of
+// a product, and with it the bits, do not depend on addresses.
+void DeviceBackend::Product(const TensorView& a, const TensorView& b, const TensorView& c,
+                            bool accumulate, const TensorView& bias) {
+  const bool has_bias = !bias.empty();
+  const TensorView* const operands[] = {&a, &b, &c, &bias};
+  TensorView used[] = {a, b, c, bias};
+  int64_t bytes = 0;
+  bool copies[4] = {};
+  for (int i = 0; i < (has_bias ? 4 : 3); ++i) {
+    const int64_t alignment =
+        i < 3 ? LayoutOf(*operands[i]).alignment_bytes : kProductAlignmentBytes;
+    copies[i] = !IsAligned(*operands[i], alignment);
+    if (copies[i]) bytes += RoundedUp(SpanBytes(*operands[i]));
+  }
+  if (bytes > 0) {
+    char* next = static_cast<char*>(Grow(bytes, &aligned_, "workspace"));
+    for (int i = 0; i < 4; ++i) {
+      if (!copies[i]) continue;
+      const TensorView& x = *operands[i];
+      used[i] = TensorView(next, x.dtype(), x.shape(), x.strides());
+      if (i != 2 || accumulate) Copy(x, used[i]);
+      next += RoundedUp(SpanBytes(x));
+    }
+  }
+  products_->MatMul(used[0], used[1], used[2], accumulate, used[3]);
+  if (copies[2]) Copy(used[2], c);
+}
+
+void DeviceBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
+                           TensorView bias) {
+  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2 && a.dim(1) == b.dim(0) &&
+        c.dim(0) == a.dim(0) && c.dim(1) == b.dim(1))
+      << ToString(a.shape()) << " by " << ToString(b.shape()) << " to " << ToString(c.shape());
+  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32))
+      << DTypeName(a.dtype()) << " by " << DTypeName(b.dtype()) << " to " << DTypeName(c.dtype());
+  CHECK(LayoutOf(c).row_major) << "the result is not dense in its last dim";
+  if (!bias.empty()) {
+    CHECK(bias.dtype() == a.dtype() && bias.contiguous() && bias.elements() == c.dim(1))
+        << "a bias " << ToString(bias.shape());
+  }
+  if (c.elements() == 0) return;
+  const bool product_adds_bias = !bias.empty() && a.dim(1) > 0 && bias.dtype() == c.dtype();
+  if (a.dim(1) == 0) {
+    if (!accumulate) Fill(c, 0);
+  } else {
+    Product(a, b, c, accumulate, product_adds_bias ? bias : TensorView());
+  }
+  if (!bias.empty() && !product_adds_bias) AddBiasTo(bias, c);
+}
+
+// T(0, n) adds adjacent products first. The second one of each pair is added to the first by the
+// product itself.
+void DeviceBackend::MatMulTree(std::span<const MatMulOperands> products, TensorView c) {
+  CHECK(!products.empty());
+  CHECK(c.dtype() == DType::kF32) << "a sum of products in " << DTypeName(c.dtype());
+  const int64_t pairs = (static_cast<int64_t>(products.size()) + 1) / 2;
+  std::vector<TensorView> sums = {c};
+  if (pairs > 1) {
+    const int64_t bytes = RoundedUp(c.bytes());
+    const bool in_place = c.contiguous();
+    char* memory =
+        static_cast<char*>(Grow((pairs - (in_place ? 1 : 0)) * bytes, &sums_, "sums of products"));
+    if (!in_place) sums.clear();
+    while (static_cast<int64_t>(sums.size()) < pairs) {
+      sums.emplace_back(memory, DType::kF32, c.shape());
+      memory += bytes;
+    }
+  }
+  for (size_t i = 0; i < products.size(); ++i) {
+    MatMul(products[i].a, products[i].b, sums[i / 2], /*accumulate=*/i % 2 != 0, {});
+  }
+  if (pairs > 1) ReduceSums(sums, c);
+}
+
+void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorView& c) {
+  std::vector<const float*> inputs;
+  for (const TensorView& sum : sums) inputs.push_back(sum.as<float>());
+  const TensorView& first = sums.front();
+  TreeReduce<float>(kernels.get(), TreeOp::kSum, inputs, first.elements(), first.as<float>());
+  if (first.data() != c.data()) Copy(first, c);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
+                                           std::unique_ptr<Products> products) {
+  return std::make_unique<DeviceBackend>(device, compute, std::move(products));
+}
+
+}  // namespace tessera::cuda
