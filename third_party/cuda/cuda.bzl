@@ -28,10 +28,15 @@ def _cuda_objects_impl(ctx):
         transitive = [context.headers for context in contexts],
     )
     objects = []
+    reports = []
     for source in ctx.files.srcs:
-        object = ctx.actions.declare_file("_nvcc/%s/%s.o" % (ctx.label.name, source.basename))
+        stem = "_nvcc/%s/%s" % (ctx.label.name, source.basename)
+        object = ctx.actions.declare_file(stem + ".o")
+        report = ctx.actions.declare_file(stem + ".ptxas")
         arguments = ctx.actions.args()
-        arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3"])
+        arguments.add(report)
+        arguments.add(CUDA_HOME + "/bin/nvcc")
+        arguments.add_all(["-ccbin", "g++", "-std=c++20", "-O3", "-Xptxas=-v"])
         arguments.add_all(["-Xcompiler", "-fPIC,-Wall,-Wextra"])
         arguments.add_all(["-Werror", "all-warnings", "-I."])
         arguments.add_all(_ARCHITECTURES)
@@ -42,20 +47,27 @@ def _cuda_objects_impl(ctx):
             arguments.add_all(context.defines, before_each = "-D")
         arguments.add_all(ctx.attr.copts)
         arguments.add_all(["-x", "cu", "-c", source, "-o", object])
-        ctx.actions.run(
-            executable = CUDA_HOME + "/bin/nvcc",
+        ctx.actions.run_shell(
+            # What nvcc prints is shown where it fails.
+            command = 'report="$1"; shift; "$@" >"$report" 2>&1 || { cat "$report"; exit 1; }',
             arguments = [arguments],
             inputs = inputs,
-            outputs = [object],
+            outputs = [object, report],
             mnemonic = "Nvcc",
             progress_message = "Compiling %s with nvcc" % source.short_path,
             use_default_shell_env = True,
         )
         objects.append(object)
-    return [DefaultInfo(files = depset(objects))]
+        reports.append(report)
+    return [
+        DefaultInfo(files = depset(objects)),
+        OutputGroupInfo(reports = depset(reports)),
+    ]
 
 _cuda_objects = rule(
     implementation = _cuda_objects_impl,
+    doc = "Objects; in the output group `reports`, what ptxas says of the registers and the " +
+          "memory of each kernel.",
     attrs = {
         "copts": attr.string_list(),
         "deps": attr.label_list(providers = [CcInfo]),

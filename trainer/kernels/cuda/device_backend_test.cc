@@ -17,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cuda/cublaslt_products.h"
-#include "trainer/kernels/cuda/simt_host.h"
 #include "trainer/kernels/cuda/testing/fake_cublaslt.h"
 #include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/kernels/testing/compare.h"
