@@ -161,6 +161,9 @@ class ProfilingBackend final : public Backend {
              TensorView v, TensorView param) override {
     backend_.AdamW(options, grad, master, m, v, param);
   }
+  void AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) override {
+    backend_.AdamWAll(options, parts);
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -78,6 +78,12 @@ struct MatMulOperands {
   TensorView a, b;
 };
 
+// What AdamW updates, see Backend::AdamW().
+struct AdamWOperands {
+  TensorView grad, master, m, v, param;
+  double weight_decay = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -194,6 +200,15 @@ class Backend {
   // be empty and param is updated itself.
   virtual void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
                      TensorView v, TensorView param) = 0;
+  // AdamW() of each part, with the part's weight decay in place of the options'. The parts are
+  // disjoint; their parameters have one dtype.
+  virtual void AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) {
+    AdamWOptions own = options;
+    for (const AdamWOperands& part : parts) {
+      own.weight_decay = part.weight_decay;
+      AdamW(own, part.grad, part.master, part.m, part.v, part.param);
+    }
+  }
 };
 
 }  // namespace tessera

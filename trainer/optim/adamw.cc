@@ -118,29 +118,32 @@ bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale,
   options.epsilon = config_.adam_eps();
   options.step = updates_;
   options.grad_scale = grad_scale;
+  if (before == nullptr) {
+    std::vector<AdamWOperands> parts;
+    for (const Run& run : runs_) parts.push_back(Operands(run, run.begin, run.end));
+    backend_.AdamWAll(options, parts);
+    return true;
+  }
   for (const Run& run : runs_) {
-    options.weight_decay = run.weight_decay ? config_.weight_decay() : 0;
-    const int64_t piece = before == nullptr ? run.end - run.begin : kPieceElements;
-    for (int64_t begin = run.begin; begin < run.end; begin += piece) {
-      Update(options, run.range, begin, std::min(begin + piece, run.end), before);
+    for (int64_t begin = run.begin; begin < run.end; begin += kPieceElements) {
+      const int64_t end = std::min(begin + kPieceElements, run.end);
+      const AdamWOperands piece = Operands(run, begin, end);
+      for (const TensorView& memory : {piece.param, piece.master, piece.m, piece.v}) {
+        if (!memory.empty()) before(memory);
+      }
+      backend_.AdamWAll(options, {&piece, 1});
     }
   }
   return true;
 }
 
-void AdamW::Update(const AdamWOptions& options, int range, int64_t begin, int64_t end,
-                   const BeforeOverwrite& before) {
-  const TensorView master = StatePart(master_, range, begin, end);
-  const TensorView exp_avg = StatePart(exp_avg_, range, begin, end);
-  const TensorView exp_avg_sq = StatePart(exp_avg_sq_, range, begin, end);
-  const TensorView values = ranges_[range].values.Slice(0, begin, end);
-  if (before != nullptr) {
-    for (const TensorView& memory : {values, master, exp_avg, exp_avg_sq}) {
-      if (!memory.empty()) before(memory);
-    }
-  }
-  backend_.AdamW(options, ranges_[range].grads.Slice(0, begin, end), master, exp_avg, exp_avg_sq,
-                 values);
+AdamWOperands AdamW::Operands(const Run& run, int64_t begin, int64_t end) const {
+  return {.grad = ranges_[run.range].grads.Slice(0, begin, end),
+          .master = StatePart(master_, run.range, begin, end),
+          .m = StatePart(exp_avg_, run.range, begin, end),
+          .v = StatePart(exp_avg_sq_, run.range, begin, end),
+          .param = ranges_[run.range].values.Slice(0, begin, end),
+          .weight_decay = run.weight_decay ? config_.weight_decay() : 0};
 }
 
 void AdamW::ResetMaster() {

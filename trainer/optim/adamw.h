@@ -97,9 +97,8 @@ class AdamW {
     int64_t begin = 0;  // within the range
     int64_t end = 0;
   };
-  // Updates elements [begin, end) of a range.
-  void Update(const AdamWOptions& options, int range, int64_t begin, int64_t end,
-              const BeforeOverwrite& before);
+  // Elements [begin, end) of the run's range.
+  AdamWOperands Operands(const Run& run, int64_t begin, int64_t end) const;
   std::vector<int64_t> StateOffsets() const;
   std::vector<Part> OwnedParts() const;
   std::vector<Run> OwnedRuns() const;

@@ -285,6 +285,33 @@ TEST(NcclWorldTest, MessagesWaitForNothingElse) {
   }
 }
 
+// Pieces above 16 MiB are received and added in segments, the last of which is shorter, and is empty
+// on the ranks whose pieces are.
+TEST(NcclWorldTest, LargeReductionsHaveSeveralSegments) {
+  const std::vector<int64_t> counts = {(int64_t{9} << 20) + 5, 3, int64_t{4} << 20};
+  int64_t total = 0;
+  for (const int64_t count : counts) total += count;
+  Cluster cluster(3, {.seed = 5});
+  const absl::Status status =
+      cluster.Run([&](Communicator& comm, FakeDeviceRuntime&, Stream&) -> absl::Status {
+        const int rank = comm.rank();
+        std::vector<float> data(static_cast<size_t>(total));
+        for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(rank + i % 1000);
+        std::vector<float> mine(static_cast<size_t>(counts[static_cast<size_t>(rank)]));
+        if (absl::Status s = comm.ReduceScatter(data, mine, ReduceOp::kSum, counts); !s.ok()) {
+          return s;
+        }
+        size_t begin = 0;
+        for (int i = 0; i < rank; ++i) begin += static_cast<size_t>(counts[static_cast<size_t>(i)]);
+        for (size_t i = 0; i < mine.size(); ++i) {
+          if (mine[i] == static_cast<float>(3 + 3 * ((begin + i) % 1000))) continue;
+          return absl::DataLossError("element " + std::to_string(i));
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_EQ(status, absl::OkStatus());
+}
+
 TEST(NcclWorldTest, AllocatedPiecesAreGivenBack) {
   Cluster cluster(3, {.seed = 5});
   const absl::Status status =

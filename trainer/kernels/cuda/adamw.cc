@@ -2,8 +2,11 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include "trainer/kernels/backend.h"
@@ -52,30 +55,113 @@ struct AdamWBody {
   }
 };
 
+// Of a launch: what fits into its arguments.
+constexpr int kMaxParts = 48;
+// Elements of a block, of one part.
+constexpr int64_t kBlockElements = 4096;
+
+struct Part {
+  const float* grad;
+  float* master;
+  float* m;
+  float* v;
+  void* param;
+  int64_t count;
+  int64_t first_block;
+  float keep;
+  bool packs;
+};
+
+struct Parts {
+  Part at[kMaxParts];
+  int count = 0;
+};
+
+template <int kCount, typename T>
+TESSERA_DEVICE void UpdateBlock(const AdamWBody<T>& body, int64_t begin, int64_t end) {
+  const int64_t step = static_cast<int64_t>(simt::ThreadCount()) * kCount;
+  for (int64_t i = begin + simt::ThreadIndex() * kCount; i < end; i += step) {
+    body.template Run<kCount>(0, i);
+  }
+}
+
+template <typename T>
+TESSERA_KERNEL void UpdateParts(AdamWCoefficients coefficients, Parts parts) {
+  int which = 0;
+  while (which + 1 < parts.count && parts.at[which + 1].first_block <= simt::BlockX()) ++which;
+  coefficients.keep = parts.at[which].keep;
+  const AdamWBody<T> body = {coefficients,           parts.at[which].grad,
+                             parts.at[which].master, parts.at[which].m,
+                             parts.at[which].v,      static_cast<T*>(parts.at[which].param)};
+  const int64_t begin = (simt::BlockX() - parts.at[which].first_block) * kBlockElements;
+  const int64_t behind = begin + kBlockElements, count = parts.at[which].count;
+  const int64_t end = behind < count ? behind : count;
+  if (parts.at[which].packs) {
+    UpdateBlock<kPackElements>(body, begin, end);
+  } else {
+    UpdateBlock<1>(body, begin, end);
+  }
+}
+
+template <typename T>
+bool UsesPacks(const AdamWBody<T>& body, int64_t count) {
+  return count % kPackElements == 0 && AllowsPacks(body.grad) && AllowsPacks(body.master) &&
+         AllowsPacks(body.m) && AllowsPacks(body.v) && AllowsPacks(body.param);
+}
+
+// Checks the operands.
+template <typename T>
+AdamWBody<T> BodyOf(const AdamWCoefficients& coefficients, const AdamWOperands& x, DType dtype) {
+  const TensorView& master = x.master.empty() ? x.param : x.master;
+  CHECK(master.dtype() == DType::kF32) << "rounded parameters need master weights";
+  for (const TensorView* operand : {&x.grad, &master, &x.m, &x.v}) {
+    CHECK(operand->dtype() == DType::kF32 && operand->contiguous());
+    CHECK_EQ(operand->elements(), x.param.elements());
+  }
+  CHECK(x.param.contiguous() && x.param.dtype() == dtype) << DTypeName(x.param.dtype());
+  return {coefficients,    x.grad.as<float>(), master.as<float>(),
+          x.m.as<float>(), x.v.as<float>(),    x.param.as<T>()};
+}
+
+template <typename T>
+void LaunchParts(simt::Stream stream, const AdamWOptions& options,
+                 std::span<const AdamWOperands> operands) {
+  const DType dtype = operands.front().param.dtype();
+  Parts parts = {};
+  int64_t blocks = 0;
+  AdamWOptions own = options;
+  for (const AdamWOperands& x : operands) {
+    own.weight_decay = x.weight_decay;
+    const AdamWBody<T> body = BodyOf<T>(MakeAdamWCoefficients(own), x, dtype);
+    const int64_t count = x.param.elements();
+    if (count == 0) continue;
+    parts.at[parts.count++] = {body.grad, body.master, body.m,
+                               body.v,    body.param,  count,
+                               blocks,    body.c.keep, UsesPacks(body, count)};
+    blocks += simt::BlocksOf(count, kBlockElements);
+  }
+  if (blocks == 0) return;
+  simt::Launch<UpdateParts<T>>({blocks}, kElementwiseThreads, 0, stream,
+                               MakeAdamWCoefficients(options), parts);
+}
+
 }  // namespace
 
 void DeviceKernels::AdamW(const AdamWOptions& options, TensorView grad, TensorView master,
                           TensorView m, TensorView v, TensorView param) {
-  const Operation here("AdamW", grad, master, m, v);
-  const int64_t count = param.elements();
-  if (master.empty()) {
-    CHECK(param.dtype() == DType::kF32) << "rounded parameters need master weights";
-    master = param;
+  const AdamWOperands part = {grad, master, m, v, param, options.weight_decay};
+  AdamWAll(options, {&part, 1});
+}
+
+void DeviceKernels::AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) {
+  while (!parts.empty()) {
+    const std::span<const AdamWOperands> some =
+        parts.first(std::min<size_t>(parts.size(), kMaxParts));
+    const Operation here("AdamW", some.front().param);
+    WithType(some.front().param.dtype(),
+             [&]<typename T>(T) { LaunchParts<T>(stream(), options, some); });
+    parts = parts.subspan(some.size());
   }
-  for (const TensorView* operand : {&grad, &master, &m, &v}) {
-    CHECK(operand->dtype() == DType::kF32 && operand->contiguous());
-    CHECK_EQ(operand->elements(), count);
-  }
-  CHECK(param.contiguous());
-  const AdamWCoefficients coefficients = MakeAdamWCoefficients(options);
-  WithType(param.dtype(), [&]<typename T>(T) {
-    const AdamWBody<T> body = {coefficients,  grad.as<float>(), master.as<float>(),
-                               m.as<float>(), v.as<float>(),    param.as<T>()};
-    const bool packs = count % kPackElements == 0 && AllowsPacks(body.grad) &&
-                       AllowsPacks(body.master) && AllowsPacks(body.m) && AllowsPacks(body.v) &&
-                       AllowsPacks(body.param);
-    LaunchForEach(stream(), 1, count, packs, body);
-  });
 }
 
 }  // namespace tessera::cuda

@@ -63,6 +63,8 @@ class DeviceKernels : public Backend {
   void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) override;
   void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
              TensorView v, TensorView param) override;
+  // One launch for up to 48 parts.
+  void AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) override;
 
  protected:
   explicit DeviceKernels(simt::Stream stream) : stream_(stream) {}

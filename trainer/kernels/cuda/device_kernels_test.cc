@@ -132,6 +132,63 @@ TEST_P(DeviceKernelsTest, EmptyOperands) {
   EXPECT_EQ(device_->SumOfSquares(none), 0);
 }
 
+TEST_P(DeviceKernelsTest, OneLaunchUpdatesManyParts) {
+  constexpr int64_t kParts = 48;
+  const Tensor grad = random_.Normal(DType::kF32, {kParts * 10}), param(dtype(), {kParts * 10});
+  const Tensor master(DType::kF32, {kParts * 10}), m(DType::kF32, {kParts * 10}),
+      v(DType::kF32, {kParts * 10});
+  std::vector<AdamWOperands> parts;
+  for (int64_t i = 0; i < kParts; ++i) {
+    const auto part = [&](const TensorView& x) { return x.Slice(0, i * 10, i * 10 + 10); };
+    parts.push_back({part(grad), part(master), part(m), part(v), part(param), 0.1});
+  }
+  simt::TakeCounters();
+  device_->AdamWAll({.learning_rate = 1e-2}, parts);
+  EXPECT_EQ(simt::TakeCounters().launches, 1);
+  EXPECT_EQ(device_->Synchronize(), absl::OkStatus());
+}
+
+// Heads whose elements lie more than 2^32 elements apart, along each dim in turn: the bits of the
+// same operation on dense operands.
+TEST_P(DeviceKernelsTest, AttentionBeyond32Bits) {
+  const Shape shape = {2, 70, 2, 8};
+  const AttentionOptions options = {.scale = 0.3};
+  std::vector<Tensor> values;
+  for (int i = 0; i < 4; ++i) values.push_back(random_.Normal(dtype(), shape));
+  const auto run = [&](const std::vector<TensorView>& x, const TensorView& log_sum_exp) {
+    device_->AttentionForward(options, x[0], x[1], x[2], x[4], log_sum_exp);
+    device_->AttentionBackward(options, x[3], x[0], x[1], x[2], x[4], log_sum_exp, x[5], x[6],
+                               x[7]);
+    ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
+  };
+  std::vector<Tensor> dense;
+  std::vector<TensorView> operands;
+  for (int i = 0; i < 8; ++i) {
+    dense.push_back(i < 4 ? Cloned(values[static_cast<size_t>(i)]) : Tensor(dtype(), shape));
+    operands.push_back(dense.back());
+  }
+  const Tensor expected(DType::kF32, {2, 2, 70}), log_sum_exp(DType::kF32, {2, 2, 70});
+  run(operands, expected);
+  for (int far = 0; far < 3; ++far) {
+    std::vector<int64_t> strides = ContiguousStrides(shape);
+    strides[static_cast<size_t>(far)] =
+        ((int64_t{1} << 32) + 64) / (shape[static_cast<size_t>(far)] - 1) / 8 * 8 + 8;
+    const int64_t span = (shape[static_cast<size_t>(far)] - 1) * strides[static_cast<size_t>(far)];
+    // The operands lie beside each other between the gaps.
+    const int64_t dense_elements = ElementCount(shape);
+    const Tensor memory(dtype(), {span + 8 * dense_elements});
+    std::vector<TensorView> apart;
+    for (size_t i = 0; i < 8; ++i) {
+      const int64_t begin = static_cast<int64_t>(i) * dense_elements;
+      apart.emplace_back(memory.view().Slice(0, begin, begin + 1).data(), dtype(), shape, strides);
+      if (i < 4) device_->Copy(values[i], apart.back());
+    }
+    run(apart, log_sum_exp);
+    ExpectBitwiseEqual(log_sum_exp, expected);
+    for (size_t i = 4; i < 8; ++i) ExpectBitwiseEqual(apart[i], operands[i]);
+  }
+}
+
 // Tensors with more than 2^32 elements, of which only some blocks are run; the memory of the others
 // is never touched. The last block writes the last elements.
 TEST_P(DeviceKernelsTest, IndicesBeyond32Bits) {

@@ -12,6 +12,7 @@
 
 #include "trainer/kernels/cuda/simt_host.h"
 #include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera::cuda {
 namespace {
@@ -100,6 +101,22 @@ TYPED_TEST(TreeReduceTest, TheOutputMayBeAnyInput) {
       EXPECT_EQ(static_cast<double>(static_cast<typename Partial<T>::Type>(value)), 6);
     }
   }
+}
+
+// More than 2^32 elements, of which only some blocks are run, the first and the last among them.
+TEST(TreeReduceIndexTest, IndicesBeyond32Bits) {
+  const int64_t elements = (int64_t{1} << 32) + 300;
+  const Tensor a(DType::kF32, {elements}), b(DType::kF32, {elements});
+  a.view().as<float>()[elements - 1] = 3;
+  b.view().as<float>()[elements - 1] = 4;
+  b.view().as<float>()[0] = 5;
+  const std::vector<const float*> inputs = {a.view().as<float>(), b.view().as<float>()};
+  simt::SetSimulatorOptions({.sampled_blocks = 3});
+  TreeReduce<float>(nullptr, TreeOp::kSum, inputs, elements, a.view().as<float>());
+  simt::SetSimulatorOptions({});
+  EXPECT_EQ(simt::TakeLaunchError(), "");
+  EXPECT_EQ(a.view().as<float>()[elements - 1], 7);
+  EXPECT_EQ(a.view().as<float>()[0], 5);
 }
 
 TEST(TreeReduceNanTest, AMaximumIsNanWhereAnyInputIs) {

@@ -276,6 +276,42 @@ TEST_P(LayerTest, AdamWDoesNotDependOnCuts) {
   ExpectBitwiseEqual(weights[1], weights[0]);
 }
 
+// The optimizer's runs of parameters, of many lengths and with weight decay or without, are updated
+// in one call.
+TEST_P(LayerTest, AdamWAllHasTheBitsOfEachPart) {
+  const AdamWOptions options = {.learning_rate = 1e-2, .step = 3, .grad_scale = 0.5};
+  const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
+  constexpr int64_t kParts = 50, kCount = kParts * 160 + 9000;
+  const Tensor grad = random_.Normal(DType::kF32, {kCount});
+  const Tensor start = random_.Normal(DType::kF32, {kCount});
+  std::vector<std::vector<Tensor>> results(2);
+  for (int together = 0; together < 2; ++together) {
+    std::vector<Tensor>& x = results[together];
+    x.push_back(Cloned(start));
+    for (int i = 0; i < 2; ++i) x.emplace_back(DType::kF32, Shape{kCount});
+    x.emplace_back(dtype(), Shape{kCount});
+    std::vector<AdamWOperands> parts;
+    for (int64_t i = 0, begin = 0; i < kParts; ++i) {
+      const int64_t end = i + 1 == kParts ? kCount : begin + (i % 7) * 37;
+      const auto part = [&](const TensorView& whole) { return whole.Slice(0, begin, end); };
+      parts.push_back(
+          {part(grad), part(x[0]), part(x[1]), part(x[2]), part(x[3]), i % 2 == 0 ? 0.1 : 0});
+      begin = end;
+    }
+    if (together == 1) {
+      backend->AdamWAll(options, parts);
+      continue;
+    }
+    for (const AdamWOperands& p : parts) {
+      AdamWOptions own = options;
+      own.weight_decay = p.weight_decay;
+      backend->AdamW(own, p.grad, p.master, p.m, p.v, p.param);
+    }
+  }
+  ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+  for (int i = 0; i < 4; ++i) ExpectBitwiseEqual(results[1][i], results[0][i]);
+}
+
 TEST(AdamWTest, UpdatesFp32ParametersThemselves) {
   testing::RandomTensors random(7);
   const Tensor grad = random.Normal(DType::kF32, {100}), start = random.Normal(DType::kF32, {100});
