@@ -285,8 +285,8 @@ TEST(NcclWorldTest, MessagesWaitForNothingElse) {
   }
 }
 
-// Pieces above 16 MiB are received and added in segments, the last of which is shorter, and is empty
-// on the ranks whose pieces are.
+// Pieces above 16 MiB are received and added in segments, the last of which is shorter, and is
+// empty on the ranks whose pieces are.
 TEST(NcclWorldTest, LargeReductionsHaveSeveralSegments) {
   const std::vector<int64_t> counts = {(int64_t{9} << 20) + 5, 3, int64_t{4} << 20};
   int64_t total = 0;
