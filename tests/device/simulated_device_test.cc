@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,10 +19,10 @@
 #include "trainer/comm/nccl/nccl_world.h"
 #include "trainer/comm/nccl/testing/fake_nccl.h"
 #include "trainer/comm/threads/thread_world.h"
+#include "trainer/device/kernel_reducer.h"
+#include "trainer/kernels/cuda/kernel_stream.h"
 #include "trainer/kernels/cuda/simt.h"
-#include "trainer/kernels/cuda/tree_reduce.h"
 #include "trainer/tensor/device.h"
-#include "trainer/tensor/dtype.h"
 #include "trainer/tensor/fake_device_runtime.h"
 
 namespace tessera {
@@ -35,43 +33,6 @@ constexpr int kSteps = 4;
 constexpr int64_t kCount = 700;
 constexpr int64_t kBytes = kCount * static_cast<int64_t>(sizeof(float));
 constexpr int kThreads = 64;
-
-// Queues launches on a stream of the fake device. A kernel's error is reported where it runs.
-class KernelQueue final : public simt::WorkQueue {
- public:
-  KernelQueue(FakeDeviceRuntime& device, DeviceRuntime::StreamHandle stream)
-      : device_(device), stream_(stream) {}
-
-  void Add(std::function<void()> work) override {
-    device_.Enqueue(stream_, [work = std::move(work)] {
-      work();
-      EXPECT_EQ(simt::TakeLaunchError(), "");
-    });
-  }
-
- private:
-  FakeDeviceRuntime& device_;
-  const DeviceRuntime::StreamHandle stream_;
-};
-
-// Sums with the device's kernel.
-class KernelReducer final : public DeviceReducer {
- public:
-  explicit KernelReducer(FakeDeviceRuntime& device) : device_(device) {}
-
-  void Reduce(const Stream& stream, ReduceOp op, CommType type, std::span<const void* const> inputs,
-              void* output, int64_t elements) override {
-    ASSERT_EQ(type, CommType::kF32);
-    std::vector<const float*> addresses;
-    for (const void* input : inputs) addresses.push_back(static_cast<const float*>(input));
-    KernelQueue queue(device_, stream.handle());
-    cuda::TreeReduce<float>(&queue, op == ReduceOp::kSum ? cuda::TreeOp::kSum : cuda::TreeOp::kMax,
-                            addresses, elements, static_cast<float*>(output));
-  }
-
- private:
-  FakeDeviceRuntime& device_;
-};
 
 TESSERA_KERNEL void WriteGradient(float value, int64_t count, float* gradient) {
   const int64_t i = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();
@@ -105,11 +66,7 @@ bool Holds(const void* data, int step) {
 class Trainer {
  public:
   Trainer(FakeDeviceRuntime& device, Stream& compute, Stream& copy, Communicator& comm)
-      : device_(device),
-        compute_(compute),
-        copy_(copy),
-        comm_(comm),
-        kernels_(device, compute.handle()) {}
+      : device_(device), compute_(compute), copy_(copy), comm_(comm), kernels_(compute) {}
 
   // DataLoss where a staged copy is not the state of its step.
   absl::Status Run() {
@@ -126,11 +83,12 @@ class Trainer {
     device_.Enqueue(compute_.handle(), [s] { std::fill(s, s + kCount, 0.0f); });
     const simt::Grid grid = {simt::BlocksOf(kCount, kThreads)};
     for (int step = 1; step <= kSteps; ++step) {
-      simt::Launch<WriteGradient>(grid, kThreads, 0, &kernels_,
+      simt::Launch<WriteGradient>(grid, kThreads, 0, kernels_.get(),
                                   static_cast<float>(10 * step + comm_.rank()), kCount, g);
       TESSERA_RETURN_IF_ERROR(comm_.AllReduce(Buffer(g, CommType::kF32, kCount), ReduceOp::kSum));
       if (step > 1) compute_.Wait(copied);
-      simt::Launch<Update>(grid, kThreads, 0, &kernels_, static_cast<const float*>(g), kCount, s);
+      simt::Launch<Update>(grid, kThreads, 0, kernels_.get(), static_cast<const float*>(g), kCount,
+                           s);
       if (step > 1) TESSERA_RETURN_IF_ERROR(CheckStaged(copied, staged, step - 1));
       updated.Record(compute_);
       copy_.Wait(updated);
@@ -153,7 +111,7 @@ class Trainer {
   Stream& compute_;
   Stream& copy_;
   Communicator& comm_;
-  KernelQueue kernels_;
+  cuda::KernelStream kernels_;
 };
 
 // The waits of one step, in the order in which the program asks for them.
@@ -194,9 +152,9 @@ absl::Status TrainOnSimulatedDevices(uint64_t seed, Wait missing) {
     FakeNccl nccl(net, *gpu.runtime, {.seed = seed * kRanks + static_cast<uint64_t>(host.rank())});
     TESSERA_ASSIGN_OR_RETURN(Stream compute, Stream::Create(*gpu.context));
     TESSERA_ASSIGN_OR_RETURN(Stream copy, Stream::Create(*gpu.context));
-    KernelReducer reducer(*gpu.runtime);
+    const std::unique_ptr<DeviceReducer> reducer = MakeKernelReducer();
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<NcclWorld> ranks,
-                             NcclWorld::Create(host, nccl, compute, reducer));
+                             NcclWorld::Create(host, nccl, compute, *reducer));
     const absl::Status status = Trainer(*gpu.runtime, compute, copy, ranks->world()).Run();
     if (!status.ok()) host.Abort(status);
     return status;
