@@ -61,12 +61,7 @@ TESSERA_KERNEL void AddRuns(const float* partials, int64_t runs, int64_t columns
   for (int64_t run = 0; run < runs; ++run) {
     total += partials[(run * kQuantities + q) * columns + column];
   }
-  // Every index is a constant, so that the addresses stay in registers.
-  float* sums = outputs.sums[0];
-  for (int i = 1; i < kQuantities; ++i) {
-    if (i == q) sums = outputs.sums[i];
-  }
-  float* const out = sums + column;
+  float* const out = outputs.sums[q] + column;
   *out = accumulate ? *out + total : total;
 }
 
