@@ -59,26 +59,32 @@ class MegatronCommandTest : public ParallelCommandTest {
     return Losses(run);
   }
 
-  void ExpectTheSameLosses(const std::string& consolidated, const std::string& sharded) const {
+  // `others` are the same state in other formats.
+  void ExpectTheSameLosses(const std::string& consolidated, const std::string& sharded,
+                           const std::vector<std::string>& others) const {
     const std::map<int64_t, std::string> expected = Continue(consolidated, "single", 1);
     ASSERT_EQ(expected.size(), 2);
     EXPECT_EQ(Continue(sharded, "single", 1), expected);
     EXPECT_EQ(Continue(sharded, "tp2", 2), expected);
     EXPECT_EQ(Continue(sharded, "pp2", 2), expected);
     EXPECT_EQ(Continue(sharded, "dp2_zero2_tp2_pp2", 8), expected);
+    for (const std::string& other : others) {
+      EXPECT_EQ(Continue(other, "dp2_zero2_tp2_pp2", 8), expected) << other;
+    }
   }
 };
 
 TEST_F(MegatronCommandTest, Gpt2) {
   UseModel("architecture: GPT2 ffn_hidden_size: 32");
-  ExpectTheSameLosses("gpt2_single", "gpt2_tp2_pp2");
+  ExpectTheSameLosses("gpt2_single", "gpt2_tp2_pp2", {"legacy_gpt2_tp2_pp2"});
 }
 
 TEST_F(MegatronCommandTest, Llama3) {
   UseModel(
       "architecture: LLAMA3 ffn_hidden_size: 24 num_query_groups: 2 rotary_base: 10000 "
       "use_rope_scaling: false untie_embeddings_and_output_weights: true ");
-  ExpectTheSameLosses("llama3_untied_single", "llama3_untied_dp2_tp2_pp2");
+  ExpectTheSameLosses("llama3_untied_single", "llama3_untied_dp2_tp2_pp2",
+                      {"legacy_llama3_untied_dp2_tp2"});
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ namespace tessera::ckpt::convert {
 namespace {
 
 constexpr char kTracker[] = "latest_checkpointed_iteration.txt";
+constexpr std::string_view kRankPrefix = "mp_rank_";
 constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 20;
 constexpr uint64_t kMaxTrackerBytes = 64;
 
@@ -45,16 +46,31 @@ absl::StatusOr<std::optional<std::string>> LatestIteration(Storage& storage,
   return JoinPath(folder, absl::StrFormat("iter_%07d", iteration));
 }
 
+// "mp_rank_01" and "mp_rank_01_000", with more parts where there are experts.
+bool IsRankFolder(std::string_view name) {
+  if (!name.starts_with(kRankPrefix)) return false;
+  const std::string_view ranks = name.substr(kRankPrefix.size());
+  return !ranks.empty() && ranks.find_first_not_of("0123456789_") == ranks.npos;
+}
+
 absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::optional<std::string> text,
       ReadSmall(storage, JoinPath(path, kMegatronFormatFile), kMaxMetadataBytes));
-  if (!text) return std::nullopt;
+  if (!text) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
+                             FindMegatronRanks(storage, path));
+    if (ranks.empty()) return std::nullopt;
+    const auto first = storage.Open(JoinPath(JoinPath(path, ranks.front()), kMegatronRankFile));
+    if (absl::IsNotFound(first.status())) return std::nullopt;
+    TESSERA_RETURN_IF_ERROR(first.status());
+    return MegatronFolder{.path = path, .is_legacy = true};
+  }
   const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return std::nullopt;
   const auto backend = json.find("sharded_backend");
   if (backend == json.end()) return std::nullopt;
-  if (*backend == "torch_dist") return MegatronFolder{path};
+  if (*backend == "torch_dist") return MegatronFolder{.path = path};
   if (*backend != "zarr") return std::nullopt;
   return absl::UnimplementedError(
       absl::StrCat(storage.Describe(JoinPath(path, kMegatronFormatFile)),
@@ -62,6 +78,20 @@ absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const st
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> FindMegatronRanks(Storage& storage,
+                                                           std::string_view folder) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
+  if (absl::IsNotFound(names.status())) return std::vector<std::string>();
+  TESSERA_RETURN_IF_ERROR(names.status());
+  std::vector<std::string> ranks;
+  for (const std::string& name : *names) {
+    if (name.ends_with('/') && IsRankFolder(std::string_view(name).substr(0, name.size() - 1))) {
+      ranks.push_back(name.substr(0, name.size() - 1));
+    }
+  }
+  return ranks;
+}
 
 absl::StatusOr<std::optional<MegatronFolder>> FindMegatronFolder(Storage& storage,
                                                                  std::string_view folder) {

@@ -29,6 +29,11 @@ class MegatronParameters {
   // of a padded parameter, rows beyond the model's. Null where there is none.
   const ForeignParameter* Find(std::string_view name, int64_t rows);
 
+  // Whether it is an embedding of which the last pipeline stage has a copy, as the head.
+  static bool IsTied(const ForeignParameter& parameter) {
+    return parameter.padded && !parameter.other_names.empty();
+  }
+
  private:
   MegatronParameters() = default;
 

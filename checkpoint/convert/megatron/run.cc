@@ -1,5 +1,6 @@
 #include "checkpoint/convert/megatron/run.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -56,6 +57,15 @@ std::optional<std::string> MegatronRun::Text(std::string_view name) const {
 
 bool MegatronRun::IsTrue(std::string_view name) const {
   return arguments_.Find(name).AsBool().value_or(false);
+}
+
+int64_t MegatronRun::BucketElements() const {
+  constexpr int64_t kDefault = 40'000'000, kPerRank = 1'000'000;
+  if (!IsTrue("overlap_grad_reduce")) return 0;
+  const std::optional<int64_t> stated = Integer("ddp_bucket_size");
+  if (stated && *stated > 0) return *stated;
+  const int64_t ranks = Integer("data_parallel_size").value_or(1);
+  return std::max(kDefault, kPerRank * std::clamp<int64_t>(ranks, 1, INT32_MAX));
 }
 
 void MegatronRun::Describe(Manifest& manifest) const {

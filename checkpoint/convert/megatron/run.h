@@ -25,6 +25,10 @@ class MegatronRun {
   std::optional<std::string> Text(std::string_view name) const;
   bool IsTrue(std::string_view name) const;
 
+  // The elements with which a bucket of the distributed optimizer is full, in the first chunk of the
+  // first pipeline stage; 0: never, as in all others.
+  int64_t BucketElements() const;
+
   // Sets the topology, the step and the samples consumed, as far as they are known.
   void Describe(Manifest& manifest) const;
 

@@ -9,6 +9,7 @@ Hugging Face's format.
 """
 
 import argparse
+import inspect
 import os
 import pathlib
 import random
@@ -28,7 +29,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-HEADS, HIDDEN, POSITIONS, VOCABULARY, LAYERS = 4, 8, 13, 61, 2
+HEADS, HIDDEN, POSITIONS, VOCABULARY = 4, 8, 13, 61
 STATES = ("", "master", "exp_avg", "exp_avg_sq")
 STEP, SAMPLES = 7, 56
 
@@ -42,13 +43,15 @@ class Shape:
         self.groups = HEADS if self.is_gpt else 2
         self.ffn = 4 * HIDDEN if self.is_gpt else 24
         self.tied = name != "llama3_untied"
+        self.dtype = torch.bfloat16 if name == "llama3_bf16" else torch.float32
+        self.layers = 4 if name == "llama3_bf16" else 2
 
     def tensors(self):
         c, f, kv = HIDDEN, self.ffn, HIDDEN // HEADS * self.groups
         if self.is_gpt:
             yield "transformer.wte.weight", (VOCABULARY, c)
             yield "transformer.wpe.weight", (POSITIONS, c)
-            for layer in range(LAYERS):
+            for layer in range(self.layers):
                 for name, size in (
                     ("ln_1.weight", (c,)), ("ln_1.bias", (c,)),
                     ("attn.c_attn.weight", (c, 3 * c)), ("attn.c_attn.bias", (3 * c,)),
@@ -62,7 +65,7 @@ class Shape:
             yield "transformer.ln_f.bias", (c,)
             return
         yield "model.embed_tokens.weight", (VOCABULARY, c)
-        for layer in range(LAYERS):
+        for layer in range(self.layers):
             for name, size in (
                 ("input_layernorm.weight", (c,)),
                 ("self_attn.q_proj.weight", (c, c)),
@@ -87,7 +90,7 @@ class Shape:
             if name.endswith("norm.weight") or ".ln_" in name and name.endswith("weight"):
                 weight += 1
             values["master"][name] = weight
-            values[""][name] = weight.clone()
+            values[""][name] = weight.to(self.dtype, copy=True)
             values["exp_avg"][name] = torch.randn(size, generator=generator) * 1e-3
             values["exp_avg_sq"][name] = torch.rand(size, generator=generator) * 1e-5
         return values
@@ -102,7 +105,7 @@ def megatron_parameters(shape, values):
     whole = {}
 
     def padded(table):
-        return torch.cat([table, torch.zeros(-VOCABULARY % 8, HIDDEN)])
+        return torch.cat([table, torch.zeros(-VOCABULARY % 8, HIDDEN, dtype=table.dtype)])
 
     def grouped(q, k, v):
         rest = q.shape[1:]
@@ -116,7 +119,7 @@ def megatron_parameters(shape, values):
     else:
         embedding = padded(values["model.embed_tokens.weight"])
         whole["embedding.word_embeddings.weight"] = embedding, 0, 1
-    for layer in range(LAYERS):
+    for layer in range(shape.layers):
         to = f"decoder.layers.{layer}."
         if shape.is_gpt:
             of = f"transformer.h.{layer}."
@@ -165,7 +168,7 @@ def share(parameter, rank, size):
 def run_arguments(shape, layout):
     """The arguments of Megatron-LM that describe the model and the run."""
     return argparse.Namespace(
-        num_layers=LAYERS, hidden_size=HIDDEN, ffn_hidden_size=shape.ffn,
+        num_layers=shape.layers, hidden_size=HIDDEN, ffn_hidden_size=shape.ffn,
         num_attention_heads=HEADS, kv_channels=HIDDEN // HEADS,
         group_query_attention=not shape.is_gpt, num_query_groups=shape.groups,
         max_position_embeddings=POSITIONS, seq_length=POSITIONS, norm_epsilon=1e-5,
@@ -177,10 +180,12 @@ def run_arguments(shape, layout):
         padded_vocab_size=VOCABULARY + -VOCABULARY % 8, make_vocab_size_divisible_by=8,
         transformer_impl="local", tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp, data_parallel_size=layout.dp,
-        virtual_pipeline_model_parallel_size=layout.vpp, use_distributed_optimizer=layout.dp > 1,
+        virtual_pipeline_model_parallel_size=layout.vpp,
+        use_distributed_optimizer=layout.distributed,
         world_size=layout.tp * layout.pp * layout.dp, iteration=STEP,
         consumed_train_samples=SAMPLES, consumed_valid_samples=0, lr=1e-3, adam_beta1=0.9,
-        adam_beta2=0.95, weight_decay=0.1, ckpt_format="torch_dist", overlap_grad_reduce=False)
+        adam_beta2=0.95, weight_decay=0.1, ckpt_format="torch_dist",
+        overlap_grad_reduce=layout.bucket_size is not None, ddp_bucket_size=layout.bucket_size)
 
 
 def pretend_cpu_is_cuda():
@@ -206,6 +211,12 @@ def pretend_cpu_is_cuda():
         setattr(torch, name, on_cpu)
 
 
+def call(function, *arguments, **options):
+    """Calls a function of megatron-core with those of the options that its release knows."""
+    known = inspect.signature(function).parameters
+    return function(*arguments, **{key: value for key, value in options.items() if key in known})
+
+
 def build_model(shape, layout, dtype):
     """The chunks of this rank, with their weights."""
 
@@ -213,7 +224,7 @@ def build_model(shape, layout, dtype):
         "normalization": "RMSNorm", "gated_linear_unit": True, "add_bias_linear": False,
         "activation_func": torch.nn.functional.silu}
     config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS,
+        num_layers=shape.layers, hidden_size=HIDDEN, num_attention_heads=HEADS,
         ffn_hidden_size=shape.ffn, num_query_groups=shape.groups, use_cpu_initialization=True,
         perform_initialization=False, params_dtype=dtype, bf16=dtype == torch.bfloat16,
         pipeline_dtype=dtype, tensor_model_parallel_size=layout.tp,
@@ -223,11 +234,12 @@ def build_model(shape, layout, dtype):
     for stage in range(layout.vpp or 1):
         vp_stage = stage if layout.vpp else None
         ends = {"ignore_virtual": False, "vp_stage": vp_stage}
-        chunks.append(GPTModel(
-            config, get_gpt_layer_local_spec(normalization=config.normalization),
+        chunks.append(call(
+            GPTModel,
+            config, call(get_gpt_layer_local_spec, normalization=config.normalization),
             VOCABULARY + -VOCABULARY % 8, POSITIONS,
-            pre_process=parallel_state.is_pipeline_first_stage(**ends),
-            post_process=parallel_state.is_pipeline_last_stage(**ends),
+            pre_process=call(parallel_state.is_pipeline_first_stage, **ends),
+            post_process=call(parallel_state.is_pipeline_last_stage, **ends),
             position_embedding_type="learned_absolute" if shape.is_gpt else "rope",
             share_embeddings_and_output_weights=shape.tied, vp_stage=vp_stage).to(dtype))
     return config, chunks
@@ -260,17 +272,25 @@ def fill(chunks, shape, layout, values):
 def build_optimizer(chunks, config, layout, dtype, states):
     """megatron-core's distributed optimizer, or its plain one where there is one replica."""
 
-    distributed = layout.dp > 1
+    distributed = layout.distributed
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed,
+                                        overlap_grad_reduce=layout.bucket_size is not None,
                                         bucket_size=layout.bucket_size)
-    wrapped = [DistributedDataParallel(config, ddp, chunk) for chunk in chunks]
+    wrapped = [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0)
+               for i, chunk in enumerate(chunks)]
     optimizer = get_megatron_optimizer(
         OptimizerConfig(optimizer="adam", lr=1e-3, bf16=dtype == torch.bfloat16,
                         params_dtype=dtype, use_distributed_optimizer=distributed), wrapped)
-    (inner,) = optimizer.chained_optimizers
+    inner = only_optimizer(optimizer)
     inner.init_state_fn(inner.optimizer, inner.config)
     fill_optimizer(inner, states, distributed)
     return wrapped, optimizer
+
+
+def only_optimizer(optimizer):
+    """megatron-core 0.11 has a list of optimizers only where there are several."""
+    (inner,) = getattr(optimizer, "chained_optimizers", [optimizer])
+    return inner
 
 
 def fill_optimizer(inner, states, distributed):
@@ -316,46 +336,98 @@ def run_ranks(fork, target, layout, arguments, name):
         assert rank.exitcode == 0, name
 
 
-def save_rank(rank, folder, port, shape_name, layout, dtype, sharding_type):
+def save_rank(rank, folder, port, shape_name, layout):
     start_rank(rank, port, layout)
     shape = Shape(shape_name)
-    config, chunks = build_model(shape, layout, dtype)
+    config, chunks = build_model(shape, layout, shape.dtype)
     states = fill(chunks, shape, layout, shape.values())
-    wrapped, optimizer = build_optimizer(chunks, config, layout, dtype, states)
-    metadata = {"distrib_optim_sharding_type": sharding_type, "chained_optim_avoid_prefix": True}
-    model = {f"model{i}" if layout.vpp else "model": chunk.sharded_state_dict(metadata=metadata)
-             for i, chunk in enumerate(chunks)}
+    _, optimizer = build_optimizer(chunks, config, layout, shape.dtype, states)
     state = {"args": run_arguments(shape, layout), "checkpoint_version": 3.0, "iteration": STEP,
-             **model,
-             "optimizer": optimizer.sharded_state_dict(model, metadata=metadata),
              "opt_param_scheduler": {"max_lr": 1e-3, "lr_decay_style": "cosine",
-                                     "num_steps": SAMPLES},
-             "rng_state": ShardedObject(
-                 "rng_state", [{"random_rng_state": random.getstate(),
-                                "np_rng_state": numpy.random.get_state()}],
-                 (layout.pp, layout.tp),
-                 (parallel_state.get_pipeline_model_parallel_rank(),
-                  parallel_state.get_tensor_model_parallel_rank()),
-                 replica_id=parallel_state.get_data_parallel_rank())}
-    dist_checkpointing.save(state, str(folder), content_metadata=metadata)
+                                     "num_steps": SAMPLES}}
+    rng_state = [{"random_rng_state": random.getstate(),
+                  "np_rng_state": numpy.random.get_state()}]
+    names = [f"model{i}" if layout.vpp else "model" for i in range(len(chunks))]
+    save = save_legacy if layout.sharding == "legacy" else save_torch_dist
+    save(folder, layout, state, dict(zip(names, chunks)), optimizer, rng_state)
     torch.distributed.barrier()
 
 
+def sharded_optimizer(optimizer, layout, model, metadata):
+    save = optimizer.sharded_state_dict
+    if "metadata" in inspect.signature(only_optimizer(optimizer).sharded_state_dict).parameters:
+        return save(model, metadata=metadata)
+    inner = only_optimizer(optimizer)
+    states_of = inner._get_main_param_and_optimizer_states  # with Apex there is no step among them
+    inner._get_main_param_and_optimizer_states = lambda parameter: {
+        key: state for key, state in states_of(parameter).items() if key != "step"}
+    return save(model, sharding_type=layout.sharding)
+
+
+def save_torch_dist(folder, layout, state, chunks, optimizer, rng_state):
+    metadata = {"distrib_optim_sharding_type": layout.sharding, "chained_optim_avoid_prefix": True}
+    model = {name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in chunks.items()}
+    state.update(
+        model, optimizer=sharded_optimizer(optimizer, layout, model, metadata),
+        rng_state=ShardedObject(
+            "rng_state", rng_state, (layout.pp, layout.tp),
+            (parallel_state.get_pipeline_model_parallel_rank(),
+             parallel_state.get_tensor_model_parallel_rank()),
+            replica_id=parallel_state.get_data_parallel_rank()))
+    call(dist_checkpointing.save, state, str(folder), content_metadata=metadata)
+
+
+def save_legacy(folder, layout, state, chunks, optimizer, rng_state):
+    """The files of Megatron-LM's --ckpt-format=torch: the contents are megatron-core's, the dict
+    around them is that of save_checkpoint() in megatron.training.checkpointing."""
+
+    tp, pp = (parallel_state.get_tensor_model_parallel_rank(),
+              parallel_state.get_pipeline_model_parallel_rank())
+    name = f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if layout.pp > 1 else "")
+    own = folder / f"iter_{STEP:07d}" / name
+    own.mkdir(parents=True, exist_ok=True)
+    if layout.distributed:
+        optimizer.save_parameter_state(str(own / "distrib_optim.pt"))
+    if parallel_state.get_data_parallel_rank() == 0:
+        state.update({name: chunk.state_dict_for_save_checkpoint()
+                      for name, chunk in chunks.items()},
+                     optimizer=optimizer.state_dict(), rng_state=rng_state,
+                     num_floating_point_operations_so_far=0)
+        torch.save(state, own / "model_optim_rng.pt")
+    if torch.distributed.get_rank() == 0:
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(STEP))
+
+
 def make_layout(**sizes):
-    return types.SimpleNamespace(
-        **{"dp": 1, "tp": 1, "pp": 1, "vpp": None, "bucket_size": None, **sizes})
+    layout = types.SimpleNamespace(
+        **{"dp": 1, "tp": 1, "pp": 1, "vpp": None, "bucket_size": None, "sharding": None, **sizes})
+    layout.distributed = layout.dp > 1
+    return layout
 
 
 CHECKPOINTS = [
-    # folder, model, dtype, sharding of the distributed optimizer, layout
-    ("gpt2_single", "gpt2", torch.float32, None, dict()),
-    ("gpt2_tp2_pp2", "gpt2", torch.float32, None, dict(tp=2, pp=2)),
-    ("llama3_tied_pp2", "llama3_tied", torch.float32, None, dict(pp=2)),
-    ("llama3_untied_single", "llama3_untied", torch.float32, None, dict()),
-    # Not tied: with a bucket of its own for a tied embedding, megatron-core 0.16.1 stores other
-    # elements than those of the embedding's state.
-    ("llama3_untied_dp2_tp2_pp2", "llama3_untied", torch.float32, "fully_reshardable",
-     dict(dp=2, tp=2, pp=2)),
+    # folder, model, layout
+    ("gpt2_single", "gpt2", dict()),
+    ("gpt2_tp2_pp2", "gpt2", dict(tp=2, pp=2)),
+    ("llama3_tied_pp2", "llama3_tied", dict(pp=2)),
+    ("llama3_untied_single", "llama3_untied", dict()),
+    # Not tied: with several buckets, megatron-core 0.16.1 stores other elements than those of the
+    # states of some parameters.
+    ("llama3_untied_dp2_tp2_pp2", "llama3_untied",
+     dict(dp=2, tp=2, pp=2, sharding="fully_reshardable")),
+    ("llama3_bf16_pp2_vpp2", "llama3_bf16", dict(pp=2, vpp=2)),
+    ("legacy_gpt2_tp2_pp2", "gpt2", dict(tp=2, pp=2, sharding="legacy")),
+    ("legacy_llama3_tied_pp2_vpp2", "llama3_bf16", dict(pp=2, vpp=2, sharding="legacy")),
+    ("legacy_llama3_untied_dp2_tp2", "llama3_untied",
+     dict(dp=2, tp=2, bucket_size=512, sharding="legacy")),
+    ("legacy_llama3_bf16_dp2_pp2_vpp2", "llama3_bf16",
+     dict(dp=2, pp=2, vpp=2, sharding="legacy")),
+    ("buckets_llama3_untied_dp2_tp2_pp2", "llama3_untied",
+     dict(dp=2, tp=2, pp=2, bucket_size=512, sharding="dp_reshardable")),
+    ("buckets_llama3_bf16_dp2_pp2_vpp2", "llama3_bf16",
+     dict(dp=2, pp=2, vpp=2, sharding="dp_reshardable")),
+    ("gathered_llama3_bf16_dp2_tp2_pp2", "llama3_bf16",
+     dict(dp=2, tp=2, pp=2, sharding="dp_zero_gather_scatter")),
 ]
 
 
@@ -363,15 +435,14 @@ def main():
     root = pathlib.Path(sys.argv[1])
     wanted = sys.argv[2:]
     fork = torch.multiprocessing.get_context("fork")  # torch is imported once for all ranks
-    for i, (name, model, dtype, sharding_type, sizes) in enumerate(CHECKPOINTS):
+    for i, (name, model, sizes) in enumerate(CHECKPOINTS):
         if wanted and name not in wanted:
             continue
         layout = make_layout(**sizes)
         folder = root / name
         folder.mkdir(parents=True)
-        run_ranks(fork, save_rank, layout,
-                  (folder, 29600 + i, model, layout, dtype, sharding_type), name)
-    for model in ("gpt2", "llama3_tied", "llama3_untied"):
+        run_ranks(fork, save_rank, layout, (folder, 29600 + i, model, layout), name)
+    for model in ("gpt2", "llama3_tied", "llama3_untied", "llama3_bf16"):
         values = Shape(model).values()
         safetensors.torch.save_file(
             {name + (f".{state}" if state else ""): tensor

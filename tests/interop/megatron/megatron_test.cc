@@ -1,5 +1,7 @@
 // Checkpoints that megatron-core has written (make_fixtures.py), against what it was given.
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -46,6 +48,20 @@ std::string ReadFile(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   EXPECT_TRUE(in.good()) << path;
   return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<float> Floats(const std::string& bytes, bool are_bf16) {
+  std::vector<float> floats(bytes.size() / (are_bf16 ? 2 : 4));
+  if (!are_bf16) {
+    std::memcpy(floats.data(), bytes.data(), bytes.size());
+    return floats;
+  }
+  for (size_t i = 0; i < floats.size(); ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes.data() + 2 * i, sizeof(bits));
+    floats[i] = std::bit_cast<float>(uint32_t{bits} << 16);
+  }
+  return floats;
 }
 
 class MegatronTest : public ::testing::Test {
@@ -104,8 +120,10 @@ TEST_P(MegatronFixtureTest, EveryTensorIsWhatMegatronWasGiven) {
     EXPECT_EQ(tensor.global_shape, entry.shape);
     const auto found = ckpt::LoadTensor<float>(*checkpoint, tensor.name);
     ASSERT_TRUE(found.ok()) << found.status();
-    ASSERT_EQ(found->size() * sizeof(float), entry.length_bytes);
-    EXPECT_EQ(std::memcmp(found->data(), file.data() + entry.file_offset, entry.length_bytes), 0)
+    const std::vector<float> stored =
+        Floats(file.substr(entry.file_offset, entry.length_bytes), entry.dtype == ckpt::BF16);
+    ASSERT_EQ(found->size(), stored.size());
+    EXPECT_EQ(std::memcmp(found->data(), stored.data(), stored.size() * sizeof(float)), 0)
         << tensor.name;
     ++compared;
   }
@@ -158,7 +176,12 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Fixture{"gpt2_single", "gpt2", false}, Fixture{"gpt2_tp2_pp2", "gpt2", false},
                       Fixture{"llama3_tied_pp2", "llama3_tied", false},
                       Fixture{"llama3_untied_single", "llama3_untied", false},
-                      Fixture{"llama3_untied_dp2_tp2_pp2", "llama3_untied", true}),
+                      Fixture{"llama3_untied_dp2_tp2_pp2", "llama3_untied", true},
+                      Fixture{"llama3_bf16_pp2_vpp2", "llama3_bf16", true},
+                      Fixture{"legacy_gpt2_tp2_pp2", "gpt2", false},
+                      Fixture{"legacy_llama3_tied_pp2_vpp2", "llama3_bf16", true},
+                      Fixture{"legacy_llama3_untied_dp2_tp2", "llama3_untied", true},
+                      Fixture{"legacy_llama3_bf16_dp2_pp2_vpp2", "llama3_bf16", true}),
     [](const auto& info) { return std::string(info.param.folder); });
 
 TEST_F(MegatronTest, FindsTheLatestIterationOfARun) {

@@ -1,0 +1,38 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_MEGATRON_RANK_FILE_H_
+#define TESSERA_CHECKPOINT_CONVERT_MEGATRON_RANK_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/archive.h"
+
+namespace tessera::ckpt::convert {
+
+// A tensor's name with the number of its layer taken out: the first part that is a number.
+struct LayerName {
+  std::string before;  // "decoder.layers."
+  int64_t layer = -1;  // -1: the tensor is of no layer, and `before` is the whole name
+  std::string after;   // ".mlp.linear_fc1.weight"
+};
+LayerName SplitLayer(std::string_view name);
+
+// A chunk of the model that a rank has.
+struct RankChunk {
+  // In the order of the file, which is that of the module. Layers count from 0 in each chunk.
+  std::vector<std::pair<std::string, TorchTensor>> tensors;
+  std::vector<std::string> left_out;  // states of modules that are no tensors of the model
+  int64_t layers = 0;
+};
+
+// The chunks of the model in what a rank stores: one, or several of a virtual pipeline. Errors:
+// DataLoss, naming the tensor; Unimplemented for models of before Megatron-Core.
+absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_MEGATRON_RANK_FILE_H_
