@@ -31,7 +31,8 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& args) {
   args["swiglu"] = false;
 }
 
-// The parameters of one layer. Norms have two names: with and without Transformer Engine.
+// The parameters of one layer, in the order of the modules. Norms have two names: with and without
+// Transformer Engine.
 class LayerParameters {
  public:
   LayerParameters(const ModelConfig& config, std::string prefix, int64_t layer)
@@ -42,10 +43,10 @@ class LayerParameters {
     return {
         Norm("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", kNorm1Weight),
         Norm("self_attention.linear_qkv.layer_norm_bias", "input_layernorm.bias", kNorm1Bias),
-        QkvWeight(),
-        QkvBias(),
         Matrix("self_attention.linear_proj.weight", kProjectionWeight, c, c, 1),
         Vector("self_attention.linear_proj.bias", kProjectionBias, c, -1),
+        QkvWeight(),
+        QkvBias(),
         Norm("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight", kNorm2Weight),
         Norm("mlp.linear_fc1.layer_norm_bias", "pre_mlp_layernorm.bias", kNorm2Bias),
         Matrix("mlp.linear_fc1.weight", kUpWeight, c, f, 0),

@@ -94,14 +94,15 @@ ForeignParameter GateUp(const ModelConfig& config, std::string name, int64_t lay
   return fused;
 }
 
+// In the order of the modules.
 std::vector<ForeignParameter> LayerParameters(const ModelConfig& config, const std::string& prefix,
                                               int64_t layer) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
   const auto logical = [&](const char* tensor) { return LayerName(layer, tensor); };
   return {Norm(prefix, "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight",
                logical(kNorm1), c),
-          Qkv(config, prefix + "self_attention.linear_qkv.weight", layer),
           SameTensor(prefix + "self_attention.linear_proj.weight", logical(kOut), {c, c}, 1),
+          Qkv(config, prefix + "self_attention.linear_qkv.weight", layer),
           Norm(prefix, "mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight",
                logical(kNorm2), c),
           GateUp(config, prefix + "mlp.linear_fc1.weight", layer),
@@ -115,12 +116,9 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
     parameters.push_back(SameTensor(name, logical_name, {config.vocab_size(), c}, 0));
     parameters.back().padded = true;
   };
+  const bool is_tied = !config.untie_embeddings_and_output_weights();
   add_table("embedding.word_embeddings.weight", kTokenEmbedding);
-  if (config.untie_embeddings_and_output_weights()) {
-    add_table("output_layer.weight", kHead);
-  } else {
-    parameters.back().other_names.push_back("output_layer.weight");
-  }
+  if (is_tied) parameters.back().other_names.push_back("output_layer.weight");
   AddMegatronLayers(
       config.num_layers(),
       [&](const std::string& prefix, int64_t layer) {
@@ -128,6 +126,7 @@ std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
       },
       parameters);
   parameters.push_back(SameTensor("decoder.final_layernorm.weight", kFinalNorm, {c}));
+  if (!is_tied) add_table("output_layer.weight", kHead);
   return parameters;
 }
 

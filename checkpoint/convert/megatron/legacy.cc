@@ -19,6 +19,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/convert/foreign_layout.h"
 #include "checkpoint/convert/megatron/folder.h"
+#include "checkpoint/convert/megatron/layer_name.h"
 #include "checkpoint/convert/megatron/master_check.h"
 #include "checkpoint/convert/megatron/optimizer_state.h"
 #include "checkpoint/convert/megatron/parameters.h"
@@ -37,16 +38,6 @@ using pickle::Value;
 constexpr char kDistributedFile[] = "distrib_optim.pt";
 // Of Megatron-LM's dict. Before it, queries, keys and values were fused in other orders.
 constexpr double kCheckpointVersion = 3;
-
-StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
-                     const std::string& where) {
-  StateBuffer buffer = {.where = where, .elements = gathered.elements};
-  for (const auto& [kind, tensor] : gathered.vectors) {
-    const BufferRun run = {0, gathered.elements, {path, tensor.offset_bytes, tensor.dtype}};
-    buffer.kinds.emplace_back(kind, std::vector<BufferRun>{run});
-  }
-  return buffer;
-}
 
 struct RankFile {
   std::string folder;  // "mp_rank_01_000"

@@ -25,6 +25,8 @@ class MegatronParameters {
                                                    uint64_t file_bytes);
 
   const ModelDescription& model() const { return model_; }
+  // In the order of the modules, those of the layers also as stacks of all layers.
+  const std::vector<ForeignParameter>& all() const { return parameters_; }
   // The parameter of this name in a file whose tensors have `rows` rows in all, padding included:
   // of a padded parameter, rows beyond the model's. Null where there is none.
   const ForeignParameter* Find(std::string_view name, int64_t rows);

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <set>
+#include <string_view>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/convert/megatron/layer_name.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -17,8 +17,6 @@ namespace {
 using pickle::Value;
 
 constexpr std::string_view kExtraState = "_extra_state";
-// Bounds how many layers a number in a name can stand for.
-constexpr int64_t kMaxLayers = 1'000'000;
 constexpr size_t kMaxChunks = 1000;
 
 std::string Shown(std::string_view name) {
@@ -64,22 +62,6 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
 }
 
 }  // namespace
-
-LayerName SplitLayer(std::string_view name) {
-  size_t begin = 0;
-  while (begin <= name.size()) {
-    const size_t end = std::min(name.find('.', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    int64_t layer = 0;
-    if (!part.empty() && absl::ascii_isdigit(static_cast<unsigned char>(part[0])) &&
-        absl::SimpleAtoi(absl::string_view(part.data(), part.size()), &layer) &&
-        layer < kMaxLayers) {
-      return {std::string(name.substr(0, begin)), layer, std::string(name.substr(end))};
-    }
-    begin = end + 1;
-  }
-  return {.before = std::string(name)};
-}
 
 absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive) {
   const Value root = archive.contents.root();

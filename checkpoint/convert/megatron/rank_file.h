@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,14 +11,6 @@
 #include "checkpoint/convert/torch/archive.h"
 
 namespace tessera::ckpt::convert {
-
-// A tensor's name with the number of its layer taken out: the first part that is a number.
-struct LayerName {
-  std::string before;  // "decoder.layers."
-  int64_t layer = -1;  // -1: the tensor is of no layer, and `before` is the whole name
-  std::string after;   // ".mlp.linear_fc1.weight"
-};
-LayerName SplitLayer(std::string_view name);
 
 // A chunk of the model that a rank has.
 struct RankChunk {

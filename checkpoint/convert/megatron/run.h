@@ -25,8 +25,8 @@ class MegatronRun {
   std::optional<std::string> Text(std::string_view name) const;
   bool IsTrue(std::string_view name) const;
 
-  // The elements with which a bucket of the distributed optimizer is full, in the first chunk of the
-  // first pipeline stage; 0: never, as in all others.
+  // The elements with which a bucket of the distributed optimizer is full, in the first chunk of
+  // the first pipeline stage; 0: never, as in all other chunks.
   int64_t BucketElements() const;
 
   // Sets the topology, the step and the samples consumed, as far as they are known.

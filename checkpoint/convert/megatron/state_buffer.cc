@@ -36,6 +36,16 @@ std::vector<int64_t> DivideIntoBuckets(std::span<const RankParameter> parameters
 
 }  // namespace
 
+StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
+                     const std::string& where) {
+  StateBuffer buffer = {.where = where, .elements = gathered.elements};
+  for (const auto& [kind, tensor] : gathered.vectors) {
+    const BufferRun run = {0, gathered.elements, {path, tensor.offset_bytes, tensor.dtype}};
+    buffer.kinds.emplace_back(kind, std::vector<BufferRun>{run});
+  }
+  return buffer;
+}
+
 std::optional<std::vector<int64_t>> PlaceInBuffer(std::span<const RankParameter> parameters,
                                                   const StateBuffer& buffer,
                                                   int64_t bucket_elements) {

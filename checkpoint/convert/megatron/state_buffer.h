@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/convert/foreign_layout.h"
-#include "checkpoint/convert/megatron/parameters.h"
+#include "checkpoint/convert/megatron/optimizer_state.h"
 #include "checkpoint/convert/model_rules.h"
 
 namespace tessera::ckpt::convert {
@@ -45,6 +45,10 @@ struct StateBuffer {
   // The runs of each kind, sorted.
   std::vector<std::pair<ForeignKind, std::vector<BufferRun>>> kinds;
 };
+
+// The buffer that was gathered from data-parallel ranks into a file.
+StateBuffer BufferOf(const GatheredBuffer& gathered, const std::string& path,
+                     const std::string& where);
 
 // Where each parameter begins in a buffer, in the order of `parameters`, which is the module's.
 // Buckets are those of the buffer or, where it does not tell them, end with the parameter that

@@ -12,12 +12,17 @@
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/read.h"
 #include "checkpoint/convert/foreign_layout.h"
+#include "checkpoint/convert/megatron/bucket_states.h"
 #include "checkpoint/convert/megatron/folder.h"
+#include "checkpoint/convert/megatron/master_check.h"
+#include "checkpoint/convert/megatron/module_order.h"
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/run.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/box.h"
+#include "checkpoint/layout/flat_range.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -61,15 +66,18 @@ class TorchDistReader {
       : where_(std::move(where)),
         folder_(std::move(folder)),
         parameters_(std::move(parameters)),
-        set_(parameters_.model()) {}
+        set_(parameters_.model()),
+        buckets_(folder_) {}
 
   absl::Status Add(const ForeignTensor& tensor) {
+    if (IsBucketState(tensor.name)) {
+      const absl::Status added = buckets_.AddTensor(tensor);
+      return added.ok() ? added : At(added);
+    }
     const std::optional<Key> key = ParseKey(tensor.name);
     if (!key) {
       return absl::UnimplementedError(absl::StrCat(
-          where_, ": tensor ", tensor.name,
-          ": states of the optimizer are read where they are stored by parameter, as by "
-          "--dist-ckpt-optim-fully-reshardable"));
+          where_, ": tensor ", tensor.name, ": a state of the optimizer that is none of AdamW's"));
     }
     const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
     const ForeignParameter* const parameter = parameters_.Find(key->parameter, rows);
@@ -77,6 +85,9 @@ class TorchDistReader {
       return absl::InvalidArgumentError(absl::StrCat(where_, ": tensor ", tensor.name,
                                                      " belongs to no parameter of the model that ",
                                                      kMegatronCommonFile, " describes"));
+    }
+    if (tensor.shape.size() == parameter->shape.size() + 1 && key->kind.role != WEIGHT) {
+      return AddFlattened(tensor, *parameter, key->kind);
     }
     if (tensor.shape != parameter->shape) {
       return absl::DataLossError(absl::StrCat(where_, ": tensor ", tensor.name, ": shape ",
@@ -91,22 +102,98 @@ class TorchDistReader {
     return absl::OkStatus();
   }
 
-  absl::Status Finish(ForeignCheckpoint& checkpoint) && {
-    if (const absl::Status complete = set_.CheckComplete(); !complete.ok()) {
-      return absl::DataLossError(absl::StrCat(where_, ": ", complete.message()));
-    }
-    *checkpoint.description.mutable_model() = parameters_.model().config;
-    if (set_.has_states()) {
-      set_.DescribeOptimizer(kMegatron, *checkpoint.description.mutable_optimizer());
-    }
-    checkpoint.tensors = std::move(set_).Finish();
-    return absl::OkStatus();
+  // Adds what is stored by buffer, and sets model, optimizer and tensors.
+  absl::Status Finish(Storage& storage, const MegatronRun& run, ForeignCheckpoint& checkpoint) {
+    TESSERA_RETURN_IF_ERROR(buckets_.AddObjects(storage));
+    if (!buckets_.empty()) return FinishBuckets(storage, run, checkpoint);
+    return Describe(set_, checkpoint);
   }
 
  private:
+  absl::Status At(const absl::Status& status) const {
+    return absl::Status(status.code(), absl::StrCat(where_, ": ", status.message()));
+  }
+
+  // Of releases up to 0.14: a tensor has an index for each dim of the parameter, which says in
+  // which of its equal parts the elements are, and one for their place in that part, flattened.
+  absl::Status AddFlattened(const ForeignTensor& tensor, const ForeignParameter& parameter,
+                            const ForeignKind& kind) {
+    const size_t rank = parameter.shape.size();
+    Shape part = parameter.shape;
+    int64_t elements = 1;
+    for (size_t d = 0; d < rank; ++d) {
+      const int64_t parts = tensor.shape[d];
+      if (parts < 1 || part[d] % parts != 0) return MalformedFlat(tensor, parameter);
+      part[d] /= parts;
+      elements *= part[d];
+    }
+    if (tensor.shape[rank] != elements) return MalformedFlat(tensor, parameter);
+    for (const StoredPiece& piece : tensor.pieces) {
+      Box own = {std::vector<int64_t>(rank), part};
+      for (size_t d = 0; d < rank; ++d) {
+        const int64_t index = piece.box.global_offset[d];
+        if (piece.box.shape[d] != 1 || index < 0 || index >= tensor.shape[d]) {
+          return MalformedFlat(tensor, parameter);
+        }
+        own.global_offset[d] = index * part[d];
+      }
+      const int64_t begin = piece.box.global_offset[rank], count = piece.box.shape[rank];
+      if (begin < 0 || count < 0 || count > elements || begin > elements - count ||
+          (count > 1 && piece.strides[rank] != 1)) {
+        return MalformedFlat(tensor, parameter);
+      }
+      ForeignPlace place = {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype};
+      for (const Box& box : FlatRangeToBoxes(own, begin, begin + count)) {
+        TESSERA_RETURN_IF_ERROR(
+            set_.AddBox(parameter, {}, kind, box, place, ContiguousStrides(part)));
+        place.offset_bytes += static_cast<uint64_t>(ElementCount(box.shape)) *
+                              static_cast<uint64_t>(DTypeSize(tensor.dtype));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MalformedFlat(const ForeignTensor& tensor, const ForeignParameter& parameter) const {
+    return absl::DataLossError(absl::StrCat(
+        where_, ": tensor ", tensor.name, ": shape ", ShapeToString(tensor.shape),
+        " or one of its chunks is none of flattened parts of ", ShapeToString(parameter.shape)));
+  }
+
+  // The order of the parameters is not stored: the one that the arguments suggest, or the other,
+  // must fit the sizes of all buffers and have the weights as its fp32 weights.
+  absl::Status FinishBuckets(Storage& storage, const MegatronRun& run,
+                             ForeignCheckpoint& checkpoint) {
+    const bool has_fused_norms = run.Text("transformer_impl").value_or("") != "local";
+    absl::Status first;
+    for (const bool fused : {has_fused_norms, !has_fused_norms}) {
+      ForeignTensorSet set = set_;
+      absl::Status status = buckets_.AddTo(run, ModuleOrder(parameters_, fused), set);
+      if (!status.ok()) status = At(status);
+      if (status.ok()) status = Describe(set, checkpoint);
+      if (status.ok()) status = CheckMasterWeights(storage, checkpoint.tensors);
+      if (status.ok()) return status;
+      checkpoint.description.clear_optimizer();
+      if (first.ok()) first = status;
+    }
+    return first;
+  }
+
+  absl::Status Describe(ForeignTensorSet& set, ForeignCheckpoint& checkpoint) const {
+    if (const absl::Status complete = set.CheckComplete(); !complete.ok()) {
+      return absl::DataLossError(absl::StrCat(where_, ": ", complete.message()));
+    }
+    *checkpoint.description.mutable_model() = parameters_.model().config;
+    if (set.has_states()) {
+      set.DescribeOptimizer(kMegatron, *checkpoint.description.mutable_optimizer());
+    }
+    checkpoint.tensors = std::move(set).Finish();
+    return absl::OkStatus();
+  }
+
   const std::string where_, folder_;
   MegatronParameters parameters_;
   ForeignTensorSet set_;
+  BucketStates buckets_;
 };
 
 // Each layer has at least one piece, stacked or not.
@@ -154,7 +241,7 @@ absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage, const 
   ForeignCheckpoint checkpoint = {.format = std::string(kMegatron),
                                   .notes = std::move(stored.notes)};
   run.Describe(checkpoint.description);
-  TESSERA_RETURN_IF_ERROR(std::move(reader).Finish(checkpoint));
+  TESSERA_RETURN_IF_ERROR(reader.Finish(storage, run, checkpoint));
   return checkpoint;
 }
 

@@ -13,12 +13,14 @@ namespace tessera::ckpt::convert {
 // A checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
 // torch.distributed.checkpoint whose tensors are whole parameters, possibly stacked over layers,
 // with common.pt. The model is the one that the arguments of the run describe. States of the
-// optimizer are read where they are stored by parameter: those of the plain optimizers, and of the
-// distributed optimizer in the formats fully_reshardable and fully_sharded_model_space.
+// optimizer are read in all formats but the buckets of releases up to 0.14: by parameter, those of
+// the distributed optimizer also flattened as in those releases, and by buffer (bucket_states.h).
+// Which parameters a buffer has follows from the order of the modules and is checked by its size
+// and its fp32 weights.
 //
 // Errors: DataLoss, naming file and tensor; InvalidArgument where there are no arguments, or they
 // describe a model that `rules` do not have, or a tensor belongs to none of its parameters;
-// Unimplemented for states of other formats; those of ReadDcp().
+// Unimplemented for states of other optimizers; those of ReadDcp().
 absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage, const std::string& folder,
                                                         const ModelRules& rules);
 

@@ -178,6 +178,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Fixture{"llama3_untied_single", "llama3_untied", false},
                       Fixture{"llama3_untied_dp2_tp2_pp2", "llama3_untied", true},
                       Fixture{"llama3_bf16_pp2_vpp2", "llama3_bf16", true},
+                      Fixture{"buckets_llama3_untied_dp2_tp2_pp2", "llama3_untied", true},
+                      Fixture{"buckets_llama3_bf16_dp2_pp2_vpp2", "llama3_bf16", true},
+                      Fixture{"gathered_llama3_bf16_dp2_tp2_pp2", "llama3_bf16", true},
+                      Fixture{"flat_gpt2_dp2_tp2", "gpt2", true},
                       Fixture{"legacy_gpt2_tp2_pp2", "gpt2", false},
                       Fixture{"legacy_llama3_tied_pp2_vpp2", "llama3_bf16", true},
                       Fixture{"legacy_llama3_untied_dp2_tp2", "llama3_untied", true},
@@ -193,6 +197,12 @@ TEST_F(MegatronTest, FindsTheLatestIterationOfARun) {
   EXPECT_THAT(out_, HasSubstr("by every bit of the contents"));
   EXPECT_EQ(Run({"inspect", (root_ / "run").string()}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("format      megatron"));
+}
+
+// Transformer Engine keeps them, and modules of Megatron-Core's own have them for its sake.
+TEST_F(MegatronTest, NamesStatesOfModulesThatAreLeftOut) {
+  EXPECT_EQ(Run({"inspect", Path("llama3_bf16_pp2_vpp2")}), ckpt::kExitOk) << err_;
+  EXPECT_THAT(out_, HasSubstr("linear_qkv._extra_state"));
 }
 
 TEST_F(MegatronTest, RefusesWhatIsMissingOrOfAnotherModel) {
