@@ -30,10 +30,10 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
 
 PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. It may be another
 framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
-(llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed) or PaddleNLP (paddle), a
-file of torch.save (torch), a folder of torch.distributed.checkpoint (dcp). A folder may be in an
-object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with the credentials of the
-environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
+(llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed), PaddleNLP (paddle) or
+InternEvo (internevo), a file of torch.save (torch), a folder of torch.distributed.checkpoint (dcp).
+A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with
+the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
   --from=FORMAT                the format of PATH, where looking at it does not tell (any command)
   --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)

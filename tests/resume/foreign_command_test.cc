@@ -333,5 +333,46 @@ TEST_F(ForeignCommandTest, ARunOfTorchtitanGoesOn) {
   }
 }
 
+// The model is that of the files.
+TEST_F(ForeignCommandTest, HybridParallelRunsOfPaddleNlpGoOn) {
+  Configure("", /*vocab_size=*/32);
+  WriteSettings("");
+  const std::string folder = "tests/interop/paddle/testdata/";
+  const auto train = [&](const std::string& layout, const char* topology) {
+    return Train(layout + topology, topology, 5,
+                 {"--load=" + Runfile(folder + layout), "--consumed-samples=24"});
+  };
+  for (const char* topology : {"tp2", "pp2"}) {
+    const Result run = train("mp2_pp2_sharding2_v2_meta", topology);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("mp2_pp2_sharding2_v2_meta (step 3)"));
+  }
+  ASSERT_EQ(train("dp", "single").exit_code, 0);
+  const std::map<int64_t, std::string> expected = Losses("dpsingle");
+  EXPECT_EQ(expected.size(), 2);
+  EXPECT_EQ(Losses("mp2_pp2_sharding2_v2_metatp2"), expected);
+  EXPECT_EQ(Losses("mp2_pp2_sharding2_v2_metapp2"), expected);
+}
+
+TEST_F(ForeignCommandTest, ARunOfInternEvoGoesOn) {
+  Configure("", /*vocab_size=*/20);
+  WriteSettings("");
+  const std::string folder = "tests/interop/internevo/", flag = "--load-format=internevo";
+  const auto train = [&](const std::string& layout, const char* topology) {
+    return Train(layout + topology, topology, 5,
+                 {"--load=" + Runfile(folder + layout), flag, "--consumed-samples=24"});
+  };
+  for (const char* topology : {"tp2", "pp2"}) {
+    const Result run = train("tp2_pp2_zo2", topology);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("tp2_pp2_zo2 (step 3)"));
+  }
+  ASSERT_EQ(train("tp1", "single").exit_code, 0);
+  const std::map<int64_t, std::string> expected = Losses("tp1single");
+  EXPECT_EQ(expected.size(), 2);
+  EXPECT_EQ(Losses("tp2_pp2_zo2tp2"), expected);
+  EXPECT_EQ(Losses("tp2_pp2_zo2pp2"), expected);
+}
+
 }  // namespace
 }  // namespace tessera

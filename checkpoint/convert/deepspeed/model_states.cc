@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
-#include "checkpoint/convert/deepspeed/torch_file.h"
 #include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/torch_file.h"
 #include "checkpoint/layout/bounds.h"
 
 namespace tessera::ckpt::convert {

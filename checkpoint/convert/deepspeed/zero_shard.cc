@@ -6,8 +6,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/convert/deepspeed/torch_file.h"
 #include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/torch_file.h"
 #include "checkpoint/layout/box.h"
 
 namespace tessera::ckpt::convert {

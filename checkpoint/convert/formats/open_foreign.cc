@@ -12,6 +12,8 @@
 #include "checkpoint/convert/deepspeed/read.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/hugging_face/read.h"
+#include "checkpoint/convert/internevo/parameters.h"
+#include "checkpoint/convert/internevo/read.h"
 #include "checkpoint/convert/llmc/read.h"
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/read.h"
@@ -44,6 +46,15 @@ absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const ForeignPlace& place,
         "PaddleNLP's files are read by programs that know its models");
   }
   return ReadPaddle(*place.storage, "", *options.rules, options.parameter_names);
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadInternEvoPlace(const ForeignPlace& place,
+                                                     const OpenForeignOptions& options) {
+  if (options.rules == nullptr) {
+    return absl::InvalidArgumentError(
+        "InternEvo's files are read by programs that know its models");
+  }
+  return ReadInternEvo(*place.storage, "", *options.rules);
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
@@ -99,6 +110,13 @@ constexpr ForeignFormat kFormats[] = {
        return IsPaddle(*place.storage, "");
      },
      ReadPaddlePlace},
+    // Before torch, whose files it consists of.
+    {kInternEvo,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsInternEvo(*place.storage, "");
+     },
+     ReadInternEvoPlace},
     {"dcp",
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
        if (!place.file.empty()) return false;

@@ -1,4 +1,4 @@
-#include "checkpoint/convert/deepspeed/torch_file.h"
+#include "checkpoint/convert/torch/torch_file.h"
 
 #include <cstddef>
 #include <memory>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_CONVERT_DEEPSPEED_TORCH_FILE_H_
-#define TESSERA_CHECKPOINT_CONVERT_DEEPSPEED_TORCH_FILE_H_
+#ifndef TESSERA_CHECKPOINT_CONVERT_TORCH_TORCH_FILE_H_
+#define TESSERA_CHECKPOINT_CONVERT_TORCH_TORCH_FILE_H_
 
 #include <cstdint>
 #include <string>
@@ -29,4 +29,4 @@ pickle::Value FindNumber(const pickle::Value& dict, int64_t key);
 
 }  // namespace tessera::ckpt::convert
 
-#endif  // TESSERA_CHECKPOINT_CONVERT_DEEPSPEED_TORCH_FILE_H_
+#endif  // TESSERA_CHECKPOINT_CONVERT_TORCH_TORCH_FILE_H_

@@ -1,0 +1,196 @@
+#include "models/llama3/internevo.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "models/llama3/names.h"
+
+namespace tessera::llama3 {
+namespace {
+
+constexpr double kMostFeedForward = 1e12;
+
+// The dict does not name the class of the model: a model of another class has other parameters.
+bool Describes(const JsonFields& fields) { return fields.Has("hidden_size"); }
+
+// Settings that make another architecture of it.
+absl::Status CheckSettings(const JsonFields& fields) {
+  TESSERA_RETURN_IF_ERROR(fields.Require("norm_type", "rmsnorm"));
+  TESSERA_RETURN_IF_ERROR(fields.Require("use_swiglu", true));
+  TESSERA_RETURN_IF_ERROR(fields.Require("apply_post_layer_norm", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("norm_head", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("is_reward", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("use_dynamic_ntk_rope", false));
+  TESSERA_RETURN_IF_ERROR(fields.Require("tie_embeddings_and_output_weights", false));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t experts, fields.Integer("num_experts", 1));
+  if (experts <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(fields.source(), ": num_experts is ", experts, ": experts are not supported"));
+}
+
+// Rounds the product down, then up to a multiple.
+absl::StatusOr<int64_t> FeedForwardSize(const JsonFields& fields, int64_t hidden) {
+  TESSERA_ASSIGN_OR_RETURN(const double ratio, fields.Real("mlp_ratio", 4));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t multiple, fields.Integer("multiple_of", 256));
+  const double product = std::trunc(static_cast<double>(hidden) * ratio);
+  if (!(product > 0 && product < kMostFeedForward) || multiple < 1 || multiple > 1 << 20) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fields.source(), ": hidden_size ", hidden, ", mlp_ratio ", ratio,
+                     " and multiple_of ", multiple, " give no size of a feed-forward layer"));
+  }
+  return (static_cast<int64_t>(product) + multiple - 1) / multiple * multiple;
+}
+
+// The dict has the arguments of the model's constructor; those that are absent have its defaults.
+absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
+  TESSERA_RETURN_IF_ERROR(CheckSettings(fields));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t layers, fields.Integer("num_layers"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t hidden, fields.Integer("hidden_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t heads, fields.Integer("num_attention_heads"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t groups, fields.Integer("num_kv_attention_heads"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t vocabulary, fields.Integer("vocab_size"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t positions,
+                           fields.Integer("max_position_embeddings", 2048));
+  TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("layer_norm_epsilon", 1e-5));
+  TESSERA_ASSIGN_OR_RETURN(const double base, fields.Real("rope_base", 10000));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t ffn, FeedForwardSize(fields, hidden));
+  config.set_num_layers(layers);
+  config.set_hidden_size(hidden);
+  config.set_num_attention_heads(heads);
+  config.set_num_query_groups(groups);
+  config.set_vocab_size(vocabulary);
+  config.set_ffn_hidden_size(ffn);
+  config.set_max_position_embeddings(positions);
+  config.set_norm_epsilon(epsilon);
+  config.set_rotary_base(base);
+  config.set_use_rope_scaling(false);
+  config.set_untie_embeddings_and_output_weights(true);
+  return absl::OkStatus();
+}
+
+// A block of whole rows.
+ForeignBlock Rows(std::string logical_name, int64_t row, int64_t rows, int64_t columns,
+                  int64_t foreign_row) {
+  return {.name = std::move(logical_name),
+          .offset = {row, 0},
+          .shape = {rows, columns},
+          .foreign_offset = {foreign_row, 0}};
+}
+
+enum class RotaryRows {
+  kHalves,  // of each head, as here
+  kPairs,   // row 2i + j is row i + j * size / 2 here
+};
+
+// Heads of a query or a key: `heads` from row `row` on of the logical tensor.
+void AddHeads(const ModelConfig& config, RotaryRows order, const std::string& logical_name,
+              int64_t row, int64_t heads, int64_t foreign_row, ForeignParameter& parameter) {
+  const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
+  if (order == RotaryRows::kHalves) {
+    parameter.blocks.push_back(Rows(logical_name, row, heads * d, c, foreign_row));
+    return;
+  }
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t half = 0; half < 2; ++half) {
+      ForeignBlock block = Rows(logical_name, row + head * d + half * (d / 2), d / 2, c,
+                                foreign_row + head * d + half);
+      block.foreign_step = {2, 1};
+      parameter.blocks.push_back(std::move(block));
+    }
+  }
+}
+
+ForeignParameter Heads(const ModelConfig& config, RotaryRows order, std::string name,
+                       const std::string& logical_name, int64_t heads) {
+  const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
+  ForeignParameter parameter = {
+      .name = std::move(name), .shape = {heads * d, c}, .tensor_parallel_dim = 0};
+  AddHeads(config, order, logical_name, 0, heads, 0, parameter);
+  return parameter;
+}
+
+// Of each group: its queries, its key, its value.
+ForeignParameter Qkv(const ModelConfig& config, RotaryRows order, std::string name, int64_t layer) {
+  const int64_t c = config.hidden_size(), groups = config.num_query_groups();
+  const int64_t d = c / config.num_attention_heads();
+  const int64_t queries = config.num_attention_heads() / groups, group = (queries + 2) * d;
+  ForeignParameter qkv = {
+      .name = std::move(name), .shape = {groups * group, c}, .tensor_parallel_dim = 0};
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t key = g * group + queries * d;
+    AddHeads(config, order, LayerName(layer, kQuery), g * queries * d, queries, g * group, qkv);
+    AddHeads(config, order, LayerName(layer, kKey), g * d, 1, key, qkv);
+    qkv.blocks.push_back(Rows(LayerName(layer, kValue), g * d, d, c, key + d));
+  }
+  return qkv;
+}
+
+// Tensor parallelism cuts the columns of these, weight parallelism the rows.
+void AddOutputMatrix(std::string name, std::string logical_name, Shape shape,
+                     std::vector<ForeignParameter>& parameters) {
+  for (const int dim : {1, 0}) parameters.push_back(SameTensor(name, logical_name, shape, dim));
+}
+
+void AddLayer(const ModelConfig& config, RotaryRows order, int64_t layer,
+              std::vector<ForeignParameter>& parameters) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const int64_t kv = c / config.num_attention_heads() * config.num_query_groups();
+  const std::string prefix = absl::StrCat("layers.", layer, ".");
+  const auto add = [&](const char* name, const char* tensor, Shape shape, int dim = -1) {
+    parameters.push_back(
+        SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape), dim));
+  };
+  parameters.push_back(Qkv(config, order, prefix + "attention.wqkv.weight", layer));
+  parameters.push_back(Heads(config, order, prefix + "attention.wq.weight",
+                             LayerName(layer, kQuery), config.num_attention_heads()));
+  parameters.push_back(Heads(config, order, prefix + "attention.wk.weight", LayerName(layer, kKey),
+                             config.num_query_groups()));
+  add("attention.wv.weight", kValue, {kv, c}, 0);
+  AddOutputMatrix(prefix + "attention.wo.weight", LayerName(layer, kOut), {c, c}, parameters);
+  add("attention_norm.weight", kNorm1, {c});
+  add("ffn_norm.weight", kNorm2, {c});
+  add("feed_forward.w1.weight", kGate, {f, c}, 0);
+  // Early releases have the names of the other two the other way round.
+  for (const bool early : {false, true}) {
+    add(early ? "feed_forward.w2.weight" : "feed_forward.w3.weight", kUp, {f, c}, 0);
+    AddOutputMatrix(prefix + (early ? "feed_forward.w3.weight" : "feed_forward.w2.weight"),
+                    LayerName(layer, kDown), {c, f}, parameters);
+  }
+}
+
+template <RotaryRows kOrder>
+std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+  const Shape table = {config.vocab_size(), config.hidden_size()};
+  std::vector<ForeignParameter> parameters;
+  // Early releases cut the columns of the embedding, others may cut its rows.
+  for (const int dim : {1, 0}) {
+    parameters.push_back(SameTensor("tok_embeddings.weight", kTokenEmbedding, table, dim));
+  }
+  parameters.push_back(SameTensor("output.weight", kHead, table, 0));
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    AddLayer(config, kOrder, layer, parameters);
+  }
+  parameters.push_back(SameTensor("norm.weight", kFinalNorm, {config.hidden_size()}));
+  return parameters;
+}
+
+}  // namespace
+
+constinit const ForeignFormat kInternEvoFormat = {.framework = "internevo",
+                                                  .describes = Describes,
+                                                  .read_config = ReadConfig,
+                                                  .parameters = Parameters<RotaryRows::kHalves>};
+
+constinit const ForeignFormat kInternEvoPairedFormat = {
+    .framework = "internevo.qk_interleaved",
+    .describes = Describes,
+    .read_config = ReadConfig,
+    .parameters = Parameters<RotaryRows::kPairs>};
+
+}  // namespace tessera::llama3
