@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "checkpoint/format/manifest.pb.h"
@@ -33,6 +34,13 @@ struct ForeignTensor {
   std::vector<StoredPiece> pieces;
 };
 
+// What the files have besides tensors, under the name that a tensor there would have:
+// "optimizer.param_groups.0.lr". A list of nothing but integers is one value.
+struct ForeignValue {
+  std::string name;
+  std::variant<bool, int64_t, double, std::string, std::vector<int64_t>> value;
+};
+
 // What the index pass over the headers of another framework's files finds. Its numbers come from
 // those files and are not to be trusted: ForeignStorage::Create() checks them all.
 struct ForeignCheckpoint {
@@ -41,6 +49,8 @@ struct ForeignCheckpoint {
   // the files tell; a message that is absent is unknown.
   Manifest description;
   std::vector<ForeignTensor> tensors;
+  bool in_module_order = false;  // tensors of a model are in the order in which its modules are
+  std::vector<ForeignValue> values;
   std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
 };
 

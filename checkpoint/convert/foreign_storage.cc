@@ -259,6 +259,7 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
   storage->manifest_ = *std::move(bytes);
   storage->format_ = std::move(checkpoint.format);
   storage->notes_ = std::move(checkpoint.notes);
+  storage->values_ = std::move(checkpoint.values);
   return storage;
 }
 

@@ -43,6 +43,7 @@ class ForeignStorage final : public Storage {
 
   const std::string& format() const { return format_; }
   const std::vector<std::string>& notes() const { return notes_; }
+  const std::vector<ForeignValue>& values() const { return values_; }
 
   bool PresentsForeignFiles() const override { return true; }
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
@@ -77,6 +78,7 @@ class ForeignStorage final : public Storage {
   const std::string folder_;
   std::string format_;
   std::vector<std::string> notes_;
+  std::vector<ForeignValue> values_;
   std::string manifest_;                        // bytes of manifest.pb
   std::map<std::string, uint64_t> file_bytes_;  // of the foreign files
   std::map<std::string, std::unique_ptr<const StoredTensor>, std::less<>> tensors_;  // by path

@@ -38,6 +38,7 @@ struct HuggingFaceDescription {
   ModelDescription model;
   std::string prefix;  // of logical names, which files of a model without its head leave out
   std::vector<std::string> computed;  // patterns of tensors that are no parameters
+  std::vector<std::string> order;     // of the parameters' names in transformers' modules
 };
 
 // One tensor in the body of a llm.c file: [rows, columns], row-major; a vector is one row.

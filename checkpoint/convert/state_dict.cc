@@ -13,9 +13,11 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -23,6 +25,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/foreign_layout.h"
+#include "checkpoint/convert/numbered_parameters.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/box.h"
@@ -41,16 +44,21 @@ using Parameters = std::vector<ForeignParameter>;
 struct KnownModel {
   ModelDescription description;
   std::vector<std::string> computed;  // patterns of tensors that are no parameters
-  std::vector<Parameters> namings;    // in the order in which they are tried
+  // In the order in which they are tried; parameters in the order of the modules.
+  std::vector<Parameters> namings;
 };
 
-// The parameters under their logical names less a prefix.
-Parameters LogicalNaming(const ModelDescription& model, const std::string& prefix) {
+// The parameters, in this order of their names, under their logical names less a prefix.
+Parameters LogicalNaming(const ModelDescription& model, const std::vector<std::string>& order,
+                         const std::string& prefix) {
   const auto shorten = [&](const std::string& name) {
     return name.starts_with(prefix) ? name.substr(prefix.size()) : name;
   };
+  std::map<std::string, const ModelParameter*> by_name;
+  for (const ModelParameter& parameter : model.parameters) by_name[parameter.name] = &parameter;
   Parameters parameters;
-  for (const ModelParameter& logical : model.parameters) {
+  for (const std::string& logical_name : order) {
+    const ModelParameter& logical = *by_name.at(logical_name);
     ForeignParameter parameter = {.name = shorten(logical.name), .shape = logical.shape};
     parameter.blocks.push_back({.name = logical.name,
                                 .box = WholeBox(logical.shape),
@@ -89,6 +97,7 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
   TESSERA_ASSIGN_OR_RETURN(const bool is_meta, Has(storage, folder, kMetaConfig));
   KnownModel known;
   std::string prefix;
+  std::vector<std::string> order;
   if (!is_hugging_face && is_meta) {
     TESSERA_ASSIGN_OR_RETURN(const std::string json,
                              ReadAll(storage, JoinPath(folder, kMetaConfig), kMaxJsonBytes));
@@ -108,12 +117,20 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
     known.description = std::move(description.model);
     known.computed = std::move(description.computed);
     prefix = std::move(description.prefix);
+    order = std::move(description.order);
     // config.json has no field for all that a model of this library has.
     if (!is_hugging_face) known.description.config = *model;
   }
   TESSERA_RETURN_IF_ERROR(CheckModelFits(known.description, StoredBytes(checkpoint)));
-  known.namings.push_back(LogicalNaming(known.description, ""));
-  if (!prefix.empty()) known.namings.push_back(LogicalNaming(known.description, prefix));
+  if (order.empty()) {
+    for (const ModelParameter& parameter : known.description.parameters) {
+      order.push_back(parameter.name);
+    }
+  }
+  known.namings.push_back(LogicalNaming(known.description, order, ""));
+  if (!prefix.empty()) {
+    known.namings.push_back(LogicalNaming(known.description, order, prefix));
+  }
   absl::StatusOr<Parameters> meta = rules.ForeignParameters(kMeta, known.description.config);
   if (meta.ok()) known.namings.push_back(*std::move(meta));
   return known;
@@ -133,6 +150,62 @@ std::vector<std::string> NamesOf(const ForeignParameter& parameter) {
   std::vector<std::string> names = {parameter.name};
   names.insert(names.end(), parameter.other_names.begin(), parameter.other_names.end());
   return names;
+}
+
+bool IsMoment(std::string_view state) { return state == "exp_avg" || state == "exp_avg_sq"; }
+
+// "optimizer.state.3.exp_avg".
+struct StateName {
+  std::string optimizer;  // what precedes "state"
+  std::string parameter;  // its name or number
+  std::string state;
+};
+
+std::optional<StateName> ParseStateName(const std::string& name) {
+  constexpr std::string_view kState = "state.";
+  size_t begin = 0;
+  if (!name.starts_with(kState)) {
+    begin = name.find(".state.");
+    if (begin++ == std::string::npos) return std::nullopt;
+  }
+  const size_t first = begin + kState.size(), end = name.rfind('.');
+  if (end <= first || end == std::string::npos) return std::nullopt;
+  return StateName{name.substr(0, begin), name.substr(first, end - first), name.substr(end + 1)};
+}
+
+// A group of an optimizer's state dict.
+struct TorchGroup {
+  std::vector<int64_t> numbers;         // of its parameters
+  std::map<size_t, std::string> names;  // by index into `numbers`; optional
+};
+using TorchGroups = std::map<int64_t, TorchGroup>;
+
+// Those of the optimizer whose names begin so.
+TorchGroups FindTorchGroups(const std::vector<ForeignValue>& values, const std::string& optimizer) {
+  const std::string prefix = optimizer + "param_groups.";
+  TorchGroups groups;
+  for (const ForeignValue& value : values) {
+    if (!value.name.starts_with(prefix)) continue;
+    const std::vector<std::string> parts = absl::StrSplit(value.name.substr(prefix.size()), '.');
+    int64_t group = 0;
+    if (parts.size() < 2 || !absl::SimpleAtoi(parts[0], &group)) continue;
+    if (const auto* numbers = std::get_if<std::vector<int64_t>>(&value.value)) {
+      if (parts.size() == 2 && parts[1] == "params") groups[group].numbers = *numbers;
+    } else if (const auto* name = std::get_if<std::string>(&value.value)) {
+      size_t index = 0;
+      const bool is_name = parts.size() == 3 && parts[1] == "param_names";
+      if (is_name && absl::SimpleAtoi(parts[2], &index)) groups[group].names[index] = *name;
+    }
+  }
+  return groups;
+}
+
+// Parameters by their names, and by their numbers.
+using ByName = std::map<std::string, const ForeignParameter*>;
+
+const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
+  const auto at = by_name.find(Unwrapped(name));
+  return at == by_name.end() ? nullptr : at->second;
 }
 
 class Namer {
@@ -221,7 +294,7 @@ class Namer {
 
   absl::Status Name(const Parameters& naming, const std::string& prefix) {
     ForeignTensorSet set(model_.description);
-    std::map<std::string, const ForeignParameter*> by_name;
+    ByName by_name;
     std::set<size_t> used;
     for (const ForeignParameter& parameter : naming) {
       for (const std::string& name : NamesOf(parameter)) {
@@ -233,6 +306,7 @@ class Namer {
     }
     std::vector<ForeignTensor> kept;
     TESSERA_RETURN_IF_ERROR(SortOut(naming, prefix, used, kept));
+    AddNumbered(Ordered(naming, prefix), kept, by_name);
     bool has_state = false;
     TESSERA_RETURN_IF_ERROR(AddStates(by_name, set, kept, &has_state));
     if (has_state) set.DescribeOptimizer("torch", *checkpoint_.description.mutable_optimizer());
@@ -293,34 +367,123 @@ class Namer {
     return absl::OkStatus();
   }
 
+  // The parameters in the order in which modules have them, which is that in which optimizers
+  // number them: that of the files where they are written so.
+  std::vector<const ForeignParameter*> Ordered(const Parameters& naming,
+                                               const std::string& prefix) const {
+    std::vector<std::pair<size_t, const ForeignParameter*>> ordered;
+    for (const ForeignParameter& parameter : naming) {
+      if (parameter.blocks.empty()) continue;
+      size_t first = checkpoint_.in_module_order ? checkpoint_.tensors.size() : ordered.size();
+      for (const std::string& name : NamesOf(parameter)) {
+        const auto at = weights_.find(prefix + name);
+        if (checkpoint_.in_module_order && at != weights_.end())
+          first = std::min(first, at->second);
+      }
+      ordered.emplace_back(first, &parameter);
+    }
+    std::ranges::stable_sort(ordered, {}, [](const auto& entry) { return entry.first; });
+    std::vector<const ForeignParameter*> parameters;
+    for (const auto& [unused, parameter] : ordered) parameters.push_back(parameter);
+    return parameters;
+  }
+
+  // Adds, as names of the parameters, the numbers below which the states of one optimizer are.
+  void AddNumbered(const std::vector<const ForeignParameter*>& ordered,
+                   const std::vector<ForeignTensor>& states, ByName& by_name) {
+    std::map<std::string, std::map<int64_t, Shape>> optimizers;
+    for (const ForeignTensor& tensor : states) {
+      const std::optional<StateName> name = ParseStateName(tensor.name);
+      int64_t number = 0;
+      if (name.has_value() && IsMoment(name->state) && absl::SimpleAtoi(name->parameter, &number)) {
+        optimizers[name->optimizer].emplace(number, tensor.shape);
+      }
+    }
+    if (optimizers.empty()) return;
+    std::vector<OrderedParameter> parameters;
+    for (const ForeignParameter* parameter : ordered) {
+      parameters.push_back({parameter->name, parameter->shape});
+    }
+    const auto& [optimizer, shapes] = *optimizers.begin();
+    const auto numbers = optimizers.size() > 1
+                             ? absl::FailedPreconditionError("there are several optimizers")
+                             : MatchStates(optimizer, shapes, parameters, by_name);
+    if (numbers.ok()) {
+      for (const auto& [number, at] : *numbers) {
+        by_name[absl::StrCat(number)] = at < ordered.size() ? ordered[at] : nullptr;
+      }
+      return;
+    }
+    checkpoint_.notes.push_back(
+        absl::StrCat("Moments by number keep their names: ", numbers.status().message(),
+                     "; torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() gives "
+                     "them by the names of the parameters."));
+  }
+
+  // The parameter, as an index into `parameters`, of each number in an optimizer's states.
+  absl::StatusOr<std::map<int64_t, size_t>> MatchStates(
+      const std::string& optimizer, const std::map<int64_t, Shape>& shapes,
+      const std::vector<OrderedParameter>& parameters, const ByName& by_name) const {
+    const TorchGroups found = FindTorchGroups(checkpoint_.values, optimizer);
+    std::vector<NumberedGroup> groups;
+    size_t with_states = 0;
+    std::map<std::string, size_t> indices;
+    for (size_t i = 0; i < parameters.size(); ++i) indices[parameters[i].name] = i;
+    std::map<int64_t, size_t> named;
+    for (const auto& [unused, group] : found) {
+      groups.emplace_back();
+      for (size_t i = 0; i < group.numbers.size(); ++i) {
+        const int64_t number = group.numbers[i];
+        const auto shape = shapes.find(number);
+        groups.back().push_back({.number = number});
+        if (shape == shapes.end()) continue;
+        ++with_states;
+        groups.back().back().shape = shape->second;
+        const auto name = group.names.find(i);
+        if (name == group.names.end()) continue;
+        const auto parameter = by_name.find(Unwrapped(name->second));
+        if (parameter != by_name.end()) named[number] = indices.at(parameter->second->name);
+      }
+    }
+    if (with_states != shapes.size()) {
+      return absl::FailedPreconditionError(absl::StrCat("of ", shapes.size(),
+                                                        " parameters with states, ", with_states,
+                                                        " are in the optimizer's param_groups"));
+    }
+    if (named.size() == shapes.size()) return named;
+    return AssignNumbers(parameters, groups);
+  }
+
   // Moves the states of the parameters from `kept` to the set.
-  absl::Status AddStates(const std::map<std::string, const ForeignParameter*>& by_name,
-                         ForeignTensorSet& set, std::vector<ForeignTensor>& kept, bool* has_state) {
+  absl::Status AddStates(const ByName& by_name, ForeignTensorSet& set,
+                         std::vector<ForeignTensor>& kept, bool* has_state) {
     std::vector<ForeignTensor> others;
     std::set<double> steps;
     for (ForeignTensor& tensor : kept) {
-      const size_t begin = ("." + tensor.name).find(".state.");
-      const size_t end = tensor.name.rfind('.');
-      const ForeignParameter* parameter = nullptr;
-      std::string state;
-      if (begin != std::string::npos && end > begin + 6) {
-        const size_t first = begin + std::string_view("state.").size();
-        const auto at = by_name.find(Unwrapped(tensor.name.substr(first, end - first)));
-        if (at != by_name.end()) parameter = at->second;
-        state = tensor.name.substr(end + 1);
-      }
-      if (parameter != nullptr && state == "step" && tensor.shape.empty()) {
+      const std::optional<StateName> name = ParseStateName(tensor.name);
+      const ForeignParameter* const parameter = name ? FindIn(by_name, name->parameter) : nullptr;
+      if (parameter != nullptr && name->state == "step" && ElementCount(tensor.shape) == 1) {
         TESSERA_ASSIGN_OR_RETURN(const double step, ReadStep(tensor));
         steps.insert(step);
-      } else if (parameter != nullptr && (state == "exp_avg" || state == "exp_avg_sq")) {
+      } else if (parameter != nullptr && IsMoment(name->state)) {
         *has_state = true;
-        TESSERA_RETURN_IF_ERROR(
-            Add(*parameter, state == "exp_avg" ? kForeignExpAvg : kForeignExpAvgSq, tensor, set));
+        TESSERA_RETURN_IF_ERROR(Add(
+            *parameter, name->state == "exp_avg" ? kForeignExpAvg : kForeignExpAvgSq, tensor, set));
       } else {
         others.push_back(std::move(tensor));
       }
     }
     kept = std::move(others);
+    // Before torch 1.12 the number of updates was no tensor.
+    for (const ForeignValue& value : checkpoint_.values) {
+      const std::optional<StateName> name = ParseStateName(value.name);
+      if (!name || name->state != "step" || FindIn(by_name, name->parameter) == nullptr) continue;
+      if (const int64_t* step = std::get_if<int64_t>(&value.value)) {
+        steps.insert(static_cast<double>(*step));
+      } else if (const double* real = std::get_if<double>(&value.value)) {
+        steps.insert(*real);
+      }
+    }
     TakeStep(steps);
     return absl::OkStatus();
   }

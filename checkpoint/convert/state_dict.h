@@ -18,7 +18,9 @@ namespace tessera::ckpt::convert {
 // where all names have it: dicts around it ("model."), DistributedDataParallel ("module."), and,
 // inside names, torch.compile and FSDP ("_orig_mod", "_fsdp_wrapped_module",
 // "_checkpoint_wrapped_module"). Adam's moments below "state.NAME." become those of the parameter;
-// the number of updates, where all parameters agree, becomes the step.
+// so do those below "state.NUMBER.", where the optimizer's param_groups, the order of the model's
+// parameters and the shapes settle which parameter each number is (AssignNumbers()); where they do
+// not, a note says why. The number of updates, where all parameters agree, becomes the step.
 //
 // Without a model, or with names that are not those of all its parameters, the tensors are left as
 // they are, with a note that says why. Errors: DataLoss, naming the tensor, where names match but

@@ -3,7 +3,9 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/escaping.h"
@@ -11,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/units.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
@@ -76,10 +79,52 @@ std::string BestLossText(double loss) {
   return std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss);
 }
 
+Json Number(double value);
+
+Json ValueJson(const convert::ForeignValue& value) {
+  return std::visit(
+      [](const auto& plain) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(plain)>, double>) {
+          return Number(plain);
+        } else {
+          return plain;
+        }
+      },
+      value.value);
+}
+
+// Long lists are cut short.
+std::string ValueText(const convert::ForeignValue& value) {
+  constexpr size_t kMaxShown = 8;
+  convert::ForeignValue shown = value;
+  auto* const list = std::get_if<std::vector<int64_t>>(&shown.value);
+  if (list == nullptr || list->size() <= kMaxShown) return ValueJson(shown).dump();
+  const size_t others = list->size() - kMaxShown;
+  list->resize(kMaxShown);
+  std::string text = ValueJson(shown).dump();
+  text.pop_back();
+  return absl::StrCat(text, ", and ", others, " more]");
+}
+
+void PrintValues(const std::vector<convert::ForeignValue>& values, std::ostream& out) {
+  constexpr size_t kMaxShown = 100;
+  for (size_t i = 0; i < values.size() && i < kMaxShown; ++i) {
+    out << "value       " << absl::CHexEscape(values[i].name) << ": " << ValueText(values[i])
+        << "\n";
+  }
+  if (values.size() > kMaxShown) {
+    out << "value       and " << values.size() - kMaxShown << " more, which --json shows\n";
+  }
+}
+
 // What the files of another framework tell.
 void PrintForeign(const Target& target, const Manifest& manifest, std::ostream& out) {
   out << "format      " << target.format << " (" << manifest.producer().program() << ")\n";
   if (manifest.has_trainer()) out << "step        " << manifest.trainer().step() << "\n";
+  if (manifest.trainer().has_data()) {
+    out << "data        " << manifest.trainer().data().consumed_samples() << " samples consumed\n";
+  }
+  PrintValues(target.values, out);
   for (const std::string& note : target.notes) out << "note        " << note << "\n";
 }
 
@@ -259,6 +304,10 @@ Json ToJson(const Target& target, const Manifest& manifest) {
   }
   if (!target.format.empty()) {
     json["foreign_format"] = target.format;
+    json["values"] = Json::object();
+    for (const convert::ForeignValue& value : target.values) {
+      json["values"][value.name] = ValueJson(value);
+    }
     json["notes"] = target.notes;
     json.erase("files");
     return json;

@@ -26,10 +26,12 @@ absl::StatusOr<Target> OpenForeignTarget(const std::string& name, const SourceOp
                                                        .s3_endpoint = options.s3_endpoint}));
   std::string format = storage->format();
   std::vector<std::string> notes = storage->notes();
+  std::vector<convert::ForeignValue> values = storage->values();
   Target target;
   target.storage = std::move(storage);
   target.format = std::move(format);
   target.notes = std::move(notes);
+  target.values = std::move(values);
   return target;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/model_rules.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/storage/storage.h"
@@ -18,6 +19,7 @@ struct Target {
   std::string directory;           // within the storage; may be empty
   std::string format;              // another framework's; empty: a checkpoint of this library
   std::vector<std::string> notes;  // what was not understood of another framework's
+  std::vector<convert::ForeignValue> values;  // what that has besides tensors
   ReadLock reading;                // while this lives, retention does not delete the checkpoint
 
   std::string Describe() const { return storage->Describe(directory); }

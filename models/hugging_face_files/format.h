@@ -21,6 +21,9 @@ struct HuggingFaceFormat {
   std::string_view prefix;
   // Patterns (base/glob.h) of tensors that files may hold although they are computed, not learned.
   std::span<const std::string_view> computed;
+  // The tensors of a layer, without its prefix, in the order of transformers' modules. Empty: that
+  // of the model.
+  std::span<const std::string_view> layer_order;
   // Sets the fields of the config that config.json defines. InvalidArgument: one sentence, where it
   // asks for something that this architecture does not have.
   absl::Status (*read_config)(const JsonFields& fields, ModelConfig& config) = nullptr;

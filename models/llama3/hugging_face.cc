@@ -4,11 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "models/llama3/names.h"
 
 namespace tessera::llama3 {
 namespace {
 
 constexpr std::string_view kComputed[] = {"*.rotary_emb.inv_freq"};
+constexpr std::string_view kLayerOrder[] = {kQuery, kKey,  kValue, kOut,  kGate,
+                                            kUp,    kDown, kNorm1, kNorm2};
 constexpr double kDefaultBase = 10000;  // transformers', where config.json has none
 
 // transformers 5 has one object `rope_parameters`; versions before have `rope_theta` at the top and
@@ -96,6 +99,7 @@ constinit const HuggingFaceFormat kHuggingFaceFormat = {.model_type = "llama",
                                                         .class_name = "LlamaForCausalLM",
                                                         .prefix = "model.",
                                                         .computed = kComputed,
+                                                        .layer_order = kLayerOrder,
                                                         .read_config = ReadConfig,
                                                         .write_config = WriteConfig};
 

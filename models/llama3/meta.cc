@@ -91,19 +91,18 @@ void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParam
   same("ffn_norm.weight", kNorm2, {c});
 }
 
+// In the order of the modules.
 std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), v = config.vocab_size();
   std::vector<ForeignParameter> parameters;
   parameters.push_back(SameTensor("tok_embeddings.weight", kTokenEmbedding, {v, c}));
-  if (config.untie_embeddings_and_output_weights()) {
-    parameters.push_back(SameTensor("output.weight", kHead, {v, c}));
-  } else {
-    parameters.back().other_names.emplace_back("output.weight");
-  }
+  const bool tied = !config.untie_embeddings_and_output_weights();
+  if (tied) parameters.back().other_names.emplace_back("output.weight");
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
     AddLayer(config, layer, parameters);
   }
   parameters.push_back(SameTensor("norm.weight", kFinalNorm, {c}));
+  if (!tied) parameters.push_back(SameTensor("output.weight", kHead, {v, c}));
   parameters.push_back({.name = "rope.freqs"});  // computed, in old files
   return parameters;
 }

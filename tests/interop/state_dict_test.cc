@@ -7,10 +7,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/format/safetensors.h"
@@ -65,6 +67,38 @@ ckpt::ModelConfig ModelOf(const std::string& name) {
   const auto storage = Open(name);
   EXPECT_TRUE(storage.ok()) << storage.status();
   return ManifestOf(**storage).model();
+}
+
+// What the live model and optimizer had, by the names of transformers.
+Tensors ReadExpected(const std::string& name) {
+  std::ifstream file(Fixture(name + ".logical.safetensors"), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto header = ckpt::ParseSafetensorsHeader(bytes, bytes.size());
+  EXPECT_TRUE(header.ok()) << header.status();
+  Tensors expected;
+  for (const ckpt::SafetensorsEntry& entry : header->entries) {
+    std::vector<float>& elements = expected[entry.key];
+    elements.resize(entry.length_bytes / sizeof(float));
+    bytes.copy(reinterpret_cast<char*>(elements.data()), entry.length_bytes, entry.file_offset);
+  }
+  return expected;
+}
+
+// The tensors of a storage less the second name of a tied embedding.
+Tensors LoadUntied(ckpt::Storage& storage) {
+  Tensors tensors = Load(storage);
+  if (tensors.contains("transformer.wte.weight")) tensors.erase("lm_head.weight");
+  return tensors;
+}
+
+template <typename T>
+T ValueOf(const ckpt::convert::ForeignStorage& storage, const std::string& name) {
+  for (const ckpt::convert::ForeignValue& value : storage.values()) {
+    const T* const found = value.name == name ? std::get_if<T>(&value.value) : nullptr;
+    if (found != nullptr) return *found;
+  }
+  ADD_FAILURE() << "no value " << name;
+  return T();
 }
 
 TEST(StateDictTest, TransformersInItsOwnNames) {
@@ -136,18 +170,79 @@ TEST(StateDictTest, MomentsByTheNamesOfTheirParameters) {
   EXPECT_FALSE(manifest.trainer().has_data());
   EXPECT_EQ(manifest.optimizer().parameters_size(), 21);
 
-  std::ifstream file(Fixture("titan.logical.safetensors"), std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  const auto header = ckpt::ParseSafetensorsHeader(bytes, bytes.size());
-  ASSERT_TRUE(header.ok()) << header.status();
-  Tensors expected;
-  for (const ckpt::SafetensorsEntry& entry : header->entries) {
-    std::vector<float>& elements = expected[entry.key];
-    elements.resize(entry.length_bytes / sizeof(float));
-    bytes.copy(reinterpret_cast<char*>(elements.data()), entry.length_bytes, entry.file_offset);
-  }
+  const Tensors expected = ReadExpected("titan");
   EXPECT_EQ(expected.size(), 3 * 21);
   EXPECT_EQ(Load(**storage), expected);
+}
+
+// Two groups beside safetensors, whose order is alphabetical.
+TEST(StateDictTest, MomentsByNumberOfATrainerOfTransformers) {
+  const auto storage = Open(Fixture("trainer"));
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  EXPECT_EQ((*storage)->format(), "hf");
+  EXPECT_THAT((*storage)->notes(), ElementsAre());
+  EXPECT_EQ(ManifestOf(**storage).trainer().step(), 3);
+  EXPECT_EQ(ManifestOf(**storage).optimizer().parameters_size(), 21);
+  EXPECT_EQ(LoadUntied(**storage), ReadExpected("trainer"));
+  EXPECT_EQ(ValueOf<int64_t>(**storage, "trainer_state.global_step"), 3);
+  EXPECT_EQ(ValueOf<int64_t>(**storage, "scheduler.last_epoch"), 3);
+  EXPECT_EQ(ValueOf<double>(**storage, "optimizer.param_groups.0.weight_decay"), 0.1);
+  EXPECT_EQ(ValueOf<std::vector<int64_t>>(**storage, "optimizer.param_groups.1.params").size(), 5);
+}
+
+// One group: the order is that of transformers' modules.
+TEST(StateDictTest, MomentsByNumberInTheOrderOfModules) {
+  const auto storage = Open(Fixture("accelerate"));
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  EXPECT_THAT((*storage)->notes(), ElementsAre());
+  EXPECT_EQ(ManifestOf(**storage).trainer().step(), 2);
+  EXPECT_EQ(LoadUntied(**storage), ReadExpected("accelerate"));
+}
+
+TEST(StateDictTest, MomentsByNumberOfTiedAndFrozenParameters) {
+  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const auto storage = Open(Fixture("script.pt"), &model);
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  EXPECT_THAT((*storage)->notes(), ElementsAre());
+  const ckpt::Manifest manifest = ManifestOf(**storage);
+  EXPECT_EQ(manifest.trainer().step(), 4);
+  EXPECT_EQ(manifest.trainer().data().consumed_samples(), 48);
+  const Tensors expected = ReadExpected("script");
+  EXPECT_FALSE(expected.contains("transformer.h.1.mlp.c_fc.bias.exp_avg"));
+  EXPECT_EQ(LoadUntied(**storage), expected);
+}
+
+TEST(StateDictTest, MomentsByNumberInDcp) {
+  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const auto storage = Open(Fixture("numbered_dcp"), &model);
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  EXPECT_EQ((*storage)->format(), "dcp");
+  EXPECT_THAT((*storage)->notes(), ElementsAre());
+  EXPECT_EQ(LoadUntied(**storage), ReadExpected("numbered_dcp"));
+  // A name that any script may use is shown and means nothing.
+  EXPECT_EQ(ManifestOf(**storage).trainer().step(), 2);
+  EXPECT_EQ(ValueOf<int64_t>(**storage, "step"), 17);
+}
+
+// Two layers are alike, and the optimizer has the parameters of one: unless it has their names, the
+// moments stay where they are.
+TEST(StateDictTest, MomentsByNumberThatMayBeSeveral) {
+  const ckpt::ModelConfig model = ModelOf(HuggingFace("gpt2.hf"));
+  const auto ambiguous = Open(Fixture("ambiguous.pt"), &model);
+  ASSERT_TRUE(ambiguous.ok()) << ambiguous.status();
+  EXPECT_THAT((*ambiguous)->notes(),
+              ElementsAre(HasSubstr("Moments by number keep their names: parameter 1 of the "
+                                    "optimizer may be transformer.ln_f.weight or "
+                                    "transformer.ln_f.bias; ")));
+  const ckpt::Manifest manifest = ManifestOf(**ambiguous);
+  EXPECT_EQ(manifest.optimizer().parameters_size(), 0);
+  EXPECT_FALSE(manifest.has_trainer());
+  EXPECT_TRUE(Load(**ambiguous).contains("optimizer.state.0.exp_avg"));
+
+  const auto named = Open(Fixture("named.pt"), &model);
+  ASSERT_TRUE(named.ok()) << named.status();
+  EXPECT_EQ(ManifestOf(**named).optimizer().parameters_size(), 2);
+  EXPECT_EQ(LoadUntied(**named), ReadExpected("named"));
 }
 
 }  // namespace

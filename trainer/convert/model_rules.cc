@@ -1,7 +1,9 @@
 #include "trainer/convert/model_rules.h"
 
+#include <algorithm>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -49,6 +51,31 @@ ModelDescription DescribeModel(const ModelConfig& config) {
   return model;
 }
 
+// The parameters' names, those of each layer in the order of its tensors' names.
+std::vector<std::string> ModuleOrder(const std::vector<ckpt::convert::ModelParameter>& parameters,
+                                     std::span<const std::string_view> layer_order) {
+  const auto place = [&](const ckpt::convert::ModelParameter& parameter) {
+    return std::ranges::find_if(layer_order,
+                                [&](std::string_view tensor) {
+                                  return parameter.name.ends_with("." + std::string(tensor));
+                                }) -
+           layer_order.begin();
+  };
+  std::vector<ckpt::convert::ModelParameter> ordered = parameters;
+  for (auto begin = ordered.begin(); begin != ordered.end();) {
+    const auto layer = [](const auto& parameter) { return parameter.partition.layer; };
+    const auto end = std::find_if(begin, ordered.end(),
+                                  [&](const auto& other) { return layer(other) != layer(*begin); });
+    if (layer(*begin) >= 0) std::ranges::stable_sort(begin, end, {}, place);
+    begin = end;
+  }
+  std::vector<std::string> names;
+  for (ckpt::convert::ModelParameter& parameter : ordered) {
+    names.push_back(std::move(parameter.name));
+  }
+  return names;
+}
+
 ckpt::convert::ForeignParameter ToCheckpoint(ForeignParameter parameter) {
   ckpt::convert::ForeignParameter converted = {.name = std::move(parameter.name),
                                                .shape = std::move(parameter.shape),
@@ -82,6 +109,7 @@ class RulesOfModels final : public ckpt::convert::ModelRules {
     for (const std::string_view pattern : model.format->computed) {
       description.computed.emplace_back(pattern);
     }
+    description.order = ModuleOrder(description.model.parameters, model.format->layer_order);
     return description;
   }
 

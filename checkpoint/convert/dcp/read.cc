@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/join_first.h"
@@ -18,6 +19,7 @@
 #include "checkpoint/convert/dcp/metadata.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/convert/torch/plain_values.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/layout/box.h"
 
@@ -228,16 +230,47 @@ absl::StatusOr<std::map<std::string, Role>> ReadRoles(OpenFiles& files,
   return std::map<std::string, Role>();
 }
 
-void AddNotes(const DcpMetadata& metadata, ForeignCheckpoint& checkpoint) {
-  std::vector<std::string> objects, unknown;
+// An option of a single parameter, "optim.param_groups.layers.0.weight.lr", of which there may be
+// as many as there are parameters. Those of groups have a number.
+bool IsOption(const std::string& name) {
+  constexpr std::string_view kGroups = "param_groups.";
+  const size_t at = ("." + name).find("." + std::string(kGroups));
+  if (at == name.npos) return false;
+  const std::string rest = name.substr(at + kGroups.size());
+  return rest.empty() || !absl::ascii_isdigit(static_cast<unsigned char>(rest[0]));
+}
+
+// Adds the values of objects, each of which is a file of torch.save() of its own: in an object
+// store, reading one takes several requests. Objects without any are appended to `others`.
+absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata,
+                       std::vector<ForeignValue>& values, std::vector<std::string>& others) {
+  constexpr size_t kMaxObjectsRead = 256;
+  size_t read = 0;
   for (const DcpObject& object : metadata.objects) {
-    if (object.name != kTorchRolesKey) objects.push_back(object.name);
+    if (object.name == kTorchRolesKey) continue;
+    const size_t known = values.size();
+    bool is_none = false;
+    if (!IsOption(object.name) && read++ < kMaxObjectsRead) {
+      TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
+      const auto archive = ReadTorchArchive(*file, object.blob.part);
+      if (archive.ok()) AddPlainValues(archive->contents, object.name, values);
+      is_none = archive.ok() && archive->contents.root().is(pickle::Kind::kNone);
+    }
+    if (values.size() == known && !is_none) others.push_back(object.name);
   }
+  return absl::OkStatus();
+}
+
+absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata,
+                      ForeignCheckpoint& checkpoint) {
+  std::vector<std::string> objects, unknown;
+  TESSERA_RETURN_IF_ERROR(AddValues(files, metadata, checkpoint.values, objects));
   for (const DcpTensor& tensor : metadata.tensors) {
     if (tensor.dtype == DTYPE_UNSPECIFIED) unknown.push_back(tensor.name);
   }
   if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
   if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -282,7 +315,7 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
     checkpoint.tensors.push_back(std::move(added));
   }
   FindAliases(checkpoint.tensors);
-  AddNotes(*metadata, checkpoint);
+  TESSERA_RETURN_IF_ERROR(AddNotes(files, *metadata, checkpoint));
   return checkpoint;
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/convert/formats/open_foreign.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <system_error>
@@ -11,6 +12,7 @@
 #include "checkpoint/convert/dcp/read.h"
 #include "checkpoint/convert/deepspeed/read.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/formats/trainer_files.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/internevo/parameters.h"
 #include "checkpoint/convert/internevo/read.h"
@@ -20,6 +22,7 @@
 #include "checkpoint/convert/paddle/read.h"
 #include "checkpoint/convert/state_dict.h"
 #include "checkpoint/convert/torch/read.h"
+#include "checkpoint/convert/trainer_values.h"
 #include "checkpoint/storage/by_name/open_storage.h"
 #include "checkpoint/storage/storage.h"
 
@@ -70,10 +73,44 @@ absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
 absl::StatusOr<ForeignCheckpoint> WithModelNames(const ForeignPlace& place,
                                                  const OpenForeignOptions& options,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
-  if (!checkpoint.ok() || options.rules == nullptr) return checkpoint;
-  TESSERA_RETURN_IF_ERROR(
-      NameStateDict(*place.storage, "", *options.rules, options.model, *checkpoint));
+  TESSERA_RETURN_IF_ERROR(checkpoint.status());
+  if (options.rules != nullptr) {
+    TESSERA_RETURN_IF_ERROR(
+        NameStateDict(*place.storage, "", *options.rules, options.model, *checkpoint));
+  }
+  TakeTrainerValues(*checkpoint);
   return checkpoint;
+}
+
+// With what trainers put beside a model.
+absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const ForeignPlace& place,
+                                                   absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
+  TESSERA_RETURN_IF_ERROR(AddTrainerFiles(*place.storage, "", *checkpoint));
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const ForeignPlace& place,
+                                                       const OpenForeignOptions& options) {
+  absl::StatusOr<ForeignCheckpoint> checkpoint =
+      WithTrainerFiles(place, ReadHuggingFace(*place.storage, "", options.rules));
+  const auto is_weight = [](const ForeignTensor& tensor) { return tensor.role == WEIGHT; };
+  if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
+    return WithModelNames(place, options, *std::move(checkpoint));
+  }
+  if (checkpoint.ok()) TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const ForeignPlace& place,
+                                                 const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                           FindTorchFiles(*place.storage, "", place.file));
+  // Where the optimizer's file is all there is, it has been read.
+  return WithModelNames(place, options,
+                        files.front().starts_with("optimizer.")
+                            ? ReadTorch(*place.storage, "", files)
+                            : WithTrainerFiles(place, ReadTorch(*place.storage, "", files)));
 }
 
 // In the order in which they are tried.
@@ -92,9 +129,7 @@ constexpr ForeignFormat kFormats[] = {
        if (!place.file.empty()) return false;
        return IsHuggingFace(*place.storage, "");
      },
-     [](const ForeignPlace& place, const OpenForeignOptions& options) {
-       return ReadHuggingFace(*place.storage, "", options.rules);
-     }},
+     ReadHuggingFacePlace},
     // Before dcp, which its folders are, too.
     {kMegatron,
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
@@ -138,12 +173,7 @@ constexpr ForeignFormat kFormats[] = {
                                 FindTorchFiles(*place.storage, "", place.file));
        return !files.empty();
      },
-     [](const ForeignPlace& place,
-        const OpenForeignOptions& options) -> absl::StatusOr<ForeignCheckpoint> {
-       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
-                                FindTorchFiles(*place.storage, "", place.file));
-       return WithModelNames(place, options, ReadTorch(*place.storage, "", files));
-     }},
+     ReadTorchPlace},
 };
 
 absl::StatusOr<ForeignPlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {

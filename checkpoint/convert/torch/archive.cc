@@ -15,6 +15,9 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/pickle/read.h"
+#include "checkpoint/convert/torch/storage_class.h"
+#include "checkpoint/convert/torch/tar_archive.h"
+#include "checkpoint/convert/torch/tar_directory.h"
 #include "checkpoint/convert/torch/zip_directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/bounds.h"
@@ -32,37 +35,6 @@ using pickle::Value;
 constexpr std::string_view kLegacyMagic =
     "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 constexpr int64_t kLegacyVersion = 1001;
-// Where the tar of the first versions has its mark.
-constexpr uint64_t kTarMarkOffset = 257;
-constexpr std::string_view kTarMark = "ustar";
-
-// The class of a storage, "torch.FloatStorage", with what its elements are.
-struct StorageClass {
-  std::string_view name;
-  DType dtype;
-  uint64_t element_bytes;
-};
-constexpr StorageClass kStorageClasses[] = {
-    {"DoubleStorage", F64, 8},
-    {"FloatStorage", F32, 4},
-    {"HalfStorage", F16, 2},
-    {"BFloat16Storage", BF16, 2},
-    {"LongStorage", I64, 8},
-    {"IntStorage", I32, 4},
-    {"ShortStorage", I16, 2},
-    {"CharStorage", I8, 1},
-    {"ByteStorage", U8, 1},
-    {"BoolStorage", BOOL, 1},
-    {"UntypedStorage", DTYPE_UNSPECIFIED, 1},
-    {"ComplexFloatStorage", DTYPE_UNSPECIFIED, 8},
-    {"ComplexDoubleStorage", DTYPE_UNSPECIFIED, 16},
-    {"QUInt8Storage", DTYPE_UNSPECIFIED, 1},
-    {"QInt8Storage", DTYPE_UNSPECIFIED, 1},
-    {"QInt32Storage", DTYPE_UNSPECIFIED, 4},
-    {"QUInt4x2Storage", DTYPE_UNSPECIFIED, 1},
-    {"QUInt2x4Storage", DTYPE_UNSPECIFIED, 1},
-};
-
 constexpr std::pair<std::string_view, DType> kDTypes[] = {
     {"torch.float64", F64},
     {"torch.float32", F32},
@@ -92,20 +64,10 @@ absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint
   return bytes;
 }
 
-const StorageClass* FindStorageClass(const Value& global) {
-  const std::string name = global.GlobalName();
-  if (!name.starts_with("torch.")) return nullptr;
-  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
-  for (const StorageClass& known : kStorageClasses) {
-    if (known.name == last) return &known;
-  }
-  return nullptr;
-}
-
 // What a persistent id of torch says: ("storage", class, key, location, number of elements), and in
 // the legacy form a view: None or (key, offset, number of elements).
 struct StorageReference {
-  const StorageClass* elements = nullptr;
+  const TorchStorageClass* elements = nullptr;
   std::string key;
   uint64_t count = 0;
   Value view;
@@ -116,7 +78,7 @@ absl::StatusOr<StorageReference> ParseStorage(const Value& value) {
   if (!id.is(Kind::kTuple) || id.size() < 5 || !id[0].IsText("storage")) {
     return Malformed("a tensor without a storage");
   }
-  StorageReference storage = {.elements = FindStorageClass(id[1]),
+  StorageReference storage = {.elements = FindTorchStorageClass(id[1]),
                               .key = std::string(id[2].AsText().value_or("")),
                               .count = id[4].AsUint().value_or(UINT64_MAX),
                               .view = id[5]};
@@ -198,7 +160,7 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
     if (is_storage) storages.emplace(member.name.substr(data.size()), member.data);
   }
   TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, pickled));
-  return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages)};
+  return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages), {}};
 }
 
 // Bytes of an element of each storage that the pickle refers to, by key.
@@ -259,7 +221,15 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
     }
     at += bytes.length;
   }
-  return TorchArchive{TorchArchive::Form::kLegacy, std::move(contents), std::move(storages)};
+  return TorchArchive{TorchArchive::Form::kLegacy, std::move(contents), std::move(storages), {}};
+}
+
+absl::StatusOr<TorchArchive> ReadTar(const ReadableFile& file, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(TorchTar tar, ReadTorchTar(file, part));
+  TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, tar.contents));
+  return TorchArchive{.form = TorchArchive::Form::kTar,
+                      .contents = std::move(contents),
+                      .tar_tensors = std::move(tar.tensors)};
 }
 
 // A call that makes a tensor: the function's name and its arguments.
@@ -329,6 +299,25 @@ absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t stora
   return absl::OkStatus();
 }
 
+absl::StatusOr<TorchTensor> ResolveTarTensor(const TorchArchive& archive, const Value& value) {
+  const std::string number(value.persistent_id().AsText().value_or(""));
+  const auto found = archive.tar_tensors.find(number);
+  if (found == archive.tar_tensors.end()) {
+    return absl::UnimplementedError("a storage or class in place of a tensor");
+  }
+  const TarTensor& stored = found->second;
+  if (stored.elements == nullptr || stored.elements->dtype == DTYPE_UNSPECIFIED) {
+    return absl::UnimplementedError("a tensor without a storage of a known dtype");
+  }
+  TorchTensor tensor = {
+      .dtype = stored.elements->dtype, .shape = stored.shape, .strides = stored.strides};
+  const uint64_t element_bytes = stored.elements->element_bytes;
+  TESSERA_RETURN_IF_ERROR(CheckView(tensor, stored.first, stored.storage.length / element_bytes));
+  const bool empty = ElementCount(tensor.shape) == 0;
+  tensor.offset_bytes = stored.storage.offset + (empty ? 0 : stored.first * element_bytes);
+  return tensor;
+}
+
 }  // namespace
 
 DType TorchDType(const Value& value) {
@@ -351,11 +340,14 @@ std::optional<std::vector<int64_t>> TorchIntegers(const Value& value) {
 }
 
 bool IsTorchTensor(const Value& value) {
+  // What the pickle of the tar form refers to: its tensors.
+  if (value.persistent_id().is(Kind::kText)) return true;
   const std::string name = value.callable().GlobalName();
   return name.starts_with("torch._utils._rebuild_") || name.starts_with("torch._tensor._rebuild_");
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, const Value& value) {
+  if (value.is(Kind::kPersistentId)) return ResolveTarTensor(archive, value);
   const TensorCall call = Unwrap(value);
   const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
   if (!with_dtype && call.function != "torch._utils._rebuild_tensor_v2" &&
@@ -404,8 +396,14 @@ std::map<std::string, Role> ReadTorchRoles(const Value& dict) {
 
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string first,
-                           ReadSome(file, {0, file.size_bytes()}, kLegacyMagic.size()));
-  return LooksLikeZip(first) || first == kLegacyMagic;
+                           ReadSome(file, {0, file.size_bytes()}, kTarMarkEnd));
+  if (LooksLikeZip(first) || first.starts_with(kLegacyMagic)) return true;
+  if (!LooksLikeTar(first)) return false;
+  // Others make tar archives, too.
+  const auto members = ReadTarDirectory(file, {0, file.size_bytes()});
+  return members.ok() && std::ranges::any_of(*members, [](const TarMember& member) {
+           return member.name == "storages";
+         });
 }
 
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {
@@ -413,15 +411,12 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
     return Malformed(absl::StrCat("an archive of ", part.length, " bytes at offset ", part.offset,
                                   " in a file of ", file.size_bytes(), " bytes"));
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string first,
-                           ReadSome(file, part, kTarMarkOffset + kTarMark.size()));
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kTarMarkEnd));
   if (LooksLikeZip(first)) return ReadZip(file, part);
   if (first.starts_with(kLegacyMagic)) return ReadLegacy(file, part);
-  if (first.size() > kTarMarkOffset && first.substr(kTarMarkOffset) == kTarMark) {
-    return absl::UnimplementedError(
-        "a tar archive as torch wrote before version 0.1.10: load and save it with any later one");
-  }
-  return Malformed("neither a zip archive nor torch's legacy form: not written by torch.save()");
+  if (LooksLikeTar(first)) return ReadTar(file, part);
+  return Malformed(
+      "neither a zip archive nor one of torch's older forms: not written by torch.save()");
 }
 
 }  // namespace tessera::ckpt::convert

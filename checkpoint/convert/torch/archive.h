@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/tar_archive.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/box.h"
 #include "checkpoint/storage/storage.h"
@@ -22,15 +23,16 @@ struct TorchArchive {
   enum class Form {
     kZip,     // since 1.6
     kLegacy,  // one pickle after another, then the storages
+    kTar,     // before 0.1.10
   };
   Form form = Form::kZip;
   pickle::Pickle contents;
   absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
+  absl::flat_hash_map<std::string, TarTensor> tar_tensors;    // by number; of the tar form
 };
 
 // Reads the archive that fills part of a file. Errors: DataLoss with the offset; Unimplemented for
-// what is no data: TorchScript programs, storages in big-endian byte order and files of the form
-// that torch wrote before version 0.1.10; the file's own.
+// what is no data: TorchScript programs, storages in big-endian byte order; the file's own.
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
 
 // Whether the file begins as one of the forms of torch.save() does.

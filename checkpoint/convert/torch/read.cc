@@ -1,5 +1,6 @@
 #include "checkpoint/convert/torch/read.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -18,6 +19,7 @@
 #include "base/utf8.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/convert/torch/plain_values.h"
 #include "checkpoint/layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -34,12 +36,6 @@ constexpr size_t kMaxNotedNames = 3;
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 std::string Shown(std::string_view text) { return absl::CHexEscape(View(text.substr(0, 200))); }
-
-bool IsDictClass(const Value& value) {
-  return value.IsObjectOf("collections.OrderedDict") ||
-         value.IsObjectOf("collections.defaultdict") || value.IsObjectOf("builtins.dict") ||
-         value.IsObjectOf("__builtin__.dict");
-}
 
 // Collects the tensors of archives under dotted names.
 class Collector {
@@ -94,6 +90,10 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
     const auto role = roles.find(checkpoint_.tensors[i].name);
     if (role != roles.end()) checkpoint_.tensors[i].role = role->second;
   }
+  AddPlainValues(archive.contents, "", checkpoint_.values);
+  std::erase_if(checkpoint_.values, [](const ForeignValue& value) {
+    return value.name.starts_with(absl::StrCat(kTorchRolesKey, "."));
+  });
   return absl::OkStatus();
 }
 
@@ -121,7 +121,7 @@ absl::Status Collector::Walk(const Value& value, const std::string& name, Role r
   if (depth > kMaxDepth) {
     return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
   }
-  if (value.is(Kind::kDict) || IsDictClass(value)) return WalkEntries(value, name, role, depth);
+  if (IsTorchDict(value)) return WalkEntries(value, name, role, depth);
   if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
     for (size_t i = 0; i < value.size(); ++i) {
       const std::string child = absl::StrCat(name, name.empty() ? "" : ".", i);
@@ -194,6 +194,13 @@ std::string PathIn(std::string_view folder, std::string_view file) {
   return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
 }
 
+// Whether a trainer of transformers, or accelerate, gives this name to a file that is no model.
+bool IsBesideModel(const std::string& name) {
+  const std::string stem = name.substr(0, name.rfind('.'));
+  return stem == "optimizer" || stem == "scheduler" || stem == "scaler" ||
+         stem == "training_args" || stem.starts_with("rng_state");
+}
+
 bool HasTorchName(const std::string& name) {
   return name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin") ||
          name.ends_with(".ckpt");
@@ -228,6 +235,7 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::s
     TESSERA_ASSIGN_OR_RETURN(const bool is_torch, IsTorchArchive(*open));
     if (is_torch) found.push_back(std::move(name));
   }
+  if (!std::ranges::all_of(found, IsBesideModel)) std::erase_if(found, IsBesideModel);
   if (found.size() <= 1 || AreParts(found)) return found;
   return absl::InvalidArgumentError(
       absl::StrCat(storage.Describe(folder), ": ", found.size(),
@@ -239,6 +247,7 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view f
                                             std::span<const std::string> files) {
   ForeignCheckpoint checkpoint;
   checkpoint.format = kTorch;
+  checkpoint.in_module_order = true;
   checkpoint.description.mutable_producer()->set_program("torch.save");
   Collector collector(checkpoint);
   for (const std::string& file : files) {

@@ -1,0 +1,22 @@
+#ifndef TESSERA_CHECKPOINT_CONVERT_FORMATS_TRAINER_FILES_H_
+#define TESSERA_CHECKPOINT_CONVERT_FORMATS_TRAINER_FILES_H_
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// Adds what trainers of transformers, and accelerate, keep beside a model: the tensors and values of
+// "optimizer.pt" or "optimizer.bin" below "optimizer.", the values of "scheduler.pt" or
+// "scheduler.bin" below "scheduler.", and those of trainer_state.json below "trainer_state.". The
+// trainer_state.json must be a JSON object; what is not there is left out. Errors: DataLoss naming
+// the file; those of the storage.
+absl::Status AddTrainerFiles(Storage& storage, std::string_view folder,
+                             ForeignCheckpoint& checkpoint);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CHECKPOINT_CONVERT_FORMATS_TRAINER_FILES_H_
