@@ -17,6 +17,7 @@
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/storage/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/convert/model_rules.h"
@@ -157,6 +158,50 @@ TEST(StateDictTest, MetasNamesAndRotaryRows) {
     EXPECT_THAT(manifest.model().text(), HasSubstr(field));
   }
   EXPECT_EQ(Load(**storage), LoadFrom(HuggingFace("llama3_untied.hf")));
+}
+
+TEST(StateDictTest, PartsOfMetasRanksAreJoined) {
+  const Tensors whole = LoadFrom(Fixture("llama_whole"));
+  EXPECT_EQ(whole.size(), 21);
+  for (const char* name : {"llama_ranks", "llama2_ranks"}) {
+    const auto storage = Open(Fixture(name));
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    EXPECT_EQ(ManifestOf(**storage).topology().tensor_parallel(), 2);
+    EXPECT_EQ(Load(**storage), whole) << name;
+  }
+}
+
+// The files of a folder by their names in memory.
+std::shared_ptr<ckpt::MemoryStorage> Copied(const std::map<std::string, std::string>& files) {
+  auto storage = std::make_shared<ckpt::MemoryStorage>();
+  for (const auto& [name, source] : files) {
+    std::ifstream file(Fixture(source), std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_TRUE(ckpt::WriteAll(*storage, name, bytes).ok());
+  }
+  return storage;
+}
+
+TEST(StateDictTest, PartsOfMetasRanksThatDoNotMatch) {
+  const auto refusal = [](std::map<std::string, std::string> files) {
+    files["params.json"] = "llama_ranks/params.json";
+    return std::string(
+        ckpt::convert::OpenForeignFolder(Copied(files), {.rules = &RegisteredModelRules()})
+            .status()
+            .message());
+  };
+  const std::string first = "llama_ranks/consolidated.00.pth";
+  const std::string second = "llama_ranks/consolidated.01.pth";
+  EXPECT_THAT(refusal({{"consolidated.00.pth", first}, {"consolidated.02.pth", second}}),
+              HasSubstr("consolidated.01.pth is missing, consolidated.02.pth is there"));
+  EXPECT_THAT(refusal({{"consolidated.00.pth", first},
+                       {"consolidated.01.pth", second},
+                       {"consolidated.02.pth", second}}),
+              HasSubstr("consolidated.00.pth: tensor tok_embeddings.weight: shape [31,16] is "
+                        "neither [62,16] nor one of 3 equal parts of it"));
+  EXPECT_THAT(refusal({{"consolidated.00.pth", first}, {"consolidated.01.pth", "gpt2_twice.pt"}}),
+              HasSubstr("consolidated.01.pth: tensor layers.0.attention.wk.weight: missing, "
+                        "consolidated.00.pth has it"));
 }
 
 // The names and the optimizer's states of torchtitan.

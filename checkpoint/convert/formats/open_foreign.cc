@@ -12,6 +12,7 @@
 #include "checkpoint/convert/dcp/read.h"
 #include "checkpoint/convert/deepspeed/read.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/formats/meta_parts.h"
 #include "checkpoint/convert/formats/trainer_files.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/internevo/parameters.h"
@@ -106,6 +107,13 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const ForeignPlace& place,
                                                  const OpenForeignOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                            FindTorchFiles(*place.storage, "", place.file));
+  if (AreMetaParts(files)) {
+    if (options.rules == nullptr) {
+      return absl::InvalidArgumentError(
+          "the files of several ranks of Meta are read by programs that know its models");
+    }
+    return ReadMetaParts(*place.storage, "", files, *options.rules);
+  }
   // Where the optimizer's file is all there is, it has been read.
   return WithModelNames(place, options,
                         files.front().starts_with("optimizer.")

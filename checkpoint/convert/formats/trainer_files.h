@@ -9,11 +9,10 @@
 
 namespace tessera::ckpt::convert {
 
-// Adds what trainers of transformers, and accelerate, keep beside a model: the tensors and values of
-// "optimizer.pt" or "optimizer.bin" below "optimizer.", the values of "scheduler.pt" or
-// "scheduler.bin" below "scheduler.", and those of trainer_state.json below "trainer_state.". The
-// trainer_state.json must be a JSON object; what is not there is left out. Errors: DataLoss naming
-// the file; those of the storage.
+// Adds what trainers of transformers, and accelerate, keep beside a model: tensors and values of
+// "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin" below
+// "scheduler.", and values of trainer_state.json, a JSON object, below "trainer_state.". What is not
+// there is left out. Errors: DataLoss naming the file; those of the storage.
 absl::Status AddTrainerFiles(Storage& storage, std::string_view folder,
                              ForeignCheckpoint& checkpoint);
 

@@ -219,6 +219,25 @@ bool AreParts(const std::vector<std::string>& files) {
   return true;
 }
 
+// Whether the files are those of ranks, as Meta names them: "consolidated.00.pth", ...
+bool AreRanks(const std::vector<std::string>& files) {
+  return std::ranges::all_of(files, [](const std::string& name) {
+    return name.starts_with("consolidated.") && name.ends_with(".pth");
+  });
+}
+
+absl::Status CheckRanks(const Storage& storage, std::string_view folder,
+                        const std::vector<std::string>& files) {
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string expected = absl::StrFormat("consolidated.%02d.pth", i);
+    if (files[i] != expected) {
+      return absl::DataLossError(absl::StrCat(storage.Describe(folder), ": ", expected,
+                                              " is missing, ", files[i], " is there"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
@@ -237,6 +256,10 @@ absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::s
   }
   if (!std::ranges::all_of(found, IsBesideModel)) std::erase_if(found, IsBesideModel);
   if (found.size() <= 1 || AreParts(found)) return found;
+  if (AreRanks(found)) {
+    TESSERA_RETURN_IF_ERROR(CheckRanks(storage, folder, found));
+    return found;
+  }
   return absl::InvalidArgumentError(
       absl::StrCat(storage.Describe(folder), ": ", found.size(),
                    " files of torch.save(), each of which may be a checkpoint; name one of them: ",

@@ -68,6 +68,28 @@ def to_meta(state, config):
     return renamed
 
 
+# The dim along which tensor-parallel ranks of Meta cut; norms are copies.
+CUTS = {"attention.wo.weight": 1, "feed_forward.w2.weight": 1}
+
+
+def write_ranks(state, params, folder, embedding_dim):
+    """As the ranks of a tensor-parallel model of Meta save it: embeddings are cut by rows since
+    Llama 3, and by columns before."""
+    folder.mkdir(exist_ok=True)
+    for rank in range(2):
+        part = {}
+        for name, tensor in state.items():
+            if tensor.dim() == 1:
+                part[name] = tensor.clone()
+                continue
+            dim = CUTS.get(".".join(name.split(".")[2:]), 0)
+            if name == "tok_embeddings.weight":
+                dim = embedding_dim
+            part[name] = tensor.chunk(2, dim)[rank].clone()
+        torch.save(part, folder / f"consolidated.{rank:02d}.pth")
+    (folder / "params.json").write_text(json.dumps(params, indent=2) + "\n")
+
+
 class Tree(torch.nn.Module):
     """A module whose parameters have these names."""
 
@@ -151,6 +173,16 @@ def main():
         "rope_theta": 50.0,
     }
     (folder / "llama_meta" / "params.json").write_text(json.dumps(params, indent=2) + "\n")
+    # Two ranks need an even vocabulary: that of the file has one row more.
+    even = to_meta(llama.state_dict(), config)
+    for name in ("tok_embeddings.weight", "output.weight"):
+        even[name] = torch.cat([even[name], even[name][:1] + 1])
+    params["vocab_size"] += 1
+    (folder / "llama_whole").mkdir(exist_ok=True)
+    torch.save(even, folder / "llama_whole" / "consolidated.00.pth")
+    (folder / "llama_whole" / "params.json").write_text(json.dumps(params, indent=2) + "\n")
+    write_ranks(even, params, folder / "llama_ranks", 0)
+    write_ranks(even, params, folder / "llama2_ranks", 1)
     write_titan(llama.state_dict(), config, folder)
 
 

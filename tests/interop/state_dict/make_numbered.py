@@ -128,9 +128,8 @@ def write_script(source, folder):
         {"model": model.state_dict(), "optimizer": part.state_dict()}, folder / "ambiguous.pt"
     )
     # Names given with the parameters settle what the shapes do not.
-    named = torch.optim.AdamW(
-        [(f"transformer.h.1.ln_1.{name}", p) for name, p in model.transformer.h[1].ln_1.named_parameters()]
-    )
+    part = model.transformer.h[1].ln_1.named_parameters(prefix="transformer.h.1.ln_1")
+    named = torch.optim.AdamW(list(part), lr=1e-2)
     train(model, named, 1)
     torch.save({"model": model.state_dict(), "optimizer": named.state_dict()}, folder / "named.pt")
     write_expected(model, named, folder / "named.logical.safetensors")
