@@ -20,7 +20,7 @@ struct Target {
   std::string format;              // another framework's; empty: a checkpoint of this library
   std::vector<std::string> notes;  // what was not understood of another framework's
   std::vector<convert::ForeignValue> values;  // what that has besides tensors
-  ReadLock reading;                // while this lives, retention does not delete the checkpoint
+  ReadLock reading;  // while this lives, retention does not delete the checkpoint
 
   std::string Describe() const { return storage->Describe(directory); }
 };

@@ -17,8 +17,8 @@ namespace tessera::ckpt::convert {
 bool AreMetaParts(std::span<const std::string> files);
 
 // The model of params.json, of which each file, in the order of the ranks, has a part of every
-// tensor. Its shape says along which dim it is cut, into equal parts, or that it is a copy: embedding
-// tables are cut by rows since Llama 3 and by columns before.
+// tensor. Its shape says along which dim it is cut, into equal parts, or that it is a copy:
+// embedding tables are cut by rows since Llama 3 and by columns before.
 //
 // Errors: NotFound without params.json; DataLoss, naming file and tensor, for tensors that are no
 // such part, that only some files have, or that are missing or unknown; those of ReadTorch().
