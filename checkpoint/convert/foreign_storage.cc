@@ -238,7 +238,9 @@ class ForeignStorage::TensorFile final : public ReadableFile {
 };
 
 ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder)
-    : base_(std::move(base)), folder_(folder) {}
+    : ReadOnlyStorage("files of another format are only read"),
+      base_(std::move(base)),
+      folder_(folder) {}
 
 ForeignStorage::~ForeignStorage() = default;
 
@@ -420,21 +422,5 @@ std::string ForeignStorage::Describe(std::string_view path) const {
   if (found == tensors_.end()) return base_->Describe(folder_);
   return absl::StrCat(base_->Describe(folder_), ": tensor ", found->second->name);
 }
-
-absl::Status ForeignStorage::ReadOnly(std::string_view path) const {
-  return absl::PermissionDeniedError(
-      absl::StrCat(Describe(path), ": files of another format are only read"));
-}
-absl::StatusOr<std::unique_ptr<WritableFile>> ForeignStorage::Create(std::string_view path,
-                                                                     uint64_t) {
-  return ReadOnly(path);
-}
-absl::Status ForeignStorage::Rename(std::string_view from, std::string_view) {
-  return ReadOnly(from);
-}
-absl::Status ForeignStorage::MakeDirectory(std::string_view path) { return ReadOnly(path); }
-absl::Status ForeignStorage::SyncDirectory(std::string_view path) { return ReadOnly(path); }
-absl::Status ForeignStorage::Delete(std::string_view path) { return ReadOnly(path); }
-absl::Status ForeignStorage::DeleteTree(std::string_view path) { return ReadOnly(path); }
 
 }  // namespace tessera::ckpt::convert

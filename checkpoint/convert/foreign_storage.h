@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/read_only_storage.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -28,7 +29,7 @@ namespace tessera::ckpt::convert {
 //
 // Thread-safe. Memory: the descriptions, and a buffer of kStridedBufferBytes for each read in
 // progress whose elements are not contiguous in a foreign file.
-class ForeignStorage final : public Storage {
+class ForeignStorage final : public ReadOnlyStorage {
  public:
   ~ForeignStorage() override;
 
@@ -37,6 +38,7 @@ class ForeignStorage final : public Storage {
   // in copies of it, and that the copies are equal, which reads them. `folder` is inside `base`.
   //
   // Errors: DataLoss, naming file and tensor; NotFound lists every file that is missing.
+  using ReadOnlyStorage::Create;
   static absl::StatusOr<std::unique_ptr<ForeignStorage>> Create(std::shared_ptr<Storage> base,
                                                                 std::string_view folder,
                                                                 ForeignCheckpoint checkpoint);
@@ -51,15 +53,6 @@ class ForeignStorage final : public Storage {
   // The place of the foreign files; a data file is described as its tensor.
   std::string Describe(std::string_view path) const override;
 
-  // PermissionDenied.
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
-                                                       uint64_t size_hint_bytes) override;
-  absl::Status Rename(std::string_view from, std::string_view to) override;
-  absl::Status MakeDirectory(std::string_view path) override;
-  absl::Status SyncDirectory(std::string_view path) override;
-  absl::Status Delete(std::string_view path) override;
-  absl::Status DeleteTree(std::string_view path) override;
-
  private:
   class TensorFile;
   struct StoredTensor;
@@ -72,7 +65,6 @@ class ForeignStorage final : public Storage {
   // The foreign file, which is kept open while any tensor's file that needs it is.
   absl::StatusOr<std::shared_ptr<ReadableFile>> OpenBase(const std::string& file);
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
-  absl::Status ReadOnly(std::string_view path) const;
 
   const std::shared_ptr<Storage> base_;
   const std::string folder_;

@@ -36,7 +36,7 @@ class FileInMemory final : public ReadableFile {
 
 UnpublishedFolder::UnpublishedFolder(std::shared_ptr<Storage> base,
                                      std::map<std::string, std::string> files)
-    : base_(std::move(base)), files_(std::move(files)) {}
+    : ReadOnlyStorage("this view is read-only"), base_(std::move(base)), files_(std::move(files)) {}
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> UnpublishedFolder::Open(std::string_view path) {
   const auto file = files_.find(std::string(path));
@@ -56,21 +56,5 @@ absl::StatusOr<std::vector<std::string>> UnpublishedFolder::List(std::string_vie
 std::string UnpublishedFolder::Describe(std::string_view path) const {
   return base_->Describe(path);
 }
-
-absl::Status UnpublishedFolder::ReadOnly(std::string_view path) const {
-  return absl::PermissionDeniedError(absl::StrCat(Describe(path), ": this view is read-only"));
-}
-
-absl::StatusOr<std::unique_ptr<WritableFile>> UnpublishedFolder::Create(std::string_view path,
-                                                                        uint64_t) {
-  return ReadOnly(path);
-}
-absl::Status UnpublishedFolder::Rename(std::string_view from, std::string_view) {
-  return ReadOnly(from);
-}
-absl::Status UnpublishedFolder::MakeDirectory(std::string_view path) { return ReadOnly(path); }
-absl::Status UnpublishedFolder::SyncDirectory(std::string_view path) { return ReadOnly(path); }
-absl::Status UnpublishedFolder::Delete(std::string_view path) { return ReadOnly(path); }
-absl::Status UnpublishedFolder::DeleteTree(std::string_view path) { return ReadOnly(path); }
 
 }  // namespace tessera::ckpt::convert

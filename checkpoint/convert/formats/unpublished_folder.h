@@ -10,13 +10,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/storage/read_only_storage.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::convert {
 
 // A folder as its readers will find it once its last files have been published: read-only. Files
 // that are not in the storage yet are in memory. Thread-safe.
-class UnpublishedFolder final : public Storage {
+class UnpublishedFolder final : public ReadOnlyStorage {
  public:
   // `files`: contents by name, directly inside the root of `base`, whose other files are shown.
   UnpublishedFolder(std::shared_ptr<Storage> base, std::map<std::string, std::string> files);
@@ -25,18 +26,7 @@ class UnpublishedFolder final : public Storage {
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   std::string Describe(std::string_view path) const override;
 
-  // PermissionDenied.
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
-                                                       uint64_t size_hint_bytes) override;
-  absl::Status Rename(std::string_view from, std::string_view to) override;
-  absl::Status MakeDirectory(std::string_view path) override;
-  absl::Status SyncDirectory(std::string_view path) override;
-  absl::Status Delete(std::string_view path) override;
-  absl::Status DeleteTree(std::string_view path) override;
-
  private:
-  absl::Status ReadOnly(std::string_view path) const;
-
   const std::shared_ptr<Storage> base_;
   const std::map<std::string, std::string> files_;
 };
