@@ -103,7 +103,7 @@ Decoder::Buffers Decoder::LayOut(const Pass& pass, ActivationUse use, Arena& are
 std::unique_ptr<Activations> Decoder::NewActivations(int64_t batch, int64_t sequence,
                                                      ActivationUse use) {
   CHECK(batch > 0 && sequence > 0) << batch << " x " << sequence;
-  if (parts_.rope != nullptr) parts_.rope->Prepare(sequence);
+  if (parts_.rope != nullptr) parts_.rope->Prepare(sequence, backend_);
   const Pass pass = MakePass(batch, sequence);
   Arena measure;
   LayOut(pass, use, measure);

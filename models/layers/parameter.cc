@@ -91,7 +91,8 @@ void ParallelRows(int64_t rows, int64_t row_elements,
   for (std::thread& thread : pool) thread.join();
 }
 
-void InitializePiece(const Parameter& parameter, const ParameterPiece& piece, uint64_t seed) {
+void InitializePiece(const Parameter& parameter, const ParameterPiece& piece, uint64_t seed,
+                     const TensorView& to) {
   const RandomStream stream{seed, RandomUse::kInit, HashName(piece.name)};
   const float deviation = static_cast<float>(parameter.init.standard_deviation);
   ParallelRows(RowCount(piece), piece.shape.back(), [&](int64_t begin, int64_t end) {
@@ -101,7 +102,7 @@ void InitializePiece(const Parameter& parameter, const ParameterPiece& piece, ui
         FillRandomNormal(stream, run.logical, values);
         for (float& value : values) value *= deviation;
       }
-      Store(parameter.value, run.local, values);
+      Store(to, run.local, values);
     });
   });
 }
@@ -161,12 +162,19 @@ void ParameterSet::BindGradients(int64_t begin, int64_t end, const TensorView& m
 
 void ParameterSet::Initialize(uint64_t seed) {
   CHECK(values_.device().type == DeviceType::kCpu) << "weights are initialised on the host";
+  InitializeInto(seed, values_);
+}
+
+void ParameterSet::InitializeInto(uint64_t seed, const TensorView& flat) const {
   for (const Parameter* parameter : order_) {
+    const TensorView value = PartOf(flat, parameter->flat_offset, parameter->shape);
     if (parameter->init.kind == Initialization::kZeros) {
-      std::fill_n(parameter->value.as<std::byte>(), parameter->value.bytes(), std::byte{0});
+      std::fill_n(value.as<std::byte>(), value.bytes(), std::byte{0});
       continue;
     }
-    for (const ParameterPiece& piece : parameter->pieces) InitializePiece(*parameter, piece, seed);
+    for (const ParameterPiece& piece : parameter->pieces) {
+      InitializePiece(*parameter, piece, seed, value);
+    }
   }
 }
 

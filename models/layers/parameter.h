@@ -70,7 +70,10 @@ class ParameterSet {
   void Allocate(DType compute_dtype, Device device, bool with_gradients);
   // Fills values from counter-based random numbers keyed by (seed, logical name, element of the
   // LOGICAL tensor), whatever the sharding.
+  // Precondition: the values are in host memory.
   void Initialize(uint64_t seed);
+  // The same into `flat`, host memory that is laid out as values().
+  void InitializeInto(uint64_t seed, const TensorView& flat) const;
 
   // Binds the gradients in [begin, end) of the gradient space to `memory` (end - begin elements of
   // grad_dtype()), or to nothing if it is empty. Precondition: the range splits no parameter.

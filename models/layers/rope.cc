@@ -27,18 +27,21 @@ Rope::Rope(int64_t head_size, double base, const RopeScaling& scaling) {
   }
 }
 
-void Rope::Prepare(int64_t sequence) {
+void Rope::Prepare(int64_t sequence, Backend& backend) {
   if (!cos_.view().empty() && cos_.view().dim(0) >= sequence) return;
   const int64_t half = static_cast<int64_t>(frequencies_.size());
-  cos_ = Tensor(DType::kF32, {sequence, half});
-  sin_ = Tensor(DType::kF32, {sequence, half});
+  std::vector<float> cos, sin;
   for (int64_t t = 0; t < sequence; ++t) {
     for (int64_t i = 0; i < half; ++i) {
       const double angle = static_cast<double>(t) * frequencies_[i];
-      cos_.view().as<float>()[t * half + i] = static_cast<float>(std::cos(angle));
-      sin_.view().as<float>()[t * half + i] = static_cast<float>(std::sin(angle));
+      cos.push_back(static_cast<float>(std::cos(angle)));
+      sin.push_back(static_cast<float>(std::sin(angle)));
     }
   }
+  cos_ = Tensor(DType::kF32, {sequence, half}, backend.device());
+  sin_ = Tensor(DType::kF32, {sequence, half}, backend.device());
+  backend.Upload(cos.data(), cos_);
+  backend.Upload(sin.data(), sin_);
 }
 
 }  // namespace tessera

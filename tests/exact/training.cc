@@ -155,12 +155,17 @@ std::vector<SampleLog::Read> SampleLog::Take() {
 absl::StatusOr<std::unique_ptr<TrainingRank>> TrainingRank::Create(const TrainConfig& config,
                                                                    uint64_t seed,
                                                                    Communicator& world,
-                                                                   SampleLog* log) {
+                                                                   SampleLog* log,
+                                                                   const RankDevice& device) {
   std::unique_ptr<TrainingRank> rank(new TrainingRank);
   rank->config_ = config;
-  TESSERA_ASSIGN_OR_RETURN(rank->mesh_, Mesh::Create(ConfigTopology(config), &world));
+  rank->device_ = device;
+  TESSERA_ASSIGN_OR_RETURN(rank->mesh_, Mesh::Create(ConfigTopology(config), &world, device.world));
   rank->group_ = MakeProcessGroup(&world);
-  rank->backend_ = MakeCpuBackend(static_cast<int>(config.training().threads()));
+  if (device.backend == nullptr) {
+    rank->cpu_ = MakeCpuBackend(static_cast<int>(config.training().threads()));
+  }
+  Backend& backend = device.backend == nullptr ? *rank->cpu_ : *device.backend;
   TESSERA_ASSIGN_OR_RETURN(rank->dataset_, TokenDataset::Open(config.data().train_data_path(),
                                                               config.training().seq_length(),
                                                               config.model().vocab_size()));
@@ -169,7 +174,17 @@ absl::StatusOr<std::unique_ptr<TrainingRank>> TrainingRank::Create(const TrainCo
                                                                    rank->mesh_->coordinate(), *log);
   rank->progress_.seed = rank->progress_.data_seed = seed;
   TESSERA_ASSIGN_OR_RETURN(rank->trainer_,
-                           Trainer::Create(config, {.seed = seed}, *rank->mesh_, *rank->backend_));
+                           Trainer::Create(config, {.seed = seed}, *rank->mesh_, backend));
+  if (device.backend != nullptr) {
+    std::vector<TensorView> buffers;
+    for (const StateChunk& chunk : rank->state()) {
+      for (const TensorView& buffer : StateBuffers(chunk)) buffers.push_back(buffer);
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        rank->mirror_,
+        DeviceMirror::Create(*device.compute, buffers,
+                             {.piece_bytes = 4096, .bytes_per_second = device.bytes_per_second}));
+  }
   TESSERA_RETURN_IF_ERROR(rank->OpenSaver(world));
   return rank;
 }
@@ -228,8 +243,12 @@ absl::Status TrainingRank::OpenSaver(Communicator& world) {
 
 std::vector<StateChunk> TrainingRank::state() const {
   std::vector<StateChunk> chunks;
-  for (const TrainedChunk& chunk : trainer_->chunks())
-    chunks.push_back({chunk.parameters, chunk.optimizer});
+  for (const TrainedChunk& chunk : trainer_->chunks()) {
+    chunks.push_back({.parameters = chunk.parameters,
+                      .optimizer = chunk.optimizer,
+                      .mirror = mirror_.get(),
+                      .backend = device_.backend});
+  }
   return chunks;
 }
 

@@ -21,10 +21,12 @@
 #include "trainer/parallel/mesh.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/checkpoints.h"
+#include "trainer/state/device_mirror.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/step/trainer.h"
+#include "trainer/tensor/device.h"
 
 namespace tessera::testing {
 
@@ -66,13 +68,22 @@ class SampleLog {
   std::vector<Read> reads_ ABSL_GUARDED_BY(mutex_);
 };
 
+// What a rank with a device uses in place of the CPU.
+struct RankDevice {
+  Backend* backend = nullptr;
+  Communicator* world = nullptr;  // for device memory
+  Stream* compute = nullptr;
+  double bytes_per_second = 0;  // of copies of the state; 0: no limit
+};
+
 // One rank of a run. Every rank makes the same calls.
 class TrainingRank {
  public:
-  // `log` may be null. `seed`: seed of dropout.
+  // `log` may be null. `seed`: seed of dropout. `device` outlives the rank.
   static absl::StatusOr<std::unique_ptr<TrainingRank>> Create(const TrainConfig& config,
                                                               uint64_t seed, Communicator& world,
-                                                              SampleLog* log);
+                                                              SampleLog* log,
+                                                              const RankDevice& device = {});
 
   // Sets initial weights, at step 0.
   void Initialize();
@@ -99,11 +110,13 @@ class TrainingRank {
   TrainConfig config_;
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<ckpt::ProcessGroup> group_;
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Backend> cpu_;  // null with a device
+  RankDevice device_;
   std::unique_ptr<TokenDataset> dataset_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<RunSaver> saver_;  // null without saves
+  std::unique_ptr<DeviceMirror> mirror_;  // null without a device
+  std::unique_ptr<RunSaver> saver_;       // null without saves
   Progress progress_;
 };
 

@@ -24,7 +24,9 @@
 //   the operations that return a number wait.
 // - Wrong shapes or dtypes are bugs of the caller: CHECK.
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -92,6 +94,17 @@ class Backend {
   // Waits for all that is queued. Returns the first error since the last call, which names what
   // failed; results of operations after it are undefined. Called at the end of a step.
   virtual absl::Status Synchronize() { return absl::OkStatus(); }
+
+  // --- host memory -------------------------------------------------------------------------------
+  // `to` (contiguous) becomes the bytes at `host`, in the order of the queue. `host` may be reused
+  // on return.
+  virtual void Upload(const void* host, TensorView to) {
+    std::memcpy(to.data(), host, static_cast<size_t>(to.bytes()));
+  }
+  // Copies `from` (contiguous) to `host` after everything queued before, and waits for it.
+  virtual void Download(TensorView from, void* host) {
+    std::memcpy(host, from.data(), static_cast<size_t>(from.bytes()));
+  }
 
   // --- movement ----------------------------------------------------------------------------------
   virtual void Fill(TensorView x, double value) = 0;

@@ -178,6 +178,14 @@ int64_t AdamW::state_bytes() const {
   return state_offsets_.back() * ElementSize(DType::kF32) * (has_master_ ? 3 : 2);
 }
 
+std::vector<TensorView> AdamW::StateBuffers() const {
+  std::vector<TensorView> buffers;
+  for (const Tensor* tensor : {&master_, &exp_avg_, &exp_avg_sq_}) {
+    if (!tensor->view().empty()) buffers.push_back(*tensor);
+  }
+  return buffers;
+}
+
 AdamW::ParameterState AdamW::State(int parameter) const {
   const Part& part = parts_[parameter];
   ParameterState state;

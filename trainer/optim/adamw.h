@@ -81,6 +81,8 @@ class AdamW {
   int64_t state_bytes() const;
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
   ParameterState State(int parameter) const;
+  // The memory of the state of all parameters, in a few buffers.
+  std::vector<TensorView> StateBuffers() const;
 
  private:
   // Neighbouring elements with one weight decay, within one range; a gap between parameters ends a

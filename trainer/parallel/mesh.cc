@@ -17,7 +17,8 @@ Mesh::Mesh(const Topology& topology, Communicator* world) : topology_(topology) 
   coordinate_ = topology.CoordinateOf(world == nullptr ? 0 : world->rank());
 }
 
-absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Communicator* world) {
+absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Communicator* world,
+                                                   Communicator* device_world) {
   absl::Status status = ValidateSizes(topology);
   if (!status.ok()) return status;
   const int ranks = world == nullptr ? 1 : world->size();
@@ -29,15 +30,15 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Com
         ranks == 1 ? " process was started" : " processes were started"));
   }
   std::unique_ptr<Mesh> mesh(new Mesh(topology, world));
-  status = mesh->SplitWorld();
+  status = mesh->SplitWorld(device_world);
   if (!status.ok()) return status;
   for (AxisGroup& group : mesh->groups_) {
-    if (group.communicator != nullptr) group.seen = group.communicator->counters();
+    if (group.communicator != nullptr) group.seen = CountersOf(group);
   }
   return mesh;
 }
 
-absl::Status Mesh::SplitWorld() {
+absl::Status Mesh::SplitWorld(Communicator* device_world) {
   const Coordinate& at = coordinate_;
   // The first rank of each group names it; the position on the axis orders it.
   const auto first_of = [&](Coordinate first, int Coordinate::*axis) {
@@ -63,15 +64,30 @@ absl::Status Mesh::SplitWorld() {
     if (!split.ok()) return split.status();
     group.owned = *std::move(split);
     group.communicator = group.owned.get();
+    if (device_world == nullptr) continue;
+    split = device_world->Split(part.color, part.key, group.name);
+    if (!split.ok()) return split.status();
+    group.on_device = *std::move(split);
   }
   return absl::OkStatus();
+}
+
+CommCounters Mesh::CountersOf(const AxisGroup& group) {
+  CommCounters sum = group.communicator->counters();
+  if (group.on_device == nullptr) return sum;
+  const CommCounters& device = group.on_device->counters();
+  for (int i = 0; i < kCommOpCount; ++i) {
+    sum.by_op[i].calls += device.by_op[i].calls;
+    sum.by_op[i].bytes_sent += device.by_op[i].bytes_sent;
+  }
+  return sum;
 }
 
 std::vector<WireTraffic> Mesh::TakeTraffic() {
   std::vector<WireTraffic> traffic;
   for (AxisGroup& group : groups_) {
     if (group.communicator == nullptr) continue;
-    const CommCounters now = group.communicator->counters();
+    const CommCounters now = CountersOf(group);
     for (int i = 0; i < kCommOpCount; ++i) {
       const CommOp op = static_cast<CommOp>(i);
       const int64_t calls = now[op].calls - group.seen[op].calls;

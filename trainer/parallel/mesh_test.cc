@@ -160,6 +160,35 @@ TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(MeshTest, TensorsAndHostMemoryHaveGroupsOfTheirOwn) {
+  ThreadWorld world(4);
+  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
+    const auto device_world = comm.Split(0, comm.rank(), "device");
+    if (!device_world.ok()) return device_world.status();
+    const auto mesh = Mesh::Create({.tensor = 2, .data = 2}, &comm, device_world->get());
+    if (!mesh.ok()) return mesh.status();
+    const HostGroups host = (*mesh)->host();
+    EXPECT_EQ((*mesh)->world(), &comm);
+    EXPECT_NE((*mesh)->data(), host.data);
+    EXPECT_NE((*mesh)->tensor(), host.tensor);
+    EXPECT_EQ(host.pipeline, nullptr);
+    EXPECT_EQ((*mesh)->pipeline(), nullptr);
+    for (Communicator* data : {(*mesh)->data(), host.data}) {
+      EXPECT_EQ(data->name(), "dp");
+      std::vector<float> values = {static_cast<float>(comm.rank())};
+      const absl::Status sum = data->AllReduce(values, ReduceOp::kSum);
+      if (!sum.ok()) return sum;
+      EXPECT_EQ(values[0], comm.rank() % 2 == 0 ? 0 + 2 : 1 + 3);
+    }
+    const std::vector<WireTraffic> traffic = (*mesh)->TakeTraffic();
+    if (traffic.size() != 1) return absl::InternalError("operations");
+    EXPECT_EQ(traffic[0].group, "dp");
+    EXPECT_EQ(traffic[0].calls, 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(MeshTest, LayersOfEachStage) {
   ThreadWorld world(2);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {

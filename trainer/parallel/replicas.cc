@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +20,14 @@ std::string RankList(const std::vector<int>& ranks) {
                                   absl::StrJoin(ranks.begin(), ranks.begin() + named, ", "));
   if (ranks.size() > named) absl::StrAppend(&text, " and ", ranks.size() - named, " more");
   return text;
+}
+
+uint32_t Checksum(const TensorView& value, Backend& backend) {
+  const auto bytes = static_cast<size_t>(value.bytes());
+  if (backend.device().type == DeviceType::kCpu) return Crc32c({value.as<std::byte>(), bytes});
+  std::vector<std::byte> copy(bytes);
+  backend.Download(value, copy.data());
+  return Crc32c(copy);
 }
 
 }  // namespace
@@ -54,13 +63,13 @@ std::string DescribeDivergence(std::string_view what, std::string_view key, int6
 }
 
 absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
-                           Communicator* group, const OnDivergence& on_divergence) {
+                           Backend& backend, Communicator* group,
+                           const OnDivergence& on_divergence) {
   if (group == nullptr) return absl::OkStatus();
   const CallOptions call = {.what = "checksums of replicas"};
   std::vector<uint32_t> mine;
   for (const ReplicatedTensor& tensor : tensors) {
-    const TensorView& value = tensor.value;
-    mine.push_back(Crc32c({value.as<std::byte>(), static_cast<size_t>(value.bytes())}));
+    mine.push_back(Checksum(tensor.value, backend));
   }
   const auto bytes = std::as_bytes(std::span(mine));
   const int64_t own = Crc32c(bytes);

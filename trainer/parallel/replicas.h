@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "trainer/comm/communicator.h"
+#include "trainer/kernels/backend.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -38,14 +39,15 @@ std::string DescribeDivergence(std::string_view what, std::string_view key, int6
 // A tensor that all ranks of a group hold a copy of, in the same order.
 struct ReplicatedTensor {
   std::string key;
-  TensorView value;  // contiguous, in host memory
+  TensorView value;  // contiguous, in the backend's memory
 };
 
 // Compares the copies of every tensor by their checksums (CRC-32C). Collective over `group`, which
-// may be null: then there is nothing to compare. Sends 8 bytes to each rank and, if anything
+// may be null: then there is nothing to compare; it is one for host memory. Sends 8 bytes to each rank and, if anything
 // differs, 4 more for each tensor. Cost: one pass over the memory.
 absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
-                           Communicator* group, const OnDivergence& on_divergence);
+                           Backend& backend, Communicator* group,
+                           const OnDivergence& on_divergence);
 
 }  // namespace tessera
 

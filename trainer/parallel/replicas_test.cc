@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "base/mutex.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/reference/reference_backend.h"
 #include "trainer/tensor/dtype.h"
 #include "trainer/tensor/tensor.h"
 
@@ -44,18 +47,19 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
     if (group.rank() == flipped_rank) {
       for (const int i : flipped) memory.view().as<uint32_t>()[i] ^= 1;
     }
+    const std::unique_ptr<Backend> backend = MakeReferenceBackend();
     std::vector<ReplicatedTensor> tensors;
     for (int i = 0; i < 3; ++i) {
       tensors.push_back({absl::StrCat("t", i), memory.view().Slice(0, 10 * i, 10 * (i + 1))});
     }
-    const absl::Status status =
-        CheckReplicas("weight", tensors, &group, [&](const std::string& message, bool speaks) {
-          const MutexLock lock(&mutex);
-          ++heard.calls;
-          heard.speakers += speaks ? 1 : 0;
-          heard.messages.push_back(message);
-          return answer;
-        });
+    const absl::Status status = CheckReplicas("weight", tensors, *backend, &group,
+                                              [&](const std::string& message, bool speaks) {
+                                                const MutexLock lock(&mutex);
+                                                ++heard.calls;
+                                                heard.speakers += speaks ? 1 : 0;
+                                                heard.messages.push_back(message);
+                                                return answer;
+                                              });
     if (!flipped.empty()) EXPECT_EQ(status, answer);
     return absl::OkStatus();
   });
@@ -65,7 +69,7 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
 
 TEST(CheckReplicasTest, EqualCopiesPass) {
   EXPECT_EQ(Compare(0, {}, absl::DataLossError("not called")).calls, 0);
-  EXPECT_TRUE(CheckReplicas("weight", {}, nullptr, nullptr).ok());
+  EXPECT_TRUE(CheckReplicas("weight", {}, *MakeReferenceBackend(), nullptr, nullptr).ok());
 }
 
 TEST(CheckReplicasTest, OneFlippedBitIsNamedOnEveryRank) {

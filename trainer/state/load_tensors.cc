@@ -219,8 +219,10 @@ LoadPolicy PolicyOf(const CheckpointConfig& config, bool has_optimizer) {
   return policy;
 }
 
-absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
-                                      const LoadPolicy& policy, const RankGroup& group) {
+namespace {
+
+absl::StatusOr<LoadNotes> LoadToHost(const SavedRun& saved, StateChunks chunks,
+                                     const LoadPolicy& policy, const RankGroup& group) {
   LoadNotes notes;
   CountParameters(saved.manifest, policy, notes);
   if (policy.with_optimizer && !HasRole(saved.manifest, ckpt::OPTIMIZER_STATE)) {
@@ -265,6 +267,20 @@ absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
     notes.sentences.push_back("master weights come from the saved weights");
   }
   if (policy.verify) NoteVerified(notes.report, notes);
+  return notes;
+}
+
+}  // namespace
+
+absl::StatusOr<LoadNotes> LoadTensors(const SavedRun& saved, StateChunks chunks,
+                                      const LoadPolicy& policy, const RankGroup& group) {
+  DeviceMirror* const mirror = chunks.empty() ? nullptr : chunks.front().mirror;
+  if (mirror == nullptr) return LoadToHost(saved, chunks, policy, group);
+  // What is not loaded keeps its value.
+  mirror->StartDownload();
+  TESSERA_RETURN_IF_ERROR(mirror->FinishDownload());
+  TESSERA_ASSIGN_OR_RETURN(LoadNotes notes, LoadToHost(saved, chunks, policy, group));
+  TESSERA_RETURN_IF_ERROR(mirror->Upload());
   return notes;
 }
 

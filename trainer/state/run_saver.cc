@@ -39,7 +39,9 @@ RunSaver::RunSaver(const TrainConfig& config, std::vector<StateChunk> chunks,
                    const RankGroup& group, RunSaverHooks hooks)
     : config_(config), chunks_(std::move(chunks)), group_(group), hooks_(std::move(hooks)) {}
 
-RunSaver::~RunSaver() = default;
+RunSaver::~RunSaver() {
+  if (mirrored_.has_value()) StartMirrored();
+}
 
 absl::StatusOr<std::unique_ptr<RunSaver>> RunSaver::Create(const TrainConfig& config,
                                                            std::vector<StateChunk> chunks,
@@ -88,6 +90,8 @@ absl::Status RunSaver::OpenBackground(Communicator* world) {
   options.save.group = background_group_.get();
   options.save.deadline = kBackgroundDeadline;
   options.available_memory_bytes = hooks_.available_memory_bytes;
+  // The mirror keeps its contents until the next save: a small part of it in copies is enough.
+  if (mirror() != nullptr) options.save.staging_bytes = ckpt::SaveOptions().staging_bytes;
   if (config_.checkpoint().async_save_memory() > 0) {
     options.save.staging_bytes = static_cast<uint64_t>(config_.checkpoint().async_save_memory());
   }
@@ -118,12 +122,34 @@ absl::Status RunSaver::Save(ckpt::Manifest run, ckpt::SaveKind kind) {
   ++started_;
   if (optimizer_names_.has_value()) *run.mutable_optimizer() = *optimizer_names_;
   ckpt::Metadata metadata = ckpt::ToMetadata(std::move(run));
+  if (mirror() != nullptr) TESSERA_RETURN_IF_ERROR(StartMirror());
   if (background_ == nullptr) return SaveInForeground(step, std::move(metadata));
+  if (mirror() != nullptr) {
+    mirrored_ = {.step = step, .metadata = std::move(metadata)};
+    return absl::OkStatus();
+  }
   background_->Start(step, State(), metadata);
   return absl::OkStatus();
 }
 
+absl::Status RunSaver::StartMirror() {
+  if (mirrored_.has_value()) StartMirrored();
+  if (background_ != nullptr) background_->WaitUntilAllCopied();
+  mirror()->StartDownload();
+  return absl::OkStatus();
+}
+
+void RunSaver::StartMirrored() {
+  const MirroredSave save = *std::exchange(mirrored_, std::nullopt);
+  if (const absl::Status copied = mirror()->FinishDownload(); !copied.ok()) {
+    done_.push_back({.step = save.step, .report = copied});
+    return;
+  }
+  background_->Start(save.step, State(), save.metadata);
+}
+
 absl::Status RunSaver::SaveInForeground(int64_t step, ckpt::Metadata metadata) {
+  if (mirror() != nullptr) TESSERA_RETURN_IF_ERROR(mirror()->FinishDownload());
   ckpt::SaveOptions options = Options();
   options.group = &group_.ranks;
   options.deadline = group_.deadline;
@@ -193,11 +219,17 @@ void RunSaver::Prune(ckpt::SaveReport& report) {
 }
 
 void RunSaver::BeforeOverwrite(const TensorView& memory) {
+  if (mirror() != nullptr) return mirror()->BeforeOverwrite(memory);
   if (background_ == nullptr) return;
   background_->WaitUntilCopied(memory.data(), static_cast<uint64_t>(memory.bytes()));
 }
 
 std::vector<SaveOutcome> RunSaver::Poll() {
+  if (mirrored_.has_value()) {
+    // An error of the copy is found once more, and reported, by StartMirrored().
+    const absl::StatusOr<bool> copied = mirror()->IsDownloaded();
+    if (!copied.ok() || *copied) StartMirrored();
+  }
   std::vector<SaveOutcome> outcomes = std::exchange(done_, {});
   if (background_ != nullptr) {
     while (const std::optional<ckpt::SaveOutcome> outcome = background_->Poll()) {
@@ -210,7 +242,8 @@ std::vector<SaveOutcome> RunSaver::Poll() {
 
 std::vector<SaveOutcome> RunSaver::Finish() {
   if (background_ == nullptr) return Poll();
-  std::vector<SaveOutcome> outcomes;
+  if (mirrored_.has_value()) StartMirrored();
+  std::vector<SaveOutcome> outcomes = std::exchange(done_, {});
   for (const ckpt::SaveOutcome& outcome : background_->Finish()) {
     outcomes.push_back(ToOutcome(outcome));
   }

@@ -49,6 +49,9 @@ struct RunSaverHooks {
 //
 // Asynchronous saves read the state while training continues: call BeforeOverwrite() before
 // changing it. Either way the plan of the first save is reused by the later ones.
+//
+// The state on a device is copied to its mirror first, which is then what the save reads. An
+// asynchronous save begins in the first Poll() after that copy has ended.
 class RunSaver {
  public:
   // `chunks` must stay at the same address, as must `group` and `world` (null for one process),
@@ -70,7 +73,7 @@ class RunSaver {
   // Whether a save has been started whose outcome Poll() has not returned yet.
   bool save_in_flight() const { return started_ > finished_; }
 
-  // Returns once `memory` may be changed.
+  // Returns once `memory` may be changed: on a device, by what is queued from now on.
   void BeforeOverwrite(const TensorView& memory);
 
   // The saves that have finished since the last call, oldest first. Never waits.
@@ -88,6 +91,11 @@ class RunSaver {
   absl::Status OpenSaves();
   absl::Status OpenBackground(Communicator* world);
   ckpt::StateDict State() const;
+  DeviceMirror* mirror() const { return chunks_.front().mirror; }
+  // Where the state is on a device: begins to copy it, once no save reads the mirror any more.
+  absl::Status StartMirror();
+  // The save in the background whose state has been mirrored begins. Errors become its outcome.
+  void StartMirrored();
   absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
   ckpt::SaveOptions Options();
   // On rank 0, before a save writes: where it goes. Empties a rolling slot; makes room.
@@ -108,8 +116,13 @@ class RunSaver {
   std::optional<ckpt::Retention> retention_;  // used by the saving thread
   std::string room_note_;                     // likewise: what MakeRoom() has deleted
   ckpt::PlanCache plan_cache_;                // in the foreground
-  std::vector<SaveOutcome> done_;             // of synchronous saves
-  int64_t started_ = 0;                       // saves
+  std::vector<SaveOutcome> done_;             // of synchronous saves, and of failed mirrors
+  struct MirroredSave {
+    int64_t step = 0;
+    ckpt::Metadata metadata;
+  };
+  std::optional<MirroredSave> mirrored_;  // waits for the mirror
+  int64_t started_ = 0;                   // saves
   int64_t finished_ = 0;
   Mutex mutex_;
   std::set<int64_t> rolling_steps_ ABSL_GUARDED_BY(mutex_);

@@ -89,6 +89,10 @@ class StateDictBuilder {
   std::unordered_map<std::string, size_t> index_;
 };
 
+TensorView OnHost(const StateChunk& chunk, const TensorView& memory) {
+  return chunk.mirror == nullptr ? memory : chunk.mirror->OnHost(memory);
+}
+
 struct NamedParameter {
   std::string name;
   bool weight_decay = true;
@@ -139,11 +143,18 @@ std::string StateName(std::string_view parameter, std::string_view state) {
   return std::string(parameter) + "." + std::string(state);
 }
 
+std::vector<TensorView> StateBuffers(const StateChunk& chunk) {
+  std::vector<TensorView> buffers = {chunk.parameters->values()};
+  if (chunk.optimizer == nullptr) return buffers;
+  for (const TensorView& buffer : chunk.optimizer->StateBuffers()) buffers.push_back(buffer);
+  return buffers;
+}
+
 ckpt::StateDict WeightState(StateChunks chunks) {
   StateDictBuilder builder;
   for (const StateChunk& chunk : chunks) {
     for (const Parameter* parameter : chunk.parameters->parameters()) {
-      builder.Add(*parameter, 0, parameter->value, ckpt::TensorRole::kWeight, "");
+      builder.Add(*parameter, 0, OnHost(chunk, parameter->value), ckpt::TensorRole::kWeight, "");
       if (!parameter->tied_name.empty()) builder.AddAlias(*parameter);
     }
   }
@@ -157,11 +168,13 @@ ckpt::StateDict OptimizerTensors(StateChunks chunks) {
     for (size_t i = 0; i < all.size(); ++i) {
       const AdamW::ParameterState state = chunk.optimizer->State(static_cast<int>(i));
       if (chunk.optimizer->has_master()) {
-        builder.Add(*all[i], state.begin, state.master, ckpt::TensorRole::kMasterWeight, kMaster);
+        builder.Add(*all[i], state.begin, OnHost(chunk, state.master),
+                    ckpt::TensorRole::kMasterWeight, kMaster);
       }
-      builder.Add(*all[i], state.begin, state.exp_avg, ckpt::TensorRole::kOptimizerState, kExpAvg);
-      builder.Add(*all[i], state.begin, state.exp_avg_sq, ckpt::TensorRole::kOptimizerState,
-                  kExpAvgSq);
+      builder.Add(*all[i], state.begin, OnHost(chunk, state.exp_avg),
+                  ckpt::TensorRole::kOptimizerState, kExpAvg);
+      builder.Add(*all[i], state.begin, OnHost(chunk, state.exp_avg_sq),
+                  ckpt::TensorRole::kOptimizerState, kExpAvgSq);
     }
   }
   return builder.Take();

@@ -4,13 +4,17 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "models/layers/parameter.h"
+#include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"
+#include "trainer/state/device_mirror.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 
@@ -27,10 +31,17 @@ std::string StateName(std::string_view parameter, std::string_view state);
 struct StateChunk {
   const ParameterSet* parameters = nullptr;
   const AdamW* optimizer = nullptr;
+  // Both of all chunks of the rank; null where the state is in host memory.
+  DeviceMirror* mirror = nullptr;
+  Backend* backend = nullptr;
 };
 using StateChunks = std::span<const StateChunk>;
 
-// The weights of this rank's parameters as logical tensors: shards point into parameters.values().
+// The memory of a chunk's weights and optimizer state: what a mirror has to hold.
+std::vector<TensorView> StateBuffers(const StateChunk& chunk);
+
+// The weights of this rank's parameters as logical tensors: shards point into parameters.values(),
+// or into the mirror's copy of it.
 // A fused buffer appears as its logical tensors, the virtual shards of a tensor as boxes of it,
 // padding does not appear, a tied name becomes an alias.
 ckpt::StateDict WeightState(StateChunks chunks);

@@ -60,6 +60,21 @@ bool IsFinite(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
   }
 }
 
+// Squares of fp32 do not overflow in fp64. What lies between parameters is zero.
+bool IsFiniteOnDevice(const StateChunk& chunk) {
+  for (const TensorView& buffer : StateBuffers(chunk)) {
+    if (buffer.elements() > 0 && !std::isfinite(chunk.backend->SumOfSquares(buffer))) return false;
+  }
+  return true;
+}
+
+bool StateIsFinite(StateChunks chunks) {
+  if (chunks.empty() || chunks.front().backend == nullptr) {
+    return tessera::IsFinite(WeightState(chunks)) && tessera::IsFinite(OptimizerTensors(chunks));
+  }
+  return std::all_of(chunks.begin(), chunks.end(), IsFiniteOnDevice);
+}
+
 }  // namespace
 
 bool IsFinite(const ckpt::StateDict& state) {
@@ -79,8 +94,7 @@ bool IsSaneLoss(double loss, int64_t vocab_size) {
 absl::StatusOr<ckpt::StateHealth> MeasureHealth(StateChunks chunks, Communicator* world,
                                                 double last_loss, int64_t vocab_size,
                                                 std::optional<double> validation_loss) {
-  int64_t broken_ranks =
-      IsFinite(WeightState(chunks)) && IsFinite(OptimizerTensors(chunks)) ? 0 : 1;
+  int64_t broken_ranks = StateIsFinite(chunks) ? 0 : 1;
   if (world != nullptr) {
     TESSERA_RETURN_IF_ERROR(world->AllReduce(std::span(&broken_ranks, 1), ReduceOp::kSum,
                                              {.what = "health of the state"}));

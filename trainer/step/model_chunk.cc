@@ -15,9 +15,10 @@ bool Exact(const TrainConfig& config) { return config.parallel().numerics() == N
 
 }  // namespace
 
-BatchSlot::BatchSlot(Model& model, int64_t batch, int64_t sequence, ActivationUse use)
-    : ids(DType::kI32, {batch, sequence}),
-      targets(DType::kI32, {batch, sequence}),
+BatchSlot::BatchSlot(Model& model, Device device, int64_t batch, int64_t sequence,
+                     ActivationUse use)
+    : ids(DType::kI32, {batch, sequence}, device),
+      targets(DType::kI32, {batch, sequence}, device),
       activations(model.NewActivations(batch, sequence, use)) {}
 
 absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_t dropout_seed,
@@ -45,7 +46,8 @@ void ModelChunk::PrepareTraining(int64_t micro_batches, int64_t slots) {
   MakeOptimizer();
   const TrainingConfig& training = config_->training();
   for (int64_t i = 0; i < slots; ++i) {
-    slots_.emplace_back(*model_, training.micro_batch_size(), training.seq_length(),
+    slots_.emplace_back(*model_, backend_->device(), training.micro_batch_size(),
+                        training.seq_length(),
                         training.recompute_activations() ? ActivationUse::kTrainingRecompute
                                                          : ActivationUse::kTraining);
   }

@@ -20,7 +20,7 @@ namespace tessera {
 
 // One micro-batch's buffers.
 struct BatchSlot {
-  BatchSlot(Model& model, int64_t batch, int64_t sequence, ActivationUse use);
+  BatchSlot(Model& model, Device device, int64_t batch, int64_t sequence, ActivationUse use);
 
   Tensor ids;      // int32 [B,T]
   Tensor targets;  // int32 [B,T]
@@ -39,6 +39,7 @@ class ModelChunk {
   void PrepareTraining(int64_t micro_batches, int64_t slots);
 
   Model& model() const { return *model_; }
+  Backend& backend() const { return *backend_; }
   ParameterSet& parameters() const { return model_->parameters(); }
   GradientReducer& reducer() const { return *reducer_; }
   bool has_optimizer() const { return optimizer_ != nullptr; }

@@ -1,6 +1,9 @@
 #include "trainer/step/model_stage.h"
 
-#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "glog/logging.h"
@@ -10,6 +13,18 @@ namespace {
 
 std::span<int32_t> Span(const Tensor& tensor) {
   return {tensor.view().as<int32_t>(), static_cast<size_t>(tensor.view().elements())};
+}
+
+// Calls fill(ids, targets) with host memory whose contents the slot's tensors become.
+template <typename Fill>
+absl::Status FillSlot(Backend& backend, const BatchSlot& slot, const Fill& fill) {
+  if (backend.device().type == DeviceType::kCpu) return fill(Span(slot.ids), Span(slot.targets));
+  const auto elements = static_cast<size_t>(slot.ids.view().elements());
+  std::vector<int32_t> ids(elements), targets(elements);
+  TESSERA_RETURN_IF_ERROR(fill(std::span(ids), std::span(targets)));
+  backend.Upload(ids.data(), slot.ids);
+  backend.Upload(targets.data(), slot.targets);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -30,9 +45,11 @@ absl::StatusOr<double> TrainingStage::Forward(const PipelinePass& pass, TensorVi
   const BatchSlot& slot = chunk.slot(pass.slot);
   const MicroBatch batch = Batch(pass);
   if (chunk.reads_data()) {
-    TESSERA_RETURN_IF_ERROR(step_.data->FillBatch(step_.consumed_samples, batch.first_sample,
-                                                  step_.micro_batch_size, Span(slot.ids),
-                                                  Span(slot.targets)));
+    const auto fill = [&](std::span<int32_t> ids, std::span<int32_t> targets) {
+      return step_.data->FillBatch(step_.consumed_samples, batch.first_sample,
+                                   step_.micro_batch_size, ids, targets);
+    };
+    TESSERA_RETURN_IF_ERROR(FillSlot(chunk.backend(), slot, fill));
   }
   return chunk.model().Forward(batch, *slot.activations, input, output);
 }
@@ -50,7 +67,8 @@ EvaluationStage::EvaluationStage(std::vector<ModelChunk>& chunks, const BatchLoa
                                  const BatchShape& shape, std::span<const int64_t> micro_batches)
     : chunks_(chunks), data_(data), shape_(shape), micro_batches_(micro_batches) {
   for (const ModelChunk& chunk : chunks) {
-    slots_.emplace_back(chunk.model(), shape.batch, shape.sequence, ActivationUse::kForwardOnly);
+    slots_.emplace_back(chunk.model(), chunk.backend().device(), shape.batch, shape.sequence,
+                        ActivationUse::kForwardOnly);
   }
 }
 
@@ -60,8 +78,10 @@ absl::StatusOr<double> EvaluationStage::Forward(const PipelinePass& pass, Tensor
   const BatchSlot& slot = slots_[pass.chunk];
   const int64_t first = micro_batches_[pass.micro_batch] * shape_.batch;
   if (chunk.reads_data()) {
-    TESSERA_RETURN_IF_ERROR(
-        data_.FillEvaluationBatch(first, shape_.batch, Span(slot.ids), Span(slot.targets)));
+    const auto fill = [&](std::span<int32_t> ids, std::span<int32_t> targets) {
+      return data_.FillEvaluationBatch(first, shape_.batch, ids, targets);
+    };
+    TESSERA_RETURN_IF_ERROR(FillSlot(chunk.backend(), slot, fill));
   }
   const MicroBatch batch{.ids = slot.ids, .targets = slot.targets, .first_sample = first};
   return chunk.model().Forward(batch, *slot.activations, input, output);
@@ -74,9 +94,9 @@ absl::Status EvaluationStage::Backward(const PipelinePass&, TensorView, TensorVi
 absl::StatusOr<double> SamplingStage::Forward(const PipelinePass& pass, TensorView input,
                                               TensorView output) {
   ModelChunk& chunk = chunks_[pass.chunk];
-  const BatchSlot slot(chunk.model(), 1, static_cast<int64_t>(context_.size()),
-                       ActivationUse::kForwardOnly);
-  std::copy(context_.begin(), context_.end(), slot.ids.view().as<int32_t>());
+  const BatchSlot slot(chunk.model(), chunk.backend().device(), 1,
+                       static_cast<int64_t>(context_.size()), ActivationUse::kForwardOnly);
+  chunk.backend().Upload(context_.data(), slot.ids);
   const MicroBatch batch{.ids = slot.ids};
   TESSERA_RETURN_IF_ERROR(chunk.model().Forward(batch, *slot.activations, input, output).status());
   if (!chunk.has_head()) return 0.0;

@@ -44,12 +44,12 @@ absl::StatusOr<double> SumLosses(std::span<const double> mine, const MicroBatche
   double sum = 0;
   if (mesh.last_stage()) {
     CHECK_EQ(mine.size(), owners[mesh.coordinate().data].size());
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all, Gather(mine, owners, mesh.data()));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all, Gather(mine, owners, mesh.host().data));
     sum = TreeSum(InGlobalOrder(all, owners));
   }
-  if (mesh.pipeline() != nullptr) {
-    TESSERA_RETURN_IF_ERROR(mesh.pipeline()->Broadcast(
-        std::span(&sum, 1), mesh.topology().pipeline - 1, {.what = "the loss"}));
+  if (Communicator* const pipeline = mesh.host().pipeline; pipeline != nullptr) {
+    TESSERA_RETURN_IF_ERROR(pipeline->Broadcast(std::span(&sum, 1), mesh.topology().pipeline - 1,
+                                                {.what = "the loss"}));
   }
   return sum;
 }

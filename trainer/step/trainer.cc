@@ -76,10 +76,10 @@ class Trainer::Impl {
       chunks_[chunk].PrepareTraining(split_.local(), pipeline_->slots(chunk));
       chunks_[chunk].AppendGradientParts(&parts);
     }
-    TESSERA_ASSIGN_OR_RETURN(
-        norm_, GradientNorm::Create(
-                   backend_, std::move(parts),
-                   {.data = mesh_.data(), .tensor = mesh_.tensor(), .pipeline = mesh_.pipeline()}));
+    TESSERA_ASSIGN_OR_RETURN(norm_, GradientNorm::Create(backend_, std::move(parts),
+                                                         {.data = mesh_.host().data,
+                                                          .tensor = mesh_.host().tensor,
+                                                          .pipeline = mesh_.host().pipeline}));
     return absl::OkStatus();
   }
 
@@ -182,9 +182,11 @@ absl::Status Trainer::Impl::CompareReplicas(int64_t completed_steps) {
     }
   }
   const OnDivergence on_divergence = DivergenceAt(completed_steps);
-  TESSERA_RETURN_IF_ERROR(CheckReplicas("weight", all, mesh_.data(), on_divergence));
-  TESSERA_RETURN_IF_ERROR(CheckReplicas("weight", unsharded, mesh_.tensor(), on_divergence));
-  return CheckReplicas("weight", tied, mesh_.tied(), on_divergence);
+  const HostGroups& groups = mesh_.host();
+  TESSERA_RETURN_IF_ERROR(CheckReplicas("weight", all, backend_, groups.data, on_divergence));
+  TESSERA_RETURN_IF_ERROR(
+      CheckReplicas("weight", unsharded, backend_, groups.tensor, on_divergence));
+  return CheckReplicas("weight", tied, backend_, groups.tied, on_divergence);
 }
 
 // The norm is the same on every rank, and so is every decision based on it.
@@ -222,16 +224,17 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
 
 absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int32_t> context) {
   const int64_t length = static_cast<int64_t>(context.size());
-  const Tensor logits(DType::kF32, {1, config_.model().vocab_size()});
+  const Tensor logits(DType::kF32, {1, config_.model().vocab_size()}, backend_.device());
   SamplingStage stage(chunks_, context, logits);
   TESSERA_RETURN_IF_ERROR(
       pipeline_->Forward(stage, 1, chunks_.front().model().BoundaryRows(1, length)).status());
-  if (mesh_.pipeline() != nullptr) {
-    TESSERA_RETURN_IF_ERROR(mesh_.pipeline()->Broadcast(logits, mesh_.topology().pipeline - 1,
-                                                        {.what = "logits of the next token"}));
+  std::vector<float> values(logits.view().elements());
+  if (mesh_.last_stage()) backend_.Download(logits, values.data());
+  if (Communicator* const pipeline = mesh_.host().pipeline; pipeline != nullptr) {
+    TESSERA_RETURN_IF_ERROR(pipeline->Broadcast(values, mesh_.topology().pipeline - 1,
+                                                {.what = "logits of the next token"}));
   }
-  const float* values = logits.view().as<float>();
-  return std::vector<float>(values, values + logits.view().elements());
+  return values;
 }
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
@@ -251,7 +254,17 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const TrainConfig& conf
 }
 
 void Trainer::InitializeWeights(uint64_t seed) {
-  for (ModelChunk& chunk : impl_->chunks()) chunk.parameters().Initialize(seed);
+  for (ModelChunk& chunk : impl_->chunks()) {
+    ParameterSet& parameters = chunk.parameters();
+    if (chunk.backend().device().type == DeviceType::kCpu) {
+      parameters.Initialize(seed);
+      continue;
+    }
+    const TensorView values = parameters.values();
+    const Tensor initial(values.dtype(), values.shape());
+    parameters.InitializeInto(seed, initial);
+    chunk.backend().Upload(initial.view().data(), values);
+  }
 }
 
 void Trainer::ResetOptimizer() {

@@ -67,13 +67,21 @@ bool FakeDeviceRuntime::RunOne(FakeStream& stream) {
   }
   if (work.try_run != nullptr) {
     stream.running = true;
-    const bool ran = work.try_run();
+    const bool ran = TryRun(work);
     stream.running = false;
     if (!ran) return false;
   }
   stream.queue.pop_front();
   Notify();
   return true;
+}
+
+bool FakeDeviceRuntime::TryRun(const Work& work) {
+  GuardedMemory* const guarded = fabric_->guarded.get();
+  if (guarded != nullptr) guarded->Open();
+  const bool ran = work.try_run();
+  if (guarded != nullptr) guarded->Close();
+  return ran;
 }
 
 bool FakeDeviceRuntime::RunTowards(const Mark& mark) { return RunOne(*mark.stream); }
@@ -159,19 +167,28 @@ absl::StatusOr<bool> FakeDeviceRuntime::IsEventDone(EventHandle event) {
   return false;
 }
 
-void FakeDeviceRuntime::FreeMemory::operator()(char* memory) const { std::free(memory); }
+void FakeDeviceRuntime::FreeMemory::operator()(char* memory) const {
+  if (!guarded) std::free(memory);
+}
 
 void FakeDeviceRuntime::Block::Poison() {
   std::memset(memory.get(), kPoison, static_cast<size_t>(bytes));
 }
 
 // An empty block has an address of its own, too.
-void* FakeDeviceRuntime::NewBlock(int64_t bytes) {
+void* FakeDeviceRuntime::NewBlock(int64_t bytes, bool on_device) {
+  GuardedMemory* const guarded = on_device ? fabric_->guarded.get() : nullptr;
   const size_t rounded = (static_cast<size_t>(bytes) / kAlignment + 1) * kAlignment;
   auto block = std::make_unique<Block>();
-  block->memory.reset(static_cast<char*>(std::aligned_alloc(kAlignment, rounded)));
+  if (guarded != nullptr) {
+    block->memory = {guarded->Take(bytes), FreeMemory(/*is_guarded=*/true)};
+    guarded->Open();
+  } else {
+    block->memory.reset(static_cast<char*>(std::aligned_alloc(kAlignment, rounded)));
+  }
   block->bytes = bytes;
   block->Poison();
+  if (guarded != nullptr) guarded->Close();
   char* const memory = block->memory.get();
   blocks_[memory] = std::move(block);
   return memory;
@@ -183,7 +200,7 @@ absl::StatusOr<void*> FakeDeviceRuntime::Allocate(StreamHandle /*stream*/, int64
     return absl::ResourceExhaustedError("the fake device has no more memory");
   }
   live_bytes_ += bytes;
-  return NewBlock(bytes);
+  return NewBlock(bytes, /*on_device=*/true);
 }
 
 absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
@@ -202,7 +219,7 @@ absl::Status FakeDeviceRuntime::Free(StreamHandle stream, void* memory) {
 
 absl::StatusOr<void*> FakeDeviceRuntime::AllocatePinned(int64_t bytes) {
   const MutexLock lock(&fabric_->mutex);
-  return NewBlock(bytes);
+  return NewBlock(bytes, /*on_device=*/false);
 }
 
 void FakeDeviceRuntime::FreePinned(void* memory) {

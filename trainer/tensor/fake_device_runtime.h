@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "trainer/tensor/device_runtime.h"
+#include "trainer/tensor/guarded_memory.h"
 
 namespace tessera {
 
@@ -22,6 +23,9 @@ namespace tessera {
 struct FakeFabric {
   Mutex mutex;
   CondVar changed;  // work was queued or has run
+  // Where device memory lies that only work of the devices may touch: host code that does ends the
+  // process. Null: host code may, too.
+  std::unique_ptr<GuardedMemory> guarded;
 };
 
 struct FakeDeviceOptions {
@@ -94,6 +98,9 @@ class FakeDeviceRuntime final : public DeviceRuntime {
     bool running = false;  // its first work
   };
   struct FreeMemory {
+    FreeMemory() : guarded(false) {}
+    explicit FreeMemory(bool is_guarded) : guarded(is_guarded) {}
+    bool guarded;  // not to be freed by itself
     void operator()(char* memory) const;
   };
   // Aligned to 256 bytes, as CUDA's memory is.
@@ -113,7 +120,9 @@ class FakeDeviceRuntime final : public DeviceRuntime {
   bool RunTowards(const Mark& mark);
   void RunSome();
   bool TouchesFreedMemory(const void* address) const;
-  void* NewBlock(int64_t bytes);
+  void* NewBlock(int64_t bytes, bool on_device);
+  // Work may touch guarded memory.
+  bool TryRun(const Work& work);
   absl::Status TakeError() { return std::exchange(error_, absl::OkStatus()); }
 
   const FakeDeviceOptions options_;

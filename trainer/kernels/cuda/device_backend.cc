@@ -23,6 +23,7 @@
 #include "trainer/kernels/cuda/tree_reduce.h"
 #include "trainer/tensor/device.h"
 #include "trainer/tensor/dtype.h"
+#include "trainer/tensor/host_copies.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera::cuda {
@@ -66,6 +67,16 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
     return compute_.Synchronize();
   }
 
+  void Upload(const void* host, TensorView to) override {
+    compute_.context().KeepError("a copy to the device",
+                                 Copies().ToDevice(host, to.bytes(), to.data()));
+  }
+  void Download(TensorView from, void* host) override {
+    kernels.KeepErrors();
+    compute_.context().KeepError("a copy to the host",
+                                 Copies().ToHost(from.data(), from.bytes(), host));
+  }
+
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
   void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
 
@@ -85,6 +96,10 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
                const TensorView& bias);
   void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
   PinnedBuffer& Pinned(int64_t bytes);
+  HostCopies& Copies() {
+    if (copies_ == nullptr) copies_ = OrDie(HostCopies::Create(compute_));
+    return *copies_;
+  }
   // An error that leaves the step without a result that it could go on with.
   template <typename T>
   static T OrDie(absl::StatusOr<T> value) {
@@ -99,6 +114,7 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   std::optional<DeviceBuffer> aligned_;  // copies of operands
   std::optional<DeviceBuffer> sums_;     // of MatMulTree()
   std::optional<PinnedBuffer> pinned_;
+  std::unique_ptr<HostCopies> copies_;
 };
 
 // What is queued before on the stream uses the old memory before it is given back there.

@@ -1,0 +1,221 @@
+// Checkpoints of models on simulated GPUs: the state is copied to pinned memory while training
+// continues, and the update waits for the copies, piece by piece. Streams run late and in
+// adversarial order, so that a copy that comes too early or too late changes the checkpoint.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/manifest.h"
+#include "tests/device/simulated_gpus.h"
+#include "tests/exact/training.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/device/testing/simulated_device.h"
+#include "trainer/parallel/topology.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
+
+namespace tessera {
+namespace {
+
+using testing::RankDevice;
+using testing::TrainingRank;
+
+constexpr char kModel[] =
+    "size: \"llama3-tiny\" num_layers: 1 hidden_size: 16 ffn_hidden_size: 32 "
+    "num_attention_heads: 2 num_query_groups: 2 vocab_size: 32";
+constexpr int64_t kSavedStep = 2;
+constexpr int64_t kLastStep = 4;
+constexpr uint64_t kSeed = 5;
+
+class SimulatedCheckpointTest : public ::testing::Test {
+ protected:
+  // Saves to the folder `save`, and begins with the checkpoint in `load` (empty: afresh).
+  TrainConfig Config(const std::string& topology, const std::string& save, const std::string& load,
+                     bool async) const {
+    const std::string tokens = absl::StrCat(::testing::TempDir(), "/tokens.bin");
+    EXPECT_EQ(testing::WriteTokens(tokens, /*vocabulary=*/32, /*count=*/1000), absl::OkStatus());
+    absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = kModel,
+                                                              .tokens = tokens,
+                                                              .topology = topology,
+                                                              .bf16 = true,
+                                                              .micro_batch_size = 1,
+                                                              .global_batch_size = 2,
+                                                              .seq_length = 8,
+                                                              .steps = kLastStep,
+                                                              .bucket_elements = 1000});
+    EXPECT_TRUE(config.ok()) << config.status();
+    if (!config.ok()) return {};
+    if (!save.empty()) config->mutable_checkpoint()->set_save(Folder(save));
+    if (!load.empty()) config->mutable_checkpoint()->set_load(Folder(load));
+    config->mutable_checkpoint()->set_async_save(async);
+    return *config;
+  }
+
+  static std::string Folder(const std::string& name) {
+    return absl::StrCat(::testing::TempDir(), "/", name, "_",
+                        ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  }
+};
+
+struct Plan {
+  std::vector<int64_t> saves;  // after these steps
+  int64_t last_step = kLastStep;
+};
+
+// Begins, trains and saves as told. `losses` receives those of rank 0, by completed steps.
+absl::Status RunRank(const TrainConfig& config, const Plan& plan, Communicator& host,
+                     const RankDevice& device, std::map<int64_t, double>* losses) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
+                           TrainingRank::Create(config, kSeed, host, nullptr, device));
+  const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&host);
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(config, {.ranks = *group}, [](const std::string&) {}));
+  if (saved.has_value()) {
+    TESSERA_RETURN_IF_ERROR(rank->Load(*saved).status());
+  } else {
+    rank->Initialize();
+  }
+  while (true) {
+    const int64_t step = rank->progress().step;
+    for (const int64_t saved_step : plan.saves) {
+      if (saved_step == step) TESSERA_RETURN_IF_ERROR(rank->Save());
+    }
+    if (step >= plan.last_step) break;
+    TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank->Step());
+    if (host.rank() == 0) (*losses)[step + 1] = result.loss;
+  }
+  return rank->FinishSaves().status();
+}
+
+absl::StatusOr<std::map<int64_t, double>> RunOnCpu(const TrainConfig& config, const Plan& plan) {
+  std::map<int64_t, double> losses;
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run(
+      [&](Communicator& host) { return RunRank(config, plan, host, RankDevice(), &losses); }));
+  return losses;
+}
+
+absl::StatusOr<std::map<int64_t, double>> RunOnDevices(const TrainConfig& config, const Plan& plan,
+                                                       const SimulationSettings& settings,
+                                                       double bytes_per_second = 0) {
+  std::map<int64_t, double> losses;
+  TESSERA_RETURN_IF_ERROR(
+      RunOnSimulatedGpus(ConfigTopology(config).world_size(), settings,
+                         [&](Communicator& host, Communicator& devices, SimulatedDevice& gpu) {
+                           const RankDevice device = {.backend = gpu.backend.get(),
+                                                      .world = &devices,
+                                                      .compute = gpu.compute.get(),
+                                                      .bytes_per_second = bytes_per_second};
+                           return RunRank(config, plan, host, device, &losses);
+                         }));
+  return losses;
+}
+
+using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
+
+// Of every tensor of the checkpoint that a run with this config begins with: equal digests are
+// equal contents, however they are sharded.
+absl::StatusOr<Digests> ReadDigests(const TrainConfig& config) {
+  const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                           FindSavedRun(config, {.ranks = *alone}, [](const std::string&) {}));
+  if (!saved.has_value()) return absl::NotFoundError("no checkpoint");
+  Digests digests;
+  for (const ckpt::LogicalTensor& tensor : saved->manifest.tensors()) {
+    if (!tensor.alias_of().empty()) continue;
+    digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
+  }
+  if (digests.empty()) return absl::NotFoundError("no tensors");
+  return digests;
+}
+
+TEST_F(SimulatedCheckpointTest, ACopyDuringTrainingIsTheStateOfItsStep) {
+  const TrainConfig at_once = Config("dp2_zero2", "at_once", "", /*async=*/false);
+  const auto stopped =
+      RunOnDevices(at_once, {.saves = {kSavedStep}, .last_step = kSavedStep}, {.seed = 1});
+  ASSERT_TRUE(stopped.ok()) << stopped.status();
+  const absl::StatusOr<Digests> expected = ReadDigests(at_once);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    SCOPED_TRACE(seed);
+    const TrainConfig config =
+        Config("dp2_zero2", absl::StrCat("meanwhile", seed), "", /*async=*/true);
+    // Slow copies: the last pieces are queued because the update wants them.
+    const auto run = RunOnDevices(config, {.saves = {kSavedStep}}, {.seed = seed},
+                                  /*bytes_per_second=*/seed == 1 ? 1 : 0);
+    ASSERT_TRUE(run.ok()) << run.status();
+    const absl::StatusOr<Digests> saved = ReadDigests(config);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_EQ(*saved, *expected);
+  }
+}
+
+// A single rank waits for nothing but its copies: first these for the update, then the next update
+// for each of them.
+TEST_F(SimulatedCheckpointTest, AMissingWaitIsFound) {
+  const Plan plan = {.saves = {kSavedStep}};  // two more steps: the second waits for the first
+  const TrainConfig right = Config("single", "right", "", /*async=*/true);
+  ASSERT_TRUE(RunOnDevices(right, plan, {.seed = 0}).ok());
+  const absl::StatusOr<Digests> expected = ReadDigests(right);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (const bool of_copies : {true, false}) {
+    int found = 0;
+    for (uint64_t seed = 0; seed < 3; ++seed) {
+      const TrainConfig wrong =
+          Config("single", absl::StrCat("wrong", of_copies, seed), "", /*async=*/true);
+      const absl::Status run =
+          RunOnDevices(
+              wrong, plan,
+              {.seed = seed, .drops_wait = [=](int64_t wait) { return (wait == 0) == of_copies; }})
+              .status();
+      const absl::StatusOr<Digests> saved = ReadDigests(wrong);
+      found += !run.ok() || !saved.ok() || *saved != *expected;
+    }
+    EXPECT_GT(found, 0) << of_copies;
+  }
+}
+
+// Losses of bf16 training: a product's rounding to 8 bits may differ where sums differ in fp32.
+constexpr double kTolerance = 2e-3;
+
+TEST_F(SimulatedCheckpointTest, DevicesAndTheCpuResumeEachOther) {
+  const TrainConfig device = Config("dp2", "device", "", /*async=*/true);
+  const auto device_losses = RunOnDevices(device, {.saves = {kSavedStep}}, {.seed = 2});
+  ASSERT_TRUE(device_losses.ok()) << device_losses.status();
+
+  const TrainConfig cpu = Config("single", "cpu", "device", /*async=*/false);
+  const auto cpu_losses = RunOnCpu(cpu, {.saves = {kSavedStep, kLastStep}});
+  ASSERT_TRUE(cpu_losses.ok()) << cpu_losses.status();
+  ASSERT_EQ(cpu_losses->size(), kLastStep - kSavedStep);
+  for (const auto& [step, loss] : *cpu_losses) {
+    EXPECT_NEAR(loss, device_losses->at(step), kTolerance) << step;
+  }
+
+  const TrainConfig back = Config("tp2", "back", "cpu", /*async=*/false);
+  const auto resumed = RunOnDevices(back, {.saves = {kLastStep}}, {.seed = 3});
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_TRUE(resumed->empty());
+  const absl::StatusOr<Digests> given = ReadDigests(back);
+  ASSERT_TRUE(given.ok()) << given.status();
+  const absl::StatusOr<Digests> taken = ReadDigests(cpu);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(*given, *taken);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#include "tests/device/simulated_gpus.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "trainer/comm/nccl/nccl_world.h"
+#include "trainer/comm/nccl/testing/fake_nccl.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/tensor/fake_device_runtime.h"
+#include "trainer/tensor/guarded_memory.h"
+
+namespace tessera {
+
+absl::Status RunOnSimulatedGpus(
+    int ranks, const SimulationSettings& settings,
+    const std::function<absl::Status(Communicator& host, Communicator& devices,
+                                     SimulatedDevice& gpu)>& main) {
+  constexpr size_t kAddressBytes = size_t{4} << 30;
+  const auto fabric = std::make_shared<FakeFabric>();
+  fabric->guarded = std::make_unique<GuardedMemory>(kAddressBytes);
+  FakeNcclNet net(fabric);
+  const auto seed_of = [&](int rank) {
+    return settings.seed == 0 ? 0 : settings.seed * 100 + static_cast<uint64_t>(rank);
+  };
+  std::vector<std::unique_ptr<SimulatedDevice>> gpus;
+  for (int rank = 0; rank < ranks; ++rank) {
+    gpus.push_back(OpenSimulatedDevice(
+        rank, {.seed = seed_of(rank), .fabric = fabric, .drops_wait = settings.drops_wait}));
+  }
+  ThreadWorld world(ranks);
+  return world.Run([&](Communicator& host) -> absl::Status {
+    SimulatedDevice& gpu = *gpus[static_cast<size_t>(host.rank())];
+    FakeNccl nccl(net, *gpu.runtime, {.seed = seed_of(host.rank())});
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<NcclWorld> devices,
+                             NcclWorld::Create(host, nccl, *gpu.compute, *gpu.reducer));
+    const absl::Status status = main(host, devices->world(), gpu);
+    // Before the communicators are destroyed, which wait for the other ranks.
+    if (!status.ok()) host.Abort(status);
+    return status;
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#ifndef TESSERA_TESTS_DEVICE_SIMULATED_GPUS_H_
+#define TESSERA_TESTS_DEVICE_SIMULATED_GPUS_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/device/testing/simulated_device.h"
+
+namespace tessera {
+
+struct SimulationSettings {
+  // Of the order in which queued work runs; 0: as late as it may.
+  uint64_t seed = 0;
+  std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
+};
+
+// Runs `main` on `ranks` threads with a GPU each, whose memory host code cannot touch. `devices` is
+// the world for device memory.
+absl::Status RunOnSimulatedGpus(
+    int ranks, const SimulationSettings& settings,
+    const std::function<absl::Status(Communicator& host, Communicator& devices,
+                                     SimulatedDevice& gpu)>& main);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TESTS_DEVICE_SIMULATED_GPUS_H_

@@ -1,0 +1,188 @@
+// Whole models trained on simulated GPUs, one a rank, whose kernels, copies and messages run late
+// and in adversarial order, in memory that host code cannot touch: a transfer between host and
+// device that is not an explicit copy ends the process, and a wait for an event that is missing
+// changes the losses.
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "tests/device/simulated_gpus.h"
+#include "tests/exact/training.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/data/batch_loader.h"
+#include "trainer/data/dataset.h"
+#include "trainer/device/testing/simulated_device.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/parallel/mesh.h"
+#include "trainer/parallel/topology.h"
+#include "trainer/step/trainer.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/fake_device_runtime.h"
+#include "trainer/tensor/guarded_memory.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kSteps = 3;
+constexpr int64_t kVocabulary = 48;
+constexpr uint64_t kSeed = 5;
+
+constexpr char kGpt2[] =
+    "size: \"gpt2-tiny\" num_layers: 2 hidden_size: 16 ffn_hidden_size: 64 num_attention_heads: 2 "
+    "vocab_size: 48 hidden_dropout: 0.1 attention_dropout: 0.1";
+constexpr char kLlama[] =
+    "size: \"llama3-tiny\" num_layers: 2 hidden_size: 32 ffn_hidden_size: 48 "
+    "num_attention_heads: 4 num_query_groups: 2 vocab_size: 48";
+
+TrainConfig Config(const std::string& model, const std::string& topology) {
+  const std::string tokens = absl::StrCat(::testing::TempDir(), "/tokens.bin");
+  EXPECT_EQ(testing::WriteTokens(tokens, kVocabulary, 1000), absl::OkStatus());
+  const absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = model,
+                                                                  .tokens = tokens,
+                                                                  .topology = topology,
+                                                                  .exact_shards = 2,
+                                                                  .micro_batch_size = 1,
+                                                                  .global_batch_size = 4,
+                                                                  .seq_length = 8,
+                                                                  .steps = kSteps,
+                                                                  .bucket_elements = 1000});
+  EXPECT_TRUE(config.ok()) << topology << ": " << config.status();
+  return config.ok() ? *config : TrainConfig();
+}
+
+// What rank 0 has seen.
+struct Curve {
+  std::vector<double> losses;
+  std::vector<double> grad_norms;
+  double evaluation = 0;
+  std::vector<float> logits;
+
+  bool operator==(const Curve&) const = default;
+};
+
+absl::Status TrainRank(const TrainConfig& config, Mesh& mesh, Backend& backend, Curve* curve) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TokenDataset> dataset,
+      TokenDataset::Open(config.data().train_data_path(), config.training().seq_length(),
+                         config.model().vocab_size()));
+  const BatchLoader loader(dataset.get(), kSeed);
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                           Trainer::Create(config, {.seed = kSeed}, mesh, backend));
+  trainer->InitializeWeights(kSeed);
+  trainer->ResetOptimizer();
+  Curve seen;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const StepResult result,
+        trainer->Step(loader, {.step = step,
+                               .consumed_samples = step * config.training().global_batch_size()}));
+    seen.losses.push_back(result.loss);
+    seen.grad_norms.push_back(result.grad_norm);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const EvaluationResult evaluation, trainer->Evaluate(loader, 4));
+  seen.evaluation = evaluation.loss;
+  const std::vector<int32_t> context = {1, 5, 2, 7, 3};
+  TESSERA_ASSIGN_OR_RETURN(seen.logits, trainer->NextLogits(context));
+  if (mesh.rank() == 0) *curve = std::move(seen);
+  return backend.Synchronize();
+}
+
+absl::StatusOr<Curve> TrainOnCpu(const TrainConfig& config) {
+  Curve curve;
+  ThreadWorld world(ConfigTopology(config).world_size());
+  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& host) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
+                             Mesh::Create(ConfigTopology(config), &host));
+    return TrainRank(config, *mesh, *MakeCpuBackend(1), &curve);
+  }));
+  return curve;
+}
+
+absl::StatusOr<Curve> TrainOnDevices(const TrainConfig& config,
+                                     const SimulationSettings& settings) {
+  Curve curve;
+  TESSERA_RETURN_IF_ERROR(RunOnSimulatedGpus(
+      ConfigTopology(config).world_size(), settings,
+      [&](Communicator& host, Communicator& devices, SimulatedDevice& gpu) -> absl::Status {
+        TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
+                                 Mesh::Create(ConfigTopology(config), &host, &devices));
+        return TrainRank(config, *mesh, *gpu.backend, &curve);
+      }));
+  return curve;
+}
+
+class SimulatedTrainingTest : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, SimulatedTrainingTest, ::testing::Values(kGpt2, kLlama),
+                         [](const auto& info) {
+                           return std::string(info.param == kGpt2 ? "Gpt2" : "Llama3");
+                         });
+
+// Products of a device are sums of at most 64 terms in another order than the CPU's: they differ by
+// at most 64 roundings to fp32 (4e-6), and so do, after few steps, the losses.
+constexpr double kTolerance = 2e-5;
+
+TEST_P(SimulatedTrainingTest, HasTheLossesOfTheCpuAndTheSameBitsOnEveryTopology) {
+  const absl::StatusOr<Curve> cpu = TrainOnCpu(Config(GetParam(), "single"));
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  std::optional<Curve> first;
+  uint64_t seed = 0;
+  for (const std::string topology : {"single", "dp2", "tp2", "pp2", "dp2_zero2"}) {
+    SCOPED_TRACE(topology);
+    const absl::StatusOr<Curve> device =
+        TrainOnDevices(Config(GetParam(), topology), {.seed = seed++});
+    ASSERT_TRUE(device.ok()) << device.status();
+    if (!first.has_value()) first = *device;
+    EXPECT_EQ(*device, *first);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      EXPECT_NEAR(device->losses[step], cpu->losses[step], kTolerance) << step;
+      EXPECT_NEAR(device->grad_norms[step], cpu->grad_norms[step],
+                  kTolerance * cpu->grad_norms[step])
+          << step;
+    }
+    EXPECT_NEAR(device->evaluation, cpu->evaluation, kTolerance);
+    ASSERT_EQ(device->logits.size(), cpu->logits.size());
+    for (size_t i = 0; i < cpu->logits.size(); ++i) {
+      EXPECT_NEAR(device->logits[i], cpu->logits[i], 20 * kTolerance) << i;
+    }
+  }
+}
+
+TEST(SimulatedTrainingWaitTest, MessagesThatDoNotWaitForTheirDataAreFound) {
+  const TrainConfig config = Config(kGpt2, "dp2");
+  const absl::StatusOr<Curve> right = TrainOnDevices(config, {.seed = 3});
+  ASSERT_TRUE(right.ok()) << right.status();
+  const absl::StatusOr<Curve> wrong =
+      TrainOnDevices(config, {.seed = 3, .drops_wait = [](int64_t) { return true; }});
+  EXPECT_FALSE(wrong.ok() && *wrong == *right);
+}
+
+TEST(SimulatedTrainingDeathTest, HostCodeThatReadsDeviceMemoryIsFound) {
+  const auto fabric = std::make_shared<FakeFabric>();
+  fabric->guarded = std::make_unique<GuardedMemory>(size_t{64} << 20);
+  const std::unique_ptr<SimulatedDevice> gpu = OpenSimulatedDevice(0, {.fabric = fabric});
+  const Tensor tensor(DType::kF32, {4}, {DeviceType::kCuda, 0});
+  gpu->backend->Fill(tensor, 3);
+  std::vector<float> values(4);
+  gpu->backend->Download(tensor, values.data());
+  EXPECT_EQ(values, std::vector<float>(4, 3.0f));
+  EXPECT_DEATH(values[0] = tensor.view().as<float>()[0], "");
+}
+
+}  // namespace
+}  // namespace tessera
