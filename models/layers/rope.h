@@ -24,8 +24,8 @@ class Rope {
  public:
   Rope(int64_t head_size, double base, const RopeScaling& scaling);
 
-  // Computes the tables for sequences up to this length, in the backend's memory. Must not be called
-  // during a pass.
+  // Computes the tables for sequences up to this length, in the backend's memory. Must not be
+  // called during a pass.
   void Prepare(int64_t sequence, Backend& backend);
   // [T, D/2] fp32. Precondition: prepared for `sequence`.
   TensorView cos(int64_t sequence) const { return cos_.view().Slice(0, 0, sequence); }

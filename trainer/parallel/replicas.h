@@ -43,8 +43,8 @@ struct ReplicatedTensor {
 };
 
 // Compares the copies of every tensor by their checksums (CRC-32C). Collective over `group`, which
-// may be null: then there is nothing to compare; it is one for host memory. Sends 8 bytes to each rank and, if anything
-// differs, 4 more for each tensor. Cost: one pass over the memory.
+// is one for host memory and may be null: then there is nothing to compare. Sends 8 bytes to each
+// rank and, if anything differs, 4 more for each tensor. Cost: one pass over the memory.
 absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
                            Backend& backend, Communicator* group,
                            const OnDivergence& on_divergence);

@@ -147,6 +147,7 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
                            SumLosses(run.losses, TrainingOwners(split_), mesh_));
   result.loss = loss_sum / static_cast<double>(tokens);
   TESSERA_RETURN_IF_ERROR(CompareReplicas(position.step + 1));
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   return result;
 }
 
