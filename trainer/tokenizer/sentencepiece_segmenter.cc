@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <queue>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
 #include "base/utf8.h"
+#include "trainer/tokenizer/scored_merges.h"
 
 namespace tessera {
 namespace {
@@ -28,25 +29,6 @@ struct Node {
     if (reached && candidate <= score) return;
     *this = {piece, candidate, from, true};
   }
-};
-
-// Neighbouring symbols that together are a piece. `length` detects whether either has changed.
-struct Merge {
-  float score;
-  int left;
-  size_t length;
-
-  // Ordered by best score, then from left to right.
-  bool operator<(const Merge& other) const {
-    return score != other.score ? score < other.score : left > other.left;
-  }
-};
-
-struct Symbol {
-  std::string_view text;  // empty: merged into its left neighbour
-  int previous;
-  int next;  // -1: none
-  bool fixed;
 };
 
 }  // namespace
@@ -126,54 +108,30 @@ std::vector<SentencePieceSegmenter::Segment> SentencePieceSegmenter::CutUnigram(
 
 std::vector<SentencePieceSegmenter::Segment> SentencePieceSegmenter::CutBpe(
     std::string_view text) const {
-  std::vector<Symbol> symbols;
+  ScoredMerges merges;
   for (size_t at = 0; at < text.size();) {
     size_t length = 0;
     user_defined_.ForEachPrefix(text.substr(at), [&](size_t found, int32_t) { length = found; });
     const bool fixed = length > 0;
     if (!fixed) length = CharacterLength(text.substr(at));
-    const int index = static_cast<int>(symbols.size());
-    symbols.push_back({text.substr(at, length), index - 1, index + 1, fixed});
+    merges.Add(text.substr(at, length), fixed);
     at += length;
   }
-  if (!symbols.empty()) symbols.back().next = -1;
-
-  std::priority_queue<Merge> merges;
   // Pieces that are only a step to others are cut again where they remain.
   absl::flat_hash_map<absl::string_view, size_t> left_bytes;
-  const auto consider = [&](int left) {
-    if (left < 0 || symbols[left].next < 0) return;
-    const Symbol& a = symbols[left];
-    const Symbol& b = symbols[a.next];
-    if (a.fixed || b.fixed) return;
-    const std::string_view both(a.text.data(), a.text.size() + b.text.size());
+  merges.Run([&](std::string_view left, std::string_view both) -> std::optional<float> {
     const int32_t id = Find(both);
-    if (id < 0) return;
+    if (id < 0) return std::nullopt;
     if (pieces_[id].type == SentencePieceType::kUnused) {
-      left_bytes[{both.data(), both.size()}] = a.text.size();
+      left_bytes[{both.data(), both.size()}] = left.size();
     }
-    merges.push({pieces_[id].score, left, both.size()});
-  };
-  for (int i = 0; i < static_cast<int>(symbols.size()); ++i) consider(i);
-  while (!merges.empty()) {
-    const Merge merge = merges.top();
-    merges.pop();
-    Symbol& left = symbols[merge.left];
-    if (left.text.empty() || left.next < 0) continue;
-    Symbol& right = symbols[left.next];
-    if (left.text.size() + right.text.size() != merge.length) continue;
-    left.text = {left.text.data(), merge.length};
-    right.text = {};
-    left.next = right.next;
-    if (left.next >= 0) symbols[left.next].previous = merge.left;
-    consider(left.previous);
-    consider(merge.left);
-  }
+    return pieces_[id].score;
+  });
 
   std::vector<Segment> segments;
   std::vector<std::string_view> rest;
-  for (int i = symbols.empty() ? -1 : 0; i >= 0; i = symbols[i].next) {
-    for (rest = {symbols[i].text}; !rest.empty();) {
+  merges.ForEach([&](std::string_view text) {
+    for (rest = {text}; !rest.empty();) {
       const std::string_view part = rest.back();
       rest.pop_back();
       const int32_t id = Find(part);
@@ -185,7 +143,7 @@ std::vector<SentencePieceSegmenter::Segment> SentencePieceSegmenter::CutBpe(
       }
       segments.push_back({part, id < 0 ? unknown_ : id});
     }
-  }
+  });
   return segments;
 }
 

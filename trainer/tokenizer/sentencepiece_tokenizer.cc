@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <queue>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/utf8.h"
 #include "trainer/tokenizer/normalizing_sentencepiece.h"
+#include "trainer/tokenizer/scored_merges.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
 
 namespace tessera {
@@ -35,25 +36,6 @@ bool HasSpaceAfterOther(std::string_view text) {
   }
   return false;
 }
-
-// Neighbouring symbols that together form a piece. `length` detects whether either has changed
-// since.
-struct Merge {
-  float score;
-  int left;
-  size_t length;
-
-  // Ordered by best score, then from left to right.
-  bool operator<(const Merge& other) const {
-    return score != other.score ? score < other.score : left > other.left;
-  }
-};
-
-struct Symbol {
-  std::string_view text;  // empty: merged into its left neighbour
-  int previous;
-  int next;  // -1: none
-};
 
 }  // namespace
 
@@ -121,48 +103,25 @@ void SentencePieceTokenizer::AppendBytes(std::string_view bytes, std::vector<int
 // Byte-pair encoding: repeatedly merges the best-scored pair of neighbours that forms a piece,
 // until there is none.
 std::vector<int32_t> SentencePieceTokenizer::EncodeWord(std::string_view word) const {
-  std::vector<Symbol> symbols;
+  ScoredMerges merges;
   for (size_t i = 0; i < word.size();) {
     const size_t length = Utf8Length(word.substr(i));
-    const int index = static_cast<int>(symbols.size());
-    symbols.push_back({word.substr(i, length), index - 1, index + 1});
+    merges.Add(word.substr(i, length));
     i += length;
   }
-  if (!symbols.empty()) symbols.back().next = -1;
-
-  std::priority_queue<Merge> merges;
-  const auto consider = [&](int left) {
-    if (left < 0 || symbols[left].next < 0) return;
-    const Symbol& right = symbols[symbols[left].next];
-    const size_t length = symbols[left].text.size() + right.text.size();
-    const Piece* piece = Find({symbols[left].text.data(), length});
-    if (piece != nullptr) merges.push({piece->score, left, length});
-  };
-  for (int i = 0; i < static_cast<int>(symbols.size()); ++i) consider(i);
-  while (!merges.empty()) {
-    const Merge merge = merges.top();
-    merges.pop();
-    Symbol& left = symbols[merge.left];
-    if (left.text.empty() || left.next < 0) continue;
-    Symbol& right = symbols[left.next];
-    if (left.text.size() + right.text.size() != merge.length) continue;
-    left.text = {left.text.data(), merge.length};
-    right.text = {};
-    left.next = right.next;
-    if (left.next >= 0) symbols[left.next].previous = merge.left;
-    consider(left.previous);
-    consider(merge.left);
-  }
-
+  merges.Run([&](std::string_view, std::string_view both) -> std::optional<float> {
+    const Piece* piece = Find(both);
+    return piece == nullptr ? std::nullopt : std::optional(piece->score);
+  });
   std::vector<int32_t> ids;
-  for (int i = symbols.empty() ? -1 : 0; i >= 0; i = symbols[i].next) {
-    if (const Piece* piece = Find(symbols[i].text); piece != nullptr) {
+  merges.ForEach([&](std::string_view text) {
+    if (const Piece* piece = Find(text); piece != nullptr) {
       ids.push_back(piece->id);
     } else {
       // A space mark made from a space by this encoder must decode to a space.
-      AppendBytes(symbols[i].text == kSpaceMark ? " " : symbols[i].text, ids);
+      AppendBytes(text == kSpaceMark ? " " : text, ids);
     }
-  }
+  });
   return ids;
 }
 

@@ -1,7 +1,6 @@
 #include "checkpoint/convert/internevo/parameters.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "checkpoint/convert/foreign_layout.h"
+#include "checkpoint/convert/pickle/json.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/convert/torch/torch_file.h"
@@ -27,24 +27,13 @@ constexpr std::string_view kModelConfig = "model_config.pt";
 // The parameters of a model whose rotary embedding turns neighbouring rows.
 constexpr std::string_view kPairedRows = "internevo.qk_interleaved";
 
-// Null for what has no form in JSON.
-nlohmann::json ToJson(const Value& value) {
-  if (const auto truth = value.AsBool()) return *truth;
-  if (const auto number = value.AsInt()) return *number;
-  if (const auto number = value.AsFloat()) {
-    return std::isfinite(*number) ? nlohmann::json(*number) : nlohmann::json();
-  }
-  const auto text = value.AsText();
-  return text && IsValidUtf8(*text) ? nlohmann::json(std::string(*text)) : nlohmann::json();
-}
-
 nlohmann::json DictToJson(const Value& dict) {
   nlohmann::json json = nlohmann::json::object();
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
     const auto name = key.AsText();
     if (!name || !IsValidUtf8(*name)) continue;
-    nlohmann::json converted = ToJson(value);
+    nlohmann::json converted = pickle::ScalarToJson(value);
     if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
   }
   return json;

@@ -1,11 +1,11 @@
 #include "checkpoint/convert/megatron/run.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "base/utf8.h"
+#include "checkpoint/convert/pickle/json.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt::convert {
@@ -13,17 +13,6 @@ namespace {
 
 using pickle::Kind;
 using pickle::Value;
-
-// Null for what has no form in JSON.
-nlohmann::json ToJson(const Value& value) {
-  if (const auto truth = value.AsBool()) return *truth;
-  if (const auto number = value.AsInt()) return *number;
-  if (const auto number = value.AsFloat()) {
-    return std::isfinite(*number) ? nlohmann::json(*number) : nlohmann::json();
-  }
-  const auto text = value.AsText();
-  return text && IsValidUtf8(*text) ? nlohmann::json(std::string(*text)) : nlohmann::json();
-}
 
 }  // namespace
 
@@ -40,7 +29,7 @@ std::string MegatronRun::ArgumentsAsJson() const {
     const auto [key, value] = arguments_.entry(i);
     const auto name = key.AsText();
     if (!name || !IsValidUtf8(*name)) continue;
-    nlohmann::json converted = ToJson(value);
+    nlohmann::json converted = pickle::ScalarToJson(value);
     if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
   }
   return json.dump();

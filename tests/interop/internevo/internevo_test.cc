@@ -31,12 +31,10 @@
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
-#include "trainer/comm/threads/thread_world.h"
+#include "tests/interop/foreign_run.h"
 #include "trainer/config/config.h"
 #include "trainer/convert/model_rules.h"
 #include "trainer/data/token_file.h"
-#include "trainer/state/communicator_group.h"
-#include "trainer/state/load_tensors.h"
 
 namespace tessera {
 namespace {
@@ -65,12 +63,6 @@ absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(const std::s
   return ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
 }
 
-absl::StatusOr<SavedRun> OpenRun(const std::string& folder) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::convert::ForeignStorage> storage, Open(folder));
-  TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
-  return SavedRun{.storage = std::move(storage), .manifest = std::move(manifest)};
-}
-
 // The consolidated state that make_fixtures.py wrote, as the state of an fp32 run: its weights are
 // the fp32 ones.
 LogicalState ReadOracle(const std::string& model) {
@@ -90,11 +82,6 @@ LogicalState ReadOracle(const std::string& model) {
   }
   return state;
 }
-
-struct Loaded {
-  LogicalState state;
-  std::vector<double> losses;  // of the next two steps
-};
 
 class InternEvoTest : public ::testing::Test {
  protected:
@@ -143,33 +130,11 @@ class InternEvoTest : public ::testing::Test {
   }
 
   // Loads on all ranks of a topology, and takes two steps.
-  absl::StatusOr<Loaded> Load(const std::string& folder, const std::string& topology,
-                              bool bf16) const {
-    TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, OpenRun(folder));
+  absl::StatusOr<testing::ContinuedRun> Load(const std::string& folder, const std::string& topology,
+                                             bool bf16) const {
+    TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, testing::OpenForeignRun(folder));
     TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(topology, saved.manifest, bf16));
-    Loaded loaded;
-    testing::StateCollector collector;
-    ThreadWorld world(ConfigTopology(config).world_size());
-    TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& comm) -> absl::Status {
-      TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<testing::TrainingRank> rank,
-                               testing::TrainingRank::Create(config, 1, comm, nullptr));
-      const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);
-      TESSERA_RETURN_IF_ERROR(
-          LoadTensors(saved, rank->state(), LoadPolicy(), {.ranks = *group}).status());
-      TESSERA_RETURN_IF_ERROR(collector.Add(rank->trainer().chunks()));
-      Progress progress = rank->progress();
-      progress.step = progress.updates = saved.manifest.trainer().step();
-      rank->set_progress(progress);
-      rank->trainer().set_updates(progress.updates);
-      for (int step = 0; step < 2; ++step) {
-        TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank->Step());
-        if (comm.rank() == 0) loaded.losses.push_back(result.loss);
-      }
-      return absl::OkStatus();
-    }));
-    TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
-    loaded.state = collector.Take();
-    return loaded;
+    return testing::ContinueRun(saved, config);
   }
 
   static std::string ErrorOf(const std::string& folder) {
