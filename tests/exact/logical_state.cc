@@ -198,6 +198,32 @@ LogicalState StateCollector::Take() {
   return state;
 }
 
+absl::Status SetState(std::span<const TrainedChunk> chunks, const LogicalState& state) {
+  const auto set = [&state](const Parameter& parameter, int64_t begin, const TensorView& values,
+                            const std::string& suffix) -> absl::Status {
+    const int64_t element_size = ElementSize(values.dtype());
+    for (const ParameterPiece& piece : parameter.pieces) {
+      const auto found = state.find(piece.name + suffix);
+      if (found == state.end()) {
+        return absl::InternalError(absl::StrCat(piece.name, suffix, " is missing"));
+      }
+      const LogicalTensor& tensor = found->second;
+      if (tensor.dtype != values.dtype() || tensor.shape != piece.global_shape) {
+        return absl::InternalError(absl::StrCat(piece.name, suffix, ": other dtype or shape"));
+      }
+      ForEachRow(parameter, piece, [&](const Row& whole) {
+        const Row row = Clip(whole, begin, begin + values.elements());
+        if (row.count == 0) return;
+        std::memcpy(values.as<std::byte>() + (row.local - begin) * element_size,
+                    tensor.bytes.data() + row.logical * element_size, row.count * element_size);
+      });
+    }
+    return absl::OkStatus();
+  };
+  for (const TrainedChunk& chunk : chunks) TESSERA_RETURN_IF_ERROR(ForEachBuffer(chunk, set));
+  return absl::OkStatus();
+}
+
 void FillState(std::span<const TrainedChunk> chunks, uint64_t seed) {
   for (const TrainedChunk& chunk : chunks) {
     const auto fill = [seed](const Parameter& parameter, int64_t begin, const TensorView& values,

@@ -58,6 +58,10 @@ class StateCollector {
   std::map<std::string, Collected> tensors_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Gives a rank its part of a complete state. Padding is not changed. Internal, naming the tensor,
+// where the state lacks one that the rank has, or has it with another dtype or shape.
+absl::Status SetState(std::span<const TrainedChunk> chunks, const LogicalState& state);
+
 // Gives every element of a rank's state a distinct value: a function of the seed, the tensor's name
 // and the element's index in the whole tensor, rounded to its dtype. Does not change padding.
 void FillState(std::span<const TrainedChunk> chunks, uint64_t seed);

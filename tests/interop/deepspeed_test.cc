@@ -33,8 +33,9 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 // Layouts, and the names that make_fixtures.py gives them.
-constexpr const char* kLayouts[] = {"zero1",      "zero2_bf16", "bf16_optimizer",
-                                    "zero3_bf16", "zero3",      "universal"};
+constexpr const char* kLayouts[] = {"zero1",      "zero2_bf16",      "bf16_optimizer",
+                                    "zero3_bf16", "zero3",           "zero3_bf16_gqa",
+                                    "universal",  "universal_zero1", "universal_zero3"};
 
 std::string Fixture(const std::string& name) { return "tests/interop/deepspeed/" + name; }
 

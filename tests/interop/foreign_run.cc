@@ -1,13 +1,21 @@
 #include "tests/interop/foreign_run.h"
 
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/formats/open_foreign.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/safetensors.h"
 #include "tests/exact/training.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/threads/thread_world.h"
@@ -17,30 +25,51 @@
 #include "trainer/state/load_tensors.h"
 
 namespace tessera::testing {
+namespace {
 
-absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder) {
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::convert::ForeignStorage> storage,
-                           ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()}));
-  TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
-  return SavedRun{.storage = std::move(storage), .manifest = std::move(manifest)};
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMaster = ".master";
+
+absl::Status AddFp32Tensors(const fs::path& path, LogicalState& state) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string file{std::istreambuf_iterator<char>(in), {}};
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes,
+                           ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size()));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ckpt::SafetensorsHeader header,
+      ckpt::ParseSafetensorsHeader(std::string_view(file).substr(0, header_bytes), file.size()));
+  for (const ckpt::SafetensorsEntry& entry : header.entries) {
+    if (entry.dtype != ckpt::F32) continue;
+    std::string name = entry.key;
+    const bool is_master = name.ends_with(kMaster);
+    if (is_master) name.resize(name.size() - kMaster.size());
+    if (!is_master && state.contains(name)) continue;
+    LogicalTensor& tensor = state[name];
+    tensor.shape = entry.shape;
+    tensor.bytes.resize(entry.length_bytes);
+    std::memcpy(tensor.bytes.data(), file.data() + entry.file_offset, entry.length_bytes);
+  }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfig& config) {
+// Sets the state of a rank, which has zeros, to that with which the run begins.
+using SetRank = std::function<absl::Status(Communicator& comm, TrainingRank& rank)>;
+
+absl::StatusOr<ContinuedRun> Continue(const TrainConfig& config, int64_t step, const SetRank& set) {
   ContinuedRun continued;
   StateCollector collector;
   ThreadWorld world(ConfigTopology(config).world_size());
   TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& comm) -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
                              TrainingRank::Create(config, 1, comm, nullptr));
-    const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);
-    TESSERA_RETURN_IF_ERROR(
-        LoadTensors(saved, rank->state(), LoadPolicy(), {.ranks = *group}).status());
+    TESSERA_RETURN_IF_ERROR(set(comm, *rank));
     TESSERA_RETURN_IF_ERROR(collector.Add(rank->trainer().chunks()));
     Progress progress = rank->progress();
-    progress.step = progress.updates = saved.manifest.trainer().step();
+    progress.step = progress.updates = step;
     rank->set_progress(progress);
     rank->trainer().set_updates(progress.updates);
-    for (int step = 0; step < 2; ++step) {
+    for (int i = 0; i < 2; ++i) {
       TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank->Step());
       if (comm.rank() == 0) continued.losses.push_back(result.loss);
     }
@@ -49,6 +78,63 @@ absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfi
   TESSERA_RETURN_IF_ERROR(collector.CheckComplete());
   continued.state = collector.Take();
   return continued;
+}
+
+// The state with a zero for each moment of its weights that it lacks.
+LogicalState WithMoments(const LogicalState& state) {
+  LogicalState complete = state;
+  for (const auto& [name, tensor] : state) {
+    if (tensor.dtype != DType::kF32 || name.ends_with(".exp_avg") || name.ends_with(".exp_avg_sq"))
+      continue;
+    std::string parameter = name;
+    if (parameter.ends_with(kMaster)) parameter.resize(parameter.size() - kMaster.size());
+    LogicalTensor zeros = tensor;
+    zeros.bytes.assign(zeros.bytes.size(), std::byte{0});
+    complete.emplace(absl::StrCat(parameter, ".exp_avg"), zeros);
+    complete.emplace(absl::StrCat(parameter, ".exp_avg_sq"), zeros);
+  }
+  return complete;
+}
+
+}  // namespace
+
+absl::StatusOr<SavedRun> OpenForeignRun(const std::string& folder, const ckpt::ModelConfig* model) {
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<ckpt::convert::ForeignStorage> storage,
+      ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules(), .model = model}));
+  TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest, ckpt::ReadManifest(*storage, ""));
+  return SavedRun{.storage = std::move(storage), .manifest = std::move(manifest)};
+}
+
+absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {
+  LogicalState state;
+  if (!fs::is_directory(path)) {
+    TESSERA_RETURN_IF_ERROR(AddFp32Tensors(path, state));
+  } else {
+    for (const auto& entry : fs::directory_iterator(path)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      TESSERA_RETURN_IF_ERROR(AddFp32Tensors(entry.path(), state));
+    }
+  }
+  if (state.empty()) return absl::NotFoundError(absl::StrCat(path, ": no fp32 tensor"));
+  return state;
+}
+
+absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfig& config) {
+  return Continue(config, saved.manifest.trainer().step(),
+                  [&saved](Communicator& comm, TrainingRank& rank) {
+                    const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);
+                    const LoadPolicy policy = {.with_optimizer = saved.manifest.has_optimizer()};
+                    return LoadTensors(saved, rank.state(), policy, {.ranks = *group}).status();
+                  });
+}
+
+absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step,
+                                         const TrainConfig& config) {
+  const LogicalState complete = WithMoments(state);
+  return Continue(config, step, [&complete](Communicator&, TrainingRank& rank) {
+    return SetState(rank.trainer().chunks(), complete);
+  });
 }
 
 }  // namespace tessera::testing

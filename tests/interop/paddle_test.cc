@@ -5,7 +5,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -18,7 +17,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/formats/open_foreign.h"
-#include "checkpoint/format/safetensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
@@ -26,10 +24,11 @@
 #include "nlohmann/json.hpp"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
+#include "tests/interop/foreign_fixture.h"
 #include "tests/interop/foreign_run.h"
 #include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
 #include "trainer/convert/model_rules.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {
@@ -38,15 +37,9 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::LogicalState;
+using testing::ReadFileBytes;
 
 constexpr char kFixtures[] = "tests/interop/paddle/testdata";
-constexpr char kTopologies[][24] = {"single", "tp2", "pp2", "dp2_zero2_tp2_pp2"};
-
-std::string ReadAll(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
     const std::string& folder, std::map<std::string, std::string> names = {}) {
   return ckpt::convert::OpenForeign(
@@ -55,68 +48,37 @@ absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(
 
 // The state that numpy's safetensors file has, under logical names.
 LogicalState ReadOracle() {
-  const std::string file = ReadAll(fs::path(kFixtures) / "state.safetensors");
-  const auto bytes = ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size());
-  const auto header = ckpt::ParseSafetensorsHeader(file.substr(0, bytes.value()), file.size());
-  LogicalState state;
-  for (const ckpt::SafetensorsEntry& entry : header->entries) {
-    testing::LogicalTensor& tensor = state[entry.key];
-    tensor.shape = entry.shape;
-    tensor.bytes.resize(entry.length_bytes);
-    std::memcpy(tensor.bytes.data(), file.data() + entry.file_offset, entry.length_bytes);
-  }
-  return state;
+  const auto state = testing::ReadFp32State(absl::StrCat(kFixtures, "/state.safetensors"));
+  EXPECT_TRUE(state.ok()) << state.status();
+  return state.value_or(LogicalState());
 }
 
-class PaddleTest : public ::testing::Test {
+class PaddleTest : public testing::ForeignFixture {
  protected:
   void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) /
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    const nlohmann::json json = nlohmann::json::parse(ReadAll(fs::path(kFixtures) / "losses.json"));
+    ForeignFixture::SetUp();
+    const nlohmann::json json =
+        nlohmann::json::parse(ReadFileBytes(fs::path(kFixtures) / "losses.json"));
     losses_ = json["losses"].get<std::vector<double>>();
     // Every sample is the same: the order does not matter.
     const auto period = json["tokens"].get<std::vector<int32_t>>();
     length_ = static_cast<int64_t>(period.size());
     std::vector<int32_t> tokens;
     for (int i = 0; i < 400; ++i) tokens.insert(tokens.end(), period.begin(), period.end());
-    auto writer = TokenFileWriter::Create(Tokens(), TokenFormat::kGpt2);
-    ASSERT_TRUE(writer.ok()) << writer.status();
-    ASSERT_TRUE((*writer)->Append(tokens).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
+    SetTokens(tokens);
   }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string Tokens() const { return (folder_ / "tokens.bin").string(); }
 
   static std::string Fixture(const std::string& layout) {
     return absl::StrCat(kFixtures, "/", layout);
   }
 
-  // A copy that a test may damage.
-  std::string Copy(const std::string& layout) const {
-    const fs::path copy = folder_ / layout;
-    fs::copy(Fixture(layout), copy, fs::copy_options::recursive);
-    for (const auto& entry : fs::directory_iterator(copy)) {
-      fs::permissions(entry.path(), fs::perms::owner_all);
-    }
-    return copy.string();
-  }
+  std::string Copy(const std::string& layout) const { return CopyOf(Fixture(layout)); }
 
-  absl::StatusOr<TrainConfig> Config(const std::string& topology, const ckpt::Manifest& manifest,
-                                     bool bf16) const {
-    testing::RunSettings settings = {.model = manifest.model().text(),
-                                     .tokens = Tokens(),
-                                     .topology = topology,
-                                     .exact_shards = 2,
-                                     .bf16 = bf16,
-                                     .micro_batch_size = 1,
-                                     .global_batch_size = 4,
-                                     .seq_length = length_,
-                                     .bucket_elements = 500};
-    TESSERA_ASSIGN_OR_RETURN(TrainConfig config, testing::MakeConfig(settings));
+  // PaddleNLP's settings.
+  absl::StatusOr<TrainConfig> Config(const testing::RunSettings& settings) const override {
+    testing::RunSettings own = settings;
+    own.seq_length = length_;
+    TESSERA_ASSIGN_OR_RETURN(TrainConfig config, testing::MakeConfig(own));
     OptimizerConfig& optimizer = *config.mutable_optimizer();
     optimizer.set_lr(1e-3);
     optimizer.set_lr_decay_style(LrDecayStyle::CONSTANT);
@@ -127,17 +89,8 @@ class PaddleTest : public ::testing::Test {
     return ResolveConfig(config);
   }
 
-  // Loads on all ranks of a topology, and takes two steps.
-  absl::StatusOr<testing::ContinuedRun> Load(const std::string& folder, const std::string& topology,
-                                             bool bf16 = false) const {
-    TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, testing::OpenForeignRun(folder));
-    TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(topology, saved.manifest, bf16));
-    return testing::ContinueRun(saved, config);
-  }
-
   absl::Status ErrorOf(const std::string& folder) const { return Open(folder).status(); }
 
-  fs::path folder_;
   std::vector<double> losses_;
   int64_t length_ = 0;
 };
@@ -177,12 +130,12 @@ class PaddleLayoutTest : public PaddleTest, public ::testing::WithParamInterface
 TEST_P(PaddleLayoutTest, HoldsTheConsolidatedStateUnderEveryTopology) {
   const Layout layout = GetParam();
   const LogicalState expected = ReadOracle();
-  const auto single = Load(Fixture("dp"), "single");
+  const auto single = Load(Fixture("dp"), "single", /*bf16=*/false);
   ASSERT_TRUE(single.ok()) << single.status();
   ASSERT_EQ(FirstStateDifference(single->state, expected), "");
-  for (const char* topology : kTopologies) {
+  for (const char* topology : testing::kTopologies) {
     SCOPED_TRACE(topology);
-    const auto loaded = Load(Fixture(layout.name), topology);
+    const auto loaded = Load(Fixture(layout.name), topology, /*bf16=*/false);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_EQ(FirstStateDifference(loaded->state, expected), "");
     EXPECT_EQ(loaded->losses, single->losses);
@@ -255,7 +208,7 @@ TEST_F(PaddleTest, LoadsIntoALiveStateInPlace) {
 }
 
 TEST_F(PaddleTest, TheCommandConvertsAndComparesIt) {
-  const std::string converted = (folder_ / "converted").string();
+  const std::string converted = In("converted");
   const auto run = [](const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
     const int code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
@@ -314,7 +267,7 @@ TEST_F(PaddleTest, FilesOfTwoCheckpointsAreRefused) {
 TEST_F(PaddleTest, CopiesThatDifferAreRefused) {
   const std::string copy = Copy("mp2");
   // The last array of a rank's model is the head's; a norm, which both ranks have, stands before.
-  std::string bytes = ReadAll(copy + "/model_state.tp01.pdparams");
+  std::string bytes = ReadFileBytes(copy + "/model_state.tp01.pdparams");
   const size_t key = bytes.rfind("llama.norm.weight");
   ASSERT_NE(key, bytes.npos);
   size_t values = bytes.find(std::string("C\x20", 2), key);
@@ -329,7 +282,7 @@ TEST_F(PaddleTest, CopiesThatDifferAreRefused) {
 
 TEST_F(PaddleTest, OwnersAndStepsMustAgree) {
   const std::string copy = Copy("sharding2_v1_meta");
-  std::string meta = ReadAll(copy + "/model_meta.json");
+  std::string meta = ReadFileBytes(copy + "/model_meta.json");
   nlohmann::json json = nlohmann::json::parse(meta);
   auto& owners = json["sharding_metas"]["tp00_pp00"]["param2rank"];
   owners["linear_0.w_0"] = 1 - owners["linear_0.w_0"].get<int>();
@@ -355,7 +308,7 @@ TEST_F(PaddleTest, WhatSettlesAnAmbiguityIsSaid) {
 // The optimizer's names alone, and a map that the caller has.
 TEST_F(PaddleTest, NamesMayBeGiven) {
   const std::string copy = Copy("sharding2_v2_meta");
-  const nlohmann::json json = nlohmann::json::parse(ReadAll(copy + "/model_meta.json"));
+  const nlohmann::json json = nlohmann::json::parse(ReadFileBytes(copy + "/model_meta.json"));
   std::map<std::string, std::string> names;
   for (const auto& [structured, name] :
        json["sharding_metas"]["tp00_pp00"]["structure_name_mapping"].items()) {

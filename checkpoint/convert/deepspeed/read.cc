@@ -41,6 +41,14 @@ struct Parameter {
   int64_t found = 0;                // elements of its fp32 weight, in the ranks' files so far
 };
 
+// Universal checkpoints that were converted from stage 3 have flat tensors: gives such a one the
+// shape of its parameter.
+void Unflatten(const Shape& shape, TorchTensor& tensor) {
+  if (tensor.shape != Shape{ElementCount(shape)} || tensor.strides != Shape{1}) return;
+  tensor.shape = shape;
+  tensor.strides = ContiguousStrides(shape);
+}
+
 class DeepSpeedReader {
  public:
   DeepSpeedReader(Storage& storage, DeepSpeedFolder folder)
@@ -100,11 +108,16 @@ absl::StatusOr<Parameter*> DeepSpeedReader::Find(const std::string& name, const 
 // ---- Parameters and the model.
 
 absl::Status DeepSpeedReader::ReadUniversalShapes() {
+  std::map<std::string, Shape> whole;
+  for (const NamedShapes& group : states_.groups) whole.insert(group.begin(), group.end());
   for (const std::string& name : folder_.parameters) {
     const std::string path = JoinPath(JoinPath(folder_.parameters_folder, name), "fp32.pt");
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchTensor> tensor, ReadUniversalFile(path));
+    TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> tensor, ReadUniversalFile(path));
     if (!tensor) {
       return absl::NotFoundError(absl::StrCat(storage_.Describe(path), " is missing"));
+    }
+    if (const auto shape = whole.find(name); shape != whole.end()) {
+      Unflatten(shape->second, *tensor);
     }
     universal_[name] = *tensor;
     shapes_.emplace_back(name, tensor->shape);
@@ -386,8 +399,9 @@ absl::Status DeepSpeedReader::AddUniversal() {
         AddTensor(name, KindOfFp32(parameter->second), JoinPath(folder, "fp32.pt"), tensor));
     for (const ForeignKind& moment : {kForeignExpAvg, kForeignExpAvgSq}) {
       const std::string path = JoinPath(folder, moment.state + ".pt");
-      TESSERA_ASSIGN_OR_RETURN(const std::optional<TorchTensor> found, ReadUniversalFile(path));
+      TESSERA_ASSIGN_OR_RETURN(std::optional<TorchTensor> found, ReadUniversalFile(path));
       if (!found) continue;
+      Unflatten(parameter->second.foreign.shape, *found);
       TESSERA_RETURN_IF_ERROR(AddTensor(name, moment, path, *found));
     }
   }

@@ -27,6 +27,8 @@ LLAMA3 = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hid
           "num_key_value_heads": 1, "max_position_embeddings": 12, "vocab_size": 29,
           "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "attention_bias": False,
           "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
+# Two groups of queries, for two tensor-parallel ranks.
+LLAMA3_GQA = dict(LLAMA3, num_attention_heads=4, num_key_value_heads=2)
 
 # Name: model, number of ranks, configuration of DeepSpeed.
 LAYOUTS = {
@@ -38,11 +40,16 @@ LAYOUTS = {
                                                      "stage3_param_persistence_threshold": 0},
                                "bf16": {"enabled": True}}),
     "zero3": (GPT2, 2, {"zero_optimization": {"stage": 3}}),
+    "zero3_bf16_gqa": (LLAMA3_GQA, 3, {
+        "zero_optimization": {"stage": 3, "sub_group_size": 300,
+                              "stage3_param_persistence_threshold": 0},
+        "bf16": {"enabled": True}}),
 }
 # Name: the parameter that is not trained.
 FROZEN = {"zero3_bf16": "model.norm.weight"}
 # Name: the layout that it is converted from.
-UNIVERSAL = {"universal": "zero2_bf16"}
+UNIVERSAL = {"universal": "zero2_bf16", "universal_zero1": "zero1",
+             "universal_zero3": "zero3_bf16_gqa"}
 
 
 def new_model(config):

@@ -1,17 +1,11 @@
 // Checkpoints that InternEvo has written (make_fixtures.py), against the consolidated state.
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
-#include <random>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -19,22 +13,18 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
-#include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/dcp/folder_layout.h"
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/convert/pickle/write.h"
-#include "checkpoint/format/safetensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
-#include "tests/exact/training.h"
+#include "tests/interop/foreign_fixture.h"
 #include "tests/interop/foreign_run.h"
-#include "trainer/config/config.h"
 #include "trainer/convert/model_rules.h"
-#include "trainer/data/token_file.h"
 
 namespace tessera {
 namespace {
@@ -43,21 +33,10 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::LogicalState;
-
-constexpr char kTopologies[][24] = {"single", "tp2", "pp2", "dp2_zero2_tp2_pp2"};
-constexpr int kVocabulary = 20;
+using testing::ReadFileBytes;
+using testing::WriteFileBytes;
 
 std::string Fixture(const std::string& name) { return "tests/interop/internevo/" + name; }
-
-std::string ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  EXPECT_TRUE(in.good()) << path;
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void WriteFile(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(const std::string& folder) {
   return ckpt::convert::OpenForeign(folder, {.rules = &RegisteredModelRules()});
@@ -66,84 +45,20 @@ absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> Open(const std::s
 // The consolidated state that make_fixtures.py wrote, as the state of an fp32 run: its weights are
 // the fp32 ones.
 LogicalState ReadOracle(const std::string& model) {
-  const std::string file = ReadFile(Fixture(model) + ".safetensors");
-  const auto bytes = ckpt::SafetensorsHeaderBytes(file.substr(0, 8), file.size());
-  const auto header = ckpt::ParseSafetensorsHeader(file.substr(0, bytes.value()), file.size());
-  LogicalState state;
-  for (const ckpt::SafetensorsEntry& entry : header->entries) {
-    if (entry.dtype != ckpt::F32 || state.contains(entry.key)) continue;
-    constexpr std::string_view kMaster = ".master";
-    std::string name = entry.key;
-    if (name.ends_with(kMaster)) name.resize(name.size() - kMaster.size());
-    testing::LogicalTensor& tensor = state[name];
-    tensor.shape = entry.shape;
-    tensor.bytes.resize(entry.length_bytes);
-    std::memcpy(tensor.bytes.data(), file.data() + entry.file_offset, entry.length_bytes);
-  }
-  return state;
+  const auto state = testing::ReadFp32State(Fixture(model) + ".safetensors");
+  EXPECT_TRUE(state.ok()) << state.status();
+  return state.value_or(LogicalState());
 }
 
-class InternEvoTest : public ::testing::Test {
+class InternEvoTest : public testing::ForeignFixture {
  protected:
-  void SetUp() override {
-    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    std::replace(name.begin(), name.end(), '/', '_');
-    folder_ = fs::path(::testing::TempDir()) / name;
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    std::mt19937 random(3);
-    std::vector<int32_t> tokens(3000);
-    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % kVocabulary);
-    auto writer = TokenFileWriter::Create(Tokens(), TokenFormat::kGpt2);
-    ASSERT_TRUE(writer.ok()) << writer.status();
-    ASSERT_TRUE((*writer)->Append(tokens).ok());
-    ASSERT_TRUE((*writer)->Close().ok());
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string Tokens() const { return (folder_ / "tokens.bin").string(); }
-
-  // A copy that a test may change.
-  std::string Copy(const std::string& layout) const {
-    const fs::path copy = folder_ / layout;
-    fs::remove_all(copy);
-    fs::copy(Fixture(layout), copy, fs::copy_options::recursive);
-    for (const auto& entry : fs::directory_iterator(copy)) {
-      fs::permissions(entry.path(), fs::perms::owner_all);
-    }
-    return copy.string();
-  }
-
-  absl::StatusOr<TrainConfig> Config(const std::string& topology, const ckpt::Manifest& manifest,
-                                     bool bf16) const {
-    testing::RunSettings settings = {.model = manifest.model().text(),
-                                     .tokens = Tokens(),
-                                     .topology = topology,
-                                     .exact_shards = 2,
-                                     .bf16 = bf16,
-                                     .micro_batch_size = 1,
-                                     .global_batch_size = 4,
-                                     .seq_length = 12,
-                                     .bucket_elements = 500};
-    TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, testing::MakeConfig(settings));
-    return ResolveConfig(config);
-  }
-
-  // Loads on all ranks of a topology, and takes two steps.
-  absl::StatusOr<testing::ContinuedRun> Load(const std::string& folder, const std::string& topology,
-                                             bool bf16) const {
-    TESSERA_ASSIGN_OR_RETURN(const SavedRun saved, testing::OpenForeignRun(folder));
-    TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(topology, saved.manifest, bf16));
-    return testing::ContinueRun(saved, config);
-  }
+  std::string Copy(const std::string& layout) const { return CopyOf(Fixture(layout)); }
 
   static std::string ErrorOf(const std::string& folder) {
     const absl::Status status = Open(folder).status();
     EXPECT_FALSE(status.ok());
     return std::string(status.message());
   }
-
-  fs::path folder_;
 };
 
 struct Layout {
@@ -183,7 +98,7 @@ TEST_P(InternEvoLayoutTest, HoldsTheConsolidatedStateUnderEveryTopology) {
     const auto consolidated = Load(Fixture(layout.consolidated), "single", bf16);
     ASSERT_TRUE(consolidated.ok()) << consolidated.status();
     ASSERT_EQ(FirstStateDifference(consolidated->state, expected), "");
-    for (const char* topology : kTopologies) {
+    for (const char* topology : testing::kTopologies) {
       // The files are read in the same way for both.
       if (!bf16 && topology != std::string("dp2_zero2_tp2_pp2")) continue;
       SCOPED_TRACE(topology);
@@ -232,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, InternEvoLayoutTest, ::testing::ValuesIn(kLayo
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(InternEvoTest, TheCommandConvertsAndComparesIt) {
-  const std::string converted = (folder_ / "converted").string();
+  const std::string converted = In("converted");
   const auto run = [](const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
     const int code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
@@ -263,9 +178,9 @@ TEST_F(InternEvoTest, WithoutTheOptimizerThereAreWeights) {
 void Exchange(const std::string& folder, const std::string& a, const std::string& b) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (!entry.path().filename().string().starts_with("model_t")) continue;
-    const std::string bytes = ReadFile(entry.path());
+    const std::string bytes = ReadFileBytes(entry.path());
     ASSERT_NE(bytes.find(a), bytes.npos);
-    WriteFile(entry.path(), absl::StrReplaceAll(bytes, {{a, b}, {b, a}}));
+    WriteFileBytes(entry.path(), absl::StrReplaceAll(bytes, {{a, b}, {b, a}}));
   }
 }
 
@@ -308,12 +223,12 @@ TEST_F(InternEvoTest, CopiesThatDifferAreRefused) {
   // Each file has the norm's ones, with noise, as F32; the first byte of one is changed.
   const LogicalState oracle = ReadOracle("llama");
   const auto& norm = oracle.at("model.norm.weight").bytes;
-  std::string bytes = ReadFile(copy + "/model_tp1_pp0.pt");
+  std::string bytes = ReadFileBytes(copy + "/model_tp1_pp0.pt");
   const size_t at =
       bytes.find(std::string(reinterpret_cast<const char*>(norm.data()), norm.size()));
   ASSERT_NE(at, bytes.npos);
   bytes[at] ^= 1;
-  WriteFile(copy + "/model_tp1_pp0.pt", bytes);
+  WriteFileBytes(copy + "/model_tp1_pp0.pt", bytes);
   EXPECT_THAT(ErrorOf(copy), AllOf(HasSubstr("model.norm.weight"), HasSubstr("model_tp0_pp0.pt"),
                                    HasSubstr("model_tp1_pp0.pt")));
 }
@@ -323,12 +238,12 @@ TEST_F(InternEvoTest, AnOptimizerOfAnotherStepIsNoticedInAnFp32Run) {
   const std::string copy = Copy("llama_fp32");
   const LogicalState oracle = ReadOracle("llama");
   const auto& norm = oracle.at("model.norm.weight").bytes;
-  std::string bytes = ReadFile(copy + "/optimizer_tp0_pp0_zo0.pt");
+  std::string bytes = ReadFileBytes(copy + "/optimizer_tp0_pp0_zo0.pt");
   const size_t at =
       bytes.find(std::string(reinterpret_cast<const char*>(norm.data()), norm.size()));
   ASSERT_NE(at, bytes.npos);
   bytes[at] ^= 1;
-  WriteFile(copy + "/optimizer_tp0_pp0_zo0.pt", bytes);
+  WriteFileBytes(copy + "/optimizer_tp0_pp0_zo0.pt", bytes);
   EXPECT_THAT(ErrorOf(copy),
               AllOf(HasSubstr("model.norm.weight"), HasSubstr("optimizer_tp0_pp0_zo0.pt")));
 }
@@ -352,8 +267,8 @@ TEST_F(InternEvoTest, ThePlanMayBeInAFileOfItsOwn) {
   const std::string copy = Copy("zo2");
   for (const char* rank : {"0", "1"}) {
     const std::string path = copy + "/optimizer_tp0_pp0_zo" + rank + ".pt";
-    WriteFile(path, absl::StrReplaceAll(ReadFile(path),
-                                        {{"zero_devide_optim_plan", "zero_divide_optim_plan"}}));
+    WriteFileBytes(path, absl::StrReplaceAll(ReadFileBytes(path), {{"zero_devide_optim_plan",
+                                                                    "zero_divide_optim_plan"}}));
   }
   const auto loaded = Load(copy, "single", /*bf16=*/false);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -372,7 +287,7 @@ TEST_F(InternEvoTest, OtherParallelModesAreRefused) {
                                              "a rank that is both tensor-parallel and "
                                              "weight-parallel")}) {
     const std::string copy = Copy("tp1");
-    WriteFile(fs::path(copy) / name, "");
+    WriteFileBytes(fs::path(copy) / name, "");
     EXPECT_THAT(ErrorOf(copy),
                 HasSubstr(std::string(name) + " is a file of " + what + ", which is not read"));
   }
@@ -427,18 +342,18 @@ TEST_F(InternEvoTest, RefusesHostileSettings) {
                                                      {"vocab_size", 21},
                                                      {"num_experts", 8},
                                                      {"norm_head", 1}};
-  WriteFile(copy + "/model_config.pt", ConfigFile("num_layers", 4));
+  WriteFileBytes(copy + "/model_config.pt", ConfigFile("num_layers", 4));
   const absl::Status unchanged = Open(copy).status();
   ASSERT_TRUE(unchanged.ok()) << unchanged;
   for (const auto& [name, value] : hostile) {
-    WriteFile(copy + "/model_config.pt", ConfigFile(name, value));
+    WriteFileBytes(copy + "/model_config.pt", ConfigFile(name, value));
     EXPECT_NE(ErrorOf(copy), "") << name << "=" << value;
   }
 }
 
 TEST_F(InternEvoTest, WhatSettlesAnAmbiguityIsSaid) {
   const std::string copy = Copy("tp1");
-  WriteFile(copy + "/model_config.pt", ConfigFile("qk_interleaved", std::nullopt));
+  WriteFileBytes(copy + "/model_config.pt", ConfigFile("qk_interleaved", std::nullopt));
   EXPECT_THAT(ErrorOf(copy), HasSubstr("model_config.pt: neither qk_interleaved nor adapt_hf"));
   fs::remove(copy + "/model_config.pt");
   EXPECT_THAT(ErrorOf(copy), HasSubstr("model_config.pt is missing: it describes the model"));
