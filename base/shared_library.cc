@@ -2,17 +2,23 @@
 
 #include <dlfcn.h>
 #include <glob.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 
 namespace tessera {
 namespace {
@@ -30,17 +36,45 @@ std::string Environment(const std::string& name) {
   return value == nullptr ? "" : value;
 }
 
-// Patterns of the folders that hold Python's packages.
-std::vector<std::string> PackageFolders() {
+// Patterns of the folders that hold Python's packages, each once.
+std::vector<std::string> PackageFolders(const std::string& root) {
   std::vector<std::string> folders;
-  const std::string virtual_environment = Environment("VIRTUAL_ENV"), user = Environment("HOME");
-  if (!virtual_environment.empty()) {
-    folders.push_back(virtual_environment + "/lib/python3*/site-packages/");
+  const auto add = [&folders](const std::string& prefix, const char* folder) {
+    const std::string pattern = absl::StrCat(prefix, folder);
+    if (std::ranges::find(folders, pattern) == folders.end()) folders.push_back(pattern);
+  };
+  constexpr char kSite[] = "/lib/python3*/site-packages/";
+  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const std::string environment = Environment(variable);
+    if (!environment.empty()) add(environment, kSite);
   }
-  if (!user.empty()) folders.push_back(user + "/.local/lib/python3*/site-packages/");
-  folders.push_back("/usr/local/lib/python3*/dist-packages/");
-  folders.push_back("/usr/local/lib/python3*/site-packages/");
-  folders.push_back("/usr/lib/python3*/site-packages/");
+  // An environment is used without being active by running its python3.
+  for (const absl::string_view path : absl::StrSplit(Environment("PATH"), ':')) {
+    if (!absl::EndsWith(path, "/bin")) continue;
+    if (access(absl::StrCat(path, "/python3").c_str(), X_OK) != 0) continue;
+    add(std::string(path.substr(0, path.size() - strlen("/bin"))), kSite);
+  }
+  const std::string user = Environment("HOME");
+  if (!user.empty()) add(user + "/.local", kSite);
+  add(root + "/usr/local", "/lib/python3*/dist-packages/");
+  add(root + "/usr/local", kSite);
+  add(root + "/usr", "/lib/python3/dist-packages/");
+  add(root + "/usr", kSite);
+  return folders;
+}
+
+// lib64 of the CUDA toolkits; of those with a version in their names, the newest first.
+std::vector<std::string> ToolkitFolders(const std::string& root) {
+  std::vector<std::string> folders;
+  const std::string home = Environment("CUDA_HOME");
+  if (!home.empty()) folders.push_back(home + "/lib64/");
+  folders.push_back(root + "/usr/local/cuda/lib64/");
+  std::vector<std::string> versions;
+  AddMatches(root + "/usr/local/cuda-[0-9]*/lib64/", &versions);
+  std::ranges::sort(versions, [](const std::string& a, const std::string& b) {
+    return strverscmp(a.c_str(), b.c_str()) > 0;
+  });
+  folders.insert(folders.end(), versions.begin(), versions.end());
   return folders;
 }
 
@@ -52,10 +86,10 @@ std::vector<std::string> LibraryPlaces(const LibrarySearch& search) {
   std::vector<std::string> places;
   for (const std::string& file : search.files) {
     places.push_back(file);
-    for (const std::string& home : {Environment("CUDA_HOME"), std::string("/usr/local/cuda")}) {
-      if (!home.empty()) places.push_back(absl::StrCat(home, "/lib64/", file));
+    for (const std::string& toolkit : ToolkitFolders(search.root)) {
+      places.push_back(toolkit + file);
     }
-    for (const std::string& packages : PackageFolders()) {
+    for (const std::string& packages : PackageFolders(search.root)) {
       for (const std::string& folder : search.package_folders) {
         AddMatches(absl::StrCat(packages, folder, "/", file), &places);
       }

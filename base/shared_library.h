@@ -18,11 +18,15 @@ struct LibrarySearch {
   std::vector<std::string> files;
   // Folders below a Python package folder that PyTorch's packages put it in: "nvidia/nccl/lib".
   std::vector<std::string> package_folders;
+  // Put before /usr and /usr/local; tests have a file system of their own.
+  std::string root = "";
 };
 
-// $`variable` alone where it is set. Else the dynamic linker's own search, the CUDA toolkit
-// ($CUDA_HOME, /usr/local/cuda), and the packages of PyTorch in the active virtual environment and
-// in Python's system-wide and per-user folders; each for the first of the files, then for the next.
+// $`variable` alone where it is set. Else the dynamic linker's own search ($LD_LIBRARY_PATH
+// included), the CUDA toolkit ($CUDA_HOME, /usr/local/cuda, /usr/local/cuda-13.0 and the like), and
+// the packages of PyTorch: those of the active environment ($VIRTUAL_ENV, $CONDA_PREFIX), of every
+// python3 in $PATH, of the user and of the system; each for the first of the files, then for the
+// next.
 std::vector<std::string> LibraryPlaces(const LibrarySearch& search);
 
 struct SharedLibrary {

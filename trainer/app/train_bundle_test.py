@@ -1,0 +1,105 @@
+"""What is in the bundle, and that it runs where there is nothing but glibc and libstdc++.
+
+train_bundle_test.py ARCHIVE
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+
+ARCHIVE = ""
+
+# What the bare machine has: the C and C++ runtime, and what its loader needs.
+RUNTIME = re.compile(r"/(ld-linux-x86-64|libc|libm|libpthread|libdl|librt|libresolv|libutil|"
+                     r"libstdc\+\+|libgcc_s)\.so\.\d+$")
+
+TINY = ["--config=configs/gpt2_tiny.textproto", "--train-iters=3", "--lr-warmup-iters=1",
+        "--eval-interval=0", "--global-batch-size=2", "--micro-batch-size=2", "--seq-length=16",
+        "--train-data-path=data/train_000.bin", "--run-dir=run", "--save-interval=3"]
+
+
+class TrainBundleTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.root = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(cls.root)
+        cls.bundle = cls.root / "train_bundle"
+        libraries = set()
+        for program in cls.programs():
+            for line in cls.ldd(program).splitlines():
+                match = re.search(r"(/\S+) \(0x", line)
+                if match and RUNTIME.search(match[1]):
+                    libraries.add(match[1])
+        for library in libraries:
+            target = cls.root / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(library, target)
+            target.chmod(0o755)
+        for folder in ("tmp", "proc", "dev"):
+            (cls.root / folder).mkdir()
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.root)
+
+    @classmethod
+    def programs(cls):
+        found = [path for path in cls.bundle.rglob("*")
+                 if path.is_file() and path.parent.name != "lib" and os.access(path, os.X_OK) and
+                 path.read_bytes()[:4] == b"\x7fELF"]
+        assert len(found) >= 6, found
+        return found
+
+    @classmethod
+    def ldd(cls, program):
+        return subprocess.run(["ldd", str(program)], check=True, capture_output=True,
+                              text=True).stdout
+
+    def run_there(self, program, *arguments):
+        """Runs a program of the bundle on a machine that has the bundle alone."""
+        # The loader finds a program's own folder through /proc.
+        enter = ["unshare", "--map-root-user", "--mount", "sh", "-c",
+                 'mount --rbind /proc "$0/proc" && mount --rbind /dev "$0/dev" && '
+                 'exec unshare --root="$0" --wd=/train_bundle "$@"', str(self.root)]
+        return subprocess.run([*enter, f"/train_bundle/{program}", *arguments], check=False,
+                              env={"HOME": "/tmp", "PATH": os.environ["PATH"]},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+    def test_libraries_come_from_the_bundle(self):
+        for program in self.programs():
+            for line in self.ldd(program).splitlines():
+                with self.subTest(program=program.name, line=line.strip()):
+                    self.assertNotIn("not found", line)
+                    match = re.search(r"(/\S+) \(0x", line)
+                    if match and not RUNTIME.search(match[1]):
+                        real = pathlib.Path(os.path.realpath(match[1]))
+                        self.assertEqual(real.parent, self.bundle / "lib")
+
+    def test_it_trains_on_the_cpu(self):
+        (self.bundle / "text.txt").write_text("a line of text to train on\n" * 200)
+        made = self.run_there("prepare_data", "--input=text.txt", "--output_dir=data",
+                              "--tokenizer=byte")
+        self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+        trained = self.run_there("train", *TINY)
+        self.assertEqual(trained.returncode, 0, trained.stdout + trained.stderr)
+        self.assertIn('"step":3', (self.bundle / "run/metrics.jsonl").read_text().replace(" ", ""))
+        listed = self.run_there("ckpt", "verify", "run/checkpoints")
+        self.assertEqual(listed.returncode, 0, listed.stdout + listed.stderr)
+
+    def test_device_tests_say_that_there_is_no_gpu(self):
+        if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+            return
+        ran = self.run_there("tests/cuda_compute_test")
+        self.assertIn("no GPU (needs: gpu)", ran.stdout + ran.stderr)
+
+
+if __name__ == "__main__":
+    ARCHIVE = sys.argv.pop(1)
+    unittest.main()
