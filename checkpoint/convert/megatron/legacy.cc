@@ -24,6 +24,7 @@
 #include "checkpoint/convert/megatron/optimizer_state.h"
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/rank_file.h"
+#include "checkpoint/convert/megatron/rank_order.h"
 #include "checkpoint/convert/megatron/run.h"
 #include "checkpoint/convert/megatron/state_buffer.h"
 #include "checkpoint/convert/torch/archive.h"
@@ -57,6 +58,7 @@ class LegacyReader {
   absl::Status ReadFiles();
   absl::Status CheckGrid(const std::vector<std::string>& found);
   absl::Status CheckFile(const RankFile& file) const;
+  absl::Status CheckPlaces() const;
   void NumberLayers();
   absl::Status AddRank(size_t stage, size_t tensor_rank);
   absl::StatusOr<std::vector<RankParameter>> AddChunk(const RankFile& file, const RankChunk& chunk,
@@ -201,7 +203,25 @@ absl::Status LegacyReader::ReadFiles() {
     }
   }
   run_.emplace(files_.front().archive.contents.root());
-  return absl::OkStatus();
+  return CheckPlaces();
+}
+
+// That each file is where the rank that wrote it belongs, as far as its arguments tell.
+absl::Status LegacyReader::CheckPlaces() const {
+  std::vector<int64_t> ranks;
+  for (const RankFile& file : files_) {
+    const auto rank = MegatronRun(file.archive.contents.root()).Integer("rank");
+    if (!rank) return absl::OkStatus();
+    ranks.push_back(*rank);
+  }
+  const auto found =
+      FindMisplacedFile(ranks, {.tensor_ranks = tensor_ranks_,
+                                .context_ranks = run_->Integer("context_parallel_size").value_or(1),
+                                .data_ranks = run_->Integer("data_parallel_size").value_or(1)});
+  if (!found) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      storage_.Describe(files_[found->file].path), ": its arguments say that rank ",
+      ranks[found->file], " of the run wrote it, whose place is ", files_[found->place].path));
 }
 
 // A virtual pipeline passes through the stages once for each chunk.

@@ -99,18 +99,35 @@ TEST_F(MegatronLegacyTest, RefusesCopiesThatDiffer) {
   EXPECT_THAT(error, HasSubstr("mp_rank_01_000/model_optim_rng.pt"));
 }
 
+void Exchange(const fs::path& a, const fs::path& b) {
+  fs::rename(a, a.string() + ".tmp");
+  fs::rename(b, a);
+  fs::rename(a.string() + ".tmp", b);
+}
+
+// Shapes and sizes fit, and there are no fp32 weights that would differ.
+TEST_F(MegatronLegacyTest, RefusesFilesInOtherPlaces) {
+  constexpr char kFile[] = "model_optim_rng.pt";
+  fs::path folder = Copy("legacy_gpt2_tp2_pp2");
+  Exchange(folder / "mp_rank_00_001" / kFile, folder / "mp_rank_01_001" / kFile);
+  const std::string error = Error();
+  EXPECT_THAT(error, HasSubstr("mp_rank_00_001/model_optim_rng.pt: its arguments say that rank 3 "
+                               "of the run wrote it, whose place is "));
+  EXPECT_THAT(error, HasSubstr("mp_rank_01_001/model_optim_rng.pt"));
+  folder = Copy("legacy_gpt2_tp2_pp2");
+  fs::copy_file(folder / "mp_rank_00_000" / kFile, folder / "mp_rank_01_000" / kFile,
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(Error(), HasSubstr("mp_rank_01_000/model_optim_rng.pt: its arguments say that rank 0 "
+                                 "of the run wrote it"));
+}
+
 TEST_F(MegatronLegacyTest, RefusesStatesOfOtherRanks) {
-  const auto exchange = [](const fs::path& a, const fs::path& b) {
-    fs::rename(a, a.string() + ".tmp");
-    fs::rename(b, a);
-    fs::rename(a.string() + ".tmp", b);
-  };
   fs::path folder = Copy("legacy_llama3_bf16_dp2_pp2_vpp2");
-  exchange(folder / "mp_rank_00_000/distrib_optim.pt", folder / "mp_rank_00_001/distrib_optim.pt");
+  Exchange(folder / "mp_rank_00_000/distrib_optim.pt", folder / "mp_rank_00_001/distrib_optim.pt");
   EXPECT_THAT(Error(), HasSubstr("buffer 0 has 840 elements"));
   // The sizes fit, the values do not.
   folder = Copy("legacy_llama3_untied_dp2_tp2");
-  exchange(folder / "mp_rank_00/distrib_optim.pt", folder / "mp_rank_01/distrib_optim.pt");
+  Exchange(folder / "mp_rank_00/distrib_optim.pt", folder / "mp_rank_01/distrib_optim.pt");
   EXPECT_THAT(Error(), HasSubstr("do not round to its weights in"));
   folder = Copy("legacy_llama3_untied_dp2_tp2");
   fs::remove(folder / "mp_rank_01/distrib_optim.pt");

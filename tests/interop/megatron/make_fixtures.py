@@ -182,7 +182,8 @@ def run_arguments(shape, layout):
         pipeline_model_parallel_size=layout.pp, data_parallel_size=layout.dp,
         virtual_pipeline_model_parallel_size=layout.vpp,
         use_distributed_optimizer=layout.distributed,
-        world_size=layout.tp * layout.pp * layout.dp, iteration=STEP,
+        rank=torch.distributed.get_rank(), world_size=layout.tp * layout.pp * layout.dp,
+        iteration=STEP,
         consumed_train_samples=SAMPLES, consumed_valid_samples=0, lr=1e-3, adam_beta1=0.9,
         adam_beta2=0.95, weight_decay=0.1, ckpt_format="torch_dist",
         overlap_grad_reduce=layout.bucket_size is not None, ddp_bucket_size=layout.bucket_size)
