@@ -33,6 +33,8 @@
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
+#include "trainer/device/compute_devices.h"
+#include "trainer/device/cuda_device.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
 #include "trainer/parallel/topology.h"
@@ -173,8 +175,9 @@ class ResumeTest : public ::testing::Test {
 
   static absl::Status TrainRank(const TrainConfig& config, Communicator* world,
                                 std::string* notes) {
-    const absl::StatusOr<std::unique_ptr<Session>> session =
-        BuildSession(config, world, [&](const std::string& note) { *notes += note + "\n"; });
+    const std::unique_ptr<ComputeDevices> devices = MakeCudaDevices();
+    const absl::StatusOr<std::unique_ptr<Session>> session = BuildSession(
+        config, world, *devices, [&](const std::string& note) { *notes += note + "\n"; });
     if (!session.ok()) return session.status();
     if (!(*session)->trains) {
       *notes += "nothing left to train";

@@ -7,11 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "trainer/comm/communicator.h"
+#include "trainer/kernels/backend.h"
 #include "trainer/parallel/mesh.h"
 #include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {
@@ -38,10 +41,19 @@ absl::Status CheckExport(const TrainConfig& config) {
 
 absl::Status ExportWeights(const Session& session, const std::string& path) {
   const Mesh& mesh = *session.mesh;
+  Backend& backend = session.backend();
+  std::vector<Tensor> copies;  // of a GPU's weights
   std::vector<LlmcPart> parts;
   for (const TrainedChunk& chunk : session.trainer->chunks()) {
-    parts.push_back({.parameters = chunk.parameters, .flat = chunk.parameters->values()});
+    TensorView values = chunk.parameters->values();
+    if (backend.device().type != DeviceType::kCpu) {
+      copies.emplace_back(values.dtype(), values.shape());
+      backend.Download(values, copies.back().view().data());
+      values = copies.back();
+    }
+    parts.push_back({.parameters = chunk.parameters, .flat = values});
   }
+  TESSERA_RETURN_IF_ERROR(backend.Synchronize());
   LlmcRanks ranks;
   if (Communicator* world = mesh.world(); world != nullptr) {
     ranks.gives = [&mesh](const Parameter& parameter) { return IsFirstCopy(mesh, parameter); };

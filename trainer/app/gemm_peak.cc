@@ -24,7 +24,9 @@ double SecondsSince(Clock::time_point start) {
 }
 
 double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
-  const Tensor x(dtype, {size.m, size.k}), w(dtype, {size.n, size.k}), y(dtype, {size.m, size.n});
+  const Device device = backend.device();
+  const Tensor x(dtype, {size.m, size.k}, device), w(dtype, {size.n, size.k}, device);
+  const Tensor y(dtype, {size.m, size.n}, device);
   backend.Fill(x, 0.5);
   backend.Fill(w, 0.25);
   double best_seconds = 1e9;

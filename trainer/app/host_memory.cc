@@ -21,25 +21,28 @@ std::string Bytes(int64_t bytes) { return HumanBytes(static_cast<uint64_t>(bytes
 
 }  // namespace
 
-absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
-                            const HostShare& host) {
+StateBytes EstimateState(const TrainConfig& config, bool trains) {
   const Topology topology = ConfigTopology(config);
   const bool bf16 = config.training().bf16();
-  const int64_t weights = ParameterCount(config.model());
-  const int64_t here = weights / (int64_t{topology.tensor} * topology.pipeline);
+  const int64_t here =
+      ParameterCount(config.model()) / (int64_t{topology.tensor} * topology.pipeline);
   const int64_t gradient_owners = topology.zero_stage == 2 ? topology.data : 1;
   const int64_t state_owners = topology.zero_stage >= 1 ? topology.data : 1;
-  int64_t mine = here * (bf16 ? 2 : 4);
-  if (trains) {
-    mine += here * 4 / gradient_owners;
-    mine += here * (bf16 ? 12 : 8) / state_owners;  // moments; of bf16, master weights
-  }
-  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(mine));
+  StateBytes bytes{.weights = here * (bf16 ? 2 : 4)};
+  if (!trains) return bytes;
+  bytes.gradients = here * 4 / gradient_owners;
+  bytes.optimizer = here * (bf16 ? 12 : 8) / state_owners;
+  return bytes;
+}
+
+absl::Status CheckModelFits(const TrainConfig& config, bool trains, int64_t available,
+                            const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(EstimateState(config, trains).sum()));
   if (needed <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("a model of ", weights, " weights needs ", Bytes(needed), " of memory",
-                   trains ? " to train" : "", ForProcesses(host), ", of which ", Bytes(available),
-                   " are available"));
+      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ", Bytes(needed),
+                   " of memory", trains ? " to train" : "", ForProcesses(host), ", of which ",
+                   Bytes(available), " are available"));
 }
 
 absl::StatusOr<int64_t> SpareMemory(const Trainer::Memory& mine, int64_t available,

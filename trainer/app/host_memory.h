@@ -11,6 +11,16 @@
 
 namespace tessera {
 
+// What one rank holds of a model's state, before anything of it is allocated.
+struct StateBytes {
+  int64_t weights = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;  // moments; of bf16, master weights
+
+  int64_t sum() const { return weights + gradients + optimizer; }
+};
+StateBytes EstimateState(const TrainConfig& config, bool trains);
+
 // Checks that a machine with `available` bytes left has room for its ranks. Allocated memory is not
 // taken before it is touched: without these checks a run would end somewhere in its first step.
 // Collective over the world of `host`. ResourceExhausted, with the sizes.

@@ -43,31 +43,41 @@ int Threads(const cpu_set_t& mine, int sharing) {
   return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
 }
 
+// The texts of all ranks, which may differ in length.
+absl::StatusOr<std::vector<std::string>> AllGatherTexts(Communicator& world,
+                                                        const std::string& mine) {
+  const CallOptions options{.what = "processes of this machine"};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
+                           world.GatherBytes(mine, 0, options));
+  std::string all;
+  for (const std::string& text : gathered) {
+    const uint32_t size = static_cast<uint32_t>(text.size());
+    all.append(reinterpret_cast<const char*>(&size), sizeof(size));
+    all.append(text);
+  }
+  TESSERA_ASSIGN_OR_RETURN(all, world.BroadcastBytes(all, 0, options));
+  std::vector<std::string> texts;
+  std::string_view rest = all;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    uint32_t size = 0;
+    std::memcpy(&size, rest.data(), sizeof(size));
+    texts.emplace_back(rest.substr(sizeof(size), size));
+    rest.remove_prefix(sizeof(size) + size);
+  }
+  return texts;
+}
+
 }  // namespace
 
 absl::StatusOr<HostShare> HostShare::Find(Communicator* world) {
   const cpu_set_t mine = Processors();
   if (world == nullptr) return HostShare(nullptr, {0}, Threads(mine, 1));
   const std::string description = Describe(mine);
-  const CallOptions options{.what = "processes of this machine"};
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gathered,
-                           world->GatherBytes(description, 0, options));
-  std::string all;
-  // Machine names may differ in length: each description is preceded by its length.
-  for (const std::string& text : gathered) {
-    const uint32_t size = static_cast<uint32_t>(text.size());
-    all.append(reinterpret_cast<const char*>(&size), sizeof(size));
-    all.append(text);
-  }
-  TESSERA_ASSIGN_OR_RETURN(all, world->BroadcastBytes(all, 0, options));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, AllGatherTexts(*world, description));
   std::vector<int> on_this_host;
   int sharing = 0;
-  std::string_view rest = all;
   for (int rank = 0; rank < world->size(); ++rank) {
-    uint32_t size = 0;
-    std::memcpy(&size, rest.data(), sizeof(size));
-    const std::string_view other = rest.substr(sizeof(size), size);
-    rest.remove_prefix(sizeof(size) + size);
+    const std::string_view other = all[rank];
     if (other.substr(sizeof(mine)) != std::string_view(description).substr(sizeof(mine))) continue;
     on_this_host.push_back(rank);
     cpu_set_t theirs, common;
@@ -76,6 +86,19 @@ absl::StatusOr<HostShare> HostShare::Find(Communicator* world) {
     sharing += CPU_COUNT(&common) > 0 ? 1 : 0;
   }
   return HostShare(world, std::move(on_this_host), Threads(mine, sharing));
+}
+
+absl::StatusOr<HostShare::Place> HostShare::Among(const std::string& description) const {
+  if (world_ == nullptr) return Place{};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                           AllGatherTexts(*world_, description));
+  Place place{.index = 0, .count = 0};
+  for (const int rank : on_this_host_) {
+    if (all[rank] != description) continue;
+    if (rank < world_->rank()) ++place.index;
+    ++place.count;
+  }
+  return place;
 }
 
 absl::StatusOr<int64_t> HostShare::Sum(int64_t mine) const {

@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_APP_HOST_SHARE_H_
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,13 @@ class HostShare {
 
   // The sum of `mine` over the ranks of this host. Collective over the world.
   absl::StatusOr<int64_t> Sum(int64_t mine) const;
+
+  // This rank among those of this host with an equal `description`. Collective over the world.
+  struct Place {
+    int index = 0;  // of these, in the order of ranks
+    int count = 1;
+  };
+  absl::StatusOr<Place> Among(const std::string& description) const;
 
  private:
   HostShare(Communicator* world, std::vector<int> on_this_host, int threads)

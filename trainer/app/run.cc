@@ -139,7 +139,7 @@ absl::Status RunSession(Session& session, ProgressLine& progress_line, int* stop
 }  // namespace
 
 absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicator* world,
-                     int* stopped_by) {
+                     ComputeDevices& devices, int* stopped_by) {
   *stopped_by = 0;
   std::unique_ptr<RankOutput> output;
   if (world != nullptr && world->rank() != 0) {
@@ -149,9 +149,10 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
     std::fflush(stdout);
   }
   ProgressLine progress_line(LineOptions(config, launch, output.get()));
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<Session> session,
-      BuildSession(config, world, [&](const std::string& note) { progress_line.Message(note); }));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                           BuildSession(config, world, devices, [&](const std::string& note) {
+                             progress_line.Message(note);
+                           }));
   const absl::Status status = RunSession(*session, progress_line, stopped_by);
   // The other ranks are notified immediately; the session then waits for a save in flight.
   if (!status.ok() && world != nullptr) world->Abort(status);

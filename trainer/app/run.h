@@ -5,15 +5,17 @@
 #include "trainer/app/launch.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/device/compute_devices.h"
 
 namespace tessera {
 
 // One rank's run from its config to the end: build, train or only evaluate, export, sample. Rank 0
 // prints for the user and writes the run folder's config and metrics; the others write a log there.
-// `world` is null for one process. `stopped_by` becomes the signal that ended training early, the
+// `world` is null for one process. With device=cuda each rank computes on one of `devices`.
+// `stopped_by` becomes the signal that ended training early, the
 // same on every rank, or 0.
 absl::Status RunRank(const TrainConfig& resolved_config, const Launch& launch, Communicator* world,
-                     int* stopped_by);
+                     ComputeDevices& devices, int* stopped_by);
 
 }  // namespace tessera
 

@@ -8,21 +8,21 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "models/layers/parameter.h"
-#include "models/llmc.h"
-#include "models/model_config.h"
+#include "base/units.h"
+#include "trainer/app/gpu_memory.h"
 #include "trainer/app/host_memory.h"
 #include "trainer/app/host_share.h"
+#include "trainer/app/import_weights.h"
 #include "trainer/app/same_run.h"
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
 #include "trainer/data/load_tokenizer.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/cpu/numerics_fingerprint.h"
+#include "trainer/device/training_device.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
+#include "trainer/tensor/device_runtime.h"
 #include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
 
@@ -30,11 +30,6 @@ namespace tessera {
 namespace {
 
 using Notes = std::function<void(const std::string&)>;
-
-int ThreadCount(const TrainConfig& config, const HostShare& host) {
-  if (config.training().threads() > 0) return static_cast<int>(config.training().threads());
-  return host.threads();
-}
 
 // Larger token files without checksums are not read before the first step: this much takes some
 // seconds.
@@ -186,7 +181,7 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
                        "which data it has read"));
   }
   for (const std::string& sentence :
-       DescribeChanges(saved.manifest, session.config, session.numerics)) {
+       DescribeChanges(saved.manifest, session.config, session.numerics())) {
     notes(sentence);
   }
   const std::string settings = DescribeChangedSettings(
@@ -195,24 +190,6 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   if (session.progress.seed != static_cast<uint64_t>(session.config.training().seed())) {
     notes(absl::StrCat("seed ", session.progress.seed, " is the saved run's; --no-load-rng takes ",
                        session.config.training().seed(), " instead"));
-  }
-  return absl::OkStatus();
-}
-
-// Master weights take the file's full precision; the compute weights are rounded from them. The
-// fp32 buffer of a chunk is freed before the next one is allocated.
-absl::Status ImportWeights(const std::string& llmc_file, Session& session) {
-  for (const TrainedChunk& chunk : session.trainer->chunks()) {
-    const ParameterSet& parameters = *chunk.parameters;
-    const ModelConfig& model = session.config.model();
-    if (chunk.optimizer == nullptr || !chunk.optimizer->has_master()) {
-      TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, model, parameters, parameters.values()));
-      continue;
-    }
-    const Tensor full(DType::kF32, {parameters.flat_elements()});
-    TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, model, parameters, full));
-    session.backend->Copy(full, parameters.values());
-    chunk.optimizer->SetMaster(full);
   }
   return absl::OkStatus();
 }
@@ -242,7 +219,8 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
                        ": starting afresh"));
   }
   if (!llmc_file.empty()) {
-    TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session));
+    TESSERA_RETURN_IF_ERROR(ImportWeights(llmc_file, session.config.model(),
+                                          session.trainer->chunks(), session.backend()));
     notes(absl::StrCat("weights from ", llmc_file));
     return absl::OkStatus();
   }
@@ -304,25 +282,80 @@ RankGroup GroupOf(ckpt::ProcessGroup& ranks, const TrainConfig& config) {
           .deadline = absl::Minutes(config.parallel().distributed_timeout_minutes())};
 }
 
+absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const TrainConfig& config,
+                                                       const HostShare& host, Communicator* world,
+                                                       ComputeDevices& devices,
+                                                       const Notes& notes) {
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<RankDevice> device,
+                           RankDevice::Open(config, host, world, devices));
+  if (TrainingDevice* const gpu = device->gpu(); gpu != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory,
+                             gpu->context->runtime().Memory());
+    notes(absl::StrCat("GPU ", gpu->device.index, ": ", gpu->type, ", ",
+                       HumanBytes(static_cast<uint64_t>(memory.free_bytes)), " of ",
+                       HumanBytes(static_cast<uint64_t>(memory.total_bytes)), " free, ",
+                       gpu->products));
+  }
+  return device;
+}
+
 bool IsHealthy(const ckpt::Manifest& manifest) {
   const ckpt::TrainerState& trainer = manifest.trainer();
   return !trainer.has_health() ||
          (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
 }
 
+// Memory in which the state of a GPU is staged, where it will be loaded or saved. Collective.
+// Returns each rank's part of the host memory that is left.
+absl::StatusOr<int64_t> OpenMirror(Session& session, bool loads, const HostShare& host) {
+  std::vector<TensorView> buffers;
+  if (loads || (session.trains && Saves(session.config))) {
+    for (const StateChunk& chunk : session.state()) {
+      for (const TensorView& buffer : StateBuffers(chunk)) buffers.push_back(buffer);
+    }
+  }
+  int64_t staged = 0;
+  for (const TensorView& buffer : buffers) staged += buffer.bytes();
+  TESSERA_ASSIGN_OR_RETURN(const int64_t spare,
+                           SpareBesideStaging(staged, AvailableHostMemory(), host));
+  if (buffers.empty()) return spare;
+  const double gigabytes = session.config.checkpoint().async_save_copy_gb_per_second();
+  TESSERA_ASSIGN_OR_RETURN(session.mirror,
+                           DeviceMirror::Create(*session.device->gpu()->compute, buffers,
+                                                {.bytes_per_second = gigabytes * 1e9}));
+  return spare;
+}
+
+// The model and its state, without contents. Returns this rank's part of the host memory that
+// training leaves.
+absl::StatusOr<int64_t> BuildModel(Session& session, bool loads, const HostShare& host) {
+  const TrainConfig& config = session.config;
+  TrainingDevice* const gpu = session.device->gpu();
+  TESSERA_RETURN_IF_ERROR(gpu == nullptr
+                              ? CheckModelFits(config, session.trains, AvailableHostMemory(), host)
+                              : CheckModelFitsGpu(config, session.trains, *gpu));
+  TESSERA_ASSIGN_OR_RETURN(
+      session.trainer,
+      Trainer::Create(config, {.trains = session.trains, .seed = session.progress.seed},
+                      *session.mesh, session.backend()));
+  if (gpu != nullptr) return OpenMirror(session, loads, host);
+  return SpareMemory(session.trainer->memory(), AvailableHostMemory(), host);
+}
+
 // A session that continues from `saved`. `loaded` becomes the error of reading the checkpoint's
 // state, which is then the same on every rank.
 absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>& saved,
                                                    const TrainConfig& settings,
-                                                   const NumericsFingerprint& numerics,
-                                                   Communicator* world, const Notes& notes,
-                                                   absl::Status* loaded) {
+                                                   std::shared_ptr<RankDevice> device,
+                                                   const HostShare& host, Communicator* world,
+                                                   const Notes& notes, absl::Status* loaded) {
   auto session = std::make_unique<Session>();
   session->config = settings;
   const TrainConfig& config = session->config;
   session->ranks = MakeProcessGroup(world);
-  session->numerics = numerics;
-  TESSERA_ASSIGN_OR_RETURN(session->mesh, Mesh::Create(ConfigTopology(config), world));
+  session->device = std::move(device);
+  TESSERA_ASSIGN_OR_RETURN(session->mesh,
+                           Mesh::Create(ConfigTopology(config), world, session->device->world()));
   const absl::StatusOr<Progress> start = StartingPoint(config, saved);
   if (!start.ok()) return *loaded = start.status();
   session->progress = *start;
@@ -334,15 +367,8 @@ absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>
   session->trains = session->progress.step < config.training().train_iters();
   TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));
 
-  TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
-  TESSERA_RETURN_IF_ERROR(CheckModelFits(config, session->trains, AvailableHostMemory(), host));
-  session->backend = MakeCpuBackend(ThreadCount(config, host));
-  TESSERA_ASSIGN_OR_RETURN(
-      session->trainer,
-      Trainer::Create(config, {.trains = session->trains, .seed = session->progress.seed},
-                      *session->mesh, *session->backend));
   TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
-                           SpareMemory(session->trainer->memory(), AvailableHostMemory(), host));
+                           BuildModel(*session, /*loads=*/saved.has_value(), host));
   if (saved.has_value() && saved->is_own) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::string nearby,
@@ -351,6 +377,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>
   }
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes, loaded));
   TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory));
+  if (session->saver == nullptr) session->mirror = nullptr;
   return session;
 }
 
@@ -366,7 +393,10 @@ DataIdentity Session::data_identity() const {
 std::vector<StateChunk> Session::state() const {
   std::vector<StateChunk> chunks;
   for (const TrainedChunk& chunk : trainer->chunks()) {
-    chunks.push_back({.parameters = chunk.parameters, .optimizer = chunk.optimizer});
+    chunks.push_back({.parameters = chunk.parameters,
+                      .optimizer = chunk.optimizer,
+                      .mirror = mirror.get(),
+                      .backend = device->gpu() == nullptr ? nullptr : &backend()});
   }
   return chunks;
 }
@@ -374,13 +404,16 @@ std::vector<StateChunk> Session::state() const {
 RankGroup Session::group() const { return GroupOf(*ranks, config); }
 
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
-                                                      Communicator* world, const Notes& notes) {
+                                                      Communicator* world, ComputeDevices& devices,
+                                                      const Notes& notes) {
   const std::unique_ptr<ckpt::ProcessGroup> ranks = MakeProcessGroup(world);
   const RankGroup group = GroupOf(*ranks, config);
   TESSERA_RETURN_IF_ERROR(CheckSameSettings(config, group));
-  const NumericsFingerprint& numerics = CpuNumericsFingerprint();
-  TESSERA_RETURN_IF_ERROR(
-      CheckSameNumerics(numerics, config.parallel().numerics() == Numerics::EXACT, group, notes));
+  TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RankDevice> device,
+                           OpenDevice(config, host, world, devices, notes));
+  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(
+      device->numerics(), config.parallel().numerics() == Numerics::EXACT, group, notes));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
                            LockSaveFolder(config, group, notes));
   while (true) {
@@ -388,7 +421,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
                              FindSavedRun(config, group, notes));
     absl::Status loaded;
     absl::StatusOr<std::unique_ptr<Session>> session =
-        BuildFrom(saved, SettingsFor(config, saved), numerics, world, notes, &loaded);
+        BuildFrom(saved, SettingsFor(config, saved), device, host, world, notes, &loaded);
     if (session.ok()) {
       TESSERA_RETURN_IF_ERROR(AbandonLaterSteps(config, (*session)->progress.step, group, notes));
       (*session)->save_folder = std::move(lock);

@@ -10,16 +10,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manager/folder_lock.h"
+#include "trainer/app/rank_device.h"
 #include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
+#include "trainer/device/compute_devices.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/numerics_fingerprint.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/parallel/mesh.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
+#include "trainer/state/device_mirror.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_dict.h"
@@ -38,10 +41,11 @@ struct DataSource {
 // checkpoint, from an llm.c file, or with initial weights.
 struct Session {
   TrainConfig config;  // resolved
+  std::shared_ptr<RankDevice> device;
   std::unique_ptr<Mesh> mesh;
   std::unique_ptr<ckpt::ProcessGroup> ranks;  // all of the mesh
-  std::unique_ptr<Backend> backend;
   std::unique_ptr<Trainer> trainer;
+  std::unique_ptr<DeviceMirror> mirror;  // of the state on a GPU; null without loads and saves
   bool trains = false;                   // there are steps left
   std::optional<DataSource> train_data;  // likewise
   std::optional<DataSource> valid_data;
@@ -52,10 +56,12 @@ struct Session {
   std::unique_ptr<MetricsWriter> metrics;
   // Null without saves. A save in flight uses the members before it.
   std::unique_ptr<RunSaver> saver;
-  bool resumed = false;          // the progress came from a checkpoint
-  bool resumed_healthy = true;   // and that one's state is good, as far as it is known
-  NumericsFingerprint numerics;  // of this rank; in EXACT numerics, of all ranks
+  bool resumed = false;         // the progress came from a checkpoint
+  bool resumed_healthy = true;  // and that one's state is good, as far as it is known
 
+  Backend& backend() const { return device->backend(); }
+  // Of this rank; in EXACT numerics, of all ranks.
+  const NumericsFingerprint& numerics() const { return device->numerics(); }
   bool first_rank() const { return mesh->rank() == 0; }
   DataIdentity data_identity() const;
   // The trainer's state in the form that checkpoints use.
@@ -63,14 +69,15 @@ struct Session {
   RankGroup group() const;
 };
 
-// Builds a session. `world` (null for one process) must have as many ranks as the config's topology
-// and outlive the session; every rank of it calls this, and an error on one rank alone reaches the
-// others when it leaves. `notes` receives sentences about the origin of weights and state. Errors
-// name the wrong setting or file. Creates the folder `save` if it is missing and locks it, so that
-// a run that could not save ends before it trains. Sets damaged checkpoints aside: where one turns
-// out to be damaged while it is being loaded, everything is built again from the next one.
+// Builds a session. `world` (null for one process) must have as many ranks as the config's
+// topology; it and `devices`, from which each rank takes a GPU with device=cuda, outlive the
+// session. Every rank of the world calls this, and an error on one rank alone reaches the others
+// when it leaves. `notes` receives sentences about the origin of weights and state. Errors name the
+// wrong setting or file. Creates the folder `save` if it is missing and locks it, so that a run
+// that could not save ends before it trains. Sets damaged checkpoints aside: where one turns out to
+// be damaged while it is being loaded, everything is built again from the next one.
 absl::StatusOr<std::unique_ptr<Session>> BuildSession(
-    const TrainConfig& resolved_config, Communicator* world,
+    const TrainConfig& resolved_config, Communicator* world, ComputeDevices& devices,
     const std::function<void(const std::string&)>& notes);
 
 }  // namespace tessera

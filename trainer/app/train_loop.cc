@@ -54,7 +54,7 @@ std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
 absl::StatusOr<double> MeasurePeak(const Session& session) {
   Communicator* const world = session.mesh->world();
   if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
-  double peak = MeasureGemmPeak(*session.backend,
+  double peak = MeasureGemmPeak(session.backend(),
                                 session.config.training().bf16() ? DType::kBF16 : DType::kF32,
                                 LargestProducts(session.config));
   if (world != nullptr) {
@@ -255,8 +255,8 @@ absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
   if (evaluation_.has_value() && evaluation_->step == progress.step) {
     validation_loss = evaluation_->loss;
   }
-  ckpt::Manifest run =
-      DescribeRun(config_, config_.model(), progress, session_.data_identity(), session_.numerics);
+  ckpt::Manifest run = DescribeRun(config_, config_.model(), progress, session_.data_identity(),
+                                   session_.numerics());
   TESSERA_ASSIGN_OR_RETURN(
       *run.mutable_trainer()->mutable_health(),
       MeasureHealth(session_.state(), session_.mesh->world(), progress.last_loss,

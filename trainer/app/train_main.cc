@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/mpi/mpi_world.h"
 #include "trainer/config/config.h"
+#include "trainer/device/compute_devices.h"
+#include "trainer/device/cuda_device.h"
 #include "trainer/metrics/standard_streams.h"
 #include "trainer/parallel/topology.h"
 #include "trainer/state/saved_model.h"
@@ -79,6 +82,13 @@ absl::Status PrintLaunch(TrainConfig config) {
   return absl::OkStatus();
 }
 
+// Every process of a machine finds by itself what a machine lacks.
+absl::Status CheckDevices(ComputeDevices& devices) {
+  const absl::Status found = devices.Find().status();
+  if (found.ok()) return found;
+  return absl::Status(found.code(), std::string("device=cuda: ") + std::string(found.message()));
+}
+
 CommOptions WorldOptions(const TrainConfig& config) {
   CommOptions options;
   options.timeout = absl::Minutes(config.parallel().distributed_timeout_minutes());
@@ -86,22 +96,22 @@ CommOptions WorldOptions(const TrainConfig& config) {
 }
 
 // `given`: the user's settings; the topology may depend on the world.
-int RunInWorld(const TrainConfig& given, const Launch& launch) {
+int RunInWorld(const TrainConfig& given, const Launch& launch, ComputeDevices& devices) {
   int stopped_by = 0;
   const int code = RunMpiRank(WorldOptions(given), [&](Communicator& world) -> absl::Status {
     const absl::StatusOr<TrainConfig> config = Resolve(given, world.size());
     if (!config.ok()) return config.status();
     const absl::Status size = CheckWorldSize(ConfigTopology(*config), world.size());
     if (!size.ok()) return size;
-    return RunRank(*config, launch, &world, &stopped_by);
+    return RunRank(*config, launch, &world, devices, &stopped_by);
   });
   return code == 0 && stopped_by != 0 ? 128 + stopped_by : code;
 }
 
-int RunAlone(const TrainConfig& config, const Launch& launch) {
+int RunAlone(const TrainConfig& config, const Launch& launch, ComputeDevices& devices) {
   int stopped_by = 0;
   absl::Status status = CheckWorldSize(ConfigTopology(config), 1);
-  if (status.ok()) status = RunRank(config, launch, nullptr, &stopped_by);
+  if (status.ok()) status = RunRank(config, launch, nullptr, devices, &stopped_by);
   if (!status.ok()) return Refuse(status, launch);
   return stopped_by == 0 ? 0 : 128 + stopped_by;
 }
@@ -127,8 +137,14 @@ int Main(std::vector<const char*> arguments) {
   }
   const absl::StatusOr<TrainConfig> config = Resolve(line->config);
   if (!config.ok()) return Refuse(config.status(), launch);
+  const std::unique_ptr<ComputeDevices> devices = MakeCudaDevices();
+  if (config->training().device() == ComputeDevice::CUDA) {
+    const absl::Status found = CheckDevices(*devices);
+    if (!found.ok()) return Refuse(found, launch);
+  }
   CatchStopSignals();
-  return launch.in_world ? RunInWorld(line->config, launch) : RunAlone(*config, launch);
+  return launch.in_world ? RunInWorld(line->config, launch, *devices)
+                         : RunAlone(*config, launch, *devices);
 }
 
 }  // namespace

@@ -224,6 +224,12 @@ absl::Status CheckTraining(const TrainConfig& config) {
     return Wrong("eval_iters=", training.eval_iters(), ": must be at most ",
                  kMaxTokens / batch_tokens, " with global batches of ", batch_tokens, " tokens");
   }
+  if (training.device() == ComputeDevice::CPU &&
+      config.checkpoint().async_save_copy_gb_per_second() > 0) {
+    return Wrong(
+        "async_save_copy_gb_per_second=", config.checkpoint().async_save_copy_gb_per_second(),
+        " but device=cpu: it limits copies of a GPU's memory");
+  }
   if (training.threads() > kMaxThreads) {
     return Wrong("threads=", training.threads(), ": must be at most ", kMaxThreads);
   }
@@ -290,9 +296,11 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
     if (!status.ok()) return status;
   }
   if (!checkpoint.async_save()) {
-    const absl::Status status =
-        CheckIdle("async_save", {{"async_save_memory", checkpoint.async_save_memory() > 0},
-                                 {"async_save_skip", checkpoint.async_save_skip()}});
+    const absl::Status status = CheckIdle(
+        "async_save",
+        {{"async_save_memory", checkpoint.async_save_memory() > 0},
+         {"async_save_skip", checkpoint.async_save_skip()},
+         {"async_save_copy_gb_per_second", checkpoint.async_save_copy_gb_per_second() > 0}});
     if (!status.ok()) return status;
   }
   if (checkpoint.save().empty()) {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "trainer/device/compute_devices.h"
 #include "trainer/device/training_device.h"
 
 namespace tessera {
@@ -19,13 +20,16 @@ int CudaDeviceCount();
 // Opens GPU `index`, which becomes the current device of the calling thread, and cuBLASLt. Other
 // threads call SelectCudaDevice() before they use what was made from it.
 //
-// Errors: FailedPrecondition in a program that was built without CUDA; NotFound where there is no
-// such GPU, or no cuBLASLt.
+// Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that it was
+// not built for; NotFound where there is no such GPU, or no cuBLASLt.
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int index, const CudaDeviceOptions& options = {});
 
 // Makes GPU `index` the current device of the calling thread.
 absl::Status SelectCudaDevice(int index);
+
+// The GPUs that this process sees, for a run.
+std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options = {});
 
 }  // namespace tessera
 

@@ -1,11 +1,16 @@
 // A program without CUDA.
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "trainer/comm/nccl/nccl_api.h"
+#include "trainer/device/compute_devices.h"
 #include "trainer/device/cuda_device.h"
 #include "trainer/device/training_device.h"
+#include "trainer/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +19,18 @@ absl::Status BuiltWithoutCuda() {
   return absl::FailedPreconditionError(
       "this program was built without CUDA: build it with --config=cuda to train on GPUs");
 }
+
+class NoCudaDevices final : public ComputeDevices {
+ public:
+  absl::StatusOr<std::vector<std::string>> Find() override { return BuiltWithoutCuda(); }
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int /*index*/) override {
+    return BuiltWithoutCuda();
+  }
+  NumericsFingerprint Numerics(TrainingDevice& /*device*/) override { return {}; }
+  absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& /*device*/) override {
+    return BuiltWithoutCuda();
+  }
+};
 
 }  // namespace
 
@@ -24,6 +41,10 @@ absl::Status SelectCudaDevice(int /*index*/) { return BuiltWithoutCuda(); }
 absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
     int /*index*/, const CudaDeviceOptions& /*options*/) {
   return BuiltWithoutCuda();
+}
+
+std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& /*options*/) {
+  return std::make_unique<NoCudaDevices>();
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_DEVICE_TRAINING_DEVICE_H_
 
 #include <memory>
+#include <string>
 
 #include "trainer/comm/nccl/device_reducer.h"
 #include "trainer/kernels/backend.h"
@@ -19,6 +20,8 @@ namespace tessera {
 // staging have streams of their own, made from the context.
 struct TrainingDevice {
   Device device;
+  std::string type;      // "NVIDIA H200, sm_90": devices of one type compute the same bits
+  std::string products;  // the library of matrix products and its version
   std::unique_ptr<DeviceContext> context;
   std::unique_ptr<Stream> compute;
   std::unique_ptr<DeviceTensors> tensors;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -116,6 +117,28 @@ class CudaRuntime final : public DeviceRuntime {
 int CountCudaDevices() {
   int devices = 0;
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
+}
+
+absl::StatusOr<int> FindCudaDevices() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error == cudaSuccess && devices > 0) return devices;
+  if (error == cudaErrorInsufficientDriver) {
+    return absl::NotFoundError(
+        "no GPU is usable here: NVIDIA's driver is missing, or too old for this program's CUDA");
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no GPU is usable here: ",
+                   error == cudaSuccess ? "the driver sees none" : cudaGetErrorString(error)));
+}
+
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device) {
+  cudaDeviceProp properties;
+  TESSERA_RETURN_IF_ERROR(ToStatus(cudaGetDeviceProperties(&properties, device)));
+  return CudaDeviceInfo{.name = properties.name,
+                        .major = properties.major,
+                        .minor = properties.minor,
+                        .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))};
 }
 
 absl::Status UseCudaDevice(int device) { return ToStatus(cudaSetDevice(device)); }

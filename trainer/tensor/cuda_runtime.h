@@ -2,6 +2,7 @@
 #define TESSERA_TRAINER_TENSOR_CUDA_RUNTIME_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,6 +12,17 @@ namespace tessera {
 
 // GPUs that this process sees.
 int CountCudaDevices();
+// The same; NotFound, with the driver's reason, where there are none.
+absl::StatusOr<int> FindCudaDevices();
+
+struct CudaDeviceInfo {
+  std::string name;  // "NVIDIA H200"
+  int major = 0;     // of the compute capability
+  int minor = 0;
+  std::string uuid;  // the same in every process, and of a part of a GPU (MIG) its own
+};
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);
+
 // Makes a GPU the current device of the calling thread.
 absl::Status UseCudaDevice(int device);
 

@@ -1,235 +1,24 @@
 #include "trainer/kernels/cpu/numerics_fingerprint.h"
 
-#include <algorithm>
-#include <bit>
-#include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "base/cpu_level.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/kernels/cpu/gemm_cache.h"
-#include "trainer/random/philox.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
+#include "trainer/kernels/fixed_results.h"
 
 namespace tessera {
 namespace {
 
-class Hash {
- public:
-  void Add(const TensorView& x) {
-    const auto* bytes = x.as<const char>();
-    for (int64_t at = 0; at < x.bytes(); at += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, bytes + at, std::min<int64_t>(8, x.bytes() - at));
-      Add(word);
-    }
-  }
-  void Add(double value) { Add(std::bit_cast<uint64_t>(value)); }
-  uint64_t value() const { return value_; }
-
- private:
-  void Add(uint64_t word) { value_ = MixCoordinates(value_, word); }
-  uint64_t value_ = 0;
-};
-
-// Sixteen bits for each element.
-inline uint32_t Scramble(uint32_t element) {
-  uint32_t bits = element * 2654435761u;
-  bits ^= bits >> 15;
-  bits *= 2246822519u;
-  return bits >> 16;
-}
-
-// Operands in (-1, 1) + offset of many magnitudes, so that sums of products are rounded. They are
-// exact, so that they are the same everywhere: seven bits, which bf16 can hold, scaled by 2^-15 to
-// 1; fp32 has all sixteen in its significand instead.
-Tensor Operand(DType dtype, Shape shape, uint32_t seed, float offset = 0) {
-  Tensor x(dtype, std::move(shape));
-  const int64_t n = x.view().elements();
-  if (dtype == DType::kF32) {
-    auto* to = x.view().as<float>();
-    for (int64_t i = 0; i < n; ++i) {
-      const auto bits = static_cast<int32_t>(Scramble(static_cast<uint32_t>(i) + seed));
-      to[i] = static_cast<float>(bits - 32768) * 0x1p-15f + offset;
-    }
-  } else {
-    auto* to = x.view().as<uint16_t>();
-    for (int64_t i = 0; i < n; ++i) {
-      const auto bits = static_cast<int32_t>(Scramble(static_cast<uint32_t>(i) + seed));
-      const float scale = std::bit_cast<float>((127 - (bits & 15)) << 23);
-      const float value = static_cast<float>((bits >> 8) - 128) * 0x1p-7f * scale + offset;
-      to[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-    }
-  }
-  return x;
-}
-
-Tensor Ids(Shape shape, int32_t below) {
-  Tensor ids(DType::kI32, std::move(shape));
-  for (int64_t i = 0; i < ids.view().elements(); ++i) {
-    ids.view().as<int32_t>()[i] = static_cast<int32_t>(i * 7 % below);
-  }
-  return ids;
-}
-
-// --- matrix products
-// ------------------------------------------------------------------------------
-
-// c = a b in each way that models multiply: activations by weights, plain and transposed, gradients
-// of weights, sums over shards.
-void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& hash) {
-  const auto product = [&](int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed,
-                           DType output, bool accumulate, bool bias) {
-    const Tensor a = Operand(dtype, a_transposed ? Shape{k, m} : Shape{m, k}, 1);
-    const Tensor b = Operand(dtype, b_transposed ? Shape{n, k} : Shape{k, n}, 2);
-    const Tensor added = Operand(dtype, {n}, 3), c = Operand(output, {m, n}, 4);
-    backend.MatMul(a_transposed ? a.view().Transpose(0, 1) : a.view(),
-                   b_transposed ? b.view().Transpose(0, 1) : b.view(), c, accumulate,
-                   bias ? added.view() : TensorView());
-    hash.Add(c);
-  };
-  product(64, long_columns, 3072, false, false, dtype, false, false);
-  product(48, 160, 768, false, true, dtype, false, true);
-  product(192, 128, 512, true, false, DType::kF32, true, false);
-  product(5, 33, 70, false, true, DType::kF32, false, false);
-
-  const Tensor a = Operand(dtype, {32, 3 * 128}, 5), b = Operand(dtype, {3 * 128, 64}, 6);
-  const Tensor c(DType::kF32, {32, 64});
-  std::vector<MatMulOperands> terms;
-  for (int64_t i = 0; i < 3; ++i) {
-    terms.push_back(
-        {a.view().Slice(1, 128 * i, 128 * (i + 1)), b.view().Slice(0, 128 * i, 128 * (i + 1))});
-  }
-  backend.MatMulTree(terms, c);
-  hash.Add(c);
-}
-
-// Two products and a softmax per head.
-void HashAttention(Backend& backend, DType dtype, Hash& hash) {
-  const Shape shape = {1, 80, 2, 64};
-  const AttentionOptions options = {.scale = 0.125};
-  const Tensor q = Operand(dtype, shape, 1), k = Operand(dtype, shape, 2);
-  const Tensor v = Operand(dtype, shape, 3), d_out = Operand(dtype, shape, 4);
-  const Tensor out(dtype, shape), log_sum_exp(DType::kF32, {1, 2, 80});
-  const Tensor d_q(dtype, shape), d_k(dtype, shape), d_v(dtype, shape);
-  backend.AttentionForward(options, q, k, v, out, log_sum_exp);
-  backend.AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
-  for (const Tensor* x : {&out, &log_sum_exp, &d_q, &d_k, &d_v}) hash.Add(*x);
-}
-
-// --- our own loops
-// --------------------------------------------------------------------------------
-
-// Rows and columns that do not fill a vector.
-constexpr int64_t kRows = 9, kColumns = 100;
-
-void HashNorms(Backend& backend, DType dtype, Hash& hash) {
-  const Tensor x = Operand(dtype, {kRows, kColumns}, 1), weight = Operand(dtype, {kColumns}, 2, 1);
-  const Tensor bias = Operand(dtype, {kColumns}, 3), d_out = Operand(dtype, {kRows, kColumns}, 4);
-  const Tensor out(dtype, {kRows, kColumns}), mean(DType::kF32, {kRows});
-  const Tensor rstd(DType::kF32, {kRows}), d_x = Operand(dtype, {kRows, kColumns}, 5);
-  const Tensor d_weight(DType::kF32, {kColumns}), d_bias(DType::kF32, {kColumns});
-  backend.LayerNormForward(x, weight, bias, 1e-5, out, mean, rstd);
-  hash.Add(out);
-  backend.LayerNormBackward(d_out, x, weight, mean, rstd, d_x, true, d_weight, d_bias, false);
-  for (const Tensor* y : {&mean, &rstd, &d_x, &d_weight, &d_bias}) hash.Add(*y);
-  backend.RmsNormForward(x, weight, 1e-5, out, rstd);
-  backend.RmsNormBackward(d_out, x, weight, rstd, d_x, true, d_weight, true);
-  for (const Tensor* y : {&out, &rstd, &d_x, &d_weight}) hash.Add(*y);
-}
-
-void HashElementwise(Backend& backend, DType dtype, Hash& hash) {
-  const Tensor x = Operand(dtype, {kRows, kColumns}, 1),
-               d_out = Operand(dtype, {kRows, kColumns}, 2);
-  const Tensor out(dtype, {kRows, kColumns}), sums(DType::kF32, {kColumns});
-  backend.GeluForward(x, out);
-  hash.Add(out);
-  backend.GeluBackward(d_out, x, out);
-  hash.Add(out);
-  backend.SumRows(out, sums, false);
-  hash.Add(sums);
-
-  const Tensor half(dtype, {kRows, kColumns / 2}), d_both(dtype, {kRows, kColumns});
-  const Tensor d_half = Operand(dtype, {kRows, kColumns / 2}, 3);
-  backend.SwiGluForward(x, half);
-  hash.Add(half);
-  backend.SwiGluBackward(d_half, x, d_both);
-  hash.Add(d_both);
-
-  const Dropout dropout = {.probability = 0.3,
-                           .stream = {.seed = 1, .use = RandomUse::kDropout},
-                           .rows_per_sample = kRows,
-                           .global_columns = kColumns};
-  backend.ApplyDropout(dropout, d_both);
-  hash.Add(d_both);
-
-  const Tensor heads = Operand(dtype, {1, kRows, 2, 48}, 4);
-  const Tensor cosine = Operand(DType::kF32, {kRows, 24}, 5),
-               sine = Operand(DType::kF32, {kRows, 24}, 6);
-  backend.Rope(cosine, sine, false, heads);
-  hash.Add(heads);
-
-  const Tensor wide = Operand(DType::kF32, {kRows, kColumns}, 7), narrow(dtype, {kRows, kColumns});
-  backend.AddBias(wide, Operand(dtype, {kColumns}, 8), narrow);
-  backend.Add(narrow, x, narrow);
-  backend.Scale(narrow, 1.0 / 3);
-  hash.Add(narrow);
-}
-
-void HashEmbeddingAndLoss(Backend& backend, DType dtype, Hash& hash) {
-  const Tensor ids = Ids({kRows}, 5), rows = Operand(dtype, {kRows, kColumns}, 1);
-  const Tensor d_table(DType::kF32, {5, kColumns});
-  backend.EmbeddingBackward(rows, ids, 0, d_table);
-  hash.Add(d_table);
-
-  const Tensor logits = Operand(dtype, {kRows, kColumns}, 2), targets = Ids({kRows}, 90);
-  const Tensor stats(DType::kF32, {1, kRows, 3}), combined(DType::kF32, {kRows, 3});
-  const Tensor losses(DType::kF32, {kRows});
-  backend.CrossEntropyStats(logits, 90, targets, 0, stats.view().Reshape({kRows, 3}));
-  backend.CrossEntropyLoss(stats, targets, combined, losses);
-  backend.CrossEntropyBackward(combined, targets, 90, 0, 1.0 / kRows, logits);
-  for (const Tensor* y : {&stats, &combined, &losses, &logits}) hash.Add(*y);
-}
-
-void HashUpdate(Backend& backend, DType dtype, Hash& hash) {
-  constexpr int64_t kElements = 5001;
-  const Tensor gradient = Operand(DType::kF32, {kElements}, 1);
-  const Tensor master = Operand(DType::kF32, {kElements}, 2), parameter(dtype, {kElements});
-  const Tensor m = Operand(DType::kF32, {kElements}, 3),
-               v = Operand(DType::kF32, {kElements}, 4, 2);
-  const AdamWOptions options = {
-      .learning_rate = 3e-4, .weight_decay = 0.1, .step = 3, .grad_scale = 0.7};
-  backend.AdamW(options, gradient, master, m, v, parameter);
-  for (const Tensor* y : {&master, &m, &v, &parameter}) hash.Add(*y);
-  hash.Add(backend.SumOfSquares(gradient));
-  hash.Add(backend.Sum(gradient));
-}
-
 NumericsFingerprint Compute() {
-  NumericsFingerprint numerics;
-  numerics.instruction_set = std::string(CpuLevelName(EffectiveCpuLevel()));
-  numerics.library = GemmLibrary();
   const std::unique_ptr<Backend> backend = MakeCpuBackend(1);
-  Hash products, loops;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    HashProducts(*backend, dtype, dtype == DType::kF32 ? 768 : 192, products);
-    HashAttention(*backend, dtype, products);
-  }
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    HashNorms(*backend, dtype, loops);
-    HashElementwise(*backend, dtype, loops);
-    HashEmbeddingAndLoss(*backend, dtype, loops);
-    HashUpdate(*backend, dtype, loops);
-  }
-  numerics.products_hash = products.value();
-  numerics.loops_hash = loops.value();
-  return numerics;
+  const FixedResults results = ComputeFixedResults(*backend);
+  return {.instruction_set = std::string(CpuLevelName(EffectiveCpuLevel())),
+          .library = GemmLibrary(),
+          .products_hash = results.products_hash,
+          .loops_hash = results.loops_hash};
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ class CublasLtApi {
 
   virtual ~CublasLtApi() = default;
 
+  virtual size_t GetVersion() = 0;
   virtual Status Create(Handle* handle) = 0;
   virtual Status Destroy(Handle handle) = 0;
   virtual Status MatmulDescCreate(MatmulDesc* desc, int compute_type, int scale_type) = 0;

@@ -73,6 +73,7 @@ class CublasLtLibrary final : public CublasLtApi {
  public:
   explicit CublasLtLibrary(const Functions& functions) : lt_(functions) {}
 
+  size_t GetVersion() override { return lt_.GetVersion(); }
   Status Create(Handle* handle) override { return lt_.Create(handle); }
   Status Destroy(Handle handle) override { return lt_.Destroy(handle); }
   Status MatmulDescCreate(MatmulDesc* desc, int compute_type, int scale_type) override {

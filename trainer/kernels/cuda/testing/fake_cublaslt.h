@@ -37,6 +37,7 @@ class FakeCublasLt final : public CublasLtApi {
   int64_t searches() const { return searches_; }
   int64_t products() const { return products_; }
 
+  size_t GetVersion() override { return 0; }
   Status Create(Handle* handle) override;
   Status Destroy(Handle handle) override;
   Status MatmulDescCreate(MatmulDesc* desc, int compute_type, int scale_type) override;

@@ -1,0 +1,47 @@
+#include "trainer/app/gpu_memory.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "models/model_config.h"
+#include "trainer/app/host_memory.h"
+#include "trainer/tensor/device_runtime.h"
+
+namespace tessera {
+namespace {
+
+std::string Bytes(int64_t bytes) { return HumanBytes(static_cast<uint64_t>(bytes)); }
+
+}  // namespace
+
+absl::Status CheckModelFitsGpu(const TrainConfig& config, bool trains, TrainingDevice& gpu) {
+  TESSERA_ASSIGN_OR_RETURN(const DeviceRuntime::MemoryInfo memory, gpu.context->runtime().Memory());
+  const StateBytes state = EstimateState(config, trains);
+  if (state.sum() <= memory.free_bytes) return absl::OkStatus();
+  std::string parts = absl::StrCat("weights ", Bytes(state.weights));
+  if (trains) {
+    absl::StrAppend(&parts, ", gradients ", Bytes(state.gradients), ", optimizer ",
+                    Bytes(state.optimizer));
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a model of ", ParameterCount(config.model()), " weights needs ",
+                   Bytes(state.sum()), " of GPU memory in this process", trains ? " to train" : "",
+                   " (", parts, "), of which ", Bytes(memory.free_bytes), " are free: the GPU (",
+                   gpu.type, ") has ", Bytes(memory.total_bytes),
+                   "; more GPUs share a model with --tensor-model-parallel-size, "
+                   "--pipeline-model-parallel-size and --zero-stage"));
+}
+
+absl::StatusOr<int64_t> SpareBesideStaging(int64_t staged, int64_t available,
+                                           const HostShare& host) {
+  TESSERA_ASSIGN_OR_RETURN(const int64_t needed, host.Sum(staged));
+  if (needed <= available) return (available - needed) / host.ranks();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "checkpoints need ", Bytes(needed), " of pinned host memory for copies of GPU state",
+      host.ranks() == 1 ? "" : absl::StrCat(" for the ", host.ranks(), " processes here"),
+      ", of which ", Bytes(available), " are available"));
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+#include "trainer/app/rank_device.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/kernels/cpu/numerics_fingerprint.h"
+
+namespace tessera {
+namespace {
+
+int ThreadCount(const TrainConfig& config, const HostShare& host) {
+  if (config.training().threads() > 0) return static_cast<int>(config.training().threads());
+  return host.threads();
+}
+
+// The GPU of this rank among those that it sees.
+absl::StatusOr<int> ChooseGpu(const HostShare& host, ComputeDevices& devices) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> gpus, devices.Find());
+  TESSERA_ASSIGN_OR_RETURN(const HostShare::Place place, host.Among(absl::StrJoin(gpus, "\n")));
+  if (place.count <= static_cast<int>(gpus.size())) return place.index;
+  return absl::FailedPreconditionError(
+      absl::StrCat("device=cuda: ", place.count, " processes of this machine share ", gpus.size(),
+                   gpus.size() == 1 ? " GPU" : " GPUs", ", but each needs one of its own"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const TrainConfig& config,
+                                                             const HostShare& host,
+                                                             Communicator* world,
+                                                             ComputeDevices& devices) {
+  std::unique_ptr<RankDevice> device(new RankDevice);
+  if (config.training().device() == ComputeDevice::CUDA) {
+    TESSERA_RETURN_IF_ERROR(device->OpenGpu(host, world, devices));
+  } else {
+    device->cpu_ = MakeCpuBackend(ThreadCount(config, host));
+    device->numerics_ = CpuNumericsFingerprint();
+  }
+  return device;
+}
+
+absl::Status RankDevice::OpenGpu(const HostShare& host, Communicator* world,
+                                 ComputeDevices& devices) {
+  TESSERA_ASSIGN_OR_RETURN(const int index, ChooseGpu(host, devices));
+  TESSERA_ASSIGN_OR_RETURN(gpu_, devices.Open(index));
+  numerics_ = devices.Numerics(*gpu_);
+  if (world == nullptr || world->size() == 1) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(nccl_, devices.OpenNccl(*gpu_));
+  TESSERA_ASSIGN_OR_RETURN(nccl_world_,
+                           NcclWorld::Create(*world, *nccl_, *gpu_->compute, *gpu_->reducer));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

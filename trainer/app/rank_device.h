@@ -1,0 +1,54 @@
+#ifndef TESSERA_TRAINER_APP_RANK_DEVICE_H_
+#define TESSERA_TRAINER_APP_RANK_DEVICE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "trainer/app/host_share.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/nccl/nccl_api.h"
+#include "trainer/comm/nccl/nccl_world.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/device/compute_devices.h"
+#include "trainer/device/training_device.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/numerics_fingerprint.h"
+
+namespace tessera {
+
+// What one rank computes with: the processors of its share of the machine, or a GPU of its own.
+class RankDevice {
+ public:
+  // Collective over `world` (null for one process), which must outlive the device, as must
+  // `devices`. With GPUs, the ranks of a machine that see the same ones take them in the order of
+  // ranks. FailedPrecondition, with both numbers, where there are more ranks than GPUs; the errors
+  // of `devices`.
+  static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const TrainConfig& config,
+                                                          const HostShare& host,
+                                                          Communicator* world,
+                                                          ComputeDevices& devices);
+
+  Backend& backend() { return gpu_ == nullptr ? *cpu_ : *gpu_->backend; }
+  const NumericsFingerprint& numerics() const { return numerics_; }
+  // Null on the processors.
+  TrainingDevice* gpu() { return gpu_.get(); }
+  // The ranks of `world` with buffers in the GPU's memory; null on the processors and for one
+  // process.
+  Communicator* world() { return nccl_world_ == nullptr ? nullptr : &nccl_world_->world(); }
+
+ private:
+  RankDevice() = default;
+  absl::Status OpenGpu(const HostShare& host, Communicator* world, ComputeDevices& devices);
+
+  std::unique_ptr<Backend> cpu_;
+  std::unique_ptr<TrainingDevice> gpu_;
+  std::unique_ptr<NcclApi> nccl_;
+  std::unique_ptr<NcclWorld> nccl_world_;
+  NumericsFingerprint numerics_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_APP_RANK_DEVICE_H_
