@@ -203,6 +203,17 @@ TEST_F(S3StorageTest, MemoryForIncompletePartsIsBounded) {
   ASSERT_TRUE(WriteAll(*storage_, "file", piece + piece).ok()) << "what it held is free again";
 }
 
+TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
+  Open({.max_buffered_bytes = 3000});
+  const uint64_t size = storage_->PreferredWriteBytes();
+  const std::string bytes = Pattern(size);
+  const auto file = storage_->Create("file", 2 * size);
+  ASSERT_TRUE((*file)->WriteAt(size, Bytes(bytes)).ok());
+  ASSERT_TRUE((*file)->WriteAt(0, Bytes(bytes)).ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(*ReadAll(*storage_, "file", 2 * size), bytes + bytes);
+}
+
 TEST_F(S3StorageTest, DeletingATreeAbortsItsUploads) {
   const std::string part = Pattern(s3::kMinPartBytes);
   auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
