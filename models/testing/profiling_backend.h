@@ -17,7 +17,7 @@
 namespace tessera::testing {
 
 // Forwards every call to another backend, and adds up time and operations by kind and shape.
-class ProfilingBackend final : public Backend {
+class ProfilingBackend : public Backend {
  public:
   explicit ProfilingBackend(Backend& backend) : backend_(backend) {}
 
@@ -31,6 +31,8 @@ class ProfilingBackend final : public Backend {
 
   absl::Status Synchronize() override { return backend_.Synchronize(); }
   Device device() const override { return backend_.device(); }
+  void Upload(const void* host, TensorView to) override { backend_.Upload(host, to); }
+  void Download(TensorView from, void* host) override { backend_.Download(from, host); }
   void Fill(TensorView x, double value) override {
     Timed("Fill", [&] { backend_.Fill(x, value); });
   }

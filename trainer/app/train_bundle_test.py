@@ -93,9 +93,16 @@ class TrainBundleTest(unittest.TestCase):
         listed = self.run_there("ckpt", "verify", "run/checkpoints")
         self.assertEqual(listed.returncode, 0, listed.stdout + listed.stderr)
 
-    def test_device_tests_say_that_there_is_no_gpu(self):
+    def test_without_a_gpu_one_sentence_says_so(self):
         if any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
             return
+        for program, *arguments in (["check_device"],
+                                    ["train", *TINY, "--device=cuda"]):
+            with self.subTest(program=program):
+                ran = self.run_there(program, *arguments)
+                self.assertNotEqual(ran.returncode, 0)
+                self.assertEqual(len(ran.stderr.splitlines()), 1, ran.stderr)
+                self.assertRegex(ran.stderr, f"^{program}: .*GPU")
         ran = self.run_there("tests/cuda_compute_test")
         self.assertIn("no GPU (needs: gpu)", ran.stdout + ran.stderr)
 

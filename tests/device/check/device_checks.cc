@@ -1,0 +1,60 @@
+#include "tests/device/check/device_checks.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "tests/device/check/check.h"
+#include "tests/device/check/host_operands.h"
+#include "tests/device/check/operations.h"
+#include "tests/device/check/training_checks.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+#include "trainer/tensor/dtype.h"
+
+namespace tessera::testing {
+namespace {
+
+// A line for each operation; an error's first line counts those that are wrong.
+absl::StatusOr<std::string> CheckOperations(TrainingDevice& device, const OperationSizes& sizes,
+                                            int threads) {
+  const std::unique_ptr<Backend> on_host = MakeHostOperandBackend(device);
+  const std::unique_ptr<Backend> cpu = MakeCpuBackend(threads);
+  int wrong = 0, operations = 0;
+  std::string lines;
+  for (const OperationResult& result : CompareOperations(*on_host, *cpu, sizes)) {
+    ++operations;
+    wrong += !result.passed();
+    absl::StrAppend(
+        &lines,
+        absl::StrFormat("\n%-24s %-9s %3d tensors, largest error %.2f of what is allowed",
+                        result.name, DTypeName(result.dtype), result.tensors, result.worst),
+        result.passed() ? "" : absl::StrCat("  WRONG: ", result.worst_tensor, " ", result.error));
+  }
+  if (wrong == 0)
+    return absl::StrCat(operations, " groups of operations agree with the CPU", lines);
+  return absl::InternalError(
+      absl::StrCat(wrong, " of ", operations, " groups of operations are wrong", lines));
+}
+
+}  // namespace
+
+std::vector<Check> DeviceChecks(TrainingDevice& device, const DeviceCheckOptions& options) {
+  const TrainingChecks training = {device, options.training, options.folder};
+  return {
+      {"operations",
+       [&device, options] {
+         return OutcomeOf(CheckOperations(device, options.operations, options.training.threads));
+       }},
+      {"gradients", [training] { return OutcomeOf(training.Gradients()); }},
+      {"curves", [training] { return OutcomeOf(training.Curves()); }},
+      {"resume", [training] { return OutcomeOf(training.Resume()); }},
+      {"same_bits", [training] { return OutcomeOf(training.SameBits()); }},
+  };
+}
+
+}  // namespace tessera::testing

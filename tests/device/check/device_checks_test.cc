@@ -1,0 +1,160 @@
+// The checks themselves: on the simulated device they pass, and where an operation is wrong, the
+// right ones fail.
+
+#include "tests/device/check/device_checks.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "models/testing/profiling_backend.h"
+#include "tests/device/check/check.h"
+#include "tests/device/check/training_checks.h"
+#include "trainer/device/testing/simulated_device.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/tensor/fake_device_runtime.h"
+#include "trainer/tensor/guarded_memory.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::testing {
+namespace {
+
+// A device on which one operation is wrong.
+class WrongBackend : public ProfilingBackend {
+ public:
+  enum What { kNothing, kGelu, kAttentionGradient, kAdamW, kRandomNorm };
+  WrongBackend(Backend& right, What what) : ProfilingBackend(right), what_(what) {}
+
+  void GeluForward(TensorView x, TensorView out) override {
+    ProfilingBackend::GeluForward(x, out);
+    if (what_ == kGelu) Scale(out.Slice(0, 0, 1), 1.5);
+  }
+  void AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
+                         TensorView k, TensorView v, TensorView out, TensorView log_sum_exp,
+                         TensorView d_q, TensorView d_k, TensorView d_v) override {
+    ProfilingBackend::AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
+    if (what_ == kAttentionGradient) Copy(d_k, d_v);
+  }
+  void AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) override {
+    ProfilingBackend::AdamWAll(options, parts);
+    if (what_ != kAdamW) return;
+    for (const AdamWOperands& part : parts) Scale(part.param, 1.05);
+  }
+  void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
+                        TensorView out, TensorView mean, TensorView rstd) override {
+    ProfilingBackend::LayerNormForward(x, weight, bias, epsilon, out, mean, rstd);
+    // As small as a rounding, and never the same.
+    if (what_ == kRandomNorm) Scale(mean, 1 + 1e-6 * ++calls_);
+  }
+
+ private:
+  const What what_;
+  int calls_ = 0;
+};
+
+class DeviceChecksTest : public ::testing::Test {
+ protected:
+  static std::string Folder() {
+    const std::filesystem::path folder =
+        std::filesystem::path(::testing::TempDir()) /
+        ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::create_directories(folder);
+    return folder;
+  }
+
+  // The outcomes by name.
+  static std::map<std::string, CheckOutcome> Run(WrongBackend::What what,
+                                                 const std::vector<std::string>& only) {
+    const auto fabric = std::make_shared<FakeFabric>();
+    fabric->guarded = std::make_unique<GuardedMemory>(size_t{1} << 30);
+    const std::unique_ptr<SimulatedDevice> device =
+        OpenSimulatedDevice(0, {.seed = 3, .fabric = fabric});
+    const std::unique_ptr<Backend> right = std::move(device->backend);
+    device->backend = std::make_unique<WrongBackend>(*right, what);
+    std::map<std::string, CheckOutcome> outcomes;
+    for (const Check& check :
+         DeviceChecks(*device, {.training = SmallTraining(), .folder = Folder()})) {
+      for (const std::string& name : only) {
+        if (name == check.name) outcomes[name] = check.run();
+      }
+    }
+    EXPECT_EQ(outcomes.size(), only.size());
+    return outcomes;
+  }
+
+  static void ExpectAll(const std::map<std::string, CheckOutcome>& outcomes,
+                        CheckOutcome::Kind kind) {
+    for (const auto& [name, outcome] : outcomes) {
+      EXPECT_EQ(outcome.kind, kind) << name << ": " << outcome.detail;
+    }
+  }
+};
+
+TEST_F(DeviceChecksTest, ARightDevicePasses) {
+  ExpectAll(
+      Run(WrongBackend::kNothing, {"operations", "gradients", "curves", "resume", "same_bits"}),
+      CheckOutcome::kPassed);
+}
+
+TEST_F(DeviceChecksTest, AWrongOperationIsNamed) {
+  const auto outcomes = Run(WrongBackend::kGelu, {"operations", "gradients"});
+  ExpectAll(outcomes, CheckOutcome::kFailed);
+  const std::string& detail = outcomes.at("operations").detail;
+  EXPECT_NE(detail.find("2 of 26 groups of operations are wrong"), std::string::npos) << detail;
+  EXPECT_NE(detail.find("WRONG: GELU at"), std::string::npos) << detail;
+}
+
+TEST_F(DeviceChecksTest, AWrongGradientIsFound) {
+  ExpectAll(Run(WrongBackend::kAttentionGradient, {"operations", "gradients"}),
+            CheckOutcome::kFailed);
+}
+
+TEST_F(DeviceChecksTest, AWrongUpdateIsFound) {
+  const auto outcomes = Run(WrongBackend::kAdamW, {"curves", "gradients"});
+  EXPECT_EQ(outcomes.at("curves").kind, CheckOutcome::kFailed);
+  EXPECT_EQ(outcomes.at("gradients").kind, CheckOutcome::kPassed);
+}
+
+TEST_F(DeviceChecksTest, ResultsThatChangeFromRunToRunAreFound) {
+  ExpectAll(Run(WrongBackend::kRandomNorm, {"same_bits"}), CheckOutcome::kFailed);
+}
+
+TEST_F(DeviceChecksTest, ModelsForGpusCanBeBuilt) {
+  for (const bool quick : {false, true}) {
+    EXPECT_EQ(CheckSizes(FullTraining(quick), Folder()), absl::OkStatus());
+  }
+}
+
+TEST(RunChecksTest, TheTableHasALineForEachCheck) {
+  const std::vector<Check> checks = {
+      {"good",
+       [] {
+         return CheckOutcome{CheckOutcome::kPassed, "12 tensors"};
+       }},
+      {"bad", [] { return OutcomeOf(absl::InternalError("wrong\nbelow")); }},
+      {"absent", [] {
+         return CheckOutcome{CheckOutcome::kSkipped, "no tool"};
+       }}};
+  std::ostringstream table;
+  EXPECT_EQ(RunChecks(checks, "", table), absl::InternalError("failed: bad"));
+  EXPECT_EQ(table.str(),
+            "passed   good            0.0 s  12 tensors\n"
+            "FAILED   bad             0.0 s  wrong\n    below\n"
+            "skipped  absent          0.0 s  no tool\n");
+  std::ostringstream one;
+  EXPECT_EQ(RunChecks(checks, "absent", one), absl::OkStatus());
+  EXPECT_EQ(one.str(), "skipped  absent          0.0 s  no tool\n");
+  EXPECT_EQ(RunChecks(checks, "other", one),
+            absl::InvalidArgumentError("no check is named other; there are good, bad, absent"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,90 @@
+#include "tests/device/check/program_checks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "tests/device/check/check.h"
+#include "tests/resume/command.h"
+
+namespace tessera::testing {
+namespace {
+
+// The last lines of what a program has printed.
+std::string Tail(const Result& result) {
+  constexpr size_t kBytes = 2000;
+  const std::string text = result.out + result.err;
+  return text.size() <= kBytes ? text : text.substr(text.size() - kBytes);
+}
+
+std::vector<std::filesystem::path> ProgramsIn(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> programs;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.is_regular_file() && access(entry.path().c_str(), X_OK) == 0) {
+      programs.push_back(entry.path());
+    }
+  }
+  std::ranges::sort(programs);
+  return programs;
+}
+
+}  // namespace
+
+CheckOutcome RunTestPrograms(const std::filesystem::path& programs,
+                             const std::filesystem::path& scratch) {
+  std::string names;
+  for (const std::filesystem::path& program : ProgramsIn(programs)) {
+    const std::string name = program.filename();
+    const Result result = Process({program}, scratch).Wait();
+    if (result.exit_code != 0) {
+      return {CheckOutcome::kFailed,
+              absl::StrCat(name, " ended with ", result.exit_code, "\n", Tail(result))};
+    }
+    if (result.out.find("[  SKIPPED ]") != std::string::npos) {
+      return {CheckOutcome::kFailed, absl::StrCat(name, " skipped a case\n", Tail(result))};
+    }
+    absl::StrAppend(&names, names.empty() ? "" : ", ", name);
+  }
+  if (names.empty()) {
+    return {CheckOutcome::kSkipped, absl::StrCat("no programs in ", programs.string())};
+  }
+  return {CheckOutcome::kPassed, names};
+}
+
+std::string FindProgram(const std::string& name, const std::vector<std::string>& folders) {
+  std::vector<std::string> places;
+  const char* const path = std::getenv("PATH");
+  for (const absl::string_view folder : absl::StrSplit(path == nullptr ? "" : path, ':')) {
+    if (!folder.empty()) places.emplace_back(folder);
+  }
+  places.insert(places.end(), folders.begin(), folders.end());
+  for (const std::string& place : places) {
+    const std::string program = absl::StrCat(place, "/", name);
+    if (access(program.c_str(), X_OK) == 0) return program;
+  }
+  return "";
+}
+
+CheckOutcome RunSanitizer(const std::string& tool, const std::vector<std::string>& command,
+                          const std::filesystem::path& scratch) {
+  const std::string sanitizer = FindProgram(
+      "compute-sanitizer", {"/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer"});
+  if (sanitizer.empty()) return {CheckOutcome::kSkipped, "no compute-sanitizer"};
+  std::vector<std::string> all = {sanitizer, "--tool", tool, "--error-exitcode", "99"};
+  all.insert(all.end(), command.begin(), command.end());
+  const Result result = Process(all, scratch).Wait();
+  if (result.exit_code == 0) return {CheckOutcome::kPassed, "nothing found"};
+  return {CheckOutcome::kFailed,
+          absl::StrCat(sanitizer, " ended with ", result.exit_code, "\n", Tail(result))};
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,67 @@
+#include "tests/device/check/program_checks.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/device/check/check.h"
+
+namespace tessera::testing {
+namespace {
+
+class ProgramChecksTest : public ::testing::Test {
+ protected:
+  ProgramChecksTest()
+      : folder_(std::filesystem::path(::testing::TempDir()) /
+                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    std::filesystem::create_directories(folder_ / "programs");
+  }
+
+  void Write(const std::string& name, const std::string& script) const {
+    const std::filesystem::path file = folder_ / "programs" / name;
+    std::ofstream(file) << "#!/bin/sh\n" << script;
+    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+  }
+  CheckOutcome Run() const { return RunTestPrograms(folder_ / "programs", folder_); }
+
+  const std::filesystem::path folder_;
+};
+
+TEST_F(ProgramChecksTest, AllProgramsMustPass) {
+  EXPECT_EQ(Run().kind, CheckOutcome::kSkipped);
+  Write("a_test", "exit 0");
+  Write("b_test", "exit 0");
+  EXPECT_EQ(Run().kind, CheckOutcome::kPassed);
+  EXPECT_EQ(Run().detail, "a_test, b_test");
+  Write("b_test", "echo what is wrong; exit 1");
+  EXPECT_EQ(Run().kind, CheckOutcome::kFailed);
+  EXPECT_EQ(Run().detail, "b_test ended with 1\nwhat is wrong\n");
+}
+
+TEST_F(ProgramChecksTest, ASkippedCaseIsAFailure) {
+  Write("a_test", "echo '[  SKIPPED ] Case.Name (0 ms)'");
+  EXPECT_EQ(Run().kind, CheckOutcome::kFailed);
+}
+
+TEST_F(ProgramChecksTest, TheSanitizerIsOptional) {
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", "/nowhere", 1);
+  const CheckOutcome without = RunSanitizer("memcheck", {"/bin/true"}, folder_);
+  // A CUDA toolkit may have one.
+  if (FindProgram("compute-sanitizer", {"/usr/local/cuda/bin"}).empty()) {
+    EXPECT_EQ(without.kind, CheckOutcome::kSkipped);
+    EXPECT_EQ(without.detail, "no compute-sanitizer");
+  }
+  setenv("PATH", (folder_ / "programs").c_str(), 1);
+  Write("compute-sanitizer", R"([ "$*" = "--tool racecheck --error-exitcode 99 /bin/x --y" ])");
+  EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x", "--y"}, folder_).kind, CheckOutcome::kPassed);
+  Write("compute-sanitizer", "echo a race; exit 99");
+  EXPECT_EQ(RunSanitizer("racecheck", {"/bin/x", "--y"}, folder_).kind, CheckOutcome::kFailed);
+  setenv("PATH", path.c_str(), 1);
+}
+
+}  // namespace
+}  // namespace tessera::testing

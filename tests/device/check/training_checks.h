@@ -1,0 +1,54 @@
+#ifndef TESSERA_TESTS_DEVICE_CHECK_TRAINING_CHECKS_H_
+#define TESSERA_TESTS_DEVICE_CHECK_TRAINING_CHECKS_H_
+
+// Whole models on a device against the CPU. Each check returns what it has measured, or an error
+// that says what was wrong. One rank: nothing of it needs NCCL.
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/device/training_device.h"
+
+namespace tessera::testing {
+
+struct TrainingSizes {
+  // Models in text format: GPT-2, and Llama-3 with fewer key/value heads than query heads.
+  std::string gpt2, llama3;
+  int64_t vocabulary = 0;
+  int64_t seq_length = 0;
+  int64_t batch = 0;  // sequences of a step, in two micro-batches
+  int64_t curve_steps = 0;
+  int64_t same_bits_steps = 0;
+  int threads = 1;  // of the CPU
+};
+
+// For the simulated device: seconds.
+TrainingSizes SmallTraining();
+// For a GPU: models of three to four million weights, 100 steps; fewer with `quick`.
+TrainingSizes FullTraining(bool quick);
+
+// Whether configs of these sizes can be made, for tests of FullTraining().
+absl::Status CheckSizes(const TrainingSizes& sizes, const std::string& folder);
+
+// `folder` must exist; token files and checkpoints are written there.
+struct TrainingChecks {
+  TrainingDevice& device;
+  TrainingSizes sizes;
+  std::string folder;
+
+  // The loss, the gradients' norm and, through the first moments after one step, the gradient of
+  // every weight.
+  absl::StatusOr<std::string> Gradients() const;
+  // Losses of every step, in fp32 and bf16.
+  absl::StatusOr<std::string> Curves() const;
+  // Saves while training on the device, resumes on the CPU, saves there and resumes on the device.
+  absl::StatusOr<std::string> Resume() const;
+  // Two runs from the same start, with dropout: losses, norms and moments bit for bit.
+  absl::StatusOr<std::string> SameBits() const;
+};
+
+}  // namespace tessera::testing
+
+#endif  // TESSERA_TESTS_DEVICE_CHECK_TRAINING_CHECKS_H_
