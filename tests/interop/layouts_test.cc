@@ -61,6 +61,7 @@ constexpr Layout kLayouts[] = {
     {MEGATRON(buckets_llama3_bf16_dp2_pp2_vpp2), kBf16, 7, true},
     {MEGATRON(gathered_llama3_bf16_dp2_tp2_pp2), kBf16, 7, true},
     {MEGATRON(flat_gpt2_dp2_tp2), kGpt2, 7},
+    {MEGATRON(flat_buckets_gpt2_dp2), kGpt2, 7},
     {MEGATRON(legacy_gpt2_tp2_pp2), kGpt2, 7},
     {MEGATRON(legacy_llama3_tied_pp2_vpp2), kBf16, 7, true},
     {MEGATRON(legacy_llama3_untied_dp2_tp2), kUntied, 7},

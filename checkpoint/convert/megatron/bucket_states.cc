@@ -11,8 +11,6 @@
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/metadata.h"
 #include "checkpoint/convert/megatron/optimizer_state.h"
-#include "checkpoint/convert/pickle/value.h"
-#include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/layout/box.h"
 
@@ -23,6 +21,7 @@ constexpr std::string_view kGroup = "optimizer.distributed.dp_group_idx_";
 constexpr std::string_view kBuffer = ".gbuf_idx_";
 constexpr std::string_view kBucket = ".bucket_idx_";
 constexpr std::string_view kGathered = ".param_state/";
+constexpr std::string_view kSizes = ".per_bucket_numel_unpadded/";
 // Bounds the numbers in names.
 constexpr int64_t kMaxIndex = INT32_MAX;
 // Bounds the size of a bucket, so that sums of them do not overflow.
@@ -55,13 +54,9 @@ std::string Name(int64_t group, int64_t buffer) {
   return absl::StrCat("the optimizer's buffer ", buffer, " of dp_group_idx_", group);
 }
 
-absl::StatusOr<std::vector<GatheredBuffer>> ReadGathered(const ReadableFile& file,
-                                                         pickle::Extent part) {
-  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
-  // torch_dist stores the parts of an object that one rank has as a list.
-  const pickle::Value root = archive.contents.root();
-  const bool is_one_part = root.is(pickle::Kind::kList) && root.size() == 1;
-  return ReadGatheredState(archive, is_one_part ? root[0] : root);
+// torch_dist stores the parts of an object that one rank has as a list: the only part.
+pickle::Value OnlyPart(const pickle::Value& root) {
+  return root.is(pickle::Kind::kList) && root.size() == 1 ? root[0] : root;
 }
 
 // Adds the buffer of a chunk with chunk.layers layers or more, which it sets, but at most `most`.
@@ -96,7 +91,7 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
   if (tensor.shape.size() != 1) {
     return absl::UnimplementedError(absl::StrCat(
         "tensor ", shown, ": shape ", ShapeToString(tensor.shape), ", expected a vector; buckets ",
-        "of releases up to 0.14 are not read, states by parameter are"));
+        "in this form are not read, states by parameter are"));
   }
   if (tensor.shape[0] < 0 || tensor.shape[0] > kMaxElements) {
     return absl::DataLossError(absl::StrCat("tensor ", shown, ": ", tensor.shape[0], " elements"));
@@ -124,28 +119,72 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
   return absl::OkStatus();
 }
 
+// `sizes` has the elements of the buckets of each buffer, by the dtypes of its parameters.
+absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i].entry_count() != 1) {
+      return absl::UnimplementedError(
+          absl::StrCat("parameters of ", sizes[i].entry_count(), " dtypes, expected 1"));
+    }
+    const pickle::Value buckets = sizes[i].entry(0).second;
+    std::vector<int64_t>& own = sizes_[{group, static_cast<int64_t>(i)}];
+    for (size_t j = 0; j < buckets.size(); ++j) {
+      const std::optional<int64_t> elements = buckets[j].AsInt();
+      if (!elements) return absl::DataLossError("no number of elements for each bucket");
+      own.push_back(*elements);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BucketStates::AddObjects(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> metadata_file,
                            storage.Open(JoinPath(folder_, kDcpMetadataFile)));
   TESSERA_ASSIGN_OR_RETURN(const DcpMetadata metadata, ReadDcpMetadata(*metadata_file));
   for (const DcpObject& object : metadata.objects) {
     const std::optional<int64_t> group = NumberAfter(object.name, kGroup);
-    if (!group || object.name.find(kGathered) == object.name.npos) continue;
+    const bool is_gathered = object.name.find(kGathered) != object.name.npos;
+    const bool is_sizes = object.name.find(kSizes) != object.name.npos;
+    if (!group || (!is_gathered && !is_sizes)) continue;
     const std::string path = JoinPath(folder_, object.blob.file);
     const std::string where = absl::StrCat(storage.Describe(path), ": object ",
                                            absl::CHexEscape(object.name.substr(0, 200)));
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
-    const absl::StatusOr<std::vector<GatheredBuffer>> buffers =
-        ReadGathered(*file, object.blob.part);
-    if (!buffers.ok()) {
-      return absl::Status(buffers.status().code(),
-                          absl::StrCat(where, ": ", buffers.status().message()));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(*file, object.blob.part));
+    const pickle::Value value = OnlyPart(archive.contents.root());
+    absl::Status added;
+    if (is_sizes) {
+      added = AddSizes(*group, value);
+    } else {
+      added = AddGathered(*group, archive, value, path, where);
     }
-    for (size_t i = 0; i < buffers->size(); ++i) {
-      gathered_[{*group, static_cast<int64_t>(i)}] = BufferOf((*buffers)[i], path, where);
-    }
+    if (!added.ok()) return absl::Status(added.code(), absl::StrCat(where, ": ", added.message()));
   }
   return absl::OkStatus();
+}
+
+absl::Status BucketStates::AddGathered(int64_t group, const TorchArchive& archive,
+                                       const pickle::Value& state, const std::string& path,
+                                       const std::string& where) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<GatheredBuffer> buffers,
+                           ReadGatheredState(archive, state));
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    gathered_[{group, static_cast<int64_t>(i)}] = BufferOf(buffers[i], path, where);
+  }
+  return absl::OkStatus();
+}
+
+// What a bucket has without the padding at its end, which some releases store.
+absl::StatusOr<int64_t> BucketStates::ElementsOf(const BufferKey& key, int64_t index,
+                                                 const Bucket& bucket) const {
+  const auto sizes = sizes_.find(key);
+  if (sizes == sizes_.end()) return bucket.elements;
+  const std::vector<int64_t>& known = sizes->second;
+  const int64_t elements = static_cast<size_t>(index) < known.size() ? known[index] : -1;
+  if (elements >= 0 && elements <= bucket.elements) return elements;
+  return absl::DataLossError(absl::StrCat(
+      Name(key.first, key.second), ": bucket ", index, " has ", bucket.elements, " elements, ",
+      elements, " without padding according to per_bucket_numel_unpadded"));
 }
 
 absl::StatusOr<std::map<BucketStates::BufferKey, StateBuffer>> BucketStates::MakeBuffers() const {
@@ -158,16 +197,19 @@ absl::StatusOr<std::map<BucketStates::BufferKey, StateBuffer>> BucketStates::Mak
         return absl::DataLossError(
             absl::StrCat(buffer.where, ": bucket ", buffer.bucket_elements.size(), " is missing"));
       }
+      TESSERA_ASSIGN_OR_RETURN(const int64_t elements, ElementsOf(key, index, bucket));
       for (const auto& [state, runs] : bucket.kinds) {
         auto& all = kinds[state];
         all.first = runs.first;
         for (BufferRun run : runs.second) {
+          run.count = std::min(run.count, elements - run.begin);
+          if (run.count <= 0) continue;
           run.begin += buffer.elements;
           all.second.push_back(run);
         }
       }
-      buffer.bucket_elements.push_back(bucket.elements);
-      buffer.elements += bucket.elements;
+      buffer.bucket_elements.push_back(elements);
+      buffer.elements += elements;
     }
     for (auto& [state, runs] : kinds) {
       std::ranges::sort(runs.second, {}, &BufferRun::begin);

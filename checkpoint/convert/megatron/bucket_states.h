@@ -20,6 +20,8 @@
 #include "checkpoint/convert/megatron/module_order.h"
 #include "checkpoint/convert/megatron/run.h"
 #include "checkpoint/convert/megatron/state_buffer.h"
+#include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt::convert {
@@ -54,10 +56,17 @@ class BucketStates {
     std::map<std::string, std::pair<ForeignKind, std::vector<BufferRun>>> kinds;
   };
 
+  absl::Status AddGathered(int64_t group, const TorchArchive& archive, const pickle::Value& state,
+                           const std::string& path, const std::string& where);
+  absl::Status AddSizes(int64_t group, const pickle::Value& sizes);
+  absl::StatusOr<int64_t> ElementsOf(const BufferKey& key, int64_t index,
+                                     const Bucket& bucket) const;
   absl::StatusOr<std::map<BufferKey, StateBuffer>> MakeBuffers() const;
 
   const std::string folder_;
   std::map<BufferKey, std::map<int64_t, Bucket>> buckets_;
+  // Elements of each bucket without the padding at its end, where they are stored.
+  std::map<BufferKey, std::vector<int64_t>> sizes_;
   std::map<BufferKey, StateBuffer> gathered_;
 };
 

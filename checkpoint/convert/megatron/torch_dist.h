@@ -13,8 +13,8 @@ namespace tessera::ckpt::convert {
 // A checkpoint of megatron-core's distributed checkpointing, backend torch_dist: a folder of
 // torch.distributed.checkpoint whose tensors are whole parameters, possibly stacked over layers,
 // with common.pt. The model is the one that the arguments of the run describe. States of the
-// optimizer are read in all formats but the buckets of releases up to 0.14: by parameter, those of
-// the distributed optimizer also flattened as in those releases, and by buffer (bucket_states.h).
+// optimizer are read in all formats: by parameter, those of the distributed optimizer also
+// flattened as in releases up to 0.14, and by buffer (bucket_states.h).
 // Which parameters a buffer has follows from the order of the modules and is checked by its size
 // and its fp32 weights.
 //

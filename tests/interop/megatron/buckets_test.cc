@@ -1,6 +1,7 @@
 // State of the distributed optimizer that is stored by buffer, in changed checkpoints.
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -21,6 +22,7 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 constexpr char kBuckets[] = "tests/interop/megatron/buckets_llama3_untied_dp2_tp2_pp2";
+constexpr char kFlatBuckets[] = "tests/interop/megatron/flat_buckets_gpt2_dp2";
 constexpr char kGathered[] = "tests/interop/megatron/gathered_llama3_bf16_dp2_tp2_pp2";
 
 // The error of reading a copy of the checkpoint, one file of which is changed.
@@ -75,6 +77,23 @@ TEST(MegatronBucketsTest, RefusesAnotherGrid) {
                           SetArgument(common, "tensor_model_parallel_size", 2, 1);
                         }),
               HasSubstr("elements are not what whole layers of the model take up in buckets"));
+}
+
+// The sizes without padding, which releases up to 0.10 need, are three of two bytes.
+TEST(MegatronBucketsTest, RefusesSizesThatAreNotTheBuckets) {
+  const auto set_first_size = [](std::string& bytes, uint16_t size) {
+    const std::string stored("\x80\x04M\x18\x04M\x40\x04", 8);  // of 1152, 1048, 1088
+    const size_t at = bytes.find(stored);
+    ASSERT_NE(at, std::string::npos);
+    bytes[at] = static_cast<char>(size & 0xff);
+    bytes[at + 1] = static_cast<char>(size >> 8);
+  };
+  for (const uint16_t size : {1153, 1024}) {
+    EXPECT_THAT(ErrorWith(kFlatBuckets, "__0_0.distcp",
+                          [&](std::string& bytes) { set_first_size(bytes, size); }),
+                size > 1152 ? HasSubstr("bucket 0 has 1152 elements, 1153 without padding")
+                            : HasSubstr("elements are not what whole layers of the model take up"));
+  }
 }
 
 TEST(MegatronBucketsTest, RefusesTruncatedState) {

@@ -283,7 +283,8 @@ def build_optimizer(chunks, config, layout, dtype, states):
         OptimizerConfig(optimizer="adam", lr=1e-3, bf16=dtype == torch.bfloat16,
                         params_dtype=dtype, use_distributed_optimizer=distributed), wrapped)
     inner = only_optimizer(optimizer)
-    inner.init_state_fn(inner.optimizer, inner.config)
+    known = len(inspect.signature(inner.init_state_fn).parameters)  # one in old releases
+    inner.init_state_fn(*(inner.optimizer, inner.config)[:known])
     fill_optimizer(inner, states, distributed)
     return wrapped, optimizer
 

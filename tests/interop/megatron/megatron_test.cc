@@ -182,6 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Fixture{"buckets_llama3_bf16_dp2_pp2_vpp2", "llama3_bf16", true},
                       Fixture{"gathered_llama3_bf16_dp2_tp2_pp2", "llama3_bf16", true},
                       Fixture{"flat_gpt2_dp2_tp2", "gpt2", true},
+                      Fixture{"flat_buckets_gpt2_dp2", "gpt2", true},
                       Fixture{"legacy_gpt2_tp2_pp2", "gpt2", false},
                       Fixture{"legacy_llama3_tied_pp2_vpp2", "llama3_bf16", true},
                       Fixture{"legacy_llama3_untied_dp2_tp2", "llama3_untied", true},
