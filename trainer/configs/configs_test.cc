@@ -26,9 +26,12 @@ const std::map<std::string, Description>& Expected() {
   static const auto* const expected = new std::map<std::string, Description>{
       {"demo.textproto", {2197632, "single"}},
       {"gpt2_124m.textproto", {124439808, "single"}},
+      {"gpt2_124m_gpu.textproto", {124439808, "single"}},
       {"gpt2_1558m_dp8_zero2.textproto", {1557611200, "dp8_zero2"}},
+      {"gpt2_1558m_gpu.textproto", {1557611200, "single"}},
       {"gpt2_tiny.textproto", {120640, "single"}},
       {"llama3_1b.textproto", {1235814400, "single"}},
+      {"llama3_1b_gpu.textproto", {1235814400, "single"}},
       {"llama3_8b_64gpu.textproto", {8030261248, "dp8_zero2_tp4_pp2_sp"}},
       {"llama3_tiny.textproto", {115072, "single"}},
   };
@@ -82,6 +85,35 @@ TEST(ConfigsTest, EveryTopologyCanBeExact) {
     config->mutable_parallel()->set_exact_tp_shards(2);
     const absl::Status exact = ResolveConfig(*config).status();
     EXPECT_TRUE(exact.ok()) << name << ": " << exact;
+  }
+}
+
+TEST(ConfigsTest, ThoseNamedAfterGpusUseThem) {
+  for (const auto& [name, description] : Expected()) {
+    const absl::StatusOr<TrainConfig> config = Resolved(name);
+    ASSERT_TRUE(config.ok()) << name << ": " << config.status();
+    const bool on_gpus = name.find("gpu.") != std::string::npos;
+    EXPECT_EQ(config->training().device() == ComputeDevice::CUDA, on_gpus) << name;
+    EXPECT_TRUE(!on_gpus || config->training().bf16()) << name;
+    EXPECT_TRUE(!on_gpus || config->checkpoint().async_save()) << name;
+  }
+}
+
+// The run is the one of the config for the CPU: only how it is computed differs.
+TEST(ConfigsTest, OnAGpuTheRunIsTheSame) {
+  for (const auto& [gpu, cpu] : std::map<std::string, std::string>{
+           {"gpt2_124m_gpu", "gpt2_124m"}, {"llama3_1b_gpu", "llama3_1b"}}) {
+    absl::StatusOr<TrainConfig> wanted = Resolved(cpu + ".textproto");
+    absl::StatusOr<TrainConfig> config = Resolved(gpu + ".textproto");
+    ASSERT_TRUE(wanted.ok() && config.ok()) << wanted.status() << config.status();
+    for (TrainConfig* one : {&*wanted, &*config}) {
+      one->clear_output();
+      one->clear_checkpoint();
+      one->mutable_training()->clear_device();
+      one->mutable_training()->clear_micro_batch_size();
+      one->mutable_training()->clear_recompute_activations();
+    }
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(*config, *wanted)) << gpu;
   }
 }
 
