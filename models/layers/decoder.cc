@@ -116,6 +116,13 @@ std::unique_ptr<Activations> Decoder::NewActivations(int64_t batch, int64_t sequ
   return buffers;
 }
 
+NormPlace Decoder::InputNorm(const Buffers& buffers, size_t i) const {
+  if (i < parts_.blocks.size()) {
+    return parts_.blocks[i].InputNorm(buffers.saved[i], buffers.scratch);
+  }
+  return parts_.head.has_value() ? parts_.head->InputNorm(buffers.head) : NormPlace();
+}
+
 absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& activations,
                                         TensorView input, TensorView output) {
   const auto& buffers = static_cast<const Buffers&>(activations);
@@ -130,16 +137,20 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
   } else {
     backend_.Copy(input, buffers.inputs.front());
   }
+  if (const NormPlace first = InputNorm(buffers, 0); first.norm != nullptr) {
+    TESSERA_RETURN_IF_ERROR(NormForward(pass, buffers.inputs.front(), first));
+  }
   for (size_t i = 0; i < parts_.blocks.size(); ++i) {
     TESSERA_RETURN_IF_ERROR(parts_.blocks[i].Forward(pass, buffers.inputs[i], buffers.saved[i],
-                                                     buffers.scratch, buffers.inputs[i + 1]));
+                                                     buffers.scratch, buffers.inputs[i + 1],
+                                                     InputNorm(buffers, i + 1)));
   }
   if (!parts_.head.has_value()) {
     backend_.Copy(buffers.inputs.back(), output);
     return 0.0;
   }
   if (batch.targets.empty()) return 0.0;
-  return parts_.head->Forward(pass, buffers.inputs.back(), Flat(batch.targets), buffers.head);
+  return parts_.head->Forward(pass, Flat(batch.targets), buffers.head);
 }
 
 absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations, double loss_scale,

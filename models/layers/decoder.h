@@ -69,6 +69,9 @@ class Decoder final : public Model {
  private:
   struct Buffers;
   Buffers LayOut(const Pass& pass, ActivationUse use, Arena& arena) const;
+  // The norm that layer `i` of this stage begins with; the head, where there is one, comes after
+  // the blocks.
+  NormPlace InputNorm(const Buffers& buffers, size_t i) const;
   Pass MakePass(const MicroBatch& batch) const;
   Pass MakePass(int64_t batch, int64_t sequence) const;
   absl::Status BackwardHead(const Pass& pass, const MicroBatch& batch, const Buffers& buffers,

@@ -69,11 +69,10 @@ void LmHead::Project(const Pass& pass, const VocabularyShard& shard, const Tenso
   pass.backend.MatMul(normed, shard.table->value.Transpose(0, 1), logits, /*accumulate=*/false);
 }
 
-absl::StatusOr<double> LmHead::Forward(const Pass& pass, const TensorView& x,
-                                       const TensorView& targets, const Buffers& buffers) const {
+absl::StatusOr<double> LmHead::Forward(const Pass& pass, const TensorView& targets,
+                                       const Buffers& buffers) const {
   Backend& backend = pass.backend;
   const int64_t rows = pass.rows(), height = buffers.logits[0].dim(0);
-  TESSERA_RETURN_IF_ERROR(NormForward(pass, *norm_, x, buffers.normed, buffers.norm_stats));
   for (int64_t i = 0; i < ChunkCount(rows, height); ++i) {
     const Chunk chunk = RowChunk(i, rows, height);
     for (size_t v = 0; v < shards_.size(); ++v) {

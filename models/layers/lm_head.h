@@ -50,8 +50,13 @@ class LmHead {
   Buffers LayOut(Arena& arena, const Pass& pass, DType dtype, bool backward,
                  int64_t max_logits_bytes) const;
 
-  // The sum of the losses of the rows of x [r,C] over all ranks, against targets [R].
-  absl::StatusOr<double> Forward(const Pass& pass, const TensorView& x, const TensorView& targets,
+  // Where Forward() expects the norm of the head's input x [r,C].
+  NormPlace InputNorm(const Buffers& buffers) const {
+    return {norm_.get(), buffers.normed, buffers.norm_stats};
+  }
+  // The sum of the losses of the rows of x over all ranks, against targets [R]. Precondition:
+  // InputNorm() has been computed.
+  absl::StatusOr<double> Forward(const Pass& pass, const TensorView& targets,
                                  const Buffers& buffers) const;
   // d [r,C] is overwritten with loss_scale times the gradient of x.
   absl::Status Backward(const Pass& pass, const TensorView& x, const TensorView& targets,

@@ -45,7 +45,8 @@ Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const Tenso
   Result result;
   result.d = Tensor(DType::kF64, {10, kChannels});
   for (const bool accumulate : {false, true}) {
-    result.loss = head.Forward(pass, x, targets, buffers).value();
+    EXPECT_TRUE(NormForward(pass, x, head.InputNorm(buffers)).ok());
+    result.loss = head.Forward(pass, targets, buffers).value();
     EXPECT_TRUE(head.Backward(pass, x, targets, buffers, 0.5, accumulate, result.d).ok());
   }
   result.d_norm = testing::Cloned(norm.grad);

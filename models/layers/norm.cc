@@ -16,6 +16,13 @@ void LayerNorm::Forward(Backend& backend, const TensorView& x, const TensorView&
                            Statistic(stats, 1));
 }
 
+void LayerNorm::AddForward(Backend& backend, const TensorView& a, const TensorView& b,
+                           const TensorView& sum, const TensorView& out,
+                           const TensorView& stats) const {
+  backend.AddLayerNormForward(a, b, sum, weight_->value, bias_->value, epsilon_, out,
+                              Statistic(stats, 0), Statistic(stats, 1));
+}
+
 void LayerNorm::Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                          const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
                          const Gradients& gradients, bool accumulate) const {
@@ -26,6 +33,12 @@ void LayerNorm::Backward(Backend& backend, const TensorView& d_out, const Tensor
 void RmsNorm::Forward(Backend& backend, const TensorView& x, const TensorView& out,
                       const TensorView& stats) const {
   backend.RmsNormForward(x, weight_->value, epsilon_, out, Statistic(stats, 0));
+}
+
+void RmsNorm::AddForward(Backend& backend, const TensorView& a, const TensorView& b,
+                         const TensorView& sum, const TensorView& out,
+                         const TensorView& stats) const {
+  backend.AddRmsNormForward(a, b, sum, weight_->value, epsilon_, out, Statistic(stats, 0));
 }
 
 void RmsNorm::Backward(Backend& backend, const TensorView& d_out, const TensorView& x,

@@ -22,6 +22,11 @@ class Norm {
   virtual int64_t gradient_vectors() const = 0;  // of Gradients
   virtual void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                        const TensorView& stats) const = 0;
+  // sum [R,C] = a + b, either of which it may be, and Forward of the sum: the same bits as one
+  // after the other.
+  virtual void AddForward(Backend& backend, const TensorView& a, const TensorView& b,
+                          const TensorView& sum, const TensorView& out,
+                          const TensorView& stats) const = 0;
   // d_x: overwritten, or accumulated if accumulate_dx (the residual add). `gradients` likewise, by
   // `accumulate`.
   virtual void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
@@ -40,6 +45,8 @@ class LayerNorm final : public Norm {
   int64_t gradient_vectors() const override { return 2; }
   void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                const TensorView& stats) const override;
+  void AddForward(Backend& backend, const TensorView& a, const TensorView& b, const TensorView& sum,
+                  const TensorView& out, const TensorView& stats) const override;
   void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                 const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
                 const Gradients& gradients, bool accumulate) const override;
@@ -59,6 +66,8 @@ class RmsNorm final : public Norm {
   int64_t gradient_vectors() const override { return 1; }
   void Forward(Backend& backend, const TensorView& x, const TensorView& out,
                const TensorView& stats) const override;
+  void AddForward(Backend& backend, const TensorView& a, const TensorView& b, const TensorView& sum,
+                  const TensorView& out, const TensorView& stats) const override;
   void Backward(Backend& backend, const TensorView& d_out, const TensorView& x,
                 const TensorView& stats, const TensorView& d_x, bool accumulate_dx,
                 const Gradients& gradients, bool accumulate) const override;

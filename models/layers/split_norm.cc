@@ -54,10 +54,15 @@ void AddOrCopy(Backend& backend, const TensorView& from, const TensorView& to, b
 
 }  // namespace
 
-absl::Status NormForward(const Pass& pass, const Norm& norm, const TensorView& x,
-                         const TensorView& out, const TensorView& stats) {
-  norm.Forward(pass.backend, x, pass.OwnRows(out), stats);
-  return pass.GatherRows(out, "normalised rows");
+absl::Status NormForward(const Pass& pass, const TensorView& x, const NormPlace& to) {
+  to.norm->Forward(pass.backend, x, pass.OwnRows(to.out), to.stats);
+  return pass.GatherRows(to.out, "normalised rows");
+}
+
+absl::Status AddNormForward(const Pass& pass, const TensorView& a, const TensorView& b,
+                            const TensorView& sum, const NormPlace& to) {
+  to.norm->AddForward(pass.backend, a, b, sum, pass.OwnRows(to.out), to.stats);
+  return pass.GatherRows(to.out, "normalised rows");
 }
 
 NormGradients::NormGradients(Arena& arena, const Pass& pass, DType dtype, const Norm& norm,

@@ -18,9 +18,19 @@
 
 namespace tessera {
 
-// out [R,C] = norm(x), from the rows x [r,C] of every rank. stats [1|2, r].
-absl::Status NormForward(const Pass& pass, const Norm& norm, const TensorView& x,
-                         const TensorView& out, const TensorView& stats);
+// A norm and the memory of its results.
+struct NormPlace {
+  const Norm* norm = nullptr;
+  TensorView out;    // [R,C], the rows of every rank
+  TensorView stats;  // [1|2, r]
+};
+
+// The norm of the rows x [r,C] of every rank.
+absl::Status NormForward(const Pass& pass, const TensorView& x, const NormPlace& to);
+// sum [r,C] = a + b, either of which it may be, and the norm of the sum: the same bits as one after
+// the other.
+absl::Status AddNormForward(const Pass& pass, const TensorView& a, const TensorView& b,
+                            const TensorView& sum, const NormPlace& to);
 
 // Memory for the backward passes of norms whose weight gradients are completed together, in one
 // message. All norms have the same C and W.

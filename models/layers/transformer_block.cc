@@ -66,20 +66,26 @@ TransformerBlock::Scratch TransformerBlock::LayOutScratch(Arena& arena, const Pa
 
 absl::Status TransformerBlock::Forward(const Pass& pass, const TensorView& x,
                                        const SavedActivations& saved, const Scratch& scratch,
-                                       const TensorView& y) const {
-  TESSERA_RETURN_IF_ERROR(Recompute(pass, x, saved, scratch));
+                                       const TensorView& y, const NormPlace& next) const {
+  TESSERA_RETURN_IF_ERROR(ForwardSaved(pass, x, saved, scratch));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     products.push_back(parts_.mlp[i].down.ForwardTerm(saved.mlp[i].act));
   }
-  return AddResidual(pass, parts_.mlp_residual, products, saved.mid, scratch.sum, y);
+  return AddResidual(pass, parts_.mlp_residual, products, saved.mid, scratch.sum, y, next);
 }
 
 absl::Status TransformerBlock::Recompute(const Pass& pass, const TensorView& x,
                                          const SavedActivations& saved,
                                          const Scratch& scratch) const {
-  TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.attention_norm, x, scratch.normed, saved.attention_norm_stats));
+  TESSERA_RETURN_IF_ERROR(NormForward(pass, x, InputNorm(saved, scratch)));
+  return ForwardSaved(pass, x, saved, scratch);
+}
+
+// All of `saved`, given the norm of x.
+absl::Status TransformerBlock::ForwardSaved(const Pass& pass, const TensorView& x,
+                                            const SavedActivations& saved,
+                                            const Scratch& scratch) const {
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const AttentionShard& shard = parts_.attention[i];
@@ -88,11 +94,8 @@ absl::Status TransformerBlock::Recompute(const Pass& pass, const TensorView& x,
     shard.attention.Forward(pass, own.qkv, own.out, own.log_sum_exp);
     products.push_back(shard.projection.ForwardTerm(own.out));
   }
-  TESSERA_RETURN_IF_ERROR(
-      AddResidual(pass, parts_.attention_residual, products, x, scratch.sum, saved.mid));
-
-  TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.mlp_norm, saved.mid, scratch.normed, saved.mlp_norm_stats));
+  TESSERA_RETURN_IF_ERROR(AddResidual(pass, parts_.attention_residual, products, x, scratch.sum,
+                                      saved.mid, MlpNorm(saved, scratch)));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     parts_.mlp[i].up.Forward(pass.backend, scratch.normed, saved.mlp[i].up);
     ActivationForward(parts_.activation, pass.backend, saved.mlp[i].up, saved.mlp[i].act);
@@ -100,14 +103,15 @@ absl::Status TransformerBlock::Recompute(const Pass& pass, const TensorView& x,
   return absl::OkStatus();
 }
 
-// out [r,C] = residual + dropout(sum over shards + bias)
+// out [r,C] = residual + dropout(sum over shards + bias), and its norm if there is a next one.
 absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& add,
                                            std::span<const MatMulOperands> products,
                                            const TensorView& residual, const TensorView& sum,
-                                           const TensorView& out) const {
+                                           const TensorView& out, const NormPlace& next) const {
   const TensorView bias = add.bias == nullptr ? TensorView() : add.bias->value;
   TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, bias, sum, out, "output of a branch"));
   add.dropout.Apply(pass, out);
+  if (next.norm != nullptr) return AddNormForward(pass, residual, out, out, next);
   pass.backend.Add(residual, out, out);
   return absl::OkStatus();
 }
@@ -167,8 +171,7 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
     ActivationBackward(parts_.activation, backend, scratch.d_act[i], saved.mlp[i].up,
                        scratch.d_up[i]);
   }
-  TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.mlp_norm, saved.mid, scratch.normed, saved.mlp_norm_stats));
+  TESSERA_RETURN_IF_ERROR(NormForward(pass, saved.mid, MlpNorm(saved, scratch)));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& up = parts_.mlp[i].up;
@@ -195,8 +198,7 @@ absl::Status TransformerBlock::BackwardAttention(const Pass& pass, const TensorV
     shard.attention.Backward(pass, scratch.d_attention_out, own.qkv, own.out, own.log_sum_exp,
                              scratch.d_qkv[i]);
   }
-  TESSERA_RETURN_IF_ERROR(
-      NormForward(pass, *parts_.attention_norm, x, scratch.normed, saved.attention_norm_stats));
+  TESSERA_RETURN_IF_ERROR(NormForward(pass, x, InputNorm(saved, scratch)));
   std::vector<MatMulOperands> products;
   for (size_t i = 0; i < parts_.attention.size(); ++i) {
     const Linear& qkv = parts_.attention[i].qkv;

@@ -96,10 +96,17 @@ class TransformerBlock {
   // `backward`: false omits what only Backward uses.
   Scratch LayOutScratch(Arena& arena, const Pass& pass, DType dtype, bool backward) const;
 
-  // x, y [r,C], distinct.
+  // Where Forward() expects the norm of its input x.
+  NormPlace InputNorm(const SavedActivations& saved, const Scratch& scratch) const {
+    return {parts_.attention_norm.get(), scratch.normed, saved.attention_norm_stats};
+  }
+  // x, y [r,C], distinct. Precondition: InputNorm() has been computed. If `next` has a norm, that
+  // the next layer begins with, computes it of y in the same pass over memory as y; its memory may
+  // be this block's scratch.
   absl::Status Forward(const Pass& pass, const TensorView& x, const SavedActivations& saved,
-                       const Scratch& scratch, const TensorView& y) const;
-  // Recomputes `saved` from x: Forward without its last step, whose result Backward does not read.
+                       const Scratch& scratch, const TensorView& y, const NormPlace& next) const;
+  // Recomputes `saved` from x: InputNorm() and Forward without its last step, whose result Backward
+  // does not read.
   absl::Status Recompute(const Pass& pass, const TensorView& x, const SavedActivations& saved,
                          const Scratch& scratch) const;
   // d [r,C]: on entry the gradient of y, on return that of x.
@@ -107,9 +114,15 @@ class TransformerBlock {
                         const Scratch& scratch, bool accumulate, const TensorView& d) const;
 
  private:
+  NormPlace MlpNorm(const SavedActivations& saved, const Scratch& scratch) const {
+    return {parts_.mlp_norm.get(), scratch.normed, saved.mlp_norm_stats};
+  }
+  absl::Status ForwardSaved(const Pass& pass, const TensorView& x, const SavedActivations& saved,
+                            const Scratch& scratch) const;
   absl::Status AddResidual(const Pass& pass, const ResidualAdd& add,
                            std::span<const MatMulOperands> products, const TensorView& residual,
-                           const TensorView& sum, const TensorView& out) const;
+                           const TensorView& sum, const TensorView& out,
+                           const NormPlace& next) const;
   absl::StatusOr<TensorView> BackwardResidual(const Pass& pass, const ResidualAdd& add,
                                               const TensorView& d, const TensorView& buffer,
                                               bool accumulate) const;

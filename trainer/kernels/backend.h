@@ -158,6 +158,13 @@ class Backend {
                                  TensorView d_weight, TensorView d_bias, bool accumulate) = 0;
   virtual void RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
                               TensorView rstd) = 0;
+  // sum = a + b, then the norm of sum: in one pass over memory, with the bits of Add() and of the
+  // norm's forward pass, one after the other. All matrices [R,C] of one dtype; sum may be a or b.
+  virtual void AddLayerNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                                   TensorView bias, double epsilon, TensorView out, TensorView mean,
+                                   TensorView rstd) = 0;
+  virtual void AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                                 double epsilon, TensorView out, TensorView rstd) = 0;
   virtual void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
                                TensorView d_x, bool accumulate_dx, TensorView d_weight,
                                bool accumulate) = 0;

@@ -164,6 +164,17 @@ class HostOperandBackend final : public Backend {
                       TensorView rstd) override {
     On({&x, &weight, &out, &rstd}, [&] { backend_.RmsNormForward(x, weight, epsilon, out, rstd); });
   }
+  void AddLayerNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                           TensorView bias, double epsilon, TensorView out, TensorView mean,
+                           TensorView rstd) override {
+    On({&a, &b, &sum, &weight, &bias, &out, &mean, &rstd},
+       [&] { backend_.AddLayerNormForward(a, b, sum, weight, bias, epsilon, out, mean, rstd); });
+  }
+  void AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                         double epsilon, TensorView out, TensorView rstd) override {
+    On({&a, &b, &sum, &weight, &out, &rstd},
+       [&] { backend_.AddRmsNormForward(a, b, sum, weight, epsilon, out, rstd); });
+  }
   void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
                        TensorView d_x, bool accumulate_dx, TensorView d_weight,
                        bool accumulate) override {

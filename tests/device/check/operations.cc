@@ -97,6 +97,7 @@ class Cases {
     Embeddings();
     LayerNorm();
     RmsNorm();
+    AddNorms();
     Activations();
     DropoutMasks();
     Rope();
@@ -135,6 +136,7 @@ class Cases {
   void Embeddings();
   void LayerNorm();
   void RmsNorm();
+  void AddNorms();
   void Activations();
   void DropoutMasks();
   void Rope();
@@ -263,6 +265,27 @@ void Cases::RmsNorm() {
       const TensorView d_weight = Add(outputs, "d_weight", Tensor(DType::kF32, {shape[1]}));
       backend.RmsNormForward(x, weight, 1e-5, out, rstd);
       backend.RmsNormBackward(d_out, x, weight, rstd, d_x, true, d_weight, false);
+      return outputs;
+    });
+  }
+}
+
+void Cases::AddNorms() {
+  Begin("sum and norm");
+  for (const Shape& shape : Sizes({{1, 3}, {7, 131}}, {{256, 768}, {256, 4096}})) {
+    const Tensor a = Normal(shape, 0.5, 2), b = Normal(shape), weight = Normal({shape[1]}, 1, 0.3);
+    const Tensor bias = Normal({shape[1]});
+    comparison_.Run(shape, [&](Backend& backend) {
+      Outputs outputs;
+      const TensorView sum = Add(outputs, "sum", Cloned(b));
+      const TensorView out = Add(outputs, "LayerNorm", Tensor(dtype_, shape));
+      const TensorView mean = Add(outputs, "mean", Tensor(DType::kF32, {shape[0]}));
+      const TensorView rstd = Add(outputs, "rstd", Tensor(DType::kF32, {shape[0]}));
+      const TensorView sum2 = Add(outputs, "sum", Tensor(dtype_, shape));
+      const TensorView out2 = Add(outputs, "RMSNorm", Tensor(dtype_, shape));
+      const TensorView rstd2 = Add(outputs, "rstd", Tensor(DType::kF32, {shape[0]}));
+      backend.AddLayerNormForward(a, sum, sum, weight, bias, 1e-5, out, mean, rstd);
+      backend.AddRmsNormForward(a, b, sum2, weight, 1e-5, out2, rstd2);
       return outputs;
     });
   }

@@ -43,6 +43,11 @@ class CpuBackend final : public Backend {
                          TensorView d_bias, bool accumulate) override;
   void RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
                       TensorView rstd) override;
+  void AddLayerNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                           TensorView bias, double epsilon, TensorView out, TensorView mean,
+                           TensorView rstd) override;
+  void AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                         double epsilon, TensorView out, TensorView rstd) override;
   void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
                        TensorView d_x, bool accumulate_dx, TensorView d_weight,
                        bool accumulate) override;

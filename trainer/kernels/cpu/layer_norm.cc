@@ -12,6 +12,7 @@
 
 #include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/elementwise-inl.h"
 #include "trainer/kernels/cpu/loops.h"
 #include "trainer/kernels/cpu/norm.h"
 #include "trainer/kernels/cpu/vector-inl.h"
@@ -100,6 +101,29 @@ void CpuBackend::LayerNormForward(TensorView x, TensorView weight, TensorView bi
     ForRanges(pool_, from.rows, kNormForwardRows, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         forward_row(from.row(row), weight.as<T>(), bias.as<T>(), from.columns,
+                    static_cast<float>(epsilon), to.row(row), mean.as<float>() + row,
+                    rstd.as<float>() + row);
+      }
+    });
+  });
+}
+
+void CpuBackend::AddLayerNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                                     TensorView bias, double epsilon, TensorView out,
+                                     TensorView mean, TensorView rstd) {
+  CHECK(sum.dtype() == out.dtype() && sum.dtype() == weight.dtype() && sum.dtype() == bias.dtype());
+  CHECK(mean.dtype() == DType::kF32 && rstd.dtype() == DType::kF32);
+  WithType(sum.dtype(), [&]<typename T>(T) {
+    const RowSums<T> x(a, b, sum);
+    const Rows<T> to = AsRows<T>(out);
+    CHECK(x.rows() == to.rows && x.columns() == to.columns);
+    CHECK(weight.elements() == to.columns && bias.elements() == to.columns);
+    CHECK(mean.elements() == to.rows && rstd.elements() == to.rows);
+    const auto add_range = TESSERA_CHOOSE(AddRange<T, T, T>);
+    const auto forward_row = TESSERA_CHOOSE(ForwardRow<T>);
+    ForRanges(pool_, to.rows, kNormForwardRows, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        forward_row(x.Add(add_range, row), weight.as<T>(), bias.as<T>(), to.columns,
                     static_cast<float>(epsilon), to.row(row), mean.as<float>() + row,
                     rstd.as<float>() + row);
       }

@@ -3,15 +3,43 @@
 
 // Shared by LayerNorm and RMSNorm.
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "trainer/kernels/cpu/loops.h"
 #include "trainer/kernels/cpu/thread_pool.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 
 inline constexpr int64_t kNormForwardRows = 16;
+
+// sum = a + b, row by row, so that a norm finds the row of the sum in the cache.
+template <typename T>
+class RowSums {
+ public:
+  RowSums(const TensorView& a, const TensorView& b, const TensorView& sum)
+      : a_(AsRows<T>(a)), b_(AsRows<T>(b)), sum_(AsRows<T>(sum)) {
+    CHECK(a.dtype() == sum.dtype() && b.dtype() == sum.dtype());
+    CHECK(a.shape() == sum.shape() && b.shape() == sum.shape())
+        << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(sum.shape());
+  }
+
+  int64_t rows() const { return sum_.rows; }
+  int64_t columns() const { return sum_.columns; }
+  // Adds by AddRange() and returns the row of the sum.
+  template <typename AddRange>
+  const T* Add(AddRange add_range, int64_t row) const {
+    add_range(a_.row(row), b_.row(row), sum_.columns, sum_.row(row));
+    return sum_.row(row);
+  }
+
+ private:
+  Rows<T> a_, b_, sum_;
+};
 
 // Sums over rows of several quantities of `columns` values each: one partial sum per block of rows,
 // then a sum over the blocks in order.

@@ -172,6 +172,26 @@ TEST_P(PurityTest, RmsNorm) {
   }
 }
 
+TEST_P(PurityTest, AddNorms) {
+  const int64_t rows = 37, columns = 131;
+  const Tensor weight = random_.Normal(dtype(), {columns}),
+               bias = random_.Normal(dtype(), {columns});
+  RowOperation forward;
+  for (int i = 0; i < 4; ++i) forward.operands.push_back(random_.Normal(dtype(), {rows, columns}));
+  for (int i = 0; i < 2; ++i) forward.operands.push_back(random_.Normal(kF32, {rows}));
+  forward.strided = {0, 1, 2, 3};
+  for (bool layer_norm : {false, true}) {
+    forward.run = [&](Backend& backend, std::span<const TensorView> x, int64_t) {
+      if (layer_norm) {
+        backend.AddLayerNormForward(x[0], x[1], x[2], weight, bias, 1e-5, x[3], x[4], x[5]);
+      } else {
+        backend.AddRmsNormForward(x[0], x[1], x[2], weight, 1e-5, x[3], x[4]);
+      }
+    };
+    ExpectPure(forward);
+  }
+}
+
 // The gradient of a norm's weight over a block of rows is a sum that one rank computes alone.
 TEST_P(PurityTest, NormWeightGradientsOfABlockOfRows) {
   const int64_t rows = 96, columns = 131;

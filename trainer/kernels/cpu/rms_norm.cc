@@ -12,6 +12,7 @@
 
 #include "base/dispatch.h"
 #include "trainer/kernels/cpu/cpu_backend_impl.h"
+#include "trainer/kernels/cpu/elementwise-inl.h"
 #include "trainer/kernels/cpu/loops.h"
 #include "trainer/kernels/cpu/norm.h"
 #include "trainer/kernels/cpu/vector-inl.h"
@@ -74,6 +75,25 @@ void CpuBackend::RmsNormForward(TensorView x, TensorView weight, double epsilon,
     ForRanges(pool_, from.rows, kNormForwardRows, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         forward_row(from.row(row), weight.as<T>(), from.columns, static_cast<float>(epsilon),
+                    to.row(row), rstd.as<float>() + row);
+      }
+    });
+  });
+}
+
+void CpuBackend::AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                                   double epsilon, TensorView out, TensorView rstd) {
+  CHECK(sum.dtype() == out.dtype() && sum.dtype() == weight.dtype() && rstd.dtype() == DType::kF32);
+  WithType(sum.dtype(), [&]<typename T>(T) {
+    const RowSums<T> x(a, b, sum);
+    const Rows<T> to = AsRows<T>(out);
+    CHECK(x.rows() == to.rows && x.columns() == to.columns);
+    CHECK(weight.elements() == to.columns && rstd.elements() == to.rows);
+    const auto add_range = TESSERA_CHOOSE(AddRange<T, T, T>);
+    const auto forward_row = TESSERA_CHOOSE(ForwardRow<T>);
+    ForRanges(pool_, to.rows, kNormForwardRows, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        forward_row(x.Add(add_range, row), weight.as<T>(), to.columns, static_cast<float>(epsilon),
                     to.row(row), rstd.as<float>() + row);
       }
     });

@@ -56,6 +56,8 @@ class NotingBackend final : public Backend {
     kLayerNormBackward,
     kRmsNormForward,
     kRmsNormBackward,
+    kAddLayerNormForward,
+    kAddRmsNormForward,
     kGeluForward,
     kGeluBackward,
     kSwiGluForward,
@@ -123,6 +125,16 @@ class NotingBackend final : public Backend {
   void RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
                       TensorView rstd) override {
     Call(kRmsNormForward).RmsNormForward(x, weight, epsilon, out, rstd);
+  }
+  void AddLayerNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                           TensorView bias, double epsilon, TensorView out, TensorView mean,
+                           TensorView rstd) override {
+    Call(kAddLayerNormForward)
+        .AddLayerNormForward(a, b, sum, weight, bias, epsilon, out, mean, rstd);
+  }
+  void AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                         double epsilon, TensorView out, TensorView rstd) override {
+    Call(kAddRmsNormForward).AddRmsNormForward(a, b, sum, weight, epsilon, out, rstd);
   }
   void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
                        TensorView d_x, bool accumulate_dx, TensorView d_weight,
@@ -322,6 +334,16 @@ void TargetsTest::AddNorms() {
                                     o.at("rstd"), o.at("d_x"), accumulate, o.at("d_weight"),
                                     o.at("d_bias"), accumulate);
         }
+      });
+  Add("AddNorms",
+      Of("a", Normal(matrix, 1, 2), "b", Normal(matrix), "weight", Normal(row), "bias", Normal(row),
+         "sum", Normal(matrix), "out", Normal(matrix), "out2", Normal(matrix), "mean",
+         Normal32(column), "rstd", Normal32(column), "rstd2", Normal32(column)),
+      [](Backend& backend, const Operands& o) {
+        backend.AddLayerNormForward(o.at("a"), o.at("b"), o.at("sum"), o.at("weight"), o.at("bias"),
+                                    1e-5, o.at("out"), o.at("mean"), o.at("rstd"));
+        backend.AddRmsNormForward(o.at("a"), o.at("b"), o.at("sum"), o.at("weight"), 1e-5,
+                                  o.at("out2"), o.at("rstd2"));
       });
   Add("RmsNorm",
       Of("x", Normal(matrix, 1, 2), "weight", Normal(row), "out", Normal(matrix), "rstd",

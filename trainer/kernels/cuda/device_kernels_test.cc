@@ -97,6 +97,8 @@ TEST_P(DeviceKernelsTest, AlignmentChangesNothing) {
     std::vector<Tensor> outputs;
     for (int i = 0; i < 3; ++i) outputs.emplace_back(dtype(), Shape{rows, columns});
     for (int i = 0; i < 4; ++i) outputs.emplace_back(DType::kF32, Shape{i < 2 ? rows : columns});
+    for (int i = 0; i < 2; ++i) outputs.emplace_back(dtype(), Shape{rows, columns});
+    outputs.emplace_back(DType::kF32, Shape{rows});
     const Tensor room(dtype(), {rows, columns + 8});
     const TensorView shifted = room.view().Slice(1, shift, shift + columns);
     device_->Copy(x, shifted);
@@ -104,6 +106,7 @@ TEST_P(DeviceKernelsTest, AlignmentChangesNothing) {
     device_->LayerNormBackward(d_out, shifted, weight, outputs[3], outputs[4], outputs[1], false,
                                outputs[5], outputs[6], false);
     device_->GeluForward(shifted, outputs[2]);
+    device_->AddRmsNormForward(shifted, d_out, outputs[7], weight, 1e-5, outputs[8], outputs[9]);
     ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
     for (size_t i = 0; i < first.size(); ++i) ExpectBitwiseEqual(outputs[i], first[i]);
     if (first.empty()) first = std::move(outputs);

@@ -20,16 +20,17 @@
 namespace tessera::cuda {
 namespace {
 
-template <bool kPacks, typename T>
-TESSERA_KERNEL void LayerNormForwardRows(Rows<T> x, const T* weight, const T* bias, float epsilon,
-                                         Rows<T> out, float* means, float* rstds) {
+template <bool kPacks, bool kAdds, typename T>
+TESSERA_KERNEL void LayerNormForwardRows(NormInput<kAdds, T> input, const T* weight, const T* bias,
+                                         float epsilon, Rows<T> out, float* means, float* rstds) {
   const int64_t row = WarpRow();
+  const Rows<T> x = input.x;
   if (row >= x.rows) return;
   const T* const from = x.data + row * x.stride;
   float sum = 0;
   ForLaneRuns(x.columns, [&](int64_t column, int64_t left) {
     float values[kPackElements];
-    LoadRun<kPacks>(from + column, left, values);
+    input.template First<kPacks>(row, column, left, values);
     for (const float value : values) sum += value;
   });
   const float mean = simt::WarpSum(sum) / static_cast<float>(x.columns);
@@ -113,27 +114,46 @@ struct LayerNormWeightBody {
   }
 };
 
+template <bool kAdds, typename T>
+void LaunchLayerNormForward(simt::Stream stream, const NormInput<kAdds, T>& input,
+                            const TensorView& weight, const TensorView& bias, double epsilon,
+                            const TensorView& out, const TensorView& mean, const TensorView& rstd) {
+  const Rows<T> from = input.x, to = AsRows<T>(out);
+  CHECK(out.dtype() == weight.dtype() && out.dtype() == bias.dtype());
+  CHECK(mean.dtype() == DType::kF32 && rstd.dtype() == DType::kF32);
+  CHECK(from.rows == to.rows && from.columns == to.columns);
+  CHECK(weight.elements() == from.columns && bias.elements() == from.columns);
+  CHECK(mean.elements() == from.rows && rstd.elements() == from.rows);
+  const T *const scale = weight.as<T>(), *const shift = bias.as<T>();
+  const bool packs =
+      AllowsPacks(input) && AllowsPacks(to) && AllowsPacks(scale) && AllowsPacks(shift);
+  WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
+    simt::Launch<LayerNormForwardRows<kPacks, kAdds, T>>(
+        WarpRowGrid(from.rows), kWarpRowThreads, 0, stream, input, scale, shift,
+        static_cast<float>(epsilon), to, mean.as<float>(), rstd.as<float>());
+  });
+}
+
 }  // namespace
 
 void DeviceKernels::LayerNormForward(TensorView x, TensorView weight, TensorView bias,
                                      double epsilon, TensorView out, TensorView mean,
                                      TensorView rstd) {
   const Operation here("LayerNormForward", x, weight, bias, out);
-  CHECK(x.dtype() == out.dtype() && x.dtype() == weight.dtype() && x.dtype() == bias.dtype());
-  CHECK(mean.dtype() == DType::kF32 && rstd.dtype() == DType::kF32);
+  CHECK(x.dtype() == out.dtype());
   WithType(x.dtype(), [&]<typename T>(T) {
-    const Rows<T> from = AsRows<T>(x), to = AsRows<T>(out);
-    CHECK(from.rows == to.rows && from.columns == to.columns);
-    CHECK(weight.elements() == from.columns && bias.elements() == from.columns);
-    CHECK(mean.elements() == from.rows && rstd.elements() == from.rows);
-    const T *const scale = weight.as<T>(), *const shift = bias.as<T>();
-    const bool packs =
-        AllowsPacks(from) && AllowsPacks(to) && AllowsPacks(scale) && AllowsPacks(shift);
-    WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
-      simt::Launch<LayerNormForwardRows<kPacks, T>>(
-          WarpRowGrid(from.rows), kWarpRowThreads, 0, stream(), from, scale, shift,
-          static_cast<float>(epsilon), to, mean.as<float>(), rstd.as<float>());
-    });
+    LaunchLayerNormForward(stream(), NormInputOf<T>(x), weight, bias, epsilon, out, mean, rstd);
+  });
+}
+
+void DeviceKernels::AddLayerNormForward(TensorView a, TensorView b, TensorView sum,
+                                        TensorView weight, TensorView bias, double epsilon,
+                                        TensorView out, TensorView mean, TensorView rstd) {
+  const Operation here("AddLayerNormForward", a, b, weight, out);
+  CHECK(sum.dtype() == out.dtype());
+  WithType(sum.dtype(), [&]<typename T>(T) {
+    LaunchLayerNormForward(stream(), NormInputOf<T>(a, b, sum), weight, bias, epsilon, out, mean,
+                           rstd);
   });
 }
 

@@ -3,11 +3,14 @@
 
 // One warp a row, as in the norms.
 
+#include <glog/logging.h>
+
 #include <cstdint>
 #include <type_traits>
 
 #include "trainer/kernels/cuda/operands.h"
 #include "trainer/kernels/cuda/simt.h"
+#include "trainer/tensor/tensor.h"
 
 namespace tessera::cuda {
 
@@ -49,6 +52,50 @@ TESSERA_DEVICE void StoreRun(const float (&from)[kPackElements], int64_t left, T
       if (i < left) to[i] = simt::FromFloat<T>(from[i]);
     }
   }
+}
+
+// The rows that a norm reads: those of x, or, with kAdds, those of x = a + b, which the first pass
+// over a row writes.
+template <bool kAdds, typename T>
+struct NormInput {
+  Rows<T> x, a, b;
+
+  // The run that starts at `column`, in the first pass. Later passes load what the same lane has
+  // stored.
+  template <bool kPacks>
+  TESSERA_DEVICE void First(int64_t row, int64_t column, int64_t left,
+                            float (&to)[kPackElements]) const {
+    T* const at = x.data + row * x.stride + column;
+    if constexpr (kAdds) {
+      float addends[kPackElements];
+      LoadRun<kPacks>(a.data + row * a.stride + column, left, to);
+      LoadRun<kPacks>(b.data + row * b.stride + column, left, addends);
+      for (int i = 0; i < kPackElements; ++i) {
+        to[i] = simt::ToFloat(simt::FromFloat<T>(to[i] + addends[i]));
+      }
+      StoreRun<kPacks>(to, left, at);
+    } else {
+      LoadRun<kPacks>(at, left, to);
+    }
+  }
+};
+
+template <typename T>
+NormInput<false, T> NormInputOf(const TensorView& x) {
+  return {AsRows<T>(x), {}, {}};
+}
+
+template <typename T>
+NormInput<true, T> NormInputOf(const TensorView& a, const TensorView& b, const TensorView& sum) {
+  CHECK(a.dtype() == sum.dtype() && b.dtype() == sum.dtype());
+  CHECK(a.shape() == sum.shape() && b.shape() == sum.shape())
+      << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(sum.shape());
+  return {AsRows<T>(sum), AsRows<T>(a), AsRows<T>(b)};
+}
+
+template <bool kAdds, typename T>
+bool AllowsPacks(const NormInput<kAdds, T>& input) {
+  return AllowsPacks(input.x) && (!kAdds || (AllowsPacks(input.a) && AllowsPacks(input.b)));
 }
 
 // Calls body(std::true_type()) or body(std::false_type()).

@@ -20,16 +20,17 @@
 namespace tessera::cuda {
 namespace {
 
-template <bool kPacks, typename T>
-TESSERA_KERNEL void RmsNormForwardRows(Rows<T> x, const T* weight, float epsilon, Rows<T> out,
-                                       float* rstds) {
+template <bool kPacks, bool kAdds, typename T>
+TESSERA_KERNEL void RmsNormForwardRows(NormInput<kAdds, T> input, const T* weight, float epsilon,
+                                       Rows<T> out, float* rstds) {
   const int64_t row = WarpRow();
+  const Rows<T> x = input.x;
   if (row >= x.rows) return;
   const T* const from = x.data + row * x.stride;
   float squares = 0;
   ForLaneRuns(x.columns, [&](int64_t column, int64_t left) {
     float values[kPackElements];
-    LoadRun<kPacks>(from + column, left, values);
+    input.template First<kPacks>(row, column, left, values);
     for (const float value : values) squares = fmaf(value, value, squares);
   });
   const float mean = simt::WarpSum(squares) / static_cast<float>(x.columns);
@@ -89,23 +90,40 @@ struct RmsNormWeightBody {
   }
 };
 
+template <bool kAdds, typename T>
+void LaunchRmsNormForward(simt::Stream stream, const NormInput<kAdds, T>& input,
+                          const TensorView& weight, double epsilon, const TensorView& out,
+                          const TensorView& rstd) {
+  const Rows<T> from = input.x, to = AsRows<T>(out);
+  CHECK(out.dtype() == weight.dtype() && rstd.dtype() == DType::kF32);
+  CHECK(from.rows == to.rows && from.columns == to.columns);
+  CHECK(weight.elements() == from.columns && rstd.elements() == from.rows);
+  const T* const scale = weight.as<T>();
+  const bool packs = AllowsPacks(input) && AllowsPacks(to) && AllowsPacks(scale);
+  WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
+    simt::Launch<RmsNormForwardRows<kPacks, kAdds, T>>(
+        WarpRowGrid(from.rows), kWarpRowThreads, 0, stream, input, scale,
+        static_cast<float>(epsilon), to, rstd.as<float>());
+  });
+}
+
 }  // namespace
 
 void DeviceKernels::RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
                                    TensorView rstd) {
   const Operation here("RmsNormForward", x, weight, out, rstd);
-  CHECK(x.dtype() == out.dtype() && x.dtype() == weight.dtype() && rstd.dtype() == DType::kF32);
+  CHECK(x.dtype() == out.dtype());
   WithType(x.dtype(), [&]<typename T>(T) {
-    const Rows<T> from = AsRows<T>(x), to = AsRows<T>(out);
-    CHECK(from.rows == to.rows && from.columns == to.columns);
-    CHECK(weight.elements() == from.columns && rstd.elements() == from.rows);
-    const T* const scale = weight.as<T>();
-    const bool packs = AllowsPacks(from) && AllowsPacks(to) && AllowsPacks(scale);
-    WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
-      simt::Launch<RmsNormForwardRows<kPacks, T>>(
-          WarpRowGrid(from.rows), kWarpRowThreads, 0, stream(), from, scale,
-          static_cast<float>(epsilon), to, rstd.as<float>());
-    });
+    LaunchRmsNormForward(stream(), NormInputOf<T>(x), weight, epsilon, out, rstd);
+  });
+}
+
+void DeviceKernels::AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
+                                      double epsilon, TensorView out, TensorView rstd) {
+  const Operation here("AddRmsNormForward", a, b, weight, out);
+  CHECK(sum.dtype() == out.dtype());
+  WithType(sum.dtype(), [&]<typename T>(T) {
+    LaunchRmsNormForward(stream(), NormInputOf<T>(a, b, sum), weight, epsilon, out, rstd);
   });
 }
 

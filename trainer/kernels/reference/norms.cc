@@ -38,6 +38,14 @@ void ReferenceBackend::LayerNormForward(TensorView x, TensorView weight, TensorV
   rstds.StoreTo(rstd);
 }
 
+// sum[r,c] = a[r,c] + b[r,c], rounded, and its LayerNorm
+void ReferenceBackend::AddLayerNormForward(TensorView a, TensorView b, TensorView sum,
+                                           TensorView weight, TensorView bias, double epsilon,
+                                           TensorView out, TensorView mean, TensorView rstd) {
+  Add(a, b, sum);
+  LayerNormForward(sum, weight, bias, epsilon, out, mean, rstd);
+}
+
 // With h[r,c] = (x[r,c] - mean[r]) rstd[r] and g[r,c] = d_out[r,c] weight[c]:
 // d_x[r,c] (+)= rstd[r] (g[r,c] - 1/C sum_j g[r,j] - h[r,c] 1/C sum_j g[r,j] h[r,j])
 // d_weight[c] (+)= sum_r d_out[r,c] h[r,c]
@@ -84,6 +92,14 @@ void ReferenceBackend::RmsNormForward(TensorView x, TensorView weight, double ep
   }
   output.StoreTo(out);
   rstds.StoreTo(rstd);
+}
+
+// sum[r,c] = a[r,c] + b[r,c], rounded, and its RMSNorm
+void ReferenceBackend::AddRmsNormForward(TensorView a, TensorView b, TensorView sum,
+                                         TensorView weight, double epsilon, TensorView out,
+                                         TensorView rstd) {
+  Add(a, b, sum);
+  RmsNormForward(sum, weight, epsilon, out, rstd);
 }
 
 // With h[r,c] = x[r,c] rstd[r] and g[r,c] = d_out[r,c] weight[c]:

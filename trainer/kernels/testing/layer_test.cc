@@ -85,6 +85,57 @@ TEST_P(LayerTest, RmsNorm) {
   }
 }
 
+// The sum of the residual stream and its norm: close to the reference, and with the bits of the two
+// operations.
+TEST_P(LayerTest, AddNorms) {
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 16}, Shape{37, 131}, Shape{9, 768}}) {
+    SCOPED_TRACE(ToString(shape));
+    const int64_t rows = shape[0], columns = shape[1];
+    const Tensor a = random_.Normal(dtype(), shape, 0.5, 2), b = random_.Normal(dtype(), shape);
+    const Tensor weight = random_.Normal(dtype(), {columns}, 1, 0.3);
+    const Tensor bias = random_.Normal(dtype(), {columns});
+    const auto allocate = [&](DType output, DType statistic) {
+      std::vector<Output> outputs;
+      outputs.push_back({"sum", Converted(b, output)});
+      outputs.push_back({"LayerNorm", Tensor(output, shape)});
+      outputs.push_back({"mean", Tensor(statistic, {rows})});
+      outputs.push_back({"rstd", Tensor(statistic, {rows})});
+      outputs.push_back({"sum", Converted(a, output)});
+      outputs.push_back({"RMSNorm", Tensor(output, shape)});
+      outputs.push_back({"rstd", Tensor(statistic, {rows})});
+      return outputs;
+    };
+    const auto fused = [&](Backend& backend, DType output, DType statistic) {
+      std::vector<Output> o = allocate(output, statistic);
+      const Tensor left = Converted(a, output), right = Converted(b, output);
+      // In place: the sum is the second operand, or the first.
+      backend.AddLayerNormForward(left, o[0].tensor, o[0].tensor, weight, bias, 1e-5, o[1].tensor,
+                                  o[2].tensor, o[3].tensor);
+      backend.AddRmsNormForward(o[4].tensor, right, o[4].tensor, weight, 1e-5, o[5].tensor,
+                                o[6].tensor);
+      EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
+      return o;
+    };
+    // In bf16, the norm of the rounded sum is not that of the reference's exact sum.
+    if (dtype() == DType::kF32) ExpectMatchesReference(fused);
+    const std::unique_ptr<Backend> backend = MakeBackendUnderTest();
+    const std::vector<Output> expected = allocate(dtype(), DType::kF32);
+    for (const int i : {0, 4}) backend->Add(a, b, expected[i].tensor);
+    backend->LayerNormForward(expected[0].tensor, weight, bias, 1e-5, expected[1].tensor,
+                              expected[2].tensor, expected[3].tensor);
+    backend->RmsNormForward(expected[4].tensor, weight, 1e-5, expected[5].tensor,
+                            expected[6].tensor);
+    ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+    for (const BackendVariant& variant : VariantsUnderTest()) {
+      const std::vector<Output> actual = fused(*variant.make(), dtype(), DType::kF32);
+      for (size_t i = 0; variant.same_bits && i < actual.size(); ++i) {
+        ExpectBitwiseEqual(actual[i].tensor, expected[i].tensor,
+                           actual[i].name + " on " + variant.name);
+      }
+    }
+  }
+}
+
 TEST_P(LayerTest, Gelu) {
   const Shape shape = {5, 4099};
   const Tensor x = random_.Normal(dtype(), shape, 0, 3), d_out = random_.Normal(dtype(), shape);
