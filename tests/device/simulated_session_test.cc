@@ -352,5 +352,37 @@ TEST_F(SimulatedSessionTest, AnErrorOfAKernelEndsTheRunOnAllRanks) {
   EXPECT_FALSE(statuses[0].ok());
 }
 
+// A copy that fails on one rank is the end of the save on all of them, which does not wait for it,
+// and the next save works.
+TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
+  TrainConfig config = Config("run", "dp2", true);
+  Mutex mutex;
+  std::map<int, std::vector<absl::Status>> outcomes;
+  const auto body = [&](Session& session) -> absl::Status {
+    const int rank = session.mesh->rank();
+    for (const bool fails : {true, false}) {
+      session.progress.step += 1;
+      TESSERA_RETURN_IF_ERROR(
+          session.saver->Save(DescribeRun(session.config, session.config.model(), session.progress,
+                                          session.data_identity(), session.numerics()),
+                              ckpt::SaveKind::kPermanent));
+      if (fails && rank == 1) {
+        session.device->gpu()->context->KeepError("a copy", absl::InternalError("has failed"));
+      }
+      for (const SaveOutcome& outcome : session.saver->Finish()) {
+        const MutexLock lock(&mutex);
+        outcomes[rank].push_back(outcome.report.status());
+      }
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
+  for (const int rank : {0, 1}) {
+    ASSERT_EQ(outcomes[rank].size(), 2) << rank;
+    EXPECT_THAT(std::string(outcomes[rank][0].message()), HasSubstr("a copy: has failed")) << rank;
+    EXPECT_EQ(outcomes[rank][1], absl::OkStatus()) << rank;
+  }
+}
+
 }  // namespace
 }  // namespace tessera
