@@ -175,15 +175,15 @@ absl::StatusOr<std::unique_ptr<TrainingRank>> TrainingRank::Create(const TrainCo
   rank->progress_.seed = rank->progress_.data_seed = seed;
   TESSERA_ASSIGN_OR_RETURN(rank->trainer_,
                            Trainer::Create(config, {.seed = seed}, *rank->mesh_, backend));
-  if (device.backend != nullptr) {
+  if (device.compute != nullptr) {
     std::vector<TensorView> buffers;
     for (const StateChunk& chunk : rank->state()) {
       for (const TensorView& buffer : StateBuffers(chunk)) buffers.push_back(buffer);
     }
-    TESSERA_ASSIGN_OR_RETURN(
-        rank->mirror_,
-        DeviceMirror::Create(*device.compute, buffers,
-                             {.piece_bytes = 4096, .bytes_per_second = device.bytes_per_second}));
+    TESSERA_ASSIGN_OR_RETURN(rank->mirror_,
+                             DeviceMirror::Create(*device.compute, buffers,
+                                                  {.piece_bytes = device.piece_bytes,
+                                                   .bytes_per_second = device.bytes_per_second}));
   }
   TESSERA_RETURN_IF_ERROR(rank->OpenSaver(world));
   return rank;
@@ -222,10 +222,17 @@ absl::Status TrainingRank::Save() {
                       ckpt::SaveKind::kPermanent);
 }
 
+bool TrainingRank::PollSaves() {
+  if (saver_ == nullptr) return false;
+  for (SaveOutcome& outcome : saver_->Poll()) outcomes_.push_back(std::move(outcome));
+  return saver_->save_in_flight();
+}
+
 absl::StatusOr<std::vector<ckpt::SaveReport>> TrainingRank::FinishSaves() {
   std::vector<ckpt::SaveReport> reports;
   if (saver_ == nullptr) return reports;
-  for (const SaveOutcome& outcome : saver_->Finish()) {
+  for (SaveOutcome& outcome : saver_->Finish()) outcomes_.push_back(std::move(outcome));
+  for (const SaveOutcome& outcome : std::exchange(outcomes_, {})) {
     TESSERA_RETURN_IF_ERROR(outcome.report.status());
     reports.push_back(*outcome.report);
   }

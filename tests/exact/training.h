@@ -72,8 +72,9 @@ class SampleLog {
 struct RankDevice {
   Backend* backend = nullptr;
   Communicator* world = nullptr;  // for device memory
-  Stream* compute = nullptr;
-  double bytes_per_second = 0;  // of copies of the state; 0: no limit
+  Stream* compute = nullptr;      // null: the state is neither saved nor loaded
+  double bytes_per_second = 0;    // of copies of the state; 0: no limit
+  int64_t piece_bytes = 4096;     // of the same
 };
 
 // One rank of a run. Every rank makes the same calls.
@@ -92,6 +93,9 @@ class TrainingRank {
   absl::StatusOr<StepResult> Step();
   // Saves to config.checkpoint.save, which must be set.
   absl::Status Save();
+  // Lets saves in the background proceed, as a training loop does after each step. Whether one is
+  // in flight.
+  bool PollSaves();
   // Waits for background saves. Returns the reports of all saves since the last call.
   absl::StatusOr<std::vector<ckpt::SaveReport>> FinishSaves();
 
@@ -117,6 +121,7 @@ class TrainingRank {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<DeviceMirror> mirror_;  // null without a device
   std::unique_ptr<RunSaver> saver_;       // null without saves
+  std::vector<SaveOutcome> outcomes_;     // that PollSaves() has seen
   Progress progress_;
 };
 

@@ -1,10 +1,12 @@
 #include "trainer/app/gemm_peak.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
-#include "base/status_macros.h"
+#include "absl/status/status.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -21,7 +23,7 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize& size) {
+double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
   const Device device = backend.device();
   const Tensor x(dtype, {size.m, size.k}, device), w(dtype, {size.n, size.k}, device);
   const Tensor y(dtype, {size.m, size.n}, device);
@@ -33,7 +35,7 @@ absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize
     const Clock::time_point start = Clock::now();
     if (run <= 0) first_start = start;
     backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
-    TESSERA_RETURN_IF_ERROR(backend.Synchronize());
+    CHECK_EQ(backend.Synchronize(), absl::OkStatus());
     // The first run creates the product and touches its memory.
     if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));
     if (run >= 0 && SecondsSince(first_start) > kMaxSecondsOfAProduct) break;
@@ -43,8 +45,7 @@ absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize
 
 }  // namespace
 
-absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
-                                       std::span<const ProductSize> model) {
+double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSize> model) {
   std::vector<ProductSize> sizes = {{256, 256, 256}, {512, 512, 512}, {1024, 1024, 1024}};
   for (const ProductSize& size : model) {
     sizes.push_back({std::min(size.m, kLongestSide), std::min(size.n, kLongestSide),
@@ -55,8 +56,7 @@ absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
   double best = 0;
   for (const ProductSize& size : sizes) {
     if (best > 0 && size.flops() / best > kMaxSecondsOfARun) break;
-    TESSERA_ASSIGN_OR_RETURN(const double rate, BestRate(backend, dtype, size));
-    best = std::max(best, rate);
+    best = std::max(best, BestRate(backend, dtype, size));
   }
   return best;
 }

@@ -148,8 +148,9 @@ absl::Status DeviceMirror::FinishDownload() {
   if (!downloading_) return absl::OkStatus();
   QueueAll();
   changed_.NotifyAll();
+  TESSERA_RETURN_IF_ERROR(copy_.Synchronize());
   downloading_ = false;
-  return copy_.Synchronize();
+  return absl::OkStatus();
 }
 
 absl::Status DeviceMirror::Upload() {

@@ -94,8 +94,7 @@ class RunSaver {
   DeviceMirror* mirror() const { return chunks_.front().mirror; }
   // Where the state is on a device: begins to copy it, once no save reads the mirror any more.
   absl::Status StartMirror();
-  // The save in the background whose state has been mirrored begins. An error of the copies becomes
-  // its outcome, on every rank.
+  // The save in the background whose state has been mirrored begins. Errors become its outcome.
   void StartMirrored();
   absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
   ckpt::SaveOptions Options();
@@ -117,7 +116,7 @@ class RunSaver {
   std::optional<ckpt::Retention> retention_;  // used by the saving thread
   std::string room_note_;                     // likewise: what MakeRoom() has deleted
   ckpt::PlanCache plan_cache_;                // in the foreground
-  std::vector<SaveOutcome> done_;             // of synchronous saves
+  std::vector<SaveOutcome> done_;             // of synchronous saves, and of failed mirrors
   struct MirroredSave {
     int64_t step = 0;
     ckpt::Metadata metadata;

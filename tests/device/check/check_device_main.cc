@@ -9,8 +9,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -18,9 +20,13 @@
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/device_checks.h"
+#include "tests/device/check/figures.h"
 #include "tests/device/check/program_checks.h"
 #include "trainer/device/cuda_device.h"
 #include "trainer/device/training_device.h"
@@ -51,6 +57,74 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
+// Figures of training and what they are compared with, each measured once.
+class Figures {
+ public:
+  Figures(TrainingDevice& device, std::filesystem::path script, std::filesystem::path folder)
+      : device_(device), script_(std::move(script)), folder_(std::move(folder)) {}
+
+  // This object outlives them.
+  std::vector<Check> Checks() {
+    std::vector<Check> checks = {{"products",
+                                  [this] {
+                                    const absl::StatusOr<double> rate = Products();
+                                    if (!rate.ok()) return OutcomeOf(rate.status());
+                                    return OutcomeOf(absl::StrFormat(
+                                        "bf16, 8192 x 8192 x 8192: %.0f TFLOP/s", *rate / 1e12));
+                                  }},
+                                 {"pytorch", [this] { return PytorchOutcome(); }}};
+    for (const TimedModel& model : FullModels()) {
+      checks.push_back({model.check, [this, model] { return OutcomeOf(Describe(model)); }});
+    }
+    return checks;
+  }
+
+ private:
+  absl::StatusOr<double> Products() {
+    if (products_ == 0) {
+      TESSERA_ASSIGN_OR_RETURN(products_, MeasureGemmRate(*device_.backend, device_.device,
+                                                          /*side=*/8192, /*products=*/10));
+    }
+    return products_;
+  }
+
+  absl::StatusOr<double> Pytorch(const TimedModel& model) {
+    const auto found = pytorch_.find(model.name);
+    if (found != pytorch_.end()) return found->second;
+    return pytorch_
+        .emplace(model.name,
+                 MeasurePytorch(model, FindProgram("python3", {}), script_, "cuda", folder_))
+        .first->second;
+  }
+
+  // Before this process has taken the GPU's memory, of which it gives nothing back.
+  CheckOutcome PytorchOutcome() {
+    CheckOutcome outcome = {CheckOutcome::kPassed, ""};
+    for (const TimedModel& model : FullModels()) {
+      const absl::StatusOr<double> rate = Pytorch(model);
+      if (!rate.ok()) outcome.kind = CheckOutcome::kSkipped;
+      absl::StrAppend(&outcome.detail, outcome.detail.empty() ? "" : "\n", model.name, ": ",
+                      rate.ok() ? absl::StrFormat("%.0f tokens/s", *rate)
+                                : std::string(rate.status().message()));
+    }
+    return outcome;
+  }
+
+  absl::StatusOr<std::string> Describe(const TimedModel& model) {
+    TESSERA_ASSIGN_OR_RETURN(const double products, Products());
+    const absl::StatusOr<double> pytorch = Pytorch(model);
+    TESSERA_ASSIGN_OR_RETURN(const TrainingFigures figures,
+                             MeasureTraining(model, &device_, folder_));
+    return DescribeFigures(model, figures, products, pytorch);
+  }
+
+  TrainingDevice& device_;
+  const std::filesystem::path script_;
+  const std::filesystem::path folder_;
+  double products_ = 0;  // FLOP/s
+  std::map<std::string, absl::StatusOr<double>> pytorch_;
+};
+
 int Main(const std::filesystem::path& self) {
   const bool quick = absl::GetFlag(FLAGS_quick);
   const std::string only = absl::GetFlag(FLAGS_only);
@@ -66,12 +140,16 @@ int Main(const std::filesystem::path& self) {
                                                       .folder = scratch.path()});
   checks.push_back(
       {"programs", [&] { return RunTestPrograms(self.parent_path() / "tests", scratch.path()); }});
+  Figures figures(**device, self.parent_path() / "pytorch_rate.py", scratch.path());
   if (!quick || !only.empty()) {
     for (const char* tool : {"memcheck", "racecheck"}) {
       checks.push_back(
           {tool, [&, tool] {
              return RunSanitizer(tool, {self, "--quick", "--only=operations"}, scratch.path());
            }});
+    }
+    for (Check& check : figures.Checks()) {
+      checks.push_back(std::move(check));
     }
   }
   const absl::Status status = RunChecks(checks, only, std::cout);

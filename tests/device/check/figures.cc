@@ -1,0 +1,254 @@
+#include "tests/device/check/figures.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint.h"
+#include "tests/exact/training.h"
+#include "tests/resume/command.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/random/philox.h"
+#include "trainer/step/trainer.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWarmUpSteps = 2;
+// While a save is in flight; more than it can take.
+constexpr int kMaxStepsOfASave = 2000;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// In [-1, 1): zeros would be multiplied faster.
+Tensor RandomMatrix(Backend& backend, Device device, int64_t side, uint64_t stream) {
+  const RandomStream random{.seed = 1, .use = RandomUse::kDataOrder, .stream = stream};
+  std::vector<BFloat16> values(static_cast<size_t>(side * side));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double word = RandomWord(random, static_cast<uint64_t>(i));
+    values[i] = BFloat16(static_cast<float>(word * 0x1p-31 - 1));
+  }
+  Tensor matrix(DType::kBF16, {side, side}, device);
+  backend.Upload(values.data(), matrix);
+  return matrix;
+}
+
+absl::StatusOr<double> TimedStep(TrainingRank& rank) {
+  const Clock::time_point start = Clock::now();
+  TESSERA_RETURN_IF_ERROR(rank.Step().status());
+  return SecondsSince(start);
+}
+
+double Median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+absl::Status MeasureSave(TrainingRank& rank, TrainingFigures* figures) {
+  const Clock::time_point start = Clock::now();
+  TESSERA_RETURN_IF_ERROR(rank.Save());
+  figures->blocked_seconds = SecondsSince(start);
+  figures->lost_seconds = figures->blocked_seconds;
+  for (int step = 0; step < kMaxStepsOfASave && rank.PollSaves(); ++step) {
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, TimedStep(rank));
+    figures->lost_seconds += seconds - figures->seconds_per_step;
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveReport> reports, rank.FinishSaves());
+  for (const ckpt::SaveReport& report : reports) {
+    figures->saved_bytes += static_cast<int64_t>(report.bytes_written);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureRank(const TimedModel& model, const TrainConfig& config, TrainingDevice* device,
+                         Communicator& world, TrainingFigures* figures) {
+  RankDevice rank_device;
+  if (device != nullptr) {
+    rank_device = {.backend = device->backend.get(),
+                   .compute = model.saves ? device->compute.get() : nullptr,
+                   .piece_bytes = int64_t{16} << 20};
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRank> rank,
+                           TrainingRank::Create(config, /*seed=*/1, world, nullptr, rank_device));
+  rank->Initialize();
+  std::vector<double> seconds;
+  for (int64_t step = 0; step < kWarmUpSteps + model.steps; ++step) {
+    TESSERA_ASSIGN_OR_RETURN(const double one, TimedStep(*rank));
+    if (step >= kWarmUpSteps) seconds.push_back(one);
+  }
+  const double tokens =
+      static_cast<double>(config.training().global_batch_size() * config.training().seq_length());
+  figures->seconds_per_step = Median(seconds);
+  figures->tokens_per_second = tokens / figures->seconds_per_step;
+  figures->flops_per_second = figures->tokens_per_second * rank->trainer().FlopsPerToken();
+  return model.saves ? MeasureSave(*rank, figures) : absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t side,
+                                       int products) {
+  constexpr int kRounds = 5;
+  const Tensor a = RandomMatrix(backend, device, side, 1);
+  const Tensor b = RandomMatrix(backend, device, side, 2);
+  const Tensor c(DType::kBF16, {side, side}, device);
+  double best_seconds = HUGE_VAL;
+  for (int round = 0; round <= kRounds; ++round) {
+    TESSERA_RETURN_IF_ERROR(backend.Synchronize());
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < products; ++i) {
+      backend.MatMul(a, b.view().Transpose(0, 1), c, /*accumulate=*/false);
+    }
+    TESSERA_RETURN_IF_ERROR(backend.Synchronize());
+    // The first round chooses algorithms.
+    if (round > 0) best_seconds = std::min(best_seconds, SecondsSince(start));
+  }
+  const double cube = static_cast<double>(side) * static_cast<double>(side * side);
+  return 2 * cube * products / best_seconds;
+}
+
+std::vector<TimedModel> FullModels() {
+  return {{.name = "GPT-2 124M",
+           .check = "gpt2_124m",
+           .layers = 12,
+           .hidden = 768,
+           .heads = 12,
+           .vocabulary = 50257,
+           .seq_length = 1024,
+           .micro_batch = 64,
+           .accumulation = 2,
+           .steps = 10,
+           .llmc_tokens_per_second = 463000,
+           .saves = true},
+          {.name = "GPT-2 1558M",
+           .check = "gpt2_1558m",
+           .layers = 48,
+           .hidden = 1600,
+           .heads = 25,
+           .vocabulary = 50257,
+           .seq_length = 1024,
+           .micro_batch = 16,
+           .accumulation = 2,
+           .steps = 5,
+           .llmc_tokens_per_second = 47000}};
+}
+
+TimedModel SmallModel() {
+  return {.name = "a tiny GPT-2",
+          .check = "tiny",
+          .layers = 1,
+          .hidden = 32,
+          .heads = 2,
+          .vocabulary = 50,
+          .seq_length = 16,
+          .micro_batch = 2,
+          .accumulation = 2,
+          .steps = 3,
+          .llmc_tokens_per_second = 100,
+          .saves = true};
+}
+
+absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, TrainingDevice* device,
+                                                const std::filesystem::path& folder) {
+  const std::string tokens = folder / "timed_tokens.bin";
+  TESSERA_RETURN_IF_ERROR(WriteTokens(tokens, model.vocabulary, 100 * model.seq_length));
+  TESSERA_ASSIGN_OR_RETURN(
+      TrainConfig config,
+      MakeConfig({.model = absl::StrFormat(
+                      "size: \"gpt2-124m\" num_layers: %d hidden_size: %d ffn_hidden_size: %d "
+                      "num_attention_heads: %d vocab_size: %d",
+                      model.layers, model.hidden, 4 * model.hidden, model.heads, model.vocabulary),
+                  .tokens = tokens,
+                  .bf16 = true,
+                  .micro_batch_size = model.micro_batch,
+                  .global_batch_size = model.micro_batch * model.accumulation,
+                  .seq_length = model.seq_length,
+                  .bucket_elements = 40'000'000}));
+  if (model.saves) {
+    config.mutable_checkpoint()->set_save(folder / "timed_save");
+    config.mutable_checkpoint()->set_async_save(true);
+  }
+  TrainingFigures figures;
+  ThreadWorld world(1);
+  TESSERA_RETURN_IF_ERROR(world.Run(
+      [&](Communicator& rank) { return MeasureRank(model, config, device, rank, &figures); }));
+  return figures;
+}
+
+absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string& python,
+                                      const std::filesystem::path& script,
+                                      const std::string& device,
+                                      const std::filesystem::path& folder) {
+  if (python.empty()) return absl::UnavailableError("PyTorch: no python3");
+  const auto flag = [](const char* name, int64_t value) {
+    return absl::StrCat("--", name, "=", value);
+  };
+  const std::vector<std::string> command = {python,
+                                            script,
+                                            "--device=" + device,
+                                            flag("layers", model.layers),
+                                            flag("hidden", model.hidden),
+                                            flag("heads", model.heads),
+                                            flag("vocabulary", model.vocabulary),
+                                            flag("seq_length", model.seq_length),
+                                            flag("micro_batch", model.micro_batch),
+                                            flag("accumulation", model.accumulation),
+                                            flag("steps", model.steps)};
+  const Result result = Process(command, folder).Wait();
+  double rate = 0;
+  if (result.exit_code == 0 && absl::SimpleAtod(result.out, &rate)) return rate;
+  // The last line of an error says what it was.
+  std::string error = result.err.empty() ? "no output" : result.err;
+  while (!error.empty() && error.back() == '\n') error.pop_back();
+  return absl::UnavailableError("PyTorch: " + error.substr(error.rfind('\n') + 1));
+}
+
+std::string DescribeFigures(const TimedModel& model, const TrainingFigures& figures,
+                            double gemm_rate, const absl::StatusOr<double>& pytorch) {
+  const double rate = figures.tokens_per_second;
+  std::string text = absl::StrFormat("%s, bf16: %.0f tokens/s, %.2f of the rate of products",
+                                     model.name, rate, figures.flops_per_second / gemm_rate);
+  if (model.llmc_tokens_per_second > 0) {
+    absl::StrAppend(
+        &text, absl::StrFormat("\nllm.c has published %.0f tokens/s a GPU on H100s: "
+                               "%.2f times that",
+                               model.llmc_tokens_per_second, rate / model.llmc_tokens_per_second));
+  }
+  if (pytorch.ok()) {
+    absl::StrAppend(&text, absl::StrFormat("\nPyTorch with compile, here and now: %.0f tokens/s: "
+                                           "%.2f times that",
+                                           *pytorch, rate / *pytorch));
+  } else {
+    absl::StrAppend(&text, "\nnot compared: ", std::string(pytorch.status().message()));
+  }
+  if (model.saves) {
+    absl::StrAppend(&text, absl::StrFormat("\na save of %.2f GB: %.3f s blocked, %.3f s lost",
+                                           static_cast<double>(figures.saved_bytes) / 1e9,
+                                           figures.blocked_seconds, figures.lost_seconds));
+  }
+  return text;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,68 @@
+#ifndef TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_
+#define TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_
+
+// How fast a device trains. One rank, bf16.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "trainer/device/training_device.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera::testing {
+
+// FLOP/s of bf16 products of square matrices with this side and random elements: the best of
+// several rounds, in each of which `products` are queued and then waited for.
+absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t side, int products);
+
+// A GPT-2 that is timed, by Tessera and by PyTorch.
+struct TimedModel {
+  std::string name;
+  std::string check;  // the name of the check that times it
+  int64_t layers = 0, hidden = 0, heads = 0, vocabulary = 0;
+  int64_t seq_length = 0;
+  int64_t micro_batch = 0;            // sequences
+  int64_t accumulation = 0;           // micro-batches of a step
+  int64_t steps = 0;                  // timed, after two that are not
+  double llmc_tokens_per_second = 0;  // published, a GPU; 0: none
+  bool saves = false;                 // also times an asynchronous save
+};
+
+// GPT-2 124M, with a save, and 1558M, for a GPU of 80 GB. The published figures of llm.c are of
+// eight H100s.
+std::vector<TimedModel> FullModels();
+// For tests: a tenth of a second.
+TimedModel SmallModel();
+
+struct TrainingFigures {
+  double seconds_per_step = 0;  // median
+  double tokens_per_second = 0;
+  double flops_per_second = 0;  // of the model
+  // Of one save: what the call took, and that plus what it slowed the steps down by until it ended.
+  double blocked_seconds = 0;
+  double lost_seconds = 0;
+  int64_t saved_bytes = 0;
+};
+
+// On the CPU where `device` is null. `folder` must exist.
+absl::StatusOr<TrainingFigures> MeasureTraining(const TimedModel& model, TrainingDevice* device,
+                                                const std::filesystem::path& folder);
+
+// Tokens/s of the same model in PyTorch: see pytorch_rate.py. Unavailable, with a sentence, where
+// there is no python3 with PyTorch, or it cannot use `device` ("cuda", "cpu").
+absl::StatusOr<double> MeasurePytorch(const TimedModel& model, const std::string& python,
+                                      const std::filesystem::path& script,
+                                      const std::string& device,
+                                      const std::filesystem::path& folder);
+
+// Lines for people. `pytorch` may be an error.
+std::string DescribeFigures(const TimedModel& model, const TrainingFigures& figures,
+                            double gemm_rate, const absl::StatusOr<double>& pytorch);
+
+}  // namespace tessera::testing
+
+#endif  // TESSERA_TESTS_DEVICE_CHECK_FIGURES_H_

@@ -1,0 +1,98 @@
+// That figures are measured and described; not what they are.
+
+#include "tests/device/check/figures.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/device/testing/simulated_device.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/kernels/cpu/cpu_backend.h"
+
+namespace tessera::testing {
+namespace {
+
+std::filesystem::path Folder() {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) /
+      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::filesystem::create_directories(folder);
+  return folder;
+}
+
+TEST(FiguresTest, ProductsHaveARate) {
+  const std::unique_ptr<Backend> cpu = MakeCpuBackend(1);
+  const absl::StatusOr<double> rate = MeasureGemmRate(*cpu, {}, /*side=*/128, /*products=*/3);
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_GT(*rate, 1e7);
+  EXPECT_LT(*rate, 1e15);
+}
+
+void ExpectPlausible(const TimedModel& model, const absl::StatusOr<TrainingFigures>& figures) {
+  ASSERT_TRUE(figures.ok()) << figures.status();
+  EXPECT_GT(figures->seconds_per_step, 0);
+  const double tokens =
+      static_cast<double>(model.micro_batch * model.accumulation * model.seq_length);
+  EXPECT_DOUBLE_EQ(figures->tokens_per_second, tokens / figures->seconds_per_step);
+  // Six operations for each weight, of which there are more than those of the block's matrices.
+  EXPECT_GT(figures->flops_per_second / figures->tokens_per_second,
+            6.0 * static_cast<double>(12 * model.layers * model.hidden * model.hidden));
+  EXPECT_GT(figures->blocked_seconds, 0);
+  // Weights in bf16, and three numbers of fp32 for each.
+  EXPECT_GT(figures->saved_bytes, 14 * 12 * model.layers * model.hidden * model.hidden);
+}
+
+TEST(FiguresTest, TrainingOnTheCpuIsMeasured) {
+  ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), nullptr, Folder()));
+}
+
+TEST(FiguresTest, TrainingOnADeviceIsMeasured) {
+  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0);
+  ExpectPlausible(SmallModel(), MeasureTraining(SmallModel(), device.get(), Folder()));
+}
+
+TEST(FiguresTest, PytorchIsOptional) {
+  const std::filesystem::path folder = Folder(), python = folder / "python3";
+  const auto write = [&](const std::string& script) {
+    std::ofstream(python) << "#!/bin/sh\n" << script;
+    std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  };
+  EXPECT_EQ(MeasurePytorch(SmallModel(), "", "x.py", "cuda", folder).status(),
+            absl::UnavailableError("PyTorch: no python3"));
+  write("echo trace >&2; echo python3 has no torch >&2; exit 1");
+  EXPECT_EQ(MeasurePytorch(SmallModel(), python, "x.py", "cuda", folder).status(),
+            absl::UnavailableError("PyTorch: python3 has no torch"));
+  write(R"([ "$1 $2 $5" = "x.py --device=cuda --heads=2" ] && echo 1234.5)");
+  const absl::StatusOr<double> rate = MeasurePytorch(SmallModel(), python, "x.py", "cuda", folder);
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_EQ(*rate, 1234.5);
+}
+
+TEST(FiguresTest, FiguresAreDescribed) {
+  const TrainingFigures figures = {.seconds_per_step = 0.5,
+                                   .tokens_per_second = 200,
+                                   .flops_per_second = 45,
+                                   .blocked_seconds = 0.02,
+                                   .lost_seconds = 0.25,
+                                   .saved_bytes = 1740000000};
+  EXPECT_EQ(DescribeFigures(SmallModel(), figures, 100, 160.0),
+            "a tiny GPT-2, bf16: 200 tokens/s, 0.45 of the rate of products\n"
+            "llm.c has published 100 tokens/s a GPU on H100s: 2.00 times that\n"
+            "PyTorch with compile, here and now: 160 tokens/s: 1.25 times that\n"
+            "a save of 1.74 GB: 0.020 s blocked, 0.250 s lost");
+  TimedModel alone = SmallModel();
+  alone.saves = false;
+  alone.llmc_tokens_per_second = 0;
+  EXPECT_EQ(DescribeFigures(alone, figures, 100, absl::UnavailableError("PyTorch: no python3")),
+            "a tiny GPT-2, bf16: 200 tokens/s, 0.45 of the rate of products\n"
+            "not compared: PyTorch: no python3");
+}
+
+}  // namespace
+}  // namespace tessera::testing
