@@ -53,7 +53,7 @@ class AsyncSaver::Background {
     if (thread_.joinable()) thread_.join();
   }
 
-  void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Manifest(), state, {}}); }
+  void Prepare(const StateDict& state) { Enqueue({Kind::kPrepare, Manifest(), state, {}, {}}); }
 
   void Start(int64_t step, const StateDict& state, const Metadata& metadata) {
     const Clock::time_point start = Clock::now();
@@ -63,11 +63,16 @@ class AsyncSaver::Background {
     while (!skip && saves_in_flight_ > 0) changed_.Wait(&mutex_);
     lock.Unlock();
     if (skip) {
-      Enqueue({Kind::kSkip, MakeManifest(step, {}), StateDict(), start});
+      Enqueue({Kind::kRefuse, MakeManifest(step, {}), StateDict(), start,
+               absl::AbortedError("skipped: the save before is still in flight")});
     } else {
-      Enqueue({Kind::kSave, MakeManifest(step, metadata), state, start});
+      Enqueue({Kind::kSave, MakeManifest(step, metadata), state, start, {}});
     }
     AddBlocked(start);
+  }
+
+  void Refuse(int64_t step, const absl::Status& error) {
+    Enqueue({Kind::kRefuse, MakeManifest(step, {}), StateDict(), Clock::now(), error});
   }
 
   void Wait(const std::function<void(DataWriter&)>& wait) {
@@ -98,12 +103,13 @@ class AsyncSaver::Background {
   }
 
  private:
-  enum class Kind { kPrepare, kSave, kSkip };
+  enum class Kind { kPrepare, kSave, kRefuse };
   struct Request {
     Kind kind;
     Manifest manifest;  // without tensors and files
     StateDict state;
     Clock::time_point start;
+    absl::Status error;  // of kRefuse
   };
 
   // Returns false where the system cannot start a thread; it may later.
@@ -173,10 +179,8 @@ class AsyncSaver::Background {
       case Kind::kPrepare:
         if (PlanAhead(context_, request.state).ok() && InBackground()) MakeStagingPresent();
         return std::nullopt;
-      case Kind::kSkip:
-        return SaveOutcome{
-            step, RefuseSave(context_, step,
-                             absl::AbortedError("skipped: the save before is still in flight"))};
+      case Kind::kRefuse:
+        return SaveOutcome{step, RefuseSave(context_, step, request.error)};
       case Kind::kSave:
         break;
     }
@@ -284,6 +288,10 @@ void AsyncSaver::Prepare(const StateDict& state) { background_->Prepare(state); 
 
 void AsyncSaver::Start(int64_t step, const StateDict& state, const Metadata& metadata) {
   background_->Start(step, state, metadata);
+}
+
+void AsyncSaver::Refuse(int64_t step, const absl::Status& error) {
+  background_->Refuse(step, error);
 }
 
 void AsyncSaver::WaitUntilCopied(const void* data, uint64_t size_bytes) {

@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/plan/state_dict.h"
 #include "checkpoint/save/options.h"
@@ -75,7 +76,7 @@ struct SaveOutcome {
 //
 // Ownership: the storage and options.save.group are the caller's and must outlive the saver. The
 // group is used by the saver's thread alone, so it must be one that nothing else uses, and every
-// rank of it has a saver and calls Prepare() and Start() in the same order.
+// rank of it has a saver and calls Prepare() and Start(), or Refuse(), in the same order.
 //
 // A thread of its own does the work. Where the system gives none, Prepare() and Start() do it
 // themselves and return when it is done, as SaveReport::note then says; the next call tries again.
@@ -109,6 +110,10 @@ class AsyncSaver {
   // WaitUntilCopied() has returned for it; the description itself and `metadata` may be destroyed
   // immediately.
   void Start(int64_t step, const StateDict& state, const Metadata& metadata = {});
+
+  // In place of Start() where this process has no state to save: the save fails on every rank with
+  // `error`.
+  void Refuse(int64_t step, const absl::Status& error);
 
   // Returns once bytes [data, data + size_bytes) may be overwritten or freed: the save in flight
   // has copied the part that it needs, does not need them, or is over. The calling thread helps to

@@ -1,12 +1,10 @@
 #include "trainer/app/gemm_peak.h"
 
-#include <glog/logging.h>
-
 #include <algorithm>
 #include <chrono>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "base/status_macros.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -23,7 +21,7 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
+absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize& size) {
   const Device device = backend.device();
   const Tensor x(dtype, {size.m, size.k}, device), w(dtype, {size.n, size.k}, device);
   const Tensor y(dtype, {size.m, size.n}, device);
@@ -35,7 +33,7 @@ double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
     const Clock::time_point start = Clock::now();
     if (run <= 0) first_start = start;
     backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
-    CHECK_EQ(backend.Synchronize(), absl::OkStatus());
+    TESSERA_RETURN_IF_ERROR(backend.Synchronize());
     // The first run creates the product and touches its memory.
     if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));
     if (run >= 0 && SecondsSince(first_start) > kMaxSecondsOfAProduct) break;
@@ -45,7 +43,8 @@ double BestRate(Backend& backend, DType dtype, const ProductSize& size) {
 
 }  // namespace
 
-double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSize> model) {
+absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
+                                       std::span<const ProductSize> model) {
   std::vector<ProductSize> sizes = {{256, 256, 256}, {512, 512, 512}, {1024, 1024, 1024}};
   for (const ProductSize& size : model) {
     sizes.push_back({std::min(size.m, kLongestSide), std::min(size.n, kLongestSide),
@@ -56,7 +55,8 @@ double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSiz
   double best = 0;
   for (const ProductSize& size : sizes) {
     if (best > 0 && size.flops() / best > kMaxSecondsOfARun) break;
-    best = std::max(best, BestRate(backend, dtype, size));
+    TESSERA_ASSIGN_OR_RETURN(const double rate, BestRate(backend, dtype, size));
+    best = std::max(best, rate);
   }
   return best;
 }

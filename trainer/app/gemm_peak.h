@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/status/statusor.h"
 #include "trainer/kernels/backend.h"
 #include "trainer/tensor/dtype.h"
 
@@ -21,8 +22,9 @@ struct ProductSize {
 // and its best run counts, since other load on the machine can only slow it down.
 //
 // Cost: about 0.5 s; a product that is predicted to take long is left out, and no operand has a
-// side above 4,096.
-double MeasureGemmPeak(Backend& backend, DType dtype, std::span<const ProductSize> model);
+// side above 4,096. Errors: those of the backend.
+absl::StatusOr<double> MeasureGemmPeak(Backend& backend, DType dtype,
+                                       std::span<const ProductSize> model);
 
 }  // namespace tessera
 

@@ -99,19 +99,23 @@ absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fin
       absl::StrCat(std::string(setting), ": the files hold other tokens here than for rank 0"));
 }
 
-absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, bool exact,
+absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const TrainConfig& config,
                                const RankGroup& group,
                                const std::function<void(const std::string&)>& notes) {
+  const bool exact = config.parallel().numerics() == Numerics::EXACT;
+  const ComputeDevice::Value device = config.training().device();
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> of_ranks,
       group.ranks.Gather(ToProto(fingerprint).SerializeAsString(), group.deadline));
   if (group.ranks.rank() == 0) {
     TESSERA_ASSIGN_OR_RETURN(const std::string differences, NumericsByRank(fingerprint, of_ranks));
     if (!differences.empty() && exact) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "numerics: EXACT needs ranks that compute the same bits, but ", differences,
-          "; TESSERA_CPU holds all ranks to instructions that each has, --numerics=FAST does "
-          "without"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("numerics: EXACT needs ranks that compute the same bits, but ", differences,
+                       device == ComputeDevice::CUDA
+                           ? "; EXACT needs GPUs of one type and one version of cuBLASLt"
+                           : "; TESSERA_CPU holds all ranks to instructions that each has",
+                       ", --numerics=FAST does without"));
     }
     if (!differences.empty()) {
       notes(absl::StrCat("not all ranks compute the same bits: ", differences));

@@ -28,7 +28,7 @@ absl::Status CheckSameFiles(std::string_view setting, const DataFingerprint& fin
 // Checks whether all ranks compute the same bits, by their fingerprints. In EXACT numerics rank 0
 // returns InvalidArgument naming the ranks that differ from it, and how; otherwise it adds that to
 // `notes`. The other ranks learn the result from rank 0's next message, or from its leaving.
-absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, bool exact,
+absl::Status CheckSameNumerics(const NumericsFingerprint& fingerprint, const TrainConfig& config,
                                const RankGroup& group,
                                const std::function<void(const std::string&)>& notes);
 

@@ -78,10 +78,12 @@ TEST(SameRunTest, OtherFilesAreNoticed) {
 std::pair<absl::Status, std::vector<std::string>> CheckNumerics(
     const std::vector<NumericsFingerprint>& fingerprints, bool exact) {
   std::vector<std::string> notes;
+  TrainConfig config;
+  if (exact) config.mutable_parallel()->set_numerics(Numerics::EXACT);
   ThreadWorld world(static_cast<int>(fingerprints.size()));
   const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
     const auto ranks = MakeProcessGroup(&comm);
-    return CheckSameNumerics(fingerprints[comm.rank()], exact, {.ranks = *ranks},
+    return CheckSameNumerics(fingerprints[comm.rank()], config, {.ranks = *ranks},
                              [&](const std::string& note) {
                                EXPECT_EQ(comm.rank(), 0);
                                notes.push_back(note);

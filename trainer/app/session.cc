@@ -412,8 +412,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
   TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RankDevice> device,
                            OpenDevice(config, host, world, devices, notes));
-  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(
-      device->numerics(), config.parallel().numerics() == Numerics::EXACT, group, notes));
+  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
                            LockSaveFolder(config, group, notes));
   while (true) {

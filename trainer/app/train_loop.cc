@@ -54,9 +54,10 @@ std::vector<ProductSize> LargestProducts(const TrainConfig& config) {
 absl::StatusOr<double> MeasurePeak(const Session& session) {
   Communicator* const world = session.mesh->world();
   if (world != nullptr) TESSERA_RETURN_IF_ERROR(world->Barrier({.what = "speed of the ranks"}));
-  double peak = MeasureGemmPeak(session.backend(),
-                                session.config.training().bf16() ? DType::kBF16 : DType::kF32,
-                                LargestProducts(session.config));
+  TESSERA_ASSIGN_OR_RETURN(
+      double peak, MeasureGemmPeak(session.backend(),
+                                   session.config.training().bf16() ? DType::kBF16 : DType::kF32,
+                                   LargestProducts(session.config)));
   if (world != nullptr) {
     TESSERA_RETURN_IF_ERROR(
         world->AllReduce(std::span(&peak, 1), ReduceOp::kSum, {.what = "speed of the ranks"}));

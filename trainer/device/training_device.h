@@ -19,6 +19,8 @@ namespace tessera {
 // Threads: those of the members. Work of the training thread is queued on `compute`; NCCL and
 // staging have streams of their own, made from the context.
 struct TrainingDevice {
+  virtual ~TrainingDevice() = default;
+
   Device device;
   std::string type;      // "NVIDIA H200, sm_90": devices of one type compute the same bits
   std::string products;  // the library of matrix products and its version

@@ -148,9 +148,8 @@ absl::Status DeviceMirror::FinishDownload() {
   if (!downloading_) return absl::OkStatus();
   QueueAll();
   changed_.NotifyAll();
-  TESSERA_RETURN_IF_ERROR(copy_.Synchronize());
   downloading_ = false;
-  return absl::OkStatus();
+  return copy_.Synchronize();
 }
 
 absl::Status DeviceMirror::Upload() {

@@ -55,7 +55,7 @@ class DeviceMirror {
   void BeforeOverwrite(const TensorView& memory) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the download has ended; true without one.
   absl::StatusOr<bool> IsDownloaded() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits for it.
+  // Waits for it. After an error it has ended, too; the mirror's contents are undefined.
   absl::Status FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Copies the mirror to the device, before what is queued on the compute stream from now on, and

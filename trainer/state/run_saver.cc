@@ -142,7 +142,7 @@ absl::Status RunSaver::StartMirror() {
 void RunSaver::StartMirrored() {
   const MirroredSave save = *std::exchange(mirrored_, std::nullopt);
   if (const absl::Status copied = mirror()->FinishDownload(); !copied.ok()) {
-    done_.push_back({.step = save.step, .report = copied});
+    background_->Refuse(save.step, copied);
     return;
   }
   background_->Start(save.step, State(), save.metadata);

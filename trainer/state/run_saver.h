@@ -94,7 +94,8 @@ class RunSaver {
   DeviceMirror* mirror() const { return chunks_.front().mirror; }
   // Where the state is on a device: begins to copy it, once no save reads the mirror any more.
   absl::Status StartMirror();
-  // The save in the background whose state has been mirrored begins. Errors become its outcome.
+  // The save in the background whose state has been mirrored begins. An error of the copies becomes
+  // its outcome, on every rank.
   void StartMirrored();
   absl::Status SaveInForeground(int64_t step, ckpt::Metadata metadata);
   ckpt::SaveOptions Options();
@@ -116,7 +117,7 @@ class RunSaver {
   std::optional<ckpt::Retention> retention_;  // used by the saving thread
   std::string room_note_;                     // likewise: what MakeRoom() has deleted
   ckpt::PlanCache plan_cache_;                // in the foreground
-  std::vector<SaveOutcome> done_;             // of synchronous saves, and of failed mirrors
+  std::vector<SaveOutcome> done_;             // of synchronous saves
   struct MirroredSave {
     int64_t step = 0;
     ckpt::Metadata metadata;

@@ -219,6 +219,7 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
     losses = std::move(run.losses);
   }
   TESSERA_ASSIGN_OR_RETURN(const double loss_sum, SumLosses(losses, owners, mesh_));
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   const int64_t tokens = micro_batches * batch * sequence;
   return EvaluationResult{loss_sum / static_cast<double>(tokens), tokens};
 }
@@ -231,6 +232,7 @@ absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int
       pipeline_->Forward(stage, 1, chunks_.front().model().BoundaryRows(1, length)).status());
   std::vector<float> values(logits.view().elements());
   if (mesh_.last_stage()) backend_.Download(logits, values.data());
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   if (Communicator* const pipeline = mesh_.host().pipeline; pipeline != nullptr) {
     TESSERA_RETURN_IF_ERROR(pipeline->Broadcast(values, mesh_.topology().pipeline - 1,
                                                 {.what = "logits of the next token"}));

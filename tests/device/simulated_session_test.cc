@@ -1,0 +1,388 @@
+// The trainer's own session and loop on simulated GPUs, as `train --device=cuda` runs them: steps,
+// evaluations, asynchronous saves, resumes on the processors and back, weights of llm.c in and out,
+// and what it refuses. Host code cannot touch device memory here, and streams run late.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "checkpoint/manager/save_schedule.h"
+#include "checkpoint/manifest.h"
+#include "nlohmann/json.hpp"
+#include "tests/exact/training.h"
+#include "trainer/app/export_weights.h"
+#include "trainer/app/session.h"
+#include "trainer/app/train_loop.h"
+#include "trainer/comm/communicator.h"
+#include "trainer/comm/threads/thread_world.h"
+#include "trainer/config/config.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/device/testing/simulated_devices.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/metrics/progress.h"
+#include "trainer/parallel/topology.h"
+#include "trainer/state/checkpoints.h"
+#include "trainer/state/communicator_group.h"
+#include "trainer/state/run_saver.h"
+#include "trainer/state/run_state.h"
+#include "trainer/tensor/device.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSavedStep = 2;
+constexpr int64_t kLastStep = 3;
+// Sums of few terms in another order than the CPU's, over few steps.
+constexpr double kTolerance = 2e-5;
+
+constexpr char kModel[] =
+    "size: \"gpt2-tiny\" num_layers: 2 hidden_size: 16 ffn_hidden_size: 64 num_attention_heads: 2 "
+    "vocab_size: 48 hidden_dropout: 0.1";
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+using Body = std::function<absl::Status(Session&)>;
+using Losses = std::map<int64_t, double>;
+using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
+
+// The loop of a training run.
+absl::Status Train(Session& session) {
+  const std::string& run_dir = session.config.output().run_dir();
+  if (session.first_rank()) {
+    fs::create_directories(run_dir);
+    TESSERA_ASSIGN_OR_RETURN(session.metrics,
+                             MetricsWriter::Open(run_dir + "/metrics.jsonl", std::nullopt));
+  }
+  std::FILE* const null = std::fopen("/dev/null", "w");
+  ProgressLine line({.total_steps = kLastStep, .out = null, .detect_terminal = false});
+  const absl::Status status = TrainLoop(session, line).Run();
+  std::fclose(null);
+  TESSERA_RETURN_IF_ERROR(status);
+  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Close();
+}
+
+// Writes what was loaded as a checkpoint of its own.
+absl::Status SaveAgain(Session& session) {
+  TESSERA_RETURN_IF_ERROR(
+      session.saver->Save(DescribeRun(session.config, session.config.model(), session.progress,
+                                      session.data_identity(), session.numerics()),
+                          ckpt::SaveKind::kPermanent));
+  for (const SaveOutcome& outcome : session.saver->Finish()) {
+    TESSERA_RETURN_IF_ERROR(outcome.report.status());
+  }
+  return absl::OkStatus();
+}
+
+class SimulatedSessionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    for (char& c : name) c = c == '/' ? '_' : c;
+    root_ = fs::path(::testing::TempDir()) / name;
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+    ASSERT_EQ(testing::WriteTokens(root_ / "tokens.bin", /*vocabulary=*/48, /*count=*/1000),
+              absl::OkStatus());
+  }
+
+  // Of the run `name`, which saves in its folder after kSavedStep and kLastStep steps.
+  TrainConfig Config(const std::string& name, const std::string& topology, bool on_gpus) const {
+    absl::StatusOr<TrainConfig> config = testing::MakeConfig({.model = kModel,
+                                                              .tokens = root_ / "tokens.bin",
+                                                              .topology = topology,
+                                                              .micro_batch_size = 1,
+                                                              .global_batch_size = 4,
+                                                              .seq_length = 8,
+                                                              .steps = kLastStep,
+                                                              .bucket_elements = 1000});
+    EXPECT_TRUE(config.ok()) << config.status();
+    if (!config.ok()) return {};
+    if (on_gpus) config->mutable_training()->set_device(ComputeDevice::CUDA);
+    config->mutable_data()->set_valid_data_path(root_ / "tokens.bin");
+    config->mutable_training()->set_eval_interval(kLastStep);
+    config->mutable_training()->set_eval_iters(1);
+    config->mutable_output()->set_run_dir(root_ / name);
+    config->mutable_checkpoint()->set_save(Checkpoints(name));
+    config->mutable_checkpoint()->set_save_interval(kSavedStep);
+    config->mutable_checkpoint()->set_async_save(true);
+    return *config;
+  }
+  // The same, beginning with the checkpoint of a step of another run.
+  TrainConfig After(const std::string& other, int64_t step, TrainConfig config) const {
+    config.mutable_checkpoint()->set_load(Checkpoints(other));
+    config.mutable_checkpoint()->set_ckpt_step(step);
+    return config;
+  }
+  fs::path Checkpoints(const std::string& name) const { return root_ / name / "checkpoints"; }
+
+  // Builds sessions for all ranks of the config, on threads, and runs `body` in each. Returns rank
+  // 0's notes, or the error of the rank that failed first.
+  absl::StatusOr<std::string> Run(const TrainConfig& config, ComputeDevices& devices,
+                                  const Body& body) {
+    std::string notes;
+    const auto rank_main = [&](Communicator* world) -> absl::Status {
+      const bool first = world == nullptr || world->rank() == 0;
+      absl::StatusOr<std::unique_ptr<Session>> session =
+          BuildSession(config, world, devices, [&](const std::string& note) {
+            if (first) absl::StrAppend(&notes, note, "\n");
+          });
+      absl::Status status = session.status();
+      if (session.ok()) status = body(**session);
+      if (!status.ok() && world != nullptr) world->Abort(status);
+      return status;
+    };
+    const int ranks = ConfigTopology(config).world_size();
+    TESSERA_RETURN_IF_ERROR(ranks == 1 ? rank_main(nullptr)
+                                       : ThreadWorld(ranks).Run([&](Communicator& world) {
+                                           return rank_main(&world);
+                                         }));
+    return notes;
+  }
+  absl::StatusOr<std::string> Run(const TrainConfig& config, const Body& body, uint64_t seed = 0) {
+    SimulatedDevices devices({.count = ConfigTopology(config).world_size(), .seed = seed});
+    return Run(config, devices, body);
+  }
+
+  Losses LossesOf(const std::string& name) const {
+    Losses losses;
+    std::ifstream file(root_ / name / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const nlohmann::json record = nlohmann::json::parse(line);
+      const bool is_step = record["kind"] == "step";
+      const std::string bits = record[is_step ? "loss_bits" : "eval_loss_bits"];
+      // The evaluation after the last step stands at 0.
+      losses[is_step ? record["step"].get<int64_t>() : 0] =
+          std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(bits.c_str(), nullptr, 16)));
+    }
+    return losses;
+  }
+
+  Digests DigestsOf(const std::string& name, int64_t step) const {
+    const std::unique_ptr<ckpt::ProcessGroup> alone = MakeProcessGroup(nullptr);
+    TrainConfig config;
+    config.mutable_checkpoint()->set_load(Checkpoints(name));
+    config.mutable_checkpoint()->set_ckpt_step(step);
+    const auto saved = FindSavedRun(config, {.ranks = *alone}, [](const std::string&) {});
+    EXPECT_TRUE(saved.ok() && saved->has_value()) << name << " " << step << saved.status();
+    Digests digests;
+    if (!saved.ok() || !saved->has_value()) return digests;
+    for (const ckpt::LogicalTensor& tensor : (*saved)->manifest.tensors()) {
+      if (!tensor.alias_of().empty()) continue;
+      digests[tensor.name()] = {tensor.digest().lo(), tensor.digest().hi()};
+    }
+    EXPECT_FALSE(digests.empty());
+    return digests;
+  }
+
+  fs::path root_;
+};
+
+void ExpectNear(const Losses& a, const Losses& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [step, loss] : a) EXPECT_NEAR(loss, b.at(step), kTolerance) << step;
+}
+
+class TopologyTest : public SimulatedSessionTest,
+                     public ::testing::WithParamInterface<const char*> {
+ protected:
+  // Of one process, for all tests.
+  const Losses& LossesOnProcessors() {
+    static const Losses& losses = *new Losses([this] {
+      EXPECT_EQ(Run(Config("cpu", "single", false), Train).status(), absl::OkStatus());
+      return LossesOf("cpu");
+    }());
+    return losses;
+  }
+};
+
+TEST_P(TopologyTest, IsResumedThereAndOnTheProcessors) {
+  const std::string topology = GetParam();
+  const TrainConfig on_gpus = Config("gpus", topology, /*on_gpus=*/true);
+  const absl::StatusOr<std::string> notes = Run(on_gpus, Train, /*seed=*/3);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("GPU 0: simulated GPU, "));
+  const Losses losses = LossesOf("gpus");
+  ASSERT_EQ(losses.size(), kLastStep + 1);  // and the evaluation
+
+  // The processors, from the beginning and from the GPUs' checkpoint.
+  ExpectNear(LossesOnProcessors(), losses);
+  const absl::StatusOr<std::string> resumed =
+      Run(After("gpus", kSavedStep, Config("cpu_resumed", "single", false)), Train);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_THAT(*resumed, HasSubstr("saved where numbers are computed otherwise (instruction set "
+                                  "simulated GPU, here "));
+  Losses later = losses;
+  for (int64_t step = 1; step <= kSavedStep; ++step) later.erase(step);
+  ExpectNear(LossesOf("cpu_resumed"), later);
+
+  // The same devices: the same bits.
+  ASSERT_EQ(Run(After("gpus", kSavedStep, Config("gpus_resumed", topology, true)), Train).status(),
+            absl::OkStatus());
+  EXPECT_EQ(LossesOf("gpus_resumed"), later);
+  EXPECT_EQ(DigestsOf("gpus_resumed", kLastStep), DigestsOf("gpus", kLastStep));
+}
+
+TEST_P(TopologyTest, LoadsAndSavesTheSameStateOnProcessorsAndBack) {
+  TrainConfig first = Config("first", "single", false);
+  ASSERT_EQ(Run(first, Train).status(), absl::OkStatus());
+  const Digests expected = DigestsOf("first", kSavedStep);
+  const TrainConfig there = After("first", kSavedStep, Config("there", GetParam(), true));
+  ASSERT_EQ(Run(there, SaveAgain).status(), absl::OkStatus());
+  EXPECT_EQ(DigestsOf("there", kSavedStep), expected);
+  TrainConfig back = After("there", kSavedStep, Config("back", "single", false));
+  ASSERT_EQ(Run(back, SaveAgain).status(), absl::OkStatus());
+  EXPECT_EQ(DigestsOf("back", kSavedStep), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Topologies, TopologyTest,
+                         ::testing::Values("single", "dp2", "tp2", "pp2", "dp2_zero2_tp2_pp2"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
+  TrainConfig config = Config("from", "single", false);
+  const std::string written = root_ / "cpu.bin", again = root_ / "gpus.bin";
+  ASSERT_EQ(Run(config, [&](Session& session) { return ExportWeights(session, written); }).status(),
+            absl::OkStatus());
+  for (const bool bf16 : {false, true}) {
+    TrainConfig there = Config(absl::StrCat("there", bf16), "tp2", true);
+    there.mutable_training()->set_bf16(bf16);
+    there.mutable_checkpoint()->set_llmc_filepath(written);
+    std::vector<float> on_gpus, on_cpu;
+    const auto weigh = [&](std::vector<float>& logits) {
+      return [&](Session& session) -> absl::Status {
+        const std::vector<int32_t> context = {1, 5, 2};
+        TESSERA_ASSIGN_OR_RETURN(const std::vector<float> found,
+                                 session.trainer->NextLogits(context));
+        if (session.first_rank()) logits = found;
+        return ExportWeights(session, again);
+      };
+    };
+    ASSERT_EQ(Run(there, weigh(on_gpus)).status(), absl::OkStatus());
+    if (!bf16) EXPECT_TRUE(ReadFile(again) == ReadFile(written));
+    const std::string gpus_file = ReadFile(again);
+    TrainConfig here = Config(absl::StrCat("here", bf16), "single", false);
+    here.mutable_training()->set_bf16(bf16);
+    here.mutable_checkpoint()->set_llmc_filepath(written);
+    ASSERT_EQ(Run(here, weigh(on_cpu)).status(), absl::OkStatus());
+    EXPECT_TRUE(ReadFile(again) == gpus_file);
+    ASSERT_EQ(on_gpus.size(), on_cpu.size());
+    for (size_t i = 0; i < on_cpu.size(); ++i)
+      EXPECT_NEAR(on_gpus[i], on_cpu[i], bf16 ? 2e-2 : 1e-5);
+  }
+}
+
+TEST_F(SimulatedSessionTest, MoreRanksThanGpusAreRefused) {
+  SimulatedDevices devices({.count = 1});
+  const absl::Status status = Run(Config("run", "dp2", true), devices, Train).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("device=cuda: 2 processes of this machine share 1 GPU, but each needs one "
+                        "of its own"));
+}
+
+TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
+  SimulatedDevices devices(
+      {.count = 2, .type = [](int index) { return absl::StrCat("type ", index); }});
+  TrainConfig config = Config("run", "dp2", true);
+  const absl::StatusOr<std::string> notes = Run(config, devices, Train);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("not all ranks compute the same bits: rank 1 differs from rank 0: "
+                                "instruction set type 0, there type 1"));
+  config = Config("exact", "dp2", true);
+  config.mutable_parallel()->set_numerics(Numerics::EXACT);
+  EXPECT_THAT(std::string(Run(config, devices, Train).status().message()),
+              HasSubstr("instruction set type 0, there type 1; EXACT needs GPUs of one type"));
+}
+
+TEST_F(SimulatedSessionTest, AModelThatDoesNotFitTheGpuIsRefused) {
+  SimulatedDevices devices({.count = 1, .memory_bytes = 1 << 17});
+  TrainConfig config = Config("run", "single", true);
+  config.mutable_model()->set_vocab_size(3000);
+  const absl::Status status = Run(config, devices, Train).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(" of GPU memory in this process to train"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the GPU (simulated GPU) has 128 KiB"));
+}
+
+// A kernel that fails on one rank ends its step, and with it the run of all ranks.
+TEST_F(SimulatedSessionTest, AnErrorOfAKernelEndsTheRunOnAllRanks) {
+  TrainConfig config = Config("run", "dp2", true);
+  Mutex mutex;
+  std::map<int, absl::Status> statuses;
+  const auto body = [&](Session& session) {
+    const int rank = session.mesh->rank();
+    if (rank == 1) {
+      session.trainer->set_before_overwrite([&session](const TensorView&) {
+        session.device->gpu()->context->KeepError("a kernel", absl::InternalError("has failed"));
+      });
+    }
+    const absl::Status status = Train(session);
+    const MutexLock lock(&mutex);
+    statuses[rank] = status;
+    return status;
+  };
+  EXPECT_FALSE(Run(config, body).ok());
+  ASSERT_EQ(statuses.size(), 2);
+  EXPECT_EQ(statuses[1], absl::InternalError("a kernel: has failed"));
+  EXPECT_FALSE(statuses[0].ok());
+}
+
+// A copy that fails on one rank is the end of the save on all of them, which does not wait for it,
+// and the next save works.
+TEST_F(SimulatedSessionTest, ACopyThatFailsOnOneRankEndsTheSaveOnAll) {
+  TrainConfig config = Config("run", "dp2", true);
+  Mutex mutex;
+  std::map<int, std::vector<absl::Status>> outcomes;
+  const auto body = [&](Session& session) -> absl::Status {
+    const int rank = session.mesh->rank();
+    for (const bool fails : {true, false}) {
+      session.progress.step += 1;
+      TESSERA_RETURN_IF_ERROR(
+          session.saver->Save(DescribeRun(session.config, session.config.model(), session.progress,
+                                          session.data_identity(), session.numerics()),
+                              ckpt::SaveKind::kPermanent));
+      if (fails && rank == 1) {
+        session.device->gpu()->context->KeepError("a copy", absl::InternalError("has failed"));
+      }
+      for (const SaveOutcome& outcome : session.saver->Finish()) {
+        const MutexLock lock(&mutex);
+        outcomes[rank].push_back(outcome.report.status());
+      }
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_EQ(Run(config, body).status(), absl::OkStatus());
+  for (const int rank : {0, 1}) {
+    ASSERT_EQ(outcomes[rank].size(), 2) << rank;
+    EXPECT_THAT(std::string(outcomes[rank][0].message()), HasSubstr("a copy: has failed")) << rank;
+    EXPECT_EQ(outcomes[rank][1], absl::OkStatus()) << rank;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

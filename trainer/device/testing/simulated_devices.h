@@ -1,0 +1,49 @@
+#ifndef TESSERA_TRAINER_DEVICE_TESTING_SIMULATED_DEVICES_H_
+#define TESSERA_TRAINER_DEVICE_TESTING_SIMULATED_DEVICES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "trainer/comm/nccl/nccl_api.h"
+#include "trainer/comm/nccl/testing/fake_nccl.h"
+#include "trainer/device/compute_devices.h"
+#include "trainer/device/training_device.h"
+#include "trainer/kernels/numerics_fingerprint.h"
+#include "trainer/tensor/fake_device_runtime.h"
+
+namespace tessera {
+
+struct SimulatedDevicesOptions {
+  int count = 1;
+  uint64_t seed = 0;  // see FakeDeviceOptions
+  int64_t memory_bytes = int64_t{1} << 30;
+  // Of a device, by its index. Null: all of one type.
+  std::function<std::string(int)> type;
+};
+
+// The GPUs of a machine whose ranks are threads: simulated devices, whose memory host code cannot
+// touch, and a fake NCCL.
+class SimulatedDevices final : public ComputeDevices {
+ public:
+  explicit SimulatedDevices(const SimulatedDevicesOptions& options);
+
+  absl::StatusOr<std::vector<std::string>> Find() override;
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index) override;
+  NumericsFingerprint Numerics(TrainingDevice& device) override;
+  absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) override;
+
+ private:
+  FakeDeviceOptions DeviceOptions(int index) const;
+
+  const SimulatedDevicesOptions options_;
+  const std::shared_ptr<FakeFabric> fabric_;
+  FakeNcclNet net_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_DEVICE_TESTING_SIMULATED_DEVICES_H_

@@ -1,0 +1,116 @@
+#include "trainer/state/device_mirror.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "trainer/tensor/device.h"
+#include "trainer/tensor/dtype.h"
+#include "trainer/tensor/fake_device_runtime.h"
+#include "trainer/tensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kElements = 1000;
+
+// Device memory whose contents the work of a stream sets.
+class DeviceMirrorTest : public ::testing::Test {
+ protected:
+  void Open(const FakeDeviceOptions& options, const DeviceMirrorOptions& mirror_options) {
+    auto runtime = std::make_unique<FakeDeviceRuntime>(options);
+    runtime_ = runtime.get();
+    context_ = std::make_unique<DeviceContext>(std::move(runtime));
+    compute_ = std::make_unique<Stream>(Stream::Create(*context_).value());
+    memory_ = std::make_unique<DeviceBuffer>(
+        DeviceBuffer::Allocate(*compute_, kElements * sizeof(float), "state").value());
+    const std::vector<TensorView> buffers = {state()};
+    mirror_ = DeviceMirror::Create(*compute_, buffers, mirror_options).value();
+  }
+  void TearDown() override {
+    mirror_ = nullptr;
+    memory_ = nullptr;
+    compute_ = nullptr;
+    context_ = nullptr;
+  }
+
+  TensorView state() const { return {memory_->data(), DType::kF32, {kElements}}; }
+  std::vector<float> OnHost() const {
+    const auto* values = mirror_->OnHost(state()).as<float>();
+    return {values, values + kElements};
+  }
+  // Queued on the compute stream.
+  void Set(float value) {
+    auto* const values = state().as<float>();
+    runtime_->Enqueue(compute_->handle(),
+                      [values, value] { std::fill(values, values + kElements, value); });
+  }
+
+  FakeDeviceRuntime* runtime_ = nullptr;
+  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<DeviceBuffer> memory_;
+  std::unique_ptr<DeviceMirror> mirror_;
+};
+
+std::vector<float> All(float value) { return std::vector<float>(kElements, value); }
+
+// Nothing waits for the compute stream here but the copies themselves.
+TEST_F(DeviceMirrorTest, ADownloadComesAfterWhatTheComputeStreamHoldsAlready) {
+  Open({.seed = 0}, {.piece_bytes = 512});
+  Set(1);
+  mirror_->StartDownload();
+  ASSERT_EQ(mirror_->FinishDownload(), absl::OkStatus());
+  EXPECT_EQ(OnHost(), All(1));
+}
+
+TEST_F(DeviceMirrorTest, WithoutItsWaitADownloadComesTooEarly) {
+  Open({.seed = 0, .drops_wait = [](int64_t) { return true; }}, {.piece_bytes = 512});
+  Set(1);
+  mirror_->StartDownload();
+  ASSERT_EQ(mirror_->FinishDownload(), absl::OkStatus());
+  EXPECT_NE(OnHost(), All(1));
+}
+
+TEST_F(DeviceMirrorTest, WhatIsQueuedAfterBeforeOverwriteComesAfterTheDownload) {
+  for (const double bytes_per_second : {0.0, 1.0}) {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+      TearDown();
+      Open({.seed = seed}, {.piece_bytes = 512, .bytes_per_second = bytes_per_second});
+      Set(1);
+      mirror_->StartDownload();
+      mirror_->BeforeOverwrite(state());
+      Set(2);
+      ASSERT_EQ(compute_->Synchronize(), absl::OkStatus());
+      ASSERT_EQ(mirror_->FinishDownload(), absl::OkStatus());
+      ASSERT_EQ(OnHost(), All(1)) << seed << " at " << bytes_per_second;
+    }
+  }
+}
+
+TEST_F(DeviceMirrorTest, AnUploadComesAfterWhatUsesTheOldState) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    TearDown();
+    Open({.seed = seed}, {.piece_bytes = 512});
+    auto* const host = mirror_->OnHost(state()).as<float>();
+    std::fill(host, host + kElements, 3.0f);
+    float seen = 0;
+    Set(1);
+    runtime_->Enqueue(compute_->handle(), [&, values = state().as<float>()] { seen = values[0]; });
+    ASSERT_EQ(mirror_->Upload(), absl::OkStatus());
+    EXPECT_EQ(seen, 1);
+    std::fill(host, host + kElements, 4.0f);
+    mirror_->StartDownload();
+    ASSERT_EQ(mirror_->FinishDownload(), absl::OkStatus());
+    EXPECT_EQ(OnHost(), All(3)) << seed;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
