@@ -1,5 +1,6 @@
 #include "tests/interop/foreign_run.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -121,12 +122,15 @@ absl::StatusOr<LogicalState> ReadFp32State(const std::string& path) {
 }
 
 absl::StatusOr<ContinuedRun> ContinueRun(const SavedRun& saved, const TrainConfig& config) {
-  return Continue(config, saved.manifest.trainer().step(),
-                  [&saved](Communicator& comm, TrainingRank& rank) {
-                    const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);
-                    const LoadPolicy policy = {.with_optimizer = saved.manifest.has_optimizer()};
-                    return LoadTensors(saved, rank.state(), policy, {.ranks = *group}).status();
-                  });
+  const LoadPolicy policy = {
+      .with_optimizer = std::ranges::any_of(saved.manifest.tensors(), [](const auto& tensor) {
+        return tensor.role() == ckpt::OPTIMIZER_STATE;
+      })};
+  const auto load = [&](Communicator& comm, TrainingRank& rank) {
+    const std::unique_ptr<ckpt::ProcessGroup> group = MakeProcessGroup(&comm);
+    return LoadTensors(saved, rank.state(), policy, {.ranks = *group}).status();
+  };
+  return Continue(config, saved.manifest.trainer().step(), load);
 }
 
 absl::StatusOr<ContinuedRun> ContinueRun(const LogicalState& state, int64_t step,

@@ -1,10 +1,11 @@
 // Every layout of Megatron-Core, DeepSpeed, Hugging Face, torch and llm.c that there is a
 // checkpoint of, under every topology: the state, to the last bit, and the losses of the next two
 // steps are those of a run that starts from what the writer itself has consolidated. Those of
-// Paddle and InternEvo have tests of their own.
+// Paddle and InternEvo have tests of their own. The same of what is written here.
 
 #include <map>
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,12 +13,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "checkpoint/tools/commands.h"
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
 #include "tests/interop/foreign_fixture.h"
 #include "tests/interop/foreign_run.h"
 #include "trainer/config/config.pb.h"
+#include "trainer/convert/model_rules.h"
 #include "trainer/state/checkpoints.h"
 
 namespace tessera {
@@ -29,7 +32,7 @@ using testing::LogicalState;
 struct Layout {
   const char* test;
   const char* path;          // below tests/
-  const char* consolidated;  // in safetensors, below tests/
+  const char* consolidated;  // in safetensors, or a checkpoint of one file, below tests/
   int step = 0;              // 0: weights alone
   bool bf16 = false;         // the writer's run, which had master weights
   const char* model = "";    // a checkpoint that describes the model, below tests/
@@ -78,9 +81,12 @@ constexpr Layout kLayouts[] = {
     {NUMBERED(accelerate), 2},
     {NUMBERED(numbered_dcp), 2, false, kHfGpt2},
     {NUMBERED(titan), 3, false, kHfLlama},
+    {STATE_DICT(titan_sharded), "interop/state_dict/titan.logical.safetensors", 3, false, kHfLlama},
     {STATE_DICT(gpt2), kHfGpt2},
     {"gpt2_wrapped", "interop/state_dict/gpt2_wrapped.pt", kHfGpt2, 0, false, kHfGpt2},
     {STATE_DICT(llama_meta), kHfLlama},
+    {STATE_DICT(llama_ranks), "interop/state_dict/llama_whole"},
+    {STATE_DICT(llama2_ranks), "interop/state_dict/llama_whole"},
     {"hf_gpt2", kHfGpt2, kHfGpt2},
     {"hf_llama3_tied", "fixtures/pytorch/llama3_tied.hf", "fixtures/pytorch/llama3_tied.hf"},
     {"hf_llama3_untied", kHfLlama, kHfLlama},
@@ -98,6 +104,15 @@ absl::StatusOr<SavedRun> Open(const Layout& layout) {
 
 class LayoutsTest : public testing::ForeignFixture, public ::testing::WithParamInterface<Layout> {
  protected:
+  absl::StatusOr<LogicalState> Consolidated(const Layout& layout) const {
+    const std::string path = Path(layout.consolidated);
+    if (path.ends_with(".safetensors") || path.ends_with(".hf")) {
+      return testing::ReadFp32State(path);
+    }
+    TESSERA_ASSIGN_OR_RETURN(ContinuedRun whole, Load(path, "single", /*bf16=*/false));
+    return std::move(whole.state);
+  }
+
   // The run of a model from the consolidated state, one for all layouts that hold it. Formats state
   // different settings of a model, such as the scaling of rotary embeddings.
   absl::StatusOr<ContinuedRun> Reference(const Layout& layout, const std::string& model,
@@ -106,8 +121,7 @@ class LayoutsTest : public testing::ForeignFixture, public ::testing::WithParamI
     const std::tuple key(layout.consolidated, model, bf16);
     const auto known = runs.find(key);
     if (known != runs.end()) return known->second;
-    TESSERA_ASSIGN_OR_RETURN(const LogicalState state,
-                             testing::ReadFp32State(Path(layout.consolidated)));
+    TESSERA_ASSIGN_OR_RETURN(const LogicalState state, Consolidated(layout));
     TESSERA_ASSIGN_OR_RETURN(const TrainConfig config, Config(Settings(model, "single", bf16)));
     TESSERA_ASSIGN_OR_RETURN(
         ContinuedRun run,
@@ -141,6 +155,39 @@ TEST_P(LayoutsTest, ARunGoesOnFromItUnderEveryTopology) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, LayoutsTest, ::testing::ValuesIn(kLayouts),
                          [](const auto& info) { return std::string(info.param.test); });
+
+// A checkpoint of Megatron-Core in each format that is written with optimizer state.
+class WrittenTest : public testing::ForeignFixture,
+                    public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(WrittenTest, ARunGoesOnFromItUnderEveryTopology) {
+  const std::string source = "tests/interop/megatron/gpt2_tp2_pp2", written = In(GetParam());
+  std::ostringstream out, err;
+  ASSERT_EQ(ckpt::RunCkpt({"convert", source, written, std::string("--to=") + GetParam()},
+                          {out, err, nullptr}, &RegisteredModelRules()),
+            ckpt::kExitOk)
+      << err.str();
+  const auto original = testing::OpenForeignRun(source);
+  ASSERT_TRUE(original.ok()) << original.status();
+  const auto expected = Load(*original, "single", /*bf16=*/false);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  // State dicts tell neither the model nor the step: flags of a run do.
+  auto saved = testing::OpenForeignRun(written, &original->manifest.model());
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  if (!saved->manifest.has_trainer()) saved->manifest.mutable_trainer()->set_step(7);
+  EXPECT_EQ(saved->manifest.trainer().step(), 7);
+  for (const std::string topology : testing::kTopologies) {
+    SCOPED_TRACE(topology);
+    const auto continued = Load(*saved, topology, /*bf16=*/false);
+    ASSERT_TRUE(continued.ok()) << continued.status();
+    EXPECT_EQ(FirstStateDifference(continued->state, expected->state), "");
+    EXPECT_EQ(continued->losses, expected->losses);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, WrittenTest,
+                         ::testing::Values("llmc", "torch", "dcp", "megatron"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace tessera

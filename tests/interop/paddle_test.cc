@@ -53,6 +53,22 @@ LogicalState ReadOracle() {
   return state.value_or(LogicalState());
 }
 
+// The rounded weights of a bf16 run, in fp32.
+LogicalState AsFp32(const LogicalState& bf16_run) {
+  LogicalState state;
+  for (const auto& [name, tensor] : bf16_run) {
+    if (tensor.dtype != DType::kBF16) continue;
+    testing::LogicalTensor& wide = state[name];
+    wide.shape = tensor.shape;
+    wide.bytes.resize(2 * tensor.bytes.size());
+    // The upper half of each element, in little-endian order.
+    for (size_t i = 0; i < tensor.bytes.size(); ++i) {
+      wide.bytes[2 * (i & ~size_t{1}) + 2 + (i & 1)] = tensor.bytes[i];
+    }
+  }
+  return state;
+}
+
 class PaddleTest : public testing::ForeignFixture {
  protected:
   void SetUp() override {
@@ -231,6 +247,34 @@ TEST_F(PaddleTest, WithoutTheOptimizerThereAreWeights) {
   const auto manifest = ckpt::ReadManifest(**storage, "");
   EXPECT_FALSE(manifest->has_optimizer());
   EXPECT_EQ(manifest->tensors_size(), 39);
+}
+
+TEST_F(PaddleTest, ARunStartsFromWeightsAlone) {
+  for (const auto& [layout, bf16] : {std::pair("mp2_pp2_vpp2", false), std::pair("pp2", true)}) {
+    SCOPED_TRACE(layout);
+    const std::string copy = Copy(layout);
+    for (const auto& entry : fs::directory_iterator(copy)) {
+      if (entry.path().extension() == ".pdopt") fs::remove(entry.path());
+    }
+    const auto saved = testing::OpenForeignRun(copy);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    LogicalState weights;
+    for (auto& [name, tensor] : ReadOracle()) {
+      if (name.find(".exp_avg") == name.npos) weights[name] = tensor;
+    }
+    if (bf16) weights = AsFp32(testing::AsBf16Run(weights));
+    const auto config = Config(Settings(saved->manifest.model().text(), "single", false));
+    ASSERT_TRUE(config.ok()) << config.status();
+    const auto expected = testing::ContinueRun(weights, saved->manifest.trainer().step(), *config);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    for (const char* topology : testing::kTopologies) {
+      SCOPED_TRACE(topology);
+      const auto loaded = Load(*saved, topology, /*bf16=*/false);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      EXPECT_EQ(FirstStateDifference(loaded->state, expected->state), "");
+      EXPECT_EQ(loaded->losses, expected->losses);
+    }
+  }
 }
 
 TEST_F(PaddleTest, AMissingFileIsNamed) {
