@@ -41,5 +41,19 @@ TEST(HostShareTest, RanksOfAMachineShareIt) {
   }
 }
 
+TEST(HostShareTest, RanksWithTheSameDescriptionAreCounted) {
+  ThreadWorld world(5);
+  const absl::Status status = world.Run([&](Communicator& comm) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const HostShare share, HostShare::Find(&comm));
+    const bool odd = comm.rank() % 2 == 1;
+    TESSERA_ASSIGN_OR_RETURN(const HostShare::Place place, share.Among(odd ? "odd" : ""));
+    EXPECT_EQ(place.index, comm.rank() / 2);
+    EXPECT_EQ(place.count, odd ? 2 : 3);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(HostShare::Find(nullptr)->Among("alone")->count, 1);
+}
+
 }  // namespace
 }  // namespace tessera

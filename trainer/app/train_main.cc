@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -59,6 +60,13 @@ absl::StatusOr<TrainConfig> Resolve(const TrainConfig& given, int processes = 1)
   return config;
 }
 
+// GPUs of this machine for a run on GPUs; 0 where there are none, or the run needs none.
+size_t CountGpus(const TrainConfig& config) {
+  if (config.training().device() != ComputeDevice::CUDA) return 0;
+  const absl::StatusOr<std::vector<std::string>> gpus = MakeCudaDevices()->Find();
+  return gpus.ok() ? gpus->size() : 0;
+}
+
 // Prints the answer to launch.py as JSON, for settings that may still lack training data.
 absl::Status PrintLaunch(TrainConfig config) {
   const bool has_data = !config.data().train_data_path().empty();
@@ -73,6 +81,7 @@ absl::Status PrintLaunch(TrainConfig config) {
   const nlohmann::json launch = {
       // 0: as many as there is room for.
       {"processes", HasAutoTopology(config) ? 0 : ConfigTopology(*resolved).world_size()},
+      {"gpus", CountGpus(*resolved)},
       {"needs_data", !has_data && resolved->training().train_iters() > 0},
       {"valid_data_path", given.valid_data_path()},
       {"tokenizer_model", given.tokenizer_model()},

@@ -134,7 +134,7 @@ def physical_cores():
     return len(cores)
 
 
-def mpirun_command(processes, hostfile):
+def mpirun_command(processes, gpus, hostfile):
     if shutil.which("mpirun") is None:
         fail(f"{processes} processes need mpirun, which is not installed (Debian: openmpi-bin)")
     # Called by its bare name: from an absolute path mpirun would derive its location on other
@@ -143,7 +143,7 @@ def mpirun_command(processes, hostfile):
     elsewhere = hostfile is not None or "SLURM_JOB_ID" in os.environ
     reasons = []
     if processes == 0 and not elsewhere:
-        processes = physical_cores()
+        processes = gpus or physical_cores()
     if processes > 0:  # otherwise one for each slot of the hosts
         command += ["-n", str(processes)]
     if hostfile is not None:
@@ -305,7 +305,7 @@ def main():
         # Python ignores SIGPIPE, which TRAIN would inherit.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execv(train, command)
-    sys.exit(run(mpirun_command(launch["processes"], hostfile) + command))
+    sys.exit(run(mpirun_command(launch["processes"], launch["gpus"], hostfile) + command))
 
 
 if __name__ == "__main__":

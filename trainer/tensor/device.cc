@@ -118,6 +118,18 @@ absl::Status Event::Synchronize() const {
   return context_->runtime().SynchronizeEvent(handle_);
 }
 
+namespace {
+
+// "; the device has 80 bytes, of which 7 are free"; empty where it does not tell.
+std::string DescribeCapacity(DeviceRuntime& runtime) {
+  const absl::StatusOr<DeviceRuntime::MemoryInfo> memory = runtime.Memory();
+  if (!memory.ok()) return "";
+  return absl::StrCat("; the device has ", memory->total_bytes, " bytes, of which ",
+                      memory->free_bytes, " are free");
+}
+
+}  // namespace
+
 absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(Stream& stream, int64_t bytes,
                                                     std::string purpose) {
   CHECK_GE(bytes, 0);
@@ -126,7 +138,8 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(Stream& stream, int64_t byte
   if (absl::IsResourceExhausted(data.status())) {
     return absl::ResourceExhaustedError(
         absl::StrCat("out of device memory: ", bytes, " bytes of ", purpose, " do not fit beside ",
-                     context.DescribeMemory(), ": ", data.status().message()));
+                     context.DescribeMemory(), ": ", data.status().message(),
+                     DescribeCapacity(context.runtime())));
   }
   TESSERA_RETURN_IF_ERROR(data.status());
   context.CountMemory(purpose, bytes);

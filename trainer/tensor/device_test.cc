@@ -164,9 +164,11 @@ TEST(DeviceTest, OutOfMemoryNamesWhatTookIt) {
     const DeviceBuffer large = Must(DeviceBuffer::Allocate(stream, 50, "weights"));
     const absl::StatusOr<DeviceBuffer> refused = DeviceBuffer::Allocate(stream, 31, "gradients");
     EXPECT_TRUE(absl::IsResourceExhausted(refused.status()));
-    EXPECT_EQ(refused.status().message(),
-              "out of device memory: 31 bytes of gradients do not fit beside 50 bytes of weights, "
-              "20 bytes of activations: the fake device has no more memory");
+    EXPECT_EQ(
+        refused.status().message(),
+        "out of device memory: 31 bytes of gradients do not fit beside 50 bytes of weights, "
+        "20 bytes of activations: the fake device has no more memory; the device has 100 bytes, "
+        "of which 30 are free");
   }
   EXPECT_EQ(device.context->DescribeMemory(), "20 bytes of activations");
   EXPECT_EQ(stream.Synchronize(), absl::OkStatus());

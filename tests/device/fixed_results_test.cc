@@ -1,0 +1,38 @@
+// The fixed examples of a device's numerics fingerprint, on simulated GPUs.
+
+#include "trainer/kernels/fixed_results.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "trainer/device/testing/simulated_device.h"
+#include "trainer/kernels/backend.h"
+#include "trainer/tensor/fake_device_runtime.h"
+#include "trainer/tensor/guarded_memory.h"
+
+namespace tessera {
+namespace {
+
+FixedResults OnDevice(uint64_t seed) {
+  const auto fabric = std::make_shared<FakeFabric>();
+  fabric->guarded = std::make_unique<GuardedMemory>(size_t{1} << 30);
+  const std::unique_ptr<SimulatedDevice> gpu =
+      OpenSimulatedDevice(0, {.seed = seed, .fabric = fabric});
+  const FixedResults results = ComputeFixedResults(*gpu->backend);
+  EXPECT_EQ(gpu->backend->Synchronize(), absl::OkStatus());
+  return results;
+}
+
+TEST(FixedResultsTest, DevicesOfOneTypeAgreeInEveryOrderOfStreams) {
+  const FixedResults first = OnDevice(0);
+  EXPECT_EQ(OnDevice(7), first);
+  EXPECT_NE(first.products_hash, 0);
+  EXPECT_NE(first.loops_hash, 0);
+}
+
+}  // namespace
+}  // namespace tessera
