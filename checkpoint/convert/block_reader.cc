@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -17,7 +18,23 @@ namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
 
-// Whether the elements of the box are a range of the tensor's, in its order and in memory alike.
+// Of the element at the beginning of `box` in a tensor that is in memory as a whole.
+int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
+  int64_t element = 0;
+  for (size_t d = 0; d < strides.size(); ++d) element += box.global_offset[d] * strides[d];
+  return element;
+}
+
+ShardedTensor Wanted(const OutputTensor& tensor, std::vector<Shard> shards) {
+  return {.name = tensor.source_name,
+          .role = FromProto(tensor.role),
+          .dtype = FromProto(tensor.dtype),
+          .global_shape = tensor.shape,
+          .shards = std::move(shards)};
+}
+
+}  // namespace
+
 bool IsRange(const Shape& shape, const StoredPiece& piece) {
   int64_t stride = 1;
   bool whole = true;  // all dims after this one
@@ -34,15 +51,6 @@ bool IsRange(const Shape& shape, const StoredPiece& piece) {
   return true;
 }
 
-// Of the element at the beginning of `box` in a tensor that is in memory as a whole.
-int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
-  int64_t element = 0;
-  for (size_t d = 0; d < strides.size(); ++d) element += box.global_offset[d] * strides[d];
-  return element;
-}
-
-}  // namespace
-
 BlockReader::BlockReader(const OutputSource& source, int io_threads) : source_(source) {
   options_.io_threads = io_threads;
   options_.allow_unexpected = true;
@@ -55,17 +63,8 @@ absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<Sto
                                std::span<std::byte> block, LogicalDigest& digest) {
   const size_t size = DTypeSize(tensor.dtype);
   if (std::ranges::all_of(pieces, [&](const auto& p) { return IsRange(tensor.shape, p); })) {
-    std::vector<Shard> shards;
-    for (const StoredPiece& piece : pieces) {
-      shards.push_back(
-          {.box = piece.box, .data = block.data() + piece.offset_bytes, .strides = piece.strides});
-    }
-    TESSERA_RETURN_IF_ERROR(LoadShards(tensor, std::move(shards)));
-    for (const StoredPiece& piece : pieces) {
-      digest += DigestBox(tensor.shape,
-                          {block.data() + piece.offset_bytes, piece.box, piece.strides}, size);
-    }
-    return absl::OkStatus();
+    const BlockPart part = {tensor, pieces, block, digest};
+    return ReadTogether({&part, 1});
   }
   // Read in the order of the source, where elements are adjacent, and only then rearranged.
   const bool whole = ElementCount(tensor.shape) <= kWholeTensorBytes / static_cast<int64_t>(size);
@@ -90,14 +89,37 @@ absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<Sto
   return absl::OkStatus();
 }
 
+absl::Status BlockReader::ReadTogether(std::span<const BlockPart> parts) {
+  std::vector<ShardedTensor> wanted;
+  for (const BlockPart& part : parts) {
+    std::vector<Shard> shards;
+    for (const StoredPiece& piece : part.pieces) {
+      shards.push_back({.box = piece.box,
+                        .data = part.block.data() + piece.offset_bytes,
+                        .strides = piece.strides});
+    }
+    wanted.push_back(Wanted(part.tensor, std::move(shards)));
+  }
+  TESSERA_RETURN_IF_ERROR(Load(std::move(wanted)));
+  for (const BlockPart& part : parts) {
+    for (const StoredPiece& piece : part.pieces) {
+      part.digest += DigestBox(part.tensor.shape,
+                               {part.block.data() + piece.offset_bytes, piece.box, piece.strides},
+                               DTypeSize(part.tensor.dtype));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status BlockReader::LoadShards(const OutputTensor& tensor, std::vector<Shard> shards) {
-  if (current_ != tensor.source_name) UseManifestOf(tensor.source_name);
-  ShardedTensor wanted = {.name = tensor.source_name,
-                          .role = FromProto(tensor.role),
-                          .dtype = FromProto(tensor.dtype),
-                          .global_shape = tensor.shape,
-                          .shards = std::move(shards)};
-  return LoadWithManifest(source_.storage, source_.directory, manifest_, {{std::move(wanted)}},
+  return Load({Wanted(tensor, std::move(shards))});
+}
+
+absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
+  std::vector<std::string> names;
+  for (const ShardedTensor& tensor : wanted) names.push_back(tensor.name);
+  if (current_ != names) UseManifestOf(std::move(names));
+  return LoadWithManifest(source_.storage, source_.directory, manifest_, {std::move(wanted)},
                           options_)
       .status();
 }
@@ -129,21 +151,29 @@ absl::Status BlockReader::LoadBoxes(const OutputTensor& tensor,
   return LoadShards(tensor, std::move(shards));
 }
 
-void BlockReader::UseManifestOf(const std::string& name) {
-  current_ = name;
+void BlockReader::UseManifestOf(std::vector<std::string> names) {
   manifest_.Clear();
   manifest_.set_format_major(source_.manifest.format_major());
   manifest_.set_format_minor(source_.manifest.format_minor());
   std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
-  for (auto found = tensors_.find(name); found != tensors_.end();
-       found = tensors_.find(found->second->alias_of())) {
-    LogicalTensor& tensor = *manifest_.add_tensors();
-    tensor = *found->second;
-    for (uint32_t& file : *tensor.mutable_shards()->mutable_file_index()) {
-      const auto [at, is_new] = files.emplace(file, files.size());
-      if (is_new) *manifest_.add_files() = source_.manifest.files(static_cast<int>(file));
-      file = at->second;
+  std::set<std::string> added;
+  for (const std::string& name : names) {
+    for (auto found = tensors_.find(name);
+         found != tensors_.end() && added.insert(found->first).second;
+         found = tensors_.find(found->second->alias_of())) {
+      AddToManifest(*found->second, files);
     }
+  }
+  current_ = std::move(names);
+}
+
+void BlockReader::AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files) {
+  LogicalTensor& added = *manifest_.add_tensors();
+  added = tensor;
+  for (uint32_t& file : *added.mutable_shards()->mutable_file_index()) {
+    const auto [at, is_new] = files.emplace(file, files.size());
+    if (is_new) *manifest_.add_files() = source_.manifest.files(static_cast<int>(file));
+    file = at->second;
   }
 }
 

@@ -22,6 +22,18 @@ namespace tessera::ckpt::convert {
 // Largest tensor that a BlockReader keeps whole.
 inline constexpr int64_t kWholeTensorBytes = int64_t{32} << 20;
 
+// Whether the elements of the piece are a range of the tensor's, in its order and in memory alike:
+// they are read into place.
+bool IsRange(const Shape& shape, const StoredPiece& piece);
+
+// A tensor, or a part of it, to be read.
+struct BlockPart {
+  const OutputTensor& tensor;
+  std::vector<StoredPiece> pieces;  // with offsets in `block`
+  std::span<std::byte> block;
+  LogicalDigest& digest;  // those of the pieces are added
+};
+
 // Reads blocks of tensors of a checkpoint, each as pieces with strides of their own. A tensor of at
 // most kWholeTensorBytes whose pieces are no ranges of its elements (columns, transposed) is read
 // once and kept until another one is read.
@@ -36,18 +48,24 @@ class BlockReader {
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
                     std::span<std::byte> block, LogicalDigest& digest);
 
+  // The same for parts of different tensors of the source, in one load: a checksum chunk that
+  // several of them share is read once. Precondition: all pieces are ranges.
+  absl::Status ReadTogether(std::span<const BlockPart> parts);
+
  private:
   absl::Status LoadShards(const OutputTensor& tensor, std::vector<Shard> shards);
+  absl::Status Load(std::vector<ShardedTensor> wanted);
   // Into scratch_: the tensor, or the boxes of the pieces, one after the other.
   absl::Status LoadWhole(const OutputTensor& tensor);
   absl::Status LoadBoxes(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces);
-  void UseManifestOf(const std::string& name);
+  void UseManifestOf(std::vector<std::string> names);
+  void AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files);
 
   const OutputSource& source_;
   LoadOptions options_;
   std::map<std::string, const LogicalTensor*> tensors_;
   std::vector<AlignedBuffer> staging_;
-  std::string current_;  // the tensor that manifest_ has
+  std::vector<std::string> current_;  // the tensors that manifest_ has
   Manifest manifest_;
   std::vector<std::byte> scratch_;
   std::string whole_;  // the tensor that is in scratch_; empty: none

@@ -6,10 +6,8 @@
 #include <span>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/crc32c.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/convert/block_reader.h"
@@ -27,23 +25,9 @@ constexpr int64_t kBlockBytes = int64_t{16} << 20;
 // Blocks in work at once: while one waits for the disk, another is copied and digested.
 constexpr int kBlocks = 3;
 
-// Counts bytes for the caller's progress bar.
-class Progress {
- public:
-  Progress(const OutputOptions& options, uint64_t total) : options_(options), total_(total) {}
-
-  void Advance(uint64_t bytes) {
-    const MutexLock lock(&mutex_);
-    done_ += bytes;
-    if (options_.progress) options_.progress(done_, total_);
-  }
-
- private:
-  const OutputOptions& options_;
-  const uint64_t total_;
-  Mutex mutex_;
-  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
-};
+uint64_t EndOf(const OutputTensor& tensor) {
+  return tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * DTypeSize(tensor.dtype);
+}
 
 // What one thread keeps from one block to the next.
 class Worker {
@@ -62,21 +46,50 @@ class Worker {
     const auto bytes = static_cast<size_t>((end - begin) * size);
     const uint64_t skip =
         (tensor.offset_bytes + static_cast<uint64_t>(begin * size)) % kIoAlignmentBytes;
-    if (buffer_.size_bytes() < skip + bytes) {
-      TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes + kIoAlignmentBytes));
-    }
+    TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
     const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
-    const std::vector<StoredPiece> pieces = tensor.pieces(begin, end);
-    int64_t filled = 0;
-    for (const StoredPiece& piece : pieces) filled += ElementCount(piece.box.shape);
-    if (filled < end - begin) std::ranges::fill(block, std::byte{0});
-    TESSERA_RETURN_IF_ERROR(reader_.Read(tensor, pieces, block, digest));
+    TESSERA_RETURN_IF_ERROR(
+        reader_.Read(tensor, PiecesOf(tensor, begin, end, block), block, digest));
+    return block;
+  }
+
+  // Reads tensors of a file that is one span of it, as above; the result is that span. What lies
+  // between the tensors is undefined.
+  absl::StatusOr<std::span<std::byte>> ReadSpan(std::span<const OutputTensor> tensors) {
+    const uint64_t begin = tensors.front().offset_bytes;
+    const uint64_t bytes = EndOf(tensors.back()) - begin, skip = begin % kIoAlignmentBytes;
+    TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
+    const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
+    std::vector<BlockPart> parts;
+    for (const OutputTensor& tensor : tensors) {
+      const std::span<std::byte> part =
+          block.subspan(tensor.offset_bytes - begin, EndOf(tensor) - tensor.offset_bytes);
+      parts.push_back(
+          {tensor, PiecesOf(tensor, 0, tensor.elements, part), part, digests_[tensor.name]});
+    }
+    TESSERA_RETURN_IF_ERROR(reader_.ReadTogether(parts));
     return block;
   }
 
   const DigestsByName& digests() const { return digests_; }
 
  private:
+  absl::Status MakeRoom(size_t bytes) {
+    if (buffer_.size_bytes() >= bytes) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes + kIoAlignmentBytes));
+    return absl::OkStatus();
+  }
+
+  // The pieces of elements [begin, end). Clears the block where it has padding.
+  static std::vector<StoredPiece> PiecesOf(const OutputTensor& tensor, int64_t begin, int64_t end,
+                                           std::span<std::byte> block) {
+    std::vector<StoredPiece> pieces = tensor.pieces(begin, end);
+    int64_t filled = 0;
+    for (const StoredPiece& piece : pieces) filled += ElementCount(piece.box.shape);
+    if (filled < end - begin) std::ranges::fill(block, std::byte{0});
+    return pieces;
+  }
+
   BlockReader reader_;
   AlignedBuffer buffer_;
   DigestsByName digests_;
@@ -111,12 +124,35 @@ class Workers {
 struct Task {
   size_t first = 0, last = 0;
   int64_t begin = 0, end = kWhole;
+  bool together = false;  // in one load
 
   static constexpr int64_t kWhole = -1;
   int64_t EndIn(const OutputTensor& tensor) const { return end == kWhole ? tensor.elements : end; }
 };
 
-// Neighbours that are parts of one tensor, which a reader keeps whole, are one task.
+// Whether a task of neighbours, or of the first of them alone, can have the next tensor, too: they
+// are read in one load.
+bool ReadsTogether(const std::vector<OutputTensor>& tensors, const Task& task) {
+  const OutputTensor& next = tensors[task.last];
+  const auto in_place = [](const OutputTensor& tensor) {
+    return std::ranges::all_of(tensor.pieces(0, tensor.elements), [&](const StoredPiece& piece) {
+      return IsRange(tensor.shape, piece);
+    });
+  };
+  if (task.end != Task::kWhole || (!task.together && task.last > task.first + 1)) return false;
+  if (next.elements == 0 || tensors[task.first].elements == 0) return false;
+  if (next.offset_bytes < EndOf(tensors[task.last - 1]) ||
+      EndOf(next) - tensors[task.first].offset_bytes > kBlockBytes) {
+    return false;
+  }
+  for (size_t t = task.first; t < task.last; ++t) {
+    if (tensors[t].source_name == next.source_name) return false;
+  }
+  return in_place(next) && (task.together || in_place(tensors[task.first]));
+}
+
+// Neighbours that are parts of one tensor, which a reader keeps whole, are one task, and so are
+// small ones that need no rearrangement.
 std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
   std::vector<Task> tasks;
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -127,10 +163,13 @@ std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
       for (int64_t begin = 0; begin < tensor.elements; begin += block) {
         tasks.push_back({t, t + 1, begin, std::min(tensor.elements, begin + block)});
       }
-    } else if (t > 0 && tasks.back().end == Task::kWhole &&
+    } else if (t > 0 && tasks.back().end == Task::kWhole && !tasks.back().together &&
                tensors[t - 1].source_name == tensor.source_name &&
                ElementCount(tensor.shape) <= kWholeTensorBytes / size) {
       tasks.back().last = t + 1;
+    } else if (t > 0 && ReadsTogether(tensors, tasks.back())) {
+      tasks.back().last = t + 1;
+      tasks.back().together = true;
     } else {
       tasks.push_back({.first = t, .last = t + 1});
     }
@@ -166,7 +205,7 @@ class Writer {
       : workers_(source, options),
         storage_(storage),
         directory_(directory),
-        progress_(options, total_bytes) {}
+        progress_(options.progress, total_bytes) {}
 
   absl::StatusOr<DigestsByName> Write(const std::vector<OutputFile>& files) {
     for (const OutputFile& file : files) TESSERA_RETURN_IF_ERROR(WriteFile(file));
@@ -198,6 +237,7 @@ class Writer {
 
   absl::Status WriteTask(const OutputFile& file, const Task& task, Worker& worker,
                          WritableFile& out, std::vector<BlockCrc>& crcs) {
+    if (task.together) return WriteTogether(file, task, worker, out, crcs);
     for (size_t t = task.first; t < task.last; ++t) {
       const OutputTensor& tensor = file.tensors[t];
       TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block,
@@ -206,6 +246,26 @@ class Writer {
       TESSERA_RETURN_IF_ERROR(out.WriteAt(tensor.offset_bytes + at, block));
       if (file.finish != nullptr) crcs.push_back({ExtendZipCrc32(0, block), block.size()});
       progress_.Advance(block.size());
+    }
+    return absl::OkStatus();
+  }
+
+  // Tensors without anything between them are written at once.
+  absl::Status WriteTogether(const OutputFile& file, const Task& task, Worker& worker,
+                             WritableFile& out, std::vector<BlockCrc>& crcs) {
+    const std::span tensors = std::span(file.tensors).subspan(task.first, task.last - task.first);
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block, worker.ReadSpan(tensors));
+    const uint64_t base = tensors.front().offset_bytes;
+    uint64_t begin = base;
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      const uint64_t from = tensors[t].offset_bytes, end = EndOf(tensors[t]);
+      if (file.finish != nullptr) {
+        crcs.push_back({ExtendZipCrc32(0, block.subspan(from - base, end - from)), end - from});
+      }
+      if (t + 1 < tensors.size() && tensors[t + 1].offset_bytes == end) continue;
+      TESSERA_RETURN_IF_ERROR(out.WriteAt(begin, block.subspan(begin - base, end - begin)));
+      progress_.Advance(end - begin);
+      if (t + 1 < tensors.size()) begin = tensors[t + 1].offset_bytes;
     }
     return absl::OkStatus();
   }
@@ -251,41 +311,6 @@ absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
   uint64_t total_bytes = 0;
   for (const OutputFile& file : files) total_bytes += file.size_bytes;
   return Writer(source, storage, directory, options, total_bytes).Write(files);
-}
-
-absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,
-                                          const OutputOptions& options) {
-  uint64_t total_bytes = 0;
-  for (const DataFile& file : source.manifest.files()) total_bytes += file.size_bytes();
-  std::vector<OutputTensor> tensors;
-  for (const LogicalTensor& logical : source.manifest.tensors()) {
-    if (!logical.alias_of().empty()) continue;
-    OutputTensor& tensor = tensors.emplace_back(OutputTensor{.name = logical.name(),
-                                                             .source_name = logical.name(),
-                                                             .role = logical.role(),
-                                                             .dtype = logical.dtype(),
-                                                             .shape = GlobalShape(logical)});
-    tensor.elements = ElementCount(tensor.shape);
-    tensor.pieces = [shape = tensor.shape, size = DTypeSize(tensor.dtype)](int64_t begin,
-                                                                           int64_t end) {
-      return RowMajorPieces(shape, size, begin, end);
-    };
-  }
-  Workers workers(source, options);
-  Progress progress(options, total_bytes);
-  const std::vector<Task> tasks = CutIntoTasks(tensors);
-  TESSERA_RETURN_IF_ERROR(workers.Run(tasks.size(), [&](Worker& worker, size_t i) {
-    const OutputTensor& tensor = tensors[tasks[i].first];
-    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block,
-                             worker.Read(tensor, tasks[i].begin, tasks[i].EndIn(tensor)));
-    progress.Advance(block.size());
-    return absl::OkStatus();
-  }));
-  DigestsByName digests = workers.Digests();
-  for (const LogicalTensor& logical : source.manifest.tensors()) {
-    if (!logical.alias_of().empty()) digests[logical.name()] = digests[logical.alias_of()];
-  }
-  return digests;
 }
 
 }  // namespace tessera::ckpt::convert

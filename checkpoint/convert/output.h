@@ -5,8 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,7 +12,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/output_file.h"
-#include "checkpoint/format/digest.h"
+#include "checkpoint/convert/progress.h"
+#include "checkpoint/convert/read_digests.h"
 #include "checkpoint/layout/box.h"
 #include "checkpoint/storage/storage.h"
 
@@ -22,11 +21,8 @@ namespace tessera::ckpt::convert {
 
 struct OutputOptions {
   int io_threads = 4;  // of each block
-  // May be null. Called with the bytes done and in total, by one thread at a time.
-  std::function<void(uint64_t, uint64_t)> progress;
+  ProgressFunction progress;
 };
-
-using DigestsByName = std::map<std::string, LogicalDigest>;
 
 // Writes the files into a directory, which must exist, syncs them and the directory, and returns
 // the digests of the tensors as they were written, by their names in the files.
@@ -41,10 +37,6 @@ using DigestsByName = std::map<std::string, LogicalDigest>;
 absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
                                           const std::vector<OutputFile>& files, Storage& storage,
                                           std::string_view directory, const OutputOptions& options);
-
-// The digests of a checkpoint's tensors, read from its files, by name; of aliases, too. Reads
-// several blocks at once, as above.
-absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source, const OutputOptions& options);
 
 // A row-major tensor.
 std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,

@@ -1,6 +1,7 @@
 #include "checkpoint/convert/output.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/read_digests.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -207,6 +209,64 @@ TEST(OutputTest, ReturnsTheErrorOfAnyReadOrWrite) {
       EXPECT_FALSE(ReadDigests(source.output(from), {}).ok());
     }
   }
+}
+
+TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
+  constexpr int64_t kTensors = 100, kElements = 5000;  // two chunks in all
+  MemoryStorage storage, to;
+  std::vector<std::vector<float>> values(kTensors);
+  StateDict state;
+  std::vector<OutputTensor> tensors;
+  for (int64_t t = 0; t < kTensors; ++t) {
+    const std::string name = "tensor" + std::to_string(t);
+    values[t].assign(kElements, static_cast<float>(t + 1));
+    state.tensors.push_back({.name = name,
+                             .global_shape = {kElements},
+                             .shards = {Shard::Of(values[t], {{0}, {kElements}})}});
+    tensors.push_back(Matrix(name, {kElements}));
+  }
+  ASSERT_TRUE(Save(storage, "", 7, state).ok());
+  const std::string directory = CheckpointDirectory("", 7);
+  const auto manifest = ReadManifest(storage, directory);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+
+  std::atomic<uint64_t> bytes_read = 0;
+  FaultInjectingStorage from(storage);
+  from.FailWhere(
+      [&](const Operation& operation) {
+        if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
+        return false;
+      },
+      absl::OkStatus());
+  const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
+  const auto digests = WriteOutput({from, directory, *manifest}, files, to, "", {});
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_LT(bytes_read, 2 * kTensors * kElements * sizeof(float));
+  const auto expected = ReadDigests({storage, directory, *manifest}, {});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(*digests, *expected);
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  for (int64_t t = 0; t < kTensors; ++t) {
+    std::vector<float> found(kElements);
+    EXPECT_TRUE(
+        (*file)
+            ->ReadAt(files[0].tensors[t].offset_bytes, std::as_writable_bytes(std::span(found)))
+            .ok());
+    EXPECT_EQ(found, values[t]);
+  }
+}
+
+TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
+  Source source;
+  EXPECT_TRUE(ReadDigests(source.output(), {}).ok());
+  Manifest manifest = source.output().manifest;
+  DataFile& file = *manifest.mutable_files(0);
+  file.set_chunk_crc32c(1, file.chunk_crc32c(1) + 1);
+  const auto digests =
+      ReadDigests({source.storage(), source.output().directory, manifest}, {.io_threads = 3});
+  EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(digests.status().message().find("large"), std::string::npos) << digests.status();
 }
 
 TEST(OutputTest, PaddingIsZero) {

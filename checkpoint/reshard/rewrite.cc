@@ -367,7 +367,8 @@ class Rewriter {
         const DataReader reader,
         DataReader::Create(source_.manifest, plan, files, destinations, /*verify_checksums=*/true));
     report_.bytes_read += plan.bytes;
-    return ReadAlone(source_.manifest, plan, reader, options_.io_threads, StagingBytes());
+    return ReadAlone(source_.manifest, plan, reader, options_.io_threads, StagingBytes(),
+                     &staging_);
   }
 
   absl::Status WriteWindows(const std::vector<Window>& windows) {
@@ -457,6 +458,7 @@ class Rewriter {
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
   std::vector<Digests> digests_;        // per writing worker, by planned tensor
+  std::vector<AlignedBuffer> staging_;  // left by one read of the source to the next
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;
   RewriteReport report_;  // but for bytes_written

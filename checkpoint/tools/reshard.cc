@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/convert/output.h"
+#include "checkpoint/convert/read_digests.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"

@@ -18,6 +18,7 @@
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/output.h"
+#include "checkpoint/convert/read_digests.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/convert/torch/write.h"
 #include "checkpoint/convert/torch/zip_directory.h"

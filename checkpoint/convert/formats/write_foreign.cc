@@ -24,6 +24,7 @@
 #include "checkpoint/convert/llmc/write.h"
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/write.h"
+#include "checkpoint/convert/read_digests.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/convert/torch/write.h"
 #include "checkpoint/directory/directory.h"
