@@ -243,7 +243,8 @@ absl::StatusOr<std::string> TrainingChecks::Curves() const {
       const std::string text =
           absl::StrFormat("%s %s: %.4f to %.4f, apart by %.1e", name, Name(bf16),
                           gpu.losses.front(), gpu.losses.back(), difference);
-      if (difference > (bf16 ? 2e-2 : 1e-3)) {
+      // 100 steps on two instruction sets of the CPU are apart by 8e-3 in bf16, by 6e-7 in fp32.
+      if (difference > (bf16 ? 2e-2 : 1e-4)) {
         return absl::InternalError("losses differ from the CPU's by too much: " + text);
       }
       // A few steps of small batches may rise.
