@@ -319,14 +319,17 @@ TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
               HasSubstr("instruction set type 0, there type 1; EXACT needs GPUs of one type"));
 }
 
+// On one rank alone, which the others do not wait for.
 TEST_F(SimulatedSessionTest, AModelThatDoesNotFitTheGpuIsRefused) {
-  SimulatedDevices devices({.count = 1, .memory_bytes = 1 << 17});
-  TrainConfig config = Config("run", "single", true);
-  config.mutable_model()->set_vocab_size(3000);
+  SimulatedDevices devices({.count = 2, .memory_bytes = [](int index) -> int64_t {
+                              return index == 1 ? int64_t{1} << 20 : int64_t{1} << 30;
+                            }});
+  TrainConfig config = Config("run", "dp2", true);
+  config.mutable_model()->set_vocab_size(5000);
   const absl::Status status = Run(config, devices, Train).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(" of GPU memory in this process to train"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("the GPU (simulated GPU) has 128 KiB"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the GPU (simulated GPU) has 1.00 MiB"));
 }
 
 // A kernel that fails on one rank ends its step, and with it the run of all ranks.

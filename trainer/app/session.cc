@@ -75,7 +75,7 @@ absl::Status In(const SavedRun& saved, const absl::Status& status) {
 }
 
 // What `content` takes of the saved progress. The rest is that of a run that has not begun.
-Progress Continue(const Progress& saved, const LoadContent& content) {
+Progress TakenOver(const Progress& saved, const LoadContent& content) {
   Progress progress;
   if (content.scheduler) {
     progress.step = saved.step;
@@ -106,7 +106,7 @@ absl::StatusOr<Progress> StartingPoint(const TrainConfig& config,
     TESSERA_RETURN_IF_ERROR(CheckTellsProgress(*saved, config));
     const absl::StatusOr<Progress> saved_progress = ReadProgress(saved->manifest);
     TESSERA_RETURN_IF_ERROR(In(*saved, saved_progress.status()));
-    progress = Continue(*saved_progress, content);
+    progress = TakenOver(*saved_progress, content);
     if (content.rng && saved->manifest.trainer().has_rng()) {
       TESSERA_RETURN_IF_ERROR(In(*saved, CheckSameRandomNumbers(saved->manifest)));
       progress.seed = saved_progress->seed;
@@ -342,18 +342,18 @@ absl::StatusOr<int64_t> BuildModel(Session& session, bool loads, const HostShare
   return SpareMemory(session.trainer->memory(), AvailableHostMemory(), host);
 }
 
-// A session that continues from `saved`. `loaded` becomes the error of reading the checkpoint's
-// state, which is then the same on every rank.
-absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>& saved,
-                                                   const TrainConfig& settings,
-                                                   std::shared_ptr<RankDevice> device,
-                                                   const HostShare& host, Communicator* world,
-                                                   const Notes& notes, absl::Status* loaded) {
-  auto session = std::make_unique<Session>();
-  session->config = settings;
+// NCCL's communicators are destroyed by all ranks together, or else after an abort: a rank that
+// fails alone would wait for the others.
+void AbortDevices(RankDevice& device, Communicator* world, const absl::Status& status) {
+  if (device.world() != nullptr) world->Abort(status);
+}
+
+// The session continues from `saved`. `loaded` becomes the error of reading the checkpoint's state,
+// which is then the same on every rank.
+absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& host,
+                      Communicator* world, const Notes& notes, Session* session,
+                      absl::Status* loaded) {
   const TrainConfig& config = session->config;
-  session->ranks = MakeProcessGroup(world);
-  session->device = std::move(device);
   TESSERA_ASSIGN_OR_RETURN(session->mesh,
                            Mesh::Create(ConfigTopology(config), world, session->device->world()));
   const absl::StatusOr<Progress> start = StartingPoint(config, saved);
@@ -378,7 +378,38 @@ absl::StatusOr<std::unique_ptr<Session>> BuildFrom(const std::optional<SavedRun>
   TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes, loaded));
   TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory));
   if (session->saver == nullptr) session->mirror = nullptr;
-  return session;
+  return absl::OkStatus();
+}
+
+// Builds a session from the newest checkpoint that can be loaded, or afresh.
+absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevice>& device,
+                                                 const TrainConfig& config, const HostShare& host,
+                                                 const RankGroup& group, Communicator* world,
+                                                 const Notes& notes) {
+  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
+                           LockSaveFolder(config, group, notes));
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
+                             FindSavedRun(config, group, notes));
+    auto session = std::make_unique<Session>();
+    session->config = SettingsFor(config, saved);
+    session->ranks = MakeProcessGroup(world);
+    session->device = device;
+    absl::Status loaded;
+    absl::Status built = Continue(saved, host, world, notes, session.get(), &loaded);
+    if (built.ok()) built = AbandonLaterSteps(config, session->progress.step, group, notes);
+    if (built.ok()) {
+      session->save_folder = std::move(lock);
+      return session;
+    }
+    if (loaded.ok() || !saved.has_value()) {
+      AbortDevices(*device, world, built);
+      return built;
+    }
+    session = nullptr;
+    TESSERA_RETURN_IF_ERROR(PassOver(*saved, loaded, config, group, notes));
+  }
 }
 
 }  // namespace
@@ -412,23 +443,10 @@ absl::StatusOr<std::unique_ptr<Session>> BuildSession(const TrainConfig& config,
   TESSERA_ASSIGN_OR_RETURN(const HostShare host, HostShare::Find(world));
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<RankDevice> device,
                            OpenDevice(config, host, world, devices, notes));
-  TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
-                           LockSaveFolder(config, group, notes));
-  while (true) {
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                             FindSavedRun(config, group, notes));
-    absl::Status loaded;
-    absl::StatusOr<std::unique_ptr<Session>> session =
-        BuildFrom(saved, SettingsFor(config, saved), device, host, world, notes, &loaded);
-    if (session.ok()) {
-      TESSERA_RETURN_IF_ERROR(AbandonLaterSteps(config, (*session)->progress.step, group, notes));
-      (*session)->save_folder = std::move(lock);
-      return session;
-    }
-    if (loaded.ok() || !saved.has_value()) return session;
-    TESSERA_RETURN_IF_ERROR(PassOver(*saved, loaded, config, group, notes));
-  }
+  absl::StatusOr<std::unique_ptr<Session>> session =
+      BuildOn(device, config, host, group, world, notes);
+  if (!session.ok()) AbortDevices(*device, world, session.status());
+  return session;
 }
 
 }  // namespace tessera

@@ -20,8 +20,8 @@ namespace tessera {
 struct SimulatedDevicesOptions {
   int count = 1;
   uint64_t seed = 0;  // see FakeDeviceOptions
-  int64_t memory_bytes = int64_t{1} << 30;
-  // Of a device, by its index. Null: all of one type.
+  // Of a device, by its index. Null: 1 GiB each, all of one type.
+  std::function<int64_t(int)> memory_bytes;
   std::function<std::string(int)> type;
 };
 
