@@ -107,10 +107,21 @@ void ScatterElements(Dims dims, size_t element_bytes, const std::byte* from, std
   }
 }
 
+// What one read leaves to the thread's next one: filling new memory costs more than copying from
+// it. At most kStridedBufferBytes, until the thread ends.
+thread_local AlignedBuffer kept_buffer;
+
 class StridedReader {
  public:
   StridedReader(const ReadableFile& file, size_t element_bytes)
-      : file_(file), size_(static_cast<int64_t>(element_bytes)) {}
+      : file_(file),
+        size_(static_cast<int64_t>(element_bytes)),
+        buffer_(std::exchange(kept_buffer, AlignedBuffer())) {}
+  StridedReader(const StridedReader&) = delete;
+  StridedReader& operator=(const StridedReader&) = delete;
+  ~StridedReader() {
+    if (buffer_.size_bytes() > kept_buffer.size_bytes()) kept_buffer = std::move(buffer_);
+  }
 
   absl::Status Read(Dims dims, uint64_t offset_bytes, std::byte* memory) {
     if (dims.empty() ||

@@ -23,7 +23,7 @@ struct StridedDim {
 //
 // What is contiguous on both sides is read in place. Everything else is read in ranges that cover
 // many elements, through a buffer of at most kStridedBufferBytes, and copied from there; only
-// elements further than kSparseReadBytes apart are read one by one.
+// elements further than kSparseReadBytes apart are read one by one. A thread keeps its buffer.
 //
 // Precondition: element_bytes is 1, 2, 4 or 8; all elements lie inside the file and the memory.
 // Threads: safe for disjoint memory. Errors: those of the file.
