@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -16,9 +17,11 @@
 #include "trainer/comm/communicator.h"
 #include "trainer/comm/nccl/nccl_world.h"
 #include "trainer/comm/nccl/testing/fake_nccl.h"
+#include "trainer/comm/reduce.h"
 #include "trainer/comm/testing/conformance.h"
 #include "trainer/comm/threads/thread_world.h"
 #include "trainer/device/testing/simulated_device.h"
+#include "trainer/tensor/dtype.h"
 #include "trainer/tensor/fake_device_runtime.h"
 
 namespace tessera {
@@ -60,13 +63,54 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(std::get<1>(info.param)) + "Ranks";
     });
 
-TEST(KernelReducerTest, MoreRanksThanTheKernelTakesAreAnError) {
+class ManyRanks : public testing::TestWithParam<int> {};
+
+// One launch takes the pieces of 256 ranks. The sums of more have the bits of the host's, also in
+// place, and the memory that they need is given back.
+TEST_P(ManyRanks, HaveTheBitsOfTheHost) {
+  const int ranks = GetParam();
+  constexpr int64_t kElements = 5;
+  const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0, {.seed = 3});
+  const auto expect_same = [&]<typename T>(T, CommType type) {
+    std::vector<std::vector<T>> pieces(static_cast<size_t>(ranks));
+    std::vector<const void*> inputs;
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::vector<T>& piece = pieces[static_cast<size_t>(rank)];
+      for (int64_t i = 0; i < kElements; ++i) {
+        piece.push_back(static_cast<T>(1.0f + 0.37f * static_cast<float>((rank * 7 + i) % 101)));
+      }
+      inputs.push_back(piece.data());
+    }
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      std::vector<T> expected(kElements), actual(kElements);
+      ReduceInTreeOrder(op, type, inputs, expected.data(), kElements);
+      device->reducer->Reduce(*device->compute, op, type, inputs, actual.data(), kElements);
+      EXPECT_EQ(device->compute->Synchronize(), absl::OkStatus());
+      EXPECT_EQ(std::memcmp(actual.data(), expected.data(), kElements * sizeof(T)), 0);
+    }
+    std::vector<T> expected(kElements);
+    ReduceInTreeOrder(ReduceOp::kSum, type, inputs, expected.data(), kElements);
+    std::vector<T>& last = pieces.back();
+    device->reducer->Reduce(*device->compute, ReduceOp::kSum, type, inputs, last.data(), kElements);
+    EXPECT_EQ(device->compute->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(last.data(), expected.data(), kElements * sizeof(T)), 0);
+  };
+  const std::string before = device->context->DescribeMemory();
+  expect_same(float{}, CommType::kF32);
+  expect_same(BFloat16{}, CommType::kBF16);
+  expect_same(int32_t{}, CommType::kI32);
+  EXPECT_EQ(device->context->DescribeMemory(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ManyRanks, testing::Values(256, 257, 600, 1025));
+
+TEST(KernelReducerTest, MoreRanksThanTwoLaunchesTakeAreAnError) {
   const std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(0);
   float value = 1;
-  const std::vector<const void*> inputs(257, &value);
+  const std::vector<const void*> inputs(65537, &value);
   device->reducer->Reduce(*device->compute, ReduceOp::kSum, CommType::kF32, inputs, &value, 1);
   EXPECT_EQ(device->compute->Synchronize(),
-            absl::UnimplementedError("a reduction: 257 ranks; the kernel takes up to 256"));
+            absl::UnimplementedError("a reduction: 65537 ranks; the kernel takes up to 65536"));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ class DeviceReducer {
   // Queues output[i] = the reduction over inputs[0][i], inputs[1][i], ... in the order that
   // ReduceOp promises. `output` may be one of the inputs; no other overlap. Errors are kept by the
   // stream's context.
-  virtual void Reduce(const Stream& stream, ReduceOp op, CommType type,
+  virtual void Reduce(Stream& stream, ReduceOp op, CommType type,
                       std::span<const void* const> inputs, void* output, int64_t elements) = 0;
 };
 

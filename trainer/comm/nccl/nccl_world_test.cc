@@ -33,7 +33,7 @@ class FakeReducer final : public DeviceReducer {
  public:
   explicit FakeReducer(FakeDeviceRuntime& device) : device_(device) {}
 
-  void Reduce(const Stream& stream, ReduceOp op, CommType type, std::span<const void* const> inputs,
+  void Reduce(Stream& stream, ReduceOp op, CommType type, std::span<const void* const> inputs,
               void* output, int64_t elements) override {
     device_.Enqueue(stream.handle(),
                     [op, type, inputs = std::vector<const void*>(inputs.begin(), inputs.end()),

@@ -4,9 +4,12 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 #include "trainer/kernels/cuda/simt.h"
 #include "trainer/tensor/dtype.h"
@@ -17,11 +20,11 @@ namespace {
 constexpr int kThreads = 256;
 // Subtrees of 1, 2, 4, ... inputs.
 constexpr int kLevels = 9;
-static_assert((1 << (kLevels - 1)) == kMaxTreeInputs);
+static_assert((1 << (kLevels - 1)) == kLaunchTreeInputs);
 
 template <typename T>
 struct TreeInputs {
-  const T* at[kMaxTreeInputs];
+  const T* at[kLaunchTreeInputs];
   int count;
 };
 
@@ -61,9 +64,10 @@ TESSERA_DEVICE A Pair(A a, A b) {
 
 // subtrees[l] holds 2^l adjacent inputs where bit l of the number of inputs so far is set. Every
 // index into it is a constant once the loops are unrolled, so that it stays in registers.
-template <TreeOp kOp, typename T>
-TESSERA_KERNEL void ReduceTree(TreeInputs<T> inputs, int64_t elements, T* output) {
+template <TreeOp kOp, typename T, typename Out>
+TESSERA_KERNEL void ReduceTree(TreeInputs<T> inputs, int64_t elements, Out* output) {
   using A = Partial<T>;
+  static_assert(std::is_same_v<A, Partial<Out>>);
   const int64_t i = simt::BlockX() * simt::ThreadCount() + simt::ThreadIndex();
   if (i >= elements) return;
   A subtrees[kLevels] = {};
@@ -88,33 +92,60 @@ TESSERA_KERNEL void ReduceTree(TreeInputs<T> inputs, int64_t elements, T* output
     result = any ? Pair<kOp>(subtrees[level], result) : subtrees[level];
     any = true;
   }
-  output[i] = Narrow<T>(result);
+  output[i] = Narrow<Out>(result);
+}
+
+template <typename T, typename Out>
+void LaunchTree(simt::Stream stream, TreeOp op, std::span<const T* const> inputs, int64_t elements,
+                Out* output) {
+  TreeInputs<T> addresses = {};
+  addresses.count = static_cast<int>(inputs.size());
+  std::copy(inputs.begin(), inputs.end(), addresses.at);
+  const simt::Grid grid = {simt::BlocksOf(elements, kThreads)};
+  if (op == TreeOp::kSum) {
+    simt::Launch<ReduceTree<TreeOp::kSum, T, Out>>(grid, kThreads, 0, stream, addresses, elements,
+                                                   output);
+  } else {
+    simt::Launch<ReduceTree<TreeOp::kMax, T, Out>>(grid, kThreads, 0, stream, addresses, elements,
+                                                   output);
+  }
 }
 
 }  // namespace
 
 template <typename T>
-void TreeReduce(simt::Stream stream, TreeOp op, std::span<const T* const> inputs, int64_t elements,
-                T* output) {
-  CHECK(!inputs.empty() && inputs.size() <= kMaxTreeInputs) << inputs.size() << " inputs";
-  TreeInputs<T> addresses = {};
-  addresses.count = static_cast<int>(inputs.size());
-  for (int i = 0; i < addresses.count; ++i) addresses.at[i] = inputs[static_cast<size_t>(i)];
-  const simt::Grid grid = {simt::BlocksOf(elements, kThreads)};
-  if (op == TreeOp::kSum) {
-    simt::Launch<ReduceTree<TreeOp::kSum, T>>(grid, kThreads, 0, stream, addresses, elements,
-                                              output);
-  } else {
-    simt::Launch<ReduceTree<TreeOp::kMax, T>>(grid, kThreads, 0, stream, addresses, elements,
-                                              output);
-  }
+int64_t TreeReduceScratchBytes(int64_t inputs, int64_t elements) {
+  if (inputs <= kLaunchTreeInputs) return 0;
+  return simt::BlocksOf(inputs, kLaunchTreeInputs) * elements *
+         static_cast<int64_t>(sizeof(Partial<T>));
 }
 
-template void TreeReduce(simt::Stream, TreeOp, std::span<const float* const>, int64_t, float*);
-template void TreeReduce(simt::Stream, TreeOp, std::span<const BFloat16* const>, int64_t,
-                         BFloat16*);
-template void TreeReduce(simt::Stream, TreeOp, std::span<const double* const>, int64_t, double*);
-template void TreeReduce(simt::Stream, TreeOp, std::span<const int32_t* const>, int64_t, int32_t*);
-template void TreeReduce(simt::Stream, TreeOp, std::span<const int64_t* const>, int64_t, int64_t*);
+template <typename T>
+void TreeReduce(simt::Stream stream, TreeOp op, std::span<const T* const> inputs, int64_t elements,
+                T* output, void* scratch) {
+  CHECK(!inputs.empty() && inputs.size() <= kMaxTreeInputs) << inputs.size() << " inputs";
+  if (inputs.size() <= kLaunchTreeInputs) return LaunchTree(stream, op, inputs, elements, output);
+  CHECK(scratch != nullptr || elements == 0);
+  // Partial results stay as wide as they are within one launch, and are rounded once.
+  std::vector<const Partial<T>*> groups;
+  for (size_t begin = 0; begin < inputs.size(); begin += kLaunchTreeInputs) {
+    Partial<T>* const group =
+        static_cast<Partial<T>*>(scratch) + static_cast<int64_t>(groups.size()) * elements;
+    const size_t count = std::min<size_t>(kLaunchTreeInputs, inputs.size() - begin);
+    LaunchTree(stream, op, inputs.subspan(begin, count), elements, group);
+    groups.push_back(group);
+  }
+  LaunchTree(stream, op, std::span<const Partial<T>* const>(groups), elements, output);
+}
+
+#define TESSERA_DEFINE_TREE_REDUCE(T)                                                            \
+  template void TreeReduce(simt::Stream, TreeOp, std::span<const T* const>, int64_t, T*, void*); \
+  template int64_t TreeReduceScratchBytes<T>(int64_t, int64_t)
+
+TESSERA_DEFINE_TREE_REDUCE(float);
+TESSERA_DEFINE_TREE_REDUCE(BFloat16);
+TESSERA_DEFINE_TREE_REDUCE(double);
+TESSERA_DEFINE_TREE_REDUCE(int32_t);
+TESSERA_DEFINE_TREE_REDUCE(int64_t);
 
 }  // namespace tessera::cuda

@@ -8,8 +8,10 @@
 
 namespace tessera::cuda {
 
-// One address a rank: more would not fit into the arguments of a launch.
-inline constexpr int kMaxTreeInputs = 256;
+// Addresses that fit into the arguments of one launch: a power of two.
+inline constexpr int kLaunchTreeInputs = 256;
+// Two launches, one behind the other.
+inline constexpr int kMaxTreeInputs = kLaunchTreeInputs * kLaunchTreeInputs;
 
 enum class TreeOp { kSum, kMax };
 
@@ -18,9 +20,17 @@ enum class TreeOp { kSum, kMax };
 // bf16 is added in fp32 and rounded once; integers wrap around; a maximum is NaN where an input is.
 // `output` may be one of the inputs; no other overlap. Defined for float, BFloat16, double, int32_t
 // and int64_t. Precondition: 1 to kMaxTreeInputs inputs.
+//
+// More than kLaunchTreeInputs inputs are reduced in groups of that many, which are subtrees of
+// T(0, n), and then the groups. `scratch`: TreeReduceScratchBytes() of device memory, for their
+// results.
 template <typename T>
 void TreeReduce(simt::Stream stream, TreeOp op, std::span<const T* const> inputs, int64_t elements,
-                T* output);
+                T* output, void* scratch = nullptr);
+
+// 0 for up to kLaunchTreeInputs inputs.
+template <typename T>
+int64_t TreeReduceScratchBytes(int64_t inputs, int64_t elements);
 
 }  // namespace tessera::cuda
 

@@ -67,7 +67,7 @@ TYPED_TEST_SUITE(TreeReduceTest, Types);
 TYPED_TEST(TreeReduceTest, HasTheBitsOfTheDefinition) {
   using T = TypeParam;
   std::mt19937_64 random(7);
-  for (int count : {1, 2, 3, 4, 5, 6, 7, 8, 13, 31, 255, 256}) {
+  for (int count : {1, 2, 3, 4, 5, 6, 7, 8, 13, 31, 255, 256, 257, 600}) {
     for (int64_t elements : {0, 1, 300}) {
       if (count > 31 && elements > 1) continue;
       std::vector<std::vector<T>> inputs(count, std::vector<T>(elements));
@@ -78,7 +78,8 @@ TYPED_TEST(TreeReduceTest, HasTheBitsOfTheDefinition) {
         std::vector<const T*> addresses;
         for (const std::vector<T>& input : inputs) addresses.push_back(input.data());
         std::vector<T> output(elements);
-        TreeReduce<T>(nullptr, op, addresses, elements, output.data());
+        std::vector<char> scratch(static_cast<size_t>(TreeReduceScratchBytes<T>(count, elements)));
+        TreeReduce<T>(nullptr, op, addresses, elements, output.data(), scratch.data());
         ASSERT_EQ(simt::TakeLaunchError(), "");
         for (int64_t i = 0; i < elements; ++i) {
           const T expected = static_cast<T>(Tree<T>(op, inputs, 0, count, i));
