@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "models/layers/linear.h"
 #include "trainer/kernels/backend.h"
 
 namespace tessera {
@@ -15,23 +16,22 @@ enum class Activation {
   kSwiGlu,  // gate in columns [0, F), up in [F, 2F); U = 2F
 };
 
-inline void ActivationForward(Activation activation, Backend& backend, const TensorView& x,
-                              const TensorView& out) {
-  if (activation == Activation::kSwiGlu) {
-    backend.SwiGluForward(x, out);
-  } else {
-    backend.GeluForward(x, out);
-  }
+// pre[R,U] = up(x), out[R,F] = the activation of it.
+inline void ForwardActivated(Activation activation, Backend& backend, const Linear& up,
+                             const TensorView& x, const TensorView& pre, const TensorView& out) {
+  if (activation == Activation::kGelu) return up.ForwardGelu(backend, x, pre, out);
+  up.Forward(backend, x, pre);
+  backend.SwiGluForward(pre, out);
 }
 
-// d_x may be d_out for kGelu.
-inline void ActivationBackward(Activation activation, Backend& backend, const TensorView& d_out,
-                               const TensorView& x, const TensorView& d_x) {
-  if (activation == Activation::kSwiGlu) {
-    backend.SwiGluBackward(d_out, x, d_x);
-  } else {
-    backend.GeluBackward(d_out, x, d_x);
-  }
+// d_pre[R,U] from d_y, the gradient of down(the activation of pre). `d_out` [R,F]: memory for the
+// gradient of the activation; may be d_pre for kGelu.
+inline void BackwardActivated(Activation activation, Backend& backend, const Linear& down,
+                              const TensorView& d_y, const TensorView& pre, const TensorView& d_out,
+                              const TensorView& d_pre) {
+  if (activation == Activation::kGelu) return down.BackwardInputGelu(backend, d_y, pre, d_pre);
+  down.BackwardInput(backend, d_y, d_out);
+  backend.SwiGluBackward(d_out, pre, d_pre);
 }
 
 }  // namespace tessera

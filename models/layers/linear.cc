@@ -18,6 +18,18 @@ void Linear::Forward(Backend& backend, const TensorView& x, const TensorView& y)
                  bias_ == nullptr ? TensorView() : bias_->value);
 }
 
+void Linear::ForwardGelu(Backend& backend, const TensorView& x, const TensorView& y,
+                         const TensorView& act) const {
+  const MatMulOperands product = ForwardTerm(x);
+  backend.MatMulGelu(product.a, product.b, bias_ == nullptr ? TensorView() : bias_->value, y, act);
+}
+
+void Linear::BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
+                               const TensorView& d_pre) const {
+  const MatMulOperands product = BackwardInputTerm(d_y);
+  backend.MatMulGeluBackward(product.a, product.b, pre, d_pre);
+}
+
 void Linear::BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const {
   const MatMulOperands product = BackwardInputTerm(d_y);
   backend.MatMul(product.a, product.b, d_x, /*accumulate=*/false);

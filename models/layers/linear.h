@@ -21,8 +21,14 @@ class Linear {
       : weight_(&weight), bias_(bias), layout_(layout) {}
 
   void Forward(Backend& backend, const TensorView& x, const TensorView& y) const;
+  // The same with y's GELU in `act`.
+  void ForwardGelu(Backend& backend, const TensorView& x, const TensorView& y,
+                   const TensorView& act) const;
   // d_x[R,in] = d_y W^T
   void BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const;
+  // d_pre[R,in]: the same where x is the GELU of pre[R,in].
+  void BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
+                         const TensorView& d_pre) const;
   // Gradients of weight and bias: accumulated, or overwritten when `accumulate` is false.
   void BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
                       bool accumulate) const;

@@ -97,8 +97,8 @@ absl::Status TransformerBlock::ForwardSaved(const Pass& pass, const TensorView& 
   TESSERA_RETURN_IF_ERROR(AddResidual(pass, parts_.attention_residual, products, x, scratch.sum,
                                       saved.mid, MlpNorm(saved, scratch)));
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
-    parts_.mlp[i].up.Forward(pass.backend, scratch.normed, saved.mlp[i].up);
-    ActivationForward(parts_.activation, pass.backend, saved.mlp[i].up, saved.mlp[i].act);
+    ForwardActivated(parts_.activation, pass.backend, parts_.mlp[i].up, scratch.normed,
+                     saved.mlp[i].up, saved.mlp[i].act);
   }
   return absl::OkStatus();
 }
@@ -167,9 +167,8 @@ absl::Status TransformerBlock::BackwardMlp(const Pass& pass, const SavedActivati
   for (size_t i = 0; i < parts_.mlp.size(); ++i) {
     const Linear& down = parts_.mlp[i].down;
     down.BackwardWeight(backend, saved.mlp[i].act, d_sum, accumulate);
-    down.BackwardInput(backend, d_sum, scratch.d_act[i]);
-    ActivationBackward(parts_.activation, backend, scratch.d_act[i], saved.mlp[i].up,
-                       scratch.d_up[i]);
+    BackwardActivated(parts_.activation, backend, down, d_sum, saved.mlp[i].up, scratch.d_act[i],
+                      scratch.d_up[i]);
   }
   TESSERA_RETURN_IF_ERROR(NormForward(pass, saved.mid, MlpNorm(saved, scratch)));
   std::vector<MatMulOperands> products;

@@ -46,12 +46,9 @@ class ProfilingBackend : public Backend {
     Timed("Scale", [&] { backend_.Scale(x, factor); });
   }
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override {
-    const int64_t m = a.dim(0), k = a.dim(1), n = b.dim(1);
-    const std::string name = "MatMul " + std::to_string(m) + " x " + std::to_string(k) + " x " +
-                             std::to_string(n) + (a.stride(1) == 1 ? " A" : " A'") +
-                             (b.stride(1) == 1 ? "B" : "B'");
+    const std::string name = "MatMul " + Sizes(a, b);
     Timed(name, [&] { backend_.MatMul(a, b, c, accumulate, bias); });
-    totals_[name].flops += 2.0 * m * k * n;
+    totals_[name].flops += 2.0 * a.dim(0) * a.dim(1) * b.dim(1);
   }
   void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override {
     const TensorView &a = products[0].a, &b = products[0].b;
@@ -62,6 +59,17 @@ class ProfilingBackend : public Backend {
                              (a.stride(1) == 1 ? " A" : " A'") + (b.stride(1) == 1 ? "B" : "B'");
     Timed(name, [&] { backend_.MatMulTree(products, c); });
     totals_[name].flops += 2.0 * n * rows * inner * columns;
+  }
+  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                  TensorView act) override {
+    const std::string name = "MatMulGelu " + Sizes(a, b);
+    Timed(name, [&] { backend_.MatMulGelu(a, b, bias, pre, act); });
+    totals_[name].flops += 2.0 * a.dim(0) * a.dim(1) * b.dim(1);
+  }
+  void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) override {
+    const std::string name = "MatMulGelu' " + Sizes(a, b);
+    Timed(name, [&] { backend_.MatMulGeluBackward(a, b, pre, d_pre); });
+    totals_[name].flops += 2.0 * a.dim(0) * a.dim(1) * b.dim(1);
   }
   void AddBias(TensorView x, TensorView bias, TensorView out) override {
     Timed("AddBias", [&] { backend_.AddBias(x, bias, out); });
@@ -180,6 +188,12 @@ class ProfilingBackend : public Backend {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // "M x K x N", and which operands are transposed.
+  static std::string Sizes(const TensorView& a, const TensorView& b) {
+    return std::to_string(a.dim(0)) + " x " + std::to_string(a.dim(1)) + " x " +
+           std::to_string(b.dim(1)) + (a.stride(1) == 1 ? " A" : " A'") +
+           (b.stride(1) == 1 ? "B" : "B'");
+  }
   // Of one product over the lower triangle; q [B,T,H,D].
   static double TriangleFlops(const TensorView& q) {
     const int64_t pairs = q.dim(1) * (q.dim(1) + 1) / 2;

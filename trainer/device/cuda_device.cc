@@ -98,9 +98,11 @@ absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<CublasLtApi> cublaslt, OpenCublasLt(CublasLtPlaces()));
   opened->products =
       absl::StrCat("cuBLASLt ", cublaslt->GetVersion(), options.allow_tf32 ? " in TF32" : "");
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<cuda::Products> products,
-                           cuda::MakeCublasLtProducts(std::move(cublaslt), *opened->compute,
-                                                      {.allow_tf32 = options.allow_tf32}));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<cuda::Products> products,
+      cuda::MakeCublasLtProducts(
+          std::move(cublaslt), *opened->compute,
+          {.allow_tf32 = options.allow_tf32, .gelu_epilogues = CudaComputeMajor(index) >= 9}));
   opened->backend = cuda::MakeDeviceBackend(opened->device, *opened->compute, std::move(products));
   opened->reducer = MakeKernelReducer();
   return opened;

@@ -127,6 +127,21 @@ class Backend {
   // traffic: c is a tensor-parallel sum over the shards of one process. All products have the same
   // shapes, strides and dtypes; n >= 1.
   virtual void MatMulTree(std::span<const MatMulOperands> products, TensorView c) = 0;
+  // pre[M,N] = a b (+ bias), as MatMul() does, and act[M,N] = GELU(pre); both contiguous and of the
+  // compute dtype. This definition has the bits of the two operations. A backend may instead take
+  // the GELU before the product is rounded to `pre`: the result is still a pure function of
+  // operands, shapes and strides.
+  virtual void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                          TensorView act) {
+    MatMul(a, b, pre, /*accumulate=*/false, bias);
+    GeluForward(pre, act);
+  }
+  // d_pre[M,N] = a b times the derivative of GELU at pre[M,N]: the gradient of MatMulGelu()'s
+  // product, where a b is that of its result. The same rules hold.
+  virtual void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) {
+    MatMul(a, b, d_pre, /*accumulate=*/false);
+    GeluBackward(d_pre, pre, d_pre);
+  }
   // out[R,C] (compute dtype) = x[R,C] (fp32; fp64 in the fp64 reference) + bias[C] (compute dtype;
   // empty: none), rounded once. out may be x where the dtypes are equal.
   virtual void AddBias(TensorView x, TensorView bias, TensorView out) = 0;

@@ -143,6 +143,13 @@ absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device) {
 
 absl::Status UseCudaDevice(int device) { return ToStatus(cudaSetDevice(device)); }
 
+int CudaComputeMajor(int device) {
+  int major = 0;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return error == cudaSuccess ? major : 0;
+}
+
 absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device) {
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);

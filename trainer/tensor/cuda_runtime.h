@@ -25,6 +25,8 @@ absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);
 
 // Makes a GPU the current device of the calling thread.
 absl::Status UseCudaDevice(int device);
+// The major number of its compute capability: 9 is Hopper. 0 where there is no such device.
+int CudaComputeMajor(int device);
 
 // The calling thread's use of a GPU from now on, and its runtime. Memory comes from the device's
 // default pool, which keeps what is given back. NotFound where there is no such device.

@@ -124,6 +124,13 @@ class HostOperandBackend final : public Backend {
     for (MatMulOperands& product : own) views.insert(views.end(), {&product.a, &product.b});
     On(views, [&] { backend_.MatMulTree(own, c); });
   }
+  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                  TensorView act) override {
+    On({&a, &b, &bias, &pre, &act}, [&] { backend_.MatMulGelu(a, b, bias, pre, act); });
+  }
+  void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) override {
+    On({&a, &b, &pre, &d_pre}, [&] { backend_.MatMulGeluBackward(a, b, pre, d_pre); });
+  }
   void AddBias(TensorView x, TensorView bias, TensorView out) override {
     On({&x, &bias, &out}, [&] { backend_.AddBias(x, bias, out); });
   }

@@ -93,6 +93,7 @@ class Cases {
   void RunAll() {
     Movement();
     Products();
+    GeluProducts();
     Rows();
     Embeddings();
     LayerNorm();
@@ -132,6 +133,7 @@ class Cases {
   void Movement();
   void Products();
   void ProductsOf(int64_t m, int64_t k, int64_t n);
+  void GeluProducts();
   void Rows();
   void Embeddings();
   void LayerNorm();
@@ -192,6 +194,27 @@ void Cases::Products() {
   for (const Shape& size : Sizes({{1, 1, 1}, {17, 33, 9}, {16, 64, 48}},
                                  {{1024, 768, 2304}, {1024, 3072, 768}, {768, 1024, 3072}})) {
     ProductsOf(size[0], size[1], size[2]);
+  }
+}
+
+void Cases::GeluProducts() {
+  Begin("MatMul with GELU");
+  for (const Shape& size :
+       Sizes({{1, 1, 1}, {17, 33, 9}, {16, 64, 48}}, {{1024, 768, 3072}, {512, 1600, 6400}})) {
+    const int64_t m = size[0], k = size[1], n = size[2];
+    const Tensor a = Normal({m, k}), b = Normal({k, n}, 0, 0.1), bias = Normal({n});
+    const Tensor b_transposed = Normal({n, k}, 0, 0.1), pre = Normal({m, n});
+    comparison_.Run(
+        size,
+        [&](Backend& backend) {
+          Outputs outputs;
+          backend.MatMulGelu(a, b, bias, Add(outputs, "pre", Tensor(dtype_, {m, n})),
+                             Add(outputs, "act", Tensor(dtype_, {m, n})));
+          backend.MatMulGeluBackward(a, b_transposed.view().Transpose(0, 1), pre,
+                                     Add(outputs, "d_pre", Tensor(dtype_, {m, n})));
+          return outputs;
+        },
+        /*slack=*/2);
   }
 }
 

@@ -30,7 +30,7 @@ TEST(OperationsTest, EveryOperationOfASimulatedDeviceIsRight) {
   const std::unique_ptr<Backend> on_host = MakeHostOperandBackend(*device);
   const std::vector<OperationResult> results =
       CompareOperations(*on_host, *MakeCpuBackend(1), {.odd = true});
-  EXPECT_EQ(results.size(), 28u);
+  EXPECT_EQ(results.size(), 30u);
   for (const OperationResult& result : results) {
     EXPECT_TRUE(result.passed()) << result.name << " in " << DTypeName(result.dtype) << ": "
                                  << result.worst << " in " << result.worst_tensor << " "

@@ -19,6 +19,8 @@ inline constexpr int kDescTransA = 3;       // int32_t
 inline constexpr int kDescTransB = 4;       // int32_t
 inline constexpr int kDescEpilogue = 7;     // uint32_t
 inline constexpr int kDescBiasPointer = 8;  // const void*
+inline constexpr int kDescAuxPointer = 11;  // const void*
+inline constexpr int kDescAuxLd = 12;       // int64_t
 
 // cublasOperation_t
 inline constexpr int32_t kOperationN = 0;
@@ -27,6 +29,9 @@ inline constexpr int32_t kOperationT = 1;
 // cublasLtEpilogue_t
 inline constexpr uint32_t kEpilogueDefault = 1;
 inline constexpr uint32_t kEpilogueBias = 4;
+inline constexpr uint32_t kEpilogueGeluAux = 32 | 128;
+inline constexpr uint32_t kEpilogueGeluAuxBias = kEpilogueGeluAux | kEpilogueBias;
+inline constexpr uint32_t kEpilogueDGelu = 64 | 128;
 
 // cublasLtMatmulPreferenceAttributes_t
 inline constexpr int kPrefMaxWorkspaceBytes = 1;    // uint64_t

@@ -34,9 +34,14 @@ static_assert(kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
 static_assert(kDescTransB == CUBLASLT_MATMUL_DESC_TRANSB);
 static_assert(kDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
 static_assert(kDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+static_assert(kDescAuxPointer == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
+static_assert(kDescAuxLd == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 static_assert(kOperationN == CUBLAS_OP_N && kOperationT == CUBLAS_OP_T);
 static_assert(kEpilogueDefault == CUBLASLT_EPILOGUE_DEFAULT &&
               kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
+static_assert(kEpilogueGeluAux == CUBLASLT_EPILOGUE_GELU_AUX &&
+              kEpilogueGeluAuxBias == CUBLASLT_EPILOGUE_GELU_AUX_BIAS &&
+              kEpilogueDGelu == CUBLASLT_EPILOGUE_DGELU);
 static_assert(kPrefMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 static_assert(kPrefReductionSchemeMask == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
 static_assert(kPrefMinAlignmentABytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
@@ -65,6 +70,9 @@ TEST(CublasLtAbiTest, TheToolkitsLibraryTakesEveryAttribute) {
   EXPECT_EQ(lt.MatmulDescSetAttribute(desc, kDescTransB, &operation, 4), CublasLtApi::kSuccess);
   EXPECT_EQ(lt.MatmulDescSetAttribute(desc, kDescEpilogue, &epilogue, 4), CublasLtApi::kSuccess);
   EXPECT_EQ(lt.MatmulDescSetAttribute(desc, kDescBiasPointer, &bias, 8), CublasLtApi::kSuccess);
+  const int64_t leading_dim = 32;
+  EXPECT_EQ(lt.MatmulDescSetAttribute(desc, kDescAuxPointer, &bias, 8), CublasLtApi::kSuccess);
+  EXPECT_EQ(lt.MatmulDescSetAttribute(desc, kDescAuxLd, &leading_dim, 8), CublasLtApi::kSuccess);
   EXPECT_EQ(lt.MatmulDescDestroy(desc), CublasLtApi::kSuccess);
 
   CublasLtApi::MatrixLayout layout = nullptr;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -35,6 +36,9 @@ using cublaslt_abi::kReductionNone;
 
 constexpr int kProposals = 16;
 
+// Operands of the epilogue lie at multiples of this, and no more is promised.
+constexpr int64_t kEpilogueAlignmentBytes = kProductAlignmentBytes;
+
 int CudaType(DType dtype) {
   CHECK(dtype == DType::kF32 || dtype == DType::kBF16) << DTypeName(dtype);
   return dtype == DType::kF32 ? cublaslt_abi::kReal32F : cublaslt_abi::kReal16BF;
@@ -47,6 +51,8 @@ struct ProductKey {
   bool transposes_first, transposes_second;
   bool bias;
   DType operands, result;
+  std::optional<GeluUse> gelu;
+  int64_t leading_aux = 0;
 
   auto operator<=>(const ProductKey&) const = default;
 };
@@ -55,8 +61,32 @@ std::string ToString(const ProductKey& key) {
   return absl::StrCat("product [", key.m, ",", key.k, "] x [", key.k, ",", key.n, "] of ",
                       std::string(DTypeName(key.operands)), " to ",
                       std::string(DTypeName(key.result)), key.bias ? " with a bias" : "",
-                      ", strides ", key.leading_second, ", ", key.leading_first, " and ",
-                      key.leading_c);
+                      key.gelu.has_value() ? " and GELU" : "", ", strides ", key.leading_second,
+                      ", ", key.leading_first, " and ", key.leading_c);
+}
+
+uint32_t EpilogueOf(const ProductKey& key) {
+  if (!key.gelu.has_value()) {
+    return key.bias ? cublaslt_abi::kEpilogueBias : cublaslt_abi::kEpilogueDefault;
+  }
+  if (*key.gelu == GeluUse::kBackward) return cublaslt_abi::kEpilogueDGelu;
+  return key.bias ? cublaslt_abi::kEpilogueGeluAuxBias : cublaslt_abi::kEpilogueGeluAux;
+}
+
+ProductKey KeyOf(const TensorView& a, const TensorView& b, const TensorView& c, bool bias) {
+  const MatrixLayout first = LayoutOf(b), second = LayoutOf(a), result = LayoutOf(c);
+  return {.m = c.dim(0),
+          .n = c.dim(1),
+          .k = a.dim(1),
+          .leading_first = first.leading_dim,
+          .leading_second = second.leading_dim,
+          .leading_c = result.leading_dim,
+          .transposes_first = !first.row_major,
+          .transposes_second = !second.row_major,
+          .bias = bias,
+          .operands = a.dtype(),
+          .result = c.dtype(),
+          .gelu = std::nullopt};
 }
 
 // Descriptors and the algorithm of one kind of product.
@@ -95,8 +125,13 @@ class CublasLtProducts final : public Products {
 
   void MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
               const TensorView& bias) override;
+  bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
+                  const TensorView& aux, const TensorView& c) override;
 
  private:
+  // Queues the product of a plan whose epilogue has its addresses.
+  absl::Status Queue(const ProductPlan& plan, const TensorView& a, const TensorView& b,
+                     const TensorView& c, bool accumulate);
   absl::Status TryMatMul(const ProductKey& key, const TensorView& a, const TensorView& b,
                          const TensorView& c, bool accumulate, const TensorView& bias);
   absl::StatusOr<ProductPlan*> PlanFor(const ProductKey& key);
@@ -123,6 +158,7 @@ class CublasLtProducts final : public Products {
   const DeviceBuffer workspace_;
   const CublasLtOptions options_;
   std::map<ProductKey, std::unique_ptr<ProductPlan>> plans_;
+  std::set<ProductKey> without_gelu_;
 };
 
 absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* what) const {
@@ -132,18 +168,7 @@ absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* 
 
 void CublasLtProducts::MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
                               bool accumulate, const TensorView& bias) {
-  const MatrixLayout first = LayoutOf(b), second = LayoutOf(a), result = LayoutOf(c);
-  const ProductKey key = {.m = c.dim(0),
-                          .n = c.dim(1),
-                          .k = a.dim(1),
-                          .leading_first = first.leading_dim,
-                          .leading_second = second.leading_dim,
-                          .leading_c = result.leading_dim,
-                          .transposes_first = !first.row_major,
-                          .transposes_second = !second.row_major,
-                          .bias = !bias.empty(),
-                          .operands = a.dtype(),
-                          .result = c.dtype()};
+  const ProductKey key = KeyOf(a, b, c, !bias.empty());
   compute_.context().KeepError(ToString(key), TryMatMul(key, a, b, c, accumulate, bias));
 }
 
@@ -155,12 +180,40 @@ absl::Status CublasLtProducts::TryMatMul(const ProductKey& key, const TensorView
     TESSERA_RETURN_IF_ERROR(
         SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, bias.data()));
   }
+  return Queue(*plan, a, b, c, accumulate);
+}
+
+absl::Status CublasLtProducts::Queue(const ProductPlan& plan, const TensorView& a,
+                                     const TensorView& b, const TensorView& c, bool accumulate) {
   const float alpha = 1, beta = accumulate ? 1 : 0;
   return ToStatus(
-      api_->Matmul(handle_, plan->desc, &alpha, b.data(), plan->first, a.data(), plan->second,
-                   &beta, c.data(), plan->c, c.data(), plan->c, &plan->algo, workspace_.data(),
+      api_->Matmul(handle_, plan.desc, &alpha, b.data(), plan.first, a.data(), plan.second, &beta,
+                   c.data(), plan.c, c.data(), plan.c, &plan.algo, workspace_.data(),
                    static_cast<size_t>(workspace_.bytes()), compute_.handle()),
       "cublasLtMatmul");
+}
+
+// The library has no algorithm of some kinds. The search is not repeated.
+bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                                  const TensorView& bias, const TensorView& aux,
+                                  const TensorView& c) {
+  if (!options_.gelu_epilogues) return false;
+  ProductKey key = KeyOf(a, b, c, !bias.empty());
+  key.gelu = use;
+  key.leading_aux = LayoutOf(aux).leading_dim;
+  if (without_gelu_.contains(key)) return false;
+  const absl::StatusOr<ProductPlan*> plan = PlanFor(key);
+  if (!plan.ok()) {
+    without_gelu_.insert(key);
+    return false;
+  }
+  absl::Status status = SetDesc<const void*>(*plan, cublaslt_abi::kDescAuxPointer, aux.data());
+  if (key.bias) {
+    status.Update(SetDesc<const void*>(*plan, cublaslt_abi::kDescBiasPointer, bias.data()));
+  }
+  if (status.ok()) status = Queue(**plan, a, b, c, /*accumulate=*/false);
+  compute_.context().KeepError(ToString(key), status);
+  return true;
 }
 
 absl::StatusOr<ProductPlan*> CublasLtProducts::PlanFor(const ProductKey& key) {
@@ -186,9 +239,14 @@ absl::Status CublasLtProducts::Describe(const ProductKey& key, ProductPlan* plan
       SetDesc<int32_t>(plan, cublaslt_abi::kDescTransA, operation(key.transposes_first)));
   TESSERA_RETURN_IF_ERROR(
       SetDesc<int32_t>(plan, cublaslt_abi::kDescTransB, operation(key.transposes_second)));
-  TESSERA_RETURN_IF_ERROR(
-      SetDesc<uint32_t>(plan, cublaslt_abi::kDescEpilogue,
-                        key.bias ? cublaslt_abi::kEpilogueBias : cublaslt_abi::kEpilogueDefault));
+  TESSERA_RETURN_IF_ERROR(SetDesc<uint32_t>(plan, cublaslt_abi::kDescEpilogue, EpilogueOf(key)));
+  if (key.gelu.has_value()) {
+    // The search depends on the address's alignment: it gets one of the least that is promised.
+    const void* const aligned =
+        static_cast<const char*>(workspace_.data()) + kEpilogueAlignmentBytes;
+    TESSERA_RETURN_IF_ERROR(SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, aligned));
+    TESSERA_RETURN_IF_ERROR(SetDesc<int64_t>(plan, cublaslt_abi::kDescAuxLd, key.leading_aux));
+  }
   // A transposed operand is stored with its dims exchanged.
   const auto create = [&](CublasLtApi::MatrixLayout* layout, DType dtype, bool transposes,
                           int64_t rows, int64_t columns, int64_t leading_dim) {

@@ -16,6 +16,9 @@ struct CublasLtOptions {
   int64_t workspace_bytes = int64_t{32} << 20;
   // fp32 operands are rounded to TF32 first.
   bool allow_tf32 = false;
+  // GELU as a product's last step. It saves a pass over memory, and costs the product time: on GPUs
+  // before Hopper, more than it saves.
+  bool gelu_epilogues = true;
 };
 
 // Products by cuBLASLt on `compute`, which must outlive them. The algorithm for shapes, strides and

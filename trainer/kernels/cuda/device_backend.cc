@@ -46,6 +46,32 @@ int64_t SpanBytes(const TensorView& x) {
   return (last + 1) * ElementSize(x.dtype());
 }
 
+// An operand of a product; an empty view is none.
+struct Operand {
+  TensorView view;
+  bool read = true;
+  bool written = false;
+  int64_t alignment = 0;  // 0: that of its strides
+  TensorView original = {};
+
+  int64_t least_alignment() const {
+    return alignment > 0 ? alignment : LayoutOf(view).alignment_bytes;
+  }
+};
+
+void CheckProduct(const TensorView& a, const TensorView& b, const TensorView& c,
+                  const TensorView& bias) {
+  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2 && a.dim(1) == b.dim(0) &&
+        c.dim(0) == a.dim(0) && c.dim(1) == b.dim(1))
+      << ToString(a.shape()) << " by " << ToString(b.shape()) << " to " << ToString(c.shape());
+  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32))
+      << DTypeName(a.dtype()) << " by " << DTypeName(b.dtype()) << " to " << DTypeName(c.dtype());
+  CHECK(LayoutOf(c).row_major) << "the result is not dense in its last dim";
+  if (bias.empty()) return;
+  CHECK(bias.dtype() == a.dtype() && bias.contiguous() && bias.elements() == c.dim(1))
+      << "a bias " << ToString(bias.shape());
+}
+
 // Must be a base that is constructed before DeviceKernels, which takes the stream of kernels.
 struct KernelStreamHolder {
   explicit KernelStreamHolder(const Stream& compute) : kernels(compute) {}
@@ -78,6 +104,9 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   }
 
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
+  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                  TensorView act) override;
+  void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) override;
   void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
 
  protected:
@@ -91,9 +120,12 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
 
  private:
   void* Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose);
-  // Queues a product of operands at any addresses.
-  void Product(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
-               const TensorView& bias);
+  // Calls `product` after the operands at less aligned addresses than their strides have been
+  // replaced by copies.
+  template <typename Product>
+  void WithAligned(std::span<Operand> operands, const Product& product);
+  bool FusesGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
+                 const TensorView& aux, const TensorView& c);
   void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
   PinnedBuffer& Pinned(int64_t bytes);
   HostCopies& Copies() {
@@ -145,55 +177,86 @@ void DeviceBackend::CopyToHost(const void* from, int64_t bytes, void* to) {
   std::memcpy(to, pinned.data(), static_cast<size_t>(bytes));
 }
 
-// Operands whose addresses are less aligned than their strides are copied, so that the algorithm of
-// a product, and with it the bits, do not depend on addresses.
-void DeviceBackend::Product(const TensorView& a, const TensorView& b, const TensorView& c,
-                            bool accumulate, const TensorView& bias) {
-  const bool has_bias = !bias.empty();
-  const TensorView* const operands[] = {&a, &b, &c, &bias};
-  TensorView used[] = {a, b, c, bias};
+// So the algorithm of a product, and with it the bits, do not depend on addresses.
+template <typename Product>
+void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& product) {
   int64_t bytes = 0;
-  bool copies[4] = {};
-  for (int i = 0; i < (has_bias ? 4 : 3); ++i) {
-    const int64_t alignment =
-        i < 3 ? LayoutOf(*operands[i]).alignment_bytes : kProductAlignmentBytes;
-    copies[i] = !IsAligned(*operands[i], alignment);
-    if (copies[i]) bytes += RoundedUp(SpanBytes(*operands[i]));
+  for (Operand& operand : operands) {
+    if (operand.view.empty() || IsAligned(operand.view, operand.least_alignment())) continue;
+    operand.original = operand.view;
+    bytes += RoundedUp(SpanBytes(operand.view));
   }
-  if (bytes > 0) {
-    char* next = static_cast<char*>(Grow(bytes, &aligned_, "workspace"));
-    for (int i = 0; i < 4; ++i) {
-      if (!copies[i]) continue;
-      const TensorView& x = *operands[i];
-      used[i] = TensorView(next, x.dtype(), x.shape(), x.strides());
-      if (i != 2 || accumulate) Copy(x, used[i]);
-      next += RoundedUp(SpanBytes(x));
-    }
+  char* next = bytes == 0 ? nullptr : static_cast<char*>(Grow(bytes, &aligned_, "workspace"));
+  for (Operand& operand : operands) {
+    const TensorView& x = operand.original;
+    if (x.empty()) continue;
+    operand.view = TensorView(next, x.dtype(), x.shape(), x.strides());
+    if (operand.read) Copy(x, operand.view);
+    next += RoundedUp(SpanBytes(x));
   }
-  products_->MatMul(used[0], used[1], used[2], accumulate, used[3]);
-  if (copies[2]) Copy(used[2], c);
+  product();
+  for (const Operand& operand : operands) {
+    if (operand.written && !operand.original.empty()) Copy(operand.view, operand.original);
+  }
 }
 
 void DeviceBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
                            TensorView bias) {
-  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2 && a.dim(1) == b.dim(0) &&
-        c.dim(0) == a.dim(0) && c.dim(1) == b.dim(1))
-      << ToString(a.shape()) << " by " << ToString(b.shape()) << " to " << ToString(c.shape());
-  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32))
-      << DTypeName(a.dtype()) << " by " << DTypeName(b.dtype()) << " to " << DTypeName(c.dtype());
-  CHECK(LayoutOf(c).row_major) << "the result is not dense in its last dim";
-  if (!bias.empty()) {
-    CHECK(bias.dtype() == a.dtype() && bias.contiguous() && bias.elements() == c.dim(1))
-        << "a bias " << ToString(bias.shape());
-  }
+  CheckProduct(a, b, c, bias);
   if (c.elements() == 0) return;
   const bool product_adds_bias = !bias.empty() && a.dim(1) > 0 && bias.dtype() == c.dtype();
   if (a.dim(1) == 0) {
     if (!accumulate) Fill(c, 0);
   } else {
-    Product(a, b, c, accumulate, product_adds_bias ? bias : TensorView());
+    Operand used[] = {
+        {a},
+        {b},
+        {.view = c, .read = accumulate, .written = true},
+        {.view = product_adds_bias ? bias : TensorView(), .alignment = kProductAlignmentBytes}};
+    WithAligned(used, [&] {
+      products_->MatMul(used[0].view, used[1].view, used[2].view, accumulate, used[3].view);
+    });
   }
   if (!bias.empty() && !product_adds_bias) AddBiasTo(bias, c);
+}
+
+// In bf16 only: in fp32, the library's tanh, of whose accuracy nothing is promised, would be seen.
+// cuBLASLt's epilogue that also sums the gradient of the bias (DGELU_BGRAD) is not used, because it
+// rounds that gradient to bf16.
+bool DeviceBackend::FusesGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                              const TensorView& bias, const TensorView& aux, const TensorView& c) {
+  CheckProduct(a, b, c, bias);
+  CHECK(aux.shape() == c.shape() && aux.dtype() == c.dtype() && aux.contiguous() && c.contiguous())
+      << ToString(aux.shape()) << " and " << ToString(c.shape());
+  const bool bf16 = a.dtype() == DType::kBF16 && c.dtype() == DType::kBF16;
+  const int64_t alignment = LayoutOf(c).alignment_bytes;
+  if (!bf16 || c.elements() == 0 || a.dim(1) == 0 || alignment != kProductAlignmentBytes) {
+    return false;
+  }
+  const bool forward = use == GeluUse::kForward;
+  Operand used[] = {{a},
+                    {b},
+                    {.view = bias, .alignment = kProductAlignmentBytes},
+                    {.view = aux, .read = !forward, .written = forward},
+                    {.view = c, .read = false, .written = true}};
+  bool fused = false;
+  WithAligned(used, [&] {
+    fused = products_->MatMulGelu(use, used[0].view, used[1].view, used[2].view, used[3].view,
+                                  used[4].view);
+  });
+  return fused;
+}
+
+void DeviceBackend::MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                               TensorView act) {
+  if (FusesGelu(GeluUse::kForward, a, b, bias, pre, act)) return;
+  DeviceKernels::MatMulGelu(a, b, bias, pre, act);
+}
+
+void DeviceBackend::MatMulGeluBackward(TensorView a, TensorView b, TensorView pre,
+                                       TensorView d_pre) {
+  if (FusesGelu(GeluUse::kBackward, a, b, {}, pre, d_pre)) return;
+  DeviceKernels::MatMulGeluBackward(a, b, pre, d_pre);
 }
 
 // T(0, n) adds adjacent products first. The second one of each pair is added to the first by the

@@ -190,6 +190,103 @@ INSTANTIATE_TEST_SUITE_P(DTypes, ProductTest,
                                   std::string(DTypeName(std::get<1>(info.param)));
                          });
 
+// Products of bf16 whose last step is GELU. The operands lie at any addresses, with gaps between
+// rows of the factors.
+class GeluProductTest : public ::testing::Test {
+ protected:
+  struct Results {
+    Tensor pre, act, d_pre;
+  };
+
+  TensorView At(const Tensor& x, int64_t shift) {
+    const TensorView from = x;
+    memory_.emplace_back(from.dtype(), Shape{from.elements() + shift});
+    const TensorView to(memory_.back().view().Slice(0, shift, shift + 1).data(), from.dtype(),
+                        from.shape());
+    reference_->Copy(from, to);
+    return to;
+  }
+
+  Results Run(Backend& backend, int64_t shift) {
+    const TensorView pre = At(pre_, shift), act = At(pre_, shift), d_pre = At(pre_, shift);
+    backend.MatMulGelu(At(a_, shift), At(b_, shift), At(bias_, shift), pre, act);
+    backend.MatMulGeluBackward(At(a_, shift), At(b_, shift), pre, d_pre);
+    EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
+    return {Cloned(pre), Cloned(act), Cloned(d_pre)};
+  }
+
+  void Draw(DType dtype, int64_t m, int64_t n, int64_t k) {
+    a_ = random_.Normal(dtype, {m, k});
+    b_ = random_.Normal(dtype, {k, n});
+    bias_ = random_.Normal(dtype, {n});
+    pre_ = random_.Normal(dtype, {m, n});
+  }
+
+  static void ExpectSame(const Results& actual, const Results& expected) {
+    ExpectBitwiseEqual(actual.pre, expected.pre, "pre");
+    ExpectBitwiseEqual(actual.act, expected.act, "act");
+    ExpectBitwiseEqual(actual.d_pre, expected.d_pre, "d_pre");
+  }
+
+  testing::RandomTensors random_{20261125};
+  std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
+  Tensor a_, b_, bias_, pre_;
+  std::vector<Tensor> memory_;
+};
+
+TEST_F(GeluProductTest, AreOneProductWhoseBitsDoNotDependOnAddresses) {
+  Draw(DType::kBF16, 6, 24, 10);
+  TestDevice device;
+  const Results first = Run(*device.backend, 0);
+  EXPECT_EQ(device.cublaslt->gelu_products(), 2);
+  EXPECT_EQ(device.cublaslt->products(), 2);
+  for (const int64_t shift : {1, 4, 8}) ExpectSame(Run(*device.backend, shift), first);
+  EXPECT_EQ(device.cublaslt->gelu_products(), 8);
+  EXPECT_EQ(device.cublaslt->searches(), 2);
+  // The GELU is that of the sum before it is rounded, of which `pre` is the rounded value.
+  const Tensor pre(DType::kF32, {6, 24}), act(DType::kF32, {6, 24});
+  reference_->MatMulGelu(a_, b_, bias_, pre, act);
+  ExpectClose(first.pre, pre, {.relative = 0x1p-8, .of_maximum = 0x1p-16});
+  ExpectClose(first.act, act, {.relative = 0x1p-8, .of_maximum = 0x1p-16});
+}
+
+TEST_F(GeluProductTest, HaveTheBitsOfTwoOperationsWhereTheyAreNotOne) {
+  const auto apart = [&](Backend& backend) {
+    Results results = {Tensor(a_.view().dtype(), pre_.view().shape()),
+                       Tensor(a_.view().dtype(), pre_.view().shape()),
+                       Tensor(a_.view().dtype(), pre_.view().shape())};
+    backend.MatMul(a_, b_, results.pre, false, bias_);
+    backend.GeluForward(results.pre, results.act);
+    backend.MatMul(a_, b_, results.d_pre, false);
+    backend.GeluBackward(results.d_pre, results.pre, results.d_pre);
+    EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
+    return results;
+  };
+  const auto expect_apart = [&](const FakeCublasLtOptions& options) {
+    TestDevice device(0, options);
+    ExpectSame(Run(*device.backend, 0), apart(*device.backend));
+    ExpectSame(Run(*device.backend, 1), apart(*device.backend));
+    EXPECT_EQ(device.cublaslt->gelu_products(), 0);
+    // Whether there is an algorithm is asked once.
+    EXPECT_EQ(device.cublaslt->searches(), options.no_gelu ? 4 : 2);
+  };
+  Draw(DType::kBF16, 6, 24, 10);
+  expect_apart({.no_gelu = true});
+  Draw(DType::kBF16, 6, 20, 10);  // rows of 40 bytes
+  expect_apart({});
+  Draw(DType::kF32, 6, 24, 10);
+  expect_apart({});
+}
+
+TEST_F(GeluProductTest, EmptySums) {
+  Draw(DType::kBF16, 6, 24, 0);
+  TestDevice device;
+  const Results results = Run(*device.backend, 0);
+  const Tensor expected(DType::kBF16, {6, 24}), act(DType::kBF16, {6, 24});
+  reference_->MatMulGelu(a_, b_, bias_, expected, act);
+  ExpectBitwiseEqual(results.pre, expected);
+}
+
 class DeviceBackendTest : public ::testing::Test {
  protected:
   testing::RandomTensors random_{20261124};

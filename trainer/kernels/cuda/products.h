@@ -22,6 +22,11 @@ inline constexpr int64_t kProductAlignmentBytes = 16;
 // The alignment of a matrix with this leading dim: kProductAlignmentBytes or less.
 int64_t AlignmentOf(int64_t leading_dim, DType dtype);
 
+enum class GeluUse {
+  kForward,   // of the product
+  kBackward,  // its derivative, a factor of the product
+};
+
 // Matrix products on one stream: what DeviceBackend has no kernels of its own for. Errors are kept
 // by the context of the stream. Not thread-safe.
 class Products {
@@ -37,6 +42,16 @@ class Products {
   // multiples of LayoutOf()'s alignment, and that of the bias of kProductAlignmentBytes.
   virtual void MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
                       bool accumulate, const TensorView& bias) = 0;
+
+  // Queues a product whose last step is GELU (tanh form), in fp32, before the result is rounded:
+  // kForward, aux[M,N] = a b (+ bias), rounded, and c = GELU(a b (+ bias)); kBackward, without a
+  // bias, c = a b times the derivative of GELU at aux. False, and nothing is queued, where this is
+  // not available, or slower than apart: a function of shapes, strides and dtypes.
+  //
+  // Preconditions: as for MatMul(); all operands are bf16; rows of aux begin at multiples of
+  // kProductAlignmentBytes.
+  virtual bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                          const TensorView& bias, const TensorView& aux, const TensorView& c) = 0;
 };
 
 }  // namespace tessera::cuda

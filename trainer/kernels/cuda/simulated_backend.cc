@@ -44,6 +44,10 @@ class ProductsOfOwnDevice final : public Products {
               const TensorView& bias) override {
     products_->MatMul(a, b, c, accumulate, bias);
   }
+  bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
+                  const TensorView& aux, const TensorView& c) override {
+    return products_->MatMulGelu(use, a, b, bias, aux, c);
+  }
 
  private:
   DeviceContext context_;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -149,6 +150,27 @@ TEST_P(LayerTest, Gelu) {
     backend.GeluBackward(outputs[2].tensor, x, outputs[2].tensor);
     return outputs;
   });
+}
+
+TEST_P(LayerTest, ProductsWithGelu) {
+  for (const auto& sizes : {std::array<int64_t, 3>{3, 8, 5}, {17, 40, 24}, {9, 13, 7}}) {
+    const int64_t m = sizes[0], n = sizes[1], k = sizes[2];
+    SCOPED_TRACE(ToString({m, n, k}));
+    const Tensor a = random_.Normal(dtype(), {m, k}), b = random_.Normal(dtype(), {k, n});
+    const Tensor bias = random_.Normal(dtype(), {n}), b_rows = random_.Normal(dtype(), {n, k});
+    const Tensor pre = random_.Normal(dtype(), {m, n}, 0, 2);
+    ExpectMatchesReference([&](Backend& backend, DType output, DType) {
+      std::vector<Output> outputs;
+      for (const char* name : {"pre", "act", "pre without bias", "act without bias", "d_pre"}) {
+        outputs.push_back({name, Tensor(output, {m, n}), 3});
+      }
+      backend.MatMulGelu(a, b, bias, outputs[0].tensor, outputs[1].tensor);
+      backend.MatMulGelu(a, b_rows.view().Transpose(0, 1), {}, outputs[2].tensor,
+                         outputs[3].tensor);
+      backend.MatMulGeluBackward(a, b, pre, outputs[4].tensor);
+      return outputs;
+    });
+  }
 }
 
 TEST_P(LayerTest, GeluOfExtremeValues) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -26,7 +28,28 @@ struct Desc {
   int32_t operation_a = kOperationN, operation_b = kOperationN;
   uint32_t epilogue = cublaslt_abi::kEpilogueDefault;
   const void* bias = nullptr;
+  void* aux = nullptr;
+  int64_t aux_ld = 0;
+
+  bool has_gelu() const { return (epilogue & 128) != 0; }
+  bool has_bias() const { return (epilogue & cublaslt_abi::kEpilogueBias) != 0; }
 };
+
+// The largest power of two, up to 256, that divides the address.
+uint64_t AlignmentOf(const void* address) {
+  return std::gcd(reinterpret_cast<uintptr_t>(address), uintptr_t{256});
+}
+
+double Sigmoid2U(double x) {
+  return 1 / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+float Gelu(float x) { return static_cast<float>(x * Sigmoid2U(x)); }
+
+float GeluDerivative(float x) {
+  const double s = Sigmoid2U(x), slope = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+  return static_cast<float>(s + x * s * (1 - s) * slope);
+}
 
 struct Layout {
   int type;
@@ -41,7 +64,7 @@ struct Preferences {
 };
 
 // What Algo's words hold.
-enum AlgoWord { kShapes, kAlignments, kScheme, kWorkspace };
+enum AlgoWord { kShapes, kAlignments, kScheme, kWorkspace, kAuxAlignment };
 
 template <typename T>
 bool Assign(const void* value, size_t bytes, T* to) {
@@ -60,6 +83,7 @@ uint64_t Mixed(uint64_t hash, uint64_t value) {
 uint64_t HashOf(const Desc& desc, const Layout& a, const Layout& b, const Layout& c) {
   uint64_t hash = Mixed(Mixed(Mixed(1, desc.operation_a), desc.operation_b), desc.epilogue);
   hash = Mixed(hash, static_cast<uint64_t>(desc.compute_type));
+  hash = Mixed(hash, static_cast<uint64_t>(desc.aux_ld));
   for (const Layout* x : {&a, &b, &c}) {
     hash = Mixed(Mixed(hash, x->rows), x->columns);
     hash =
@@ -134,7 +158,14 @@ struct Operation {
         float value = alpha * sums[static_cast<size_t>(row)];
         if (unordered) value += 1e9f;
         if (beta != 0) value += beta * Load(c_data, c.type, at);
-        if (desc.epilogue == cublaslt_abi::kEpilogueBias) value += Load(desc.bias, c.type, row);
+        if (desc.has_bias()) value += Load(desc.bias, c.type, row);
+        const int64_t at_aux = column * desc.aux_ld + row;
+        if (desc.epilogue == cublaslt_abi::kEpilogueDGelu) {
+          value *= GeluDerivative(Load(desc.aux, c.type, at_aux));
+        } else if (desc.has_gelu()) {
+          Store(value, c.type, at_aux, desc.aux);
+          value = Gelu(value);
+        }
         Store(value, c.type, at, c_data);
       }
     }
@@ -172,6 +203,8 @@ CublasLtApi::Status FakeCublasLt::MatmulDescSetAttribute(MatmulDesc desc, int at
   if (attribute == cublaslt_abi::kDescTransB) right = Assign(value, bytes, &to.operation_b);
   if (attribute == cublaslt_abi::kDescEpilogue) right = Assign(value, bytes, &to.epilogue);
   if (attribute == cublaslt_abi::kDescBiasPointer) right = Assign(value, bytes, &to.bias);
+  if (attribute == cublaslt_abi::kDescAuxPointer) right = Assign(value, bytes, &to.aux);
+  if (attribute == cublaslt_abi::kDescAuxLd) right = Assign(value, bytes, &to.aux_ld);
   return right ? kSuccess : kInvalidValue;
 }
 
@@ -239,8 +272,12 @@ CublasLtApi::Status FakeCublasLt::AlgoGetHeuristic(Handle /*handle*/, MatmulDesc
   if (!ShapesMatch(descriptor, la, lb, lc) || lc.rows != ld.rows || lc.columns != ld.columns) {
     return kInvalidValue;
   }
+  if (descriptor.has_gelu() &&
+      (descriptor.aux_ld % 8 != 0 || descriptor.aux_ld < static_cast<int64_t>(lc.rows))) {
+    return kInvalidValue;
+  }
   ++searches_;
-  if (options_.no_algorithm) return kNotSupported;
+  if (options_.no_algorithm || (options_.no_gelu && descriptor.has_gelu())) return kNotSupported;
   const auto propose = [&](Status state, uint32_t scheme, uint64_t workspace_bytes) {
     if (*returned == requested) return;
     HeuristicResult& result = results[(*returned)++];
@@ -253,6 +290,7 @@ CublasLtApi::Status FakeCublasLt::AlgoGetHeuristic(Handle /*handle*/, MatmulDesc
     result.algo.data[kAlignments] = alignments;
     result.algo.data[kScheme] = scheme;
     result.algo.data[kWorkspace] = workspace_bytes;
+    result.algo.data[kAuxAlignment] = AlignmentOf(descriptor.aux);
   };
   propose(kNotSupported, cublaslt_abi::kReductionNone, 0);
   propose(kSuccess, cublaslt_abi::kReductionInPlace, 0);
@@ -301,11 +339,16 @@ CublasLtApi::Status FakeCublasLt::Matmul(Handle handle, MatmulDesc desc, const v
       !IsAligned(c, alignments >> 16 & 0xffff) || !IsAligned(d, alignments & 0xffff)) {
     return kExecutionFailed;
   }
-  if (operation.desc.epilogue == cublaslt_abi::kEpilogueBias &&
-      (operation.desc.bias == nullptr || !IsAligned(operation.desc.bias, 16))) {
+  const Desc& descriptor = operation.desc;
+  if (descriptor.has_bias() && (descriptor.bias == nullptr || !IsAligned(descriptor.bias, 16))) {
+    return kInvalidValue;
+  }
+  if (descriptor.has_gelu() && (descriptor.aux == nullptr || !IsAligned(descriptor.aux, 16) ||
+                                !IsAligned(descriptor.aux, algo->data[kAuxAlignment]))) {
     return kInvalidValue;
   }
   ++products_;
+  gelu_products_ += descriptor.has_gelu() ? 1 : 0;
   device_.Enqueue(stream, [operation] { operation.Run(); });
   return kSuccess;
 }

@@ -14,6 +14,7 @@ struct FakeCublasLtOptions {
   // AlgoGetHeuristic() proposes no algorithm, or only those that depend on time.
   bool no_algorithm = false;
   bool only_unordered = false;
+  bool no_gelu = false;  // nor for products with GELU
   // Matmul() fails.
   bool fails = false;
 };
@@ -22,10 +23,11 @@ struct FakeCublasLtOptions {
 // its operands when the device comes to it. Sums are fp32, in the order of the inner dim.
 //
 // Refuses, like the library, what its documentation forbids: shapes that do not match, leading dims
-// that are too small, a bias of no or misaligned address, an algorithm that was proposed for other
-// shapes. Refuses also what the library leaves undefined: operands that are less aligned than the
-// preference said. The first proposal of an algorithm is one that is not supported, the second one
-// adds in no fixed order (its results are wrong), where the preference allows it.
+// that are too small, a bias or GELU's operand of no or misaligned address, an algorithm that was
+// proposed for other shapes. Refuses also what the library leaves undefined: operands that are less
+// aligned than the preference said. The first proposal of an algorithm is one that is not
+// supported, the second one adds in no fixed order (its results are wrong), where the preference
+// allows it.
 class FakeCublasLt final : public CublasLtApi {
  public:
   explicit FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options = {})
@@ -36,6 +38,8 @@ class FakeCublasLt final : public CublasLtApi {
   // How often an algorithm was looked for, and products were queued.
   int64_t searches() const { return searches_; }
   int64_t products() const { return products_; }
+  // Those of the products whose last step is GELU or its derivative.
+  int64_t gelu_products() const { return gelu_products_; }
 
   size_t GetVersion() override { return 0; }
   Status Create(Handle* handle) override;
@@ -69,6 +73,7 @@ class FakeCublasLt final : public CublasLtApi {
   int64_t live_objects_ = 0;
   int64_t searches_ = 0;
   int64_t products_ = 0;
+  int64_t gelu_products_ = 0;
 };
 
 }  // namespace tessera::cuda
