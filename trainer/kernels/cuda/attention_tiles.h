@@ -33,6 +33,7 @@ template <typename T>
 struct Heads {
   T* data;
   int64_t batch_stride, sequence_stride, head_stride;
+  bool packs;  // every row consists of runs of 16 bytes that are aligned to their size
 
   TESSERA_DEVICE T* Row(int64_t batch, int64_t t, int64_t head) const {
     return data + batch * batch_stride + t * sequence_stride + head * head_stride;
@@ -43,7 +44,11 @@ template <typename T>
 Heads<T> AsHeads(const TensorView& x) {
   CHECK_EQ(x.rank(), 4);
   CHECK(x.dim(3) <= 1 || x.stride(3) == 1) << "not dense in the last dim: " << ToString(x.shape());
-  return {x.as<T>(), x.stride(0), x.stride(1), x.stride(2)};
+  constexpr int64_t kPack = simt::SharedArray<T>::kPack;
+  const bool packs = reinterpret_cast<uintptr_t>(x.data()) % 16 == 0 && x.dim(3) % kPack == 0 &&
+                     x.stride(0) % kPack == 0 && x.stride(1) % kPack == 0 &&
+                     x.stride(2) % kPack == 0;
+  return {x.as<T>(), x.stride(0), x.stride(1), x.stride(2), packs};
 }
 
 struct AttentionShape {
@@ -75,11 +80,27 @@ struct HeadTile {
   // All threads of the block take part.
   TESSERA_DEVICE void Load(const Heads<T>& from, const AttentionShape& shape, int64_t batch,
                            int64_t head, int64_t first) const {
+    if (from.packs) return LoadPacks(from, shape, batch, head, first);
     for (int i = simt::ThreadIndex(); i < rows * kHead; i += kAttentionThreads) {
       const int row = i / kHead, d = i % kHead;
       const bool inside = first + row < shape.sequence && d < shape.head_size;
       elements.Set(row * kStride + d,
                    inside ? from.Row(batch, first + row, head)[d] : simt::FromFloat<T>(0.0f));
+    }
+  }
+  TESSERA_DEVICE void LoadPacks(const Heads<T>& from, const AttentionShape& shape, int64_t batch,
+                                int64_t head, int64_t first) const {
+    constexpr int kPack = simt::SharedArray<T>::kPack, kPacks = kHead / kPack;
+    constexpr int kRowsAtOnce = kAttentionThreads / kPacks;
+    const int d = simt::ThreadIndex() % kPacks * kPack;
+    const T* const start = from.Row(batch, first, head) + d;
+#pragma unroll 2  // more would spill registers
+    for (int row = simt::ThreadIndex() / kPacks; row < rows; row += kRowsAtOnce) {
+      if (first + row < shape.sequence && d < shape.head_size) {
+        elements.SetPack(row * kStride + d, start + row * from.sequence_stride);
+      } else {
+        elements.ClearPack(row * kStride + d);
+      }
     }
   }
   // Rows from `first` on, with D as the inner dim of a product.
@@ -119,14 +140,22 @@ TESSERA_DEVICE void StoreHeadRows(const float (&sums)[kHead / kTileColumns][4],
                                   const float (&factors)[2], const AttentionShape& shape,
                                   int64_t batch, int64_t head, int64_t first, const Heads<T>& to) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int64_t t = first + TileRow(i);
+  for (int half = 0; half < 2; ++half) {
+    const int64_t t = first + TileRow(2 * half);
     if (t >= shape.sequence) continue;
+    T* const row = to.Row(batch, t, head);
 #pragma unroll
     for (int n = 0; n < kHead / kTileColumns; ++n) {
-      const int d = n * kTileColumns + TileColumn(i);
-      if (d < shape.head_size) {
-        to.Row(batch, t, head)[d] = simt::FromFloat<T>(sums[n][i] * factors[i / 2]);
+      const int d = n * kTileColumns + TileColumn(2 * half);
+      const float pair[2] = {sums[n][2 * half] * factors[half],
+                             sums[n][2 * half + 1] * factors[half]};
+      if (to.packs) {
+        if (d < shape.head_size) simt::StorePack(pair, row + d);
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (d + i < shape.head_size) row[d + i] = simt::FromFloat<T>(pair[i]);
       }
     }
   }

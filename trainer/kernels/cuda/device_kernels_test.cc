@@ -113,6 +113,34 @@ TEST_P(DeviceKernelsTest, AlignmentChangesNothing) {
   }
 }
 
+// Nor does it change anything whether attention reads 16 bytes at once. Heads of 40 are padded.
+TEST_P(DeviceKernelsTest, AlignmentChangesNothingInAttention) {
+  for (const int64_t head_size : {16, 40}) {
+    const Shape shape = {2, 70, 2, head_size};
+    const int64_t elements = ElementCount(shape);
+    std::vector<Tensor> values, first;
+    for (int i = 0; i < 4; ++i) values.push_back(random_.Normal(dtype(), shape));
+    const Tensor log_sum_exp(DType::kF32, {2, 2, 70});
+    for (const int64_t shift : {0, 1}) {
+      std::vector<Tensor> rooms;
+      std::vector<TensorView> x;
+      for (int i = 0; i < 8; ++i) {
+        rooms.emplace_back(dtype(), Shape{elements + shift});
+        x.push_back(rooms.back().view().Slice(0, shift, shift + elements).Reshape(shape));
+        if (i < 4) device_->Copy(values[static_cast<size_t>(i)], x.back());
+      }
+      device_->AttentionForward({.scale = 0.3}, x[0], x[1], x[2], x[4], log_sum_exp);
+      device_->AttentionBackward({.scale = 0.3}, x[3], x[0], x[1], x[2], x[4], log_sum_exp, x[5],
+                                 x[6], x[7]);
+      ASSERT_EQ(device_->Synchronize(), absl::OkStatus());
+      for (size_t i = 4; i < 8; ++i) {
+        if (shift == 0) first.push_back(Cloned(x[i]));
+        ExpectBitwiseEqual(x[i], first[i - 4]);
+      }
+    }
+  }
+}
+
 TEST_P(DeviceKernelsTest, EmptyOperands) {
   const Tensor none(dtype(), {0, 8}), statistic(DType::kF32, {0}), sums(DType::kF32, {8});
   const Tensor weight(dtype(), {8}), ids(DType::kI32, {0}), table(DType::kF32, {4, 8});

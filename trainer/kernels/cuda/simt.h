@@ -29,7 +29,7 @@
 //   StorePack<N>(from, address)             to their size together
 //
 // All of shared memory is dynamic: a kernel takes its arrays, in order, from one SharedMemory.
-// SharedArray<T> is read by Get(i) and written by Set(i, value).
+// SharedArray<T> is read by Get(i) and written by Set(i, value), or 16 bytes at once by SetPack().
 //
 // The simulated device reports, with kernel, block and thread: a thread that leaves, or waits
 // elsewhere, while others wait at SyncThreads(); lanes that disagree on a shuffle or name lanes

@@ -52,6 +52,15 @@ class SharedArray {
   TESSERA_DEVICE SharedArray Slice(int begin, int /*count*/) const {
     return SharedArray(data_ + begin);
   }
+  // Elements i to i + kPack, i a multiple of it, become those at `from`, which is aligned to 16
+  // bytes, or zeros.
+  static constexpr int kPack = 16 / sizeof(T);
+  TESSERA_DEVICE void SetPack(int i, const T* from) const {
+    *reinterpret_cast<uint4*>(data_ + i) = *reinterpret_cast<const uint4*>(from);
+  }
+  TESSERA_DEVICE void ClearPack(int i) const {
+    *reinterpret_cast<uint4*>(data_ + i) = make_uint4(0, 0, 0, 0);
+  }
   // Elements i and i + 1, i even, as one word; T has two bytes.
   TESSERA_DEVICE uint32_t GetPair(int i) const {
     static_assert(sizeof(T) == 2);

@@ -154,6 +154,12 @@ class SharedArray {
     if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count);
     return SharedArray(begin_byte_ + begin * Bytes(1), count);
   }
+  static constexpr int kPack = 16 / sizeof(T);
+  void SetPack(int i, const T* from) const {
+    internal::CheckAlignment(from, 16);
+    std::memcpy(AccessPack(i), from, 16);
+  }
+  void ClearPack(int i) const { std::memset(AccessPack(i), 0, 16); }
   uint32_t GetPair(int i) const {
     static_assert(sizeof(T) == 2);
     if ((begin_byte_ + Bytes(i)) % 4 != 0) {
@@ -175,6 +181,14 @@ class SharedArray {
   char* Access(int i, int count, bool write) const {
     if (i < 0 || i + count > count_) OutOfBounds(i);
     return internal::AccessShared(begin_byte_ + Bytes(i), Bytes(count), write);
+  }
+
+  char* AccessPack(int i) const {
+    if ((begin_byte_ + Bytes(i)) % 16 != 0) {
+      internal::SetError("a pack in shared memory is not aligned");
+      internal::EndThread();
+    }
+    return Access(i, kPack, /*write=*/true);
   }
 
   int64_t begin_byte_;
