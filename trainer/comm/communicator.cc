@@ -87,6 +87,10 @@ absl::Status Pending::Wait(std::optional<absl::Duration> timeout) {
   return operation_ == nullptr ? early_ : operation_->Wait(timeout);
 }
 
+absl::Status Pending::Follow(std::optional<absl::Duration> timeout) {
+  return operation_ == nullptr ? early_ : operation_->Follow(timeout);
+}
+
 absl::StatusOr<bool> Pending::Test() {
   if (operation_ != nullptr) return operation_->Test();
   if (!early_.ok()) return early_;

@@ -170,7 +170,7 @@ struct CallOptions {
 class Operation;
 
 // An operation in progress: a future, which must not outlive its communicator. The operation owns
-// its buffers until Wait() returns or Test() returns true.
+// its buffers until Wait() or Follow() returns or Test() returns true.
 class Pending {
  public:
   Pending() = default;  // nothing to wait for
@@ -185,6 +185,12 @@ class Pending {
 
   // Returns the operation's result; later calls return the same. The timeout starts with this call.
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
+  // Wait() for a result that only work of the device reads, or a buffer that only such work writes.
+  // With device memory (nccl/), returns once the operation has been queued: what is queued on the
+  // compute stream from now on runs after it, and the host goes on. An error that comes later, a
+  // missing rank or the timeout included, is returned by Synchronize() of the device's streams and
+  // by later operations. Elsewhere it is Wait().
+  absl::Status Follow(std::optional<absl::Duration> timeout = std::nullopt);
   // True once the operation has completed successfully. Never blocks. Makes progress, like
   // Communicator::Progress().
   absl::StatusOr<bool> Test();
@@ -199,6 +205,7 @@ class Operation {
  public:
   virtual ~Operation() = default;
   virtual absl::Status Wait(std::optional<absl::Duration> timeout) = 0;
+  virtual absl::Status Follow(std::optional<absl::Duration> timeout) { return Wait(timeout); }
   virtual absl::StatusOr<bool> Test() = 0;
 };
 

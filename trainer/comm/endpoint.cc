@@ -98,12 +98,13 @@ void Endpoint::Start(Task* task) {
 }
 
 void Endpoint::AdvancePolledLocked() {
-  // In the order of their start. A task that finishes leaves the list.
+  // In the order of their start. A task that finishes leaves the lists.
   for (size_t i = 0; i < polled_.size() && !transport_->failed();) {
     Task* const task = polled_[i];
     AdvanceLocked(task);
     if (!task->finished_) ++i;
   }
+  std::erase_if(followed_, [](const std::shared_ptr<Task>& task) { return task->finished_; });
 }
 
 uint64_t Endpoint::DriveLocked() {
@@ -164,7 +165,89 @@ absl::Status Endpoint::Drop(Task* task) {
   return FailureStatus();
 }
 
+bool Endpoint::Holds(Until until, const Task* task) const {
+  return task->finished_ || (until == Until::kQueued && task->queued());
+}
+
 absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
+  return WaitUntil(Until::kEnded, task, timeout);
+}
+
+absl::Status Endpoint::Follow(const std::shared_ptr<Task>& task,
+                              std::optional<absl::Duration> timeout) {
+  absl::Status status = WaitUntil(Until::kQueued, task.get(), timeout);
+  if (!status.ok()) return status;
+  const MutexLock lock(&mutex_);
+  if (task->finished_) return absl::OkStatus();
+  task->Follow();
+  task->timeout_ = timeout.value_or(task->timeout_.value_or(options_.timeout));
+  task->followed_since_ = Clock::now();
+  if (followed_.empty()) {
+    next_watch_probe_ = task->followed_since_ + absl::ToChronoNanoseconds(options_.probe_interval);
+  }
+  followed_.push_back(task);
+  return absl::OkStatus();
+}
+
+absl::Status Endpoint::Watch() {
+  std::shared_ptr<Task> oldest;
+  bool probes = false;
+  Clock::time_point now;
+  {
+    const MutexLock lock(&mutex_);
+    if (!active_.empty() && !transport_->failed()) DriveLocked();
+    if (!followed_.empty() && !transport_->failed()) {
+      oldest = followed_.front();
+      now = Clock::now();
+      probes = now > next_watch_probe_;
+      if (probes) {
+        next_watch_probe_ = now + absl::ToChronoNanoseconds(options_.probe_interval);
+      }
+    }
+  }
+  if (oldest != nullptr) {
+    const absl::Duration waited = absl::FromChrono(now - oldest->followed_since_);
+    if (probes && AnyGone(oldest.get(), oldest->followed_since_)) {
+      GiveUp(oldest.get(), absl::StatusCode::kUnavailable, waited).IgnoreError();
+    } else if (waited >= *oldest->timeout_) {
+      GiveUp(oldest.get(), absl::StatusCode::kDeadlineExceeded, waited).IgnoreError();
+    }
+    if (probes) ForgetWaiting();
+  }
+  if (transport_->failed()) DropFollowed();
+  return FailureStatus();
+}
+
+// Their streams end, because no communicator waits for another rank any more.
+void Endpoint::DropFollowed() {
+  const MutexLock lock(&mutex_);
+  for (const std::shared_ptr<Task>& task : followed_) DropLocked(task.get());
+  followed_.clear();
+}
+
+void Endpoint::EndFollowed(const std::vector<int>* world_ranks) {
+  while (true) {
+    std::shared_ptr<Task> task;
+    {
+      const MutexLock lock(&mutex_);
+      const auto at = std::find_if(
+          followed_.begin(), followed_.end(),
+          [&](const std::shared_ptr<Task>& each) { return each->world_ranks_ == world_ranks; });
+      if (at == followed_.end()) return;
+      task = *at;
+      followed_.erase(at);
+    }
+    Wait(task.get(), std::nullopt).IgnoreError();
+  }
+}
+
+void Endpoint::ForgetWaiting() {
+  const MutexLock lock(&activity_mutex_);
+  waiting_in_.clear();
+  waiting_for_.clear();
+}
+
+absl::Status Endpoint::WaitUntil(Until until, Task* task, std::optional<absl::Duration> timeout) {
   const absl::Duration limit = timeout.value_or(task->timeout_.value_or(options_.timeout));
   Clock::time_point start{};
   absl::Duration next_probe = options_.probe_interval;
@@ -175,9 +258,9 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
     uint64_t seen;
     {
       const MutexLock lock(&mutex_);
-      if (task->finished_) break;
+      if (Holds(until, task)) break;
       seen = DriveLocked();
-      if (task->finished_) break;
+      if (Holds(until, task)) break;
     }
     if (transport_->failed()) {
       const absl::Status failure = Drop(task);
@@ -203,11 +286,7 @@ absl::Status Endpoint::Wait(Task* task, std::optional<absl::Duration> timeout) {
     slept = transport_->Idle(seen, idle_calls,
                              std::min(task->polled() ? kLongestIdlePolling : kLongestIdle, limit));
   }
-  if (noted) {
-    const MutexLock lock(&activity_mutex_);
-    waiting_in_.clear();
-    waiting_for_.clear();
-  }
+  if (noted) ForgetWaiting();
   return absl::OkStatus();
 }
 

@@ -66,6 +66,12 @@ class Task {
   // Called when the task is given up, after which its buffers may no longer be touched.
   virtual void Withdraw() {}
 
+  // For a task that ends on a device: whether all of its work there has been queued. Other tasks
+  // only end.
+  virtual bool queued() const { return false; }
+  // Called once it is queued: the device's work that is queued from now on runs after this task.
+  virtual void Follow() {}
+
  protected:
   Task() = default;
 
@@ -98,6 +104,7 @@ class Task {
   uint64_t number_ = 0;  // of this operation within its group
   std::string what_;
   std::optional<absl::Duration> timeout_;
+  std::chrono::steady_clock::time_point followed_since_;
 
   TransferList transfers_;
   int64_t outstanding_ = 0;
@@ -134,6 +141,17 @@ class Endpoint {
   absl::StatusOr<bool> Test(Task* task);
   void Progress();
 
+  // Waits until the task has ended or has been queued on its device. In the latter case the work of
+  // the device follows it, and the endpoint keeps it until it has ended; Watch() applies the
+  // timeout.
+  absl::Status Follow(const std::shared_ptr<Task>& task, std::optional<absl::Duration> timeout);
+  // Makes progress, and fails the world where a followed task takes too long or waits for a rank
+  // that is gone. Returns the failure of the world. Must be called repeatedly during any wait for
+  // the device. Returns soon, except where the world fails.
+  absl::Status Watch();
+  // Waits for the followed tasks of the group with these ranks.
+  void EndFollowed(const std::vector<int>* world_ranks);
+
   // The status that every call returns once the world has failed; OK before that.
   absl::Status FailureStatus() const;
 
@@ -150,6 +168,12 @@ class Endpoint {
   void DropLocked(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int> AwaitedLocked(Task& task) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  enum class Until { kEnded, kQueued };
+  absl::Status WaitUntil(Until until, Task* task, std::optional<absl::Duration> timeout);
+  bool Holds(Until until, const Task* task) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropFollowed();
+  void ForgetWaiting();
+
   absl::Status Drop(Task* task);
   absl::Status GiveUp(Task* task, absl::StatusCode code, absl::Duration waited);
   bool AnyGone(Task* task, Clock::time_point since);
@@ -163,6 +187,9 @@ class Endpoint {
   Mutex mutex_;
   std::vector<Task*> active_ ABSL_GUARDED_BY(mutex_);
   std::vector<Task*> polled_ ABSL_GUARDED_BY(mutex_);  // those of active_ that are polled
+  std::vector<std::shared_ptr<Task>> followed_ ABSL_GUARDED_BY(mutex_);  // the oldest first
+  // When Watch() asks next whether the ranks that the oldest one waits for still exist.
+  Clock::time_point next_watch_probe_ ABSL_GUARDED_BY(mutex_);
   std::vector<Transfer*> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<Task*> dirty_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> names_ ABSL_GUARDED_BY(mutex_);

@@ -23,11 +23,15 @@ constexpr std::array<uint32_t, kCommOpCount> kFirstPhase = {
 // A running task behind a Pending.
 class TaskOperation final : public Operation {
  public:
-  TaskOperation(Endpoint* endpoint, std::unique_ptr<Task> task)
+  TaskOperation(Endpoint* endpoint, std::shared_ptr<Task> task)
       : endpoint_(endpoint), task_(std::move(task)) {}
 
   absl::Status Wait(std::optional<absl::Duration> timeout) override {
     if (!ended_) Ended(endpoint_->Wait(task_.get(), timeout));
+    return result_;
+  }
+  absl::Status Follow(std::optional<absl::Duration> timeout) override {
+    if (!ended_) Ended(endpoint_->Follow(task_, timeout));
     return result_;
   }
   absl::StatusOr<bool> Test() override {
@@ -48,7 +52,7 @@ class TaskOperation final : public Operation {
   }
 
   Endpoint* const endpoint_;
-  std::unique_ptr<Task> task_;  // kept after a failure: the transport may still use it
+  std::shared_ptr<Task> task_;  // kept after a failure: the transport may still use it
   bool ended_ = false;
   absl::Status result_;
 };

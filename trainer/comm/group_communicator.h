@@ -22,6 +22,8 @@ class GroupCommunicator final : public Communicator {
   // other group of any of them.
   GroupCommunicator(Endpoint* endpoint, uint32_t id, int rank, std::vector<int> world_ranks,
                     std::string_view name, std::unique_ptr<Algorithms> algorithms);
+  // Waits for followed operations.
+  ~GroupCommunicator() override { endpoint_->EndFollowed(&world_ranks_); }
 
   // Creates a group with the same ranks whose data moves by `algorithms`. Every rank of this group
   // must call it.

@@ -260,7 +260,7 @@ void GradientReducer::EndOldest() {
 }
 
 absl::Status GradientReducer::WaitForOldest() {
-  TESSERA_RETURN_IF_ERROR(reductions_.front().pending.Wait());
+  TESSERA_RETURN_IF_ERROR(reductions_.front().pending.Follow());
   EndOldest();
   return absl::OkStatus();
 }
@@ -325,8 +325,8 @@ absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
     const TensorView theirs = tie_buffer_.view().Slice(0, 0, end - begin);
     Pending received = tie.StartReceive(theirs, other, kTieTag, call);
     Pending sent = tie.StartSend(mine, other, kTieTag, call);
-    TESSERA_RETURN_IF_ERROR(sent.Wait());
-    TESSERA_RETURN_IF_ERROR(received.Wait());
+    TESSERA_RETURN_IF_ERROR(sent.Follow());
+    TESSERA_RETURN_IF_ERROR(received.Follow());
     backend_.Add(mine, theirs, mine);
   }
   return absl::OkStatus();
@@ -340,7 +340,7 @@ absl::Status GradientReducer::GatherValues(const TensorView& values,
   for (const GradientBucket& bucket : buckets_) {
     if (bucket.second) continue;
     if (gathers.size() == kMaxExchanges) {
-      TESSERA_RETURN_IF_ERROR(gathers.front().Wait());
+      TESSERA_RETURN_IF_ERROR(gathers.front().Follow());
       gathers.pop_front();
     }
     if (before != nullptr) before(values.Slice(0, bucket.begin, bucket.end));
@@ -348,7 +348,7 @@ absl::Status GradientReducer::GatherValues(const TensorView& values,
         values.Slice(0, bucket.PieceBegin(rank()), bucket.PieceEnd(rank())),
         values.Slice(0, bucket.begin, bucket.end), bucket.piece_elements, {.what = "weights"}));
   }
-  for (Pending& gather : gathers) TESSERA_RETURN_IF_ERROR(gather.Wait());
+  for (Pending& gather : gathers) TESSERA_RETURN_IF_ERROR(gather.Follow());
   return absl::OkStatus();
 }
 

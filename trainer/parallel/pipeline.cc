@@ -27,7 +27,7 @@ class Stopwatch {
 
   absl::Status Wait(Pending& pending) {
     const double from = clock_();
-    absl::Status status = pending.Wait();
+    absl::Status status = pending.Follow();
     waited_ += clock_() - from;
     return status;
   }

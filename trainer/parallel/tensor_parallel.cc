@@ -30,14 +30,14 @@ TensorParallel::TensorParallel(Communicator* communicator, int shards, bool sequ
 
 absl::Status TensorParallel::AllReduce(const TensorView& x, std::string_view what) const {
   if (size_ == 1) return absl::OkStatus();
-  return communicator_->AllReduce(x, ReduceOp::kSum, Named(what));
+  return communicator_->StartAllReduce(x, ReduceOp::kSum, Named(what)).Follow();
 }
 
 absl::Status TensorParallel::ReduceScatter(const TensorView& x, std::string_view what) const {
   if (size_ == 1) return absl::OkStatus();
   const int64_t rows = x.dim(0) / size_;
   const TensorView mine = x.Slice(0, rank_ * rows, (rank_ + 1) * rows);
-  return communicator_->ReduceScatter(x, mine, ReduceOp::kSum, {}, Named(what));
+  return communicator_->StartReduceScatter(x, mine, ReduceOp::kSum, {}, Named(what)).Follow();
 }
 
 absl::Status TensorParallel::AllGather(const TensorView& x, std::string_view what) const {
@@ -53,7 +53,7 @@ absl::Status TensorParallel::AllGather(const TensorView& x, std::span<const int6
   for (const int64_t count : rows) counts.push_back(count * row_elements);
   const int64_t begin = std::accumulate(rows.begin(), rows.begin() + rank_, int64_t{0});
   const TensorView mine = x.Slice(0, begin, begin + rows[rank_]);
-  return communicator_->AllGather(mine, x, counts, Named(what));
+  return communicator_->StartAllGather(mine, x, counts, Named(what)).Follow();
 }
 
 }  // namespace tessera

@@ -34,6 +34,9 @@ cudaEvent_t AsEvent(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
 class CudaRuntime final : public DeviceRuntime {
  public:
+  explicit CudaRuntime(int device) : device_(device) {}
+
+  absl::Status Select() override { return UseCudaDevice(device_); }
   absl::StatusOr<StreamHandle> CreateStream() override {
     cudaStream_t stream = nullptr;
     // Does not wait for the default stream, which nothing uses.
@@ -110,6 +113,8 @@ class CudaRuntime final : public DeviceRuntime {
  private:
   // An empty buffer has an address, too.
   static size_t AtLeastOne(int64_t bytes) { return bytes == 0 ? 1 : static_cast<size_t>(bytes); }
+
+  const int device_;
 };
 
 }  // namespace
@@ -164,7 +169,7 @@ absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device) {
   uint64_t keep = std::numeric_limits<uint64_t>::max();
   TESSERA_RETURN_IF_ERROR(
       ToStatus(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)));
-  return std::make_unique<CudaRuntime>();
+  return std::make_unique<CudaRuntime>(device);
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,33 @@ void DeviceContext::KeepError(std::string_view what, const absl::Status& status)
   MutexLock lock(&mutex_);
   if (!error_.ok()) return;
   error_ = absl::Status(status.code(), absl::StrCat(std::string(what), ": ", status.message()));
+}
+
+void DeviceContext::SetProgress(std::function<absl::Status()> progress) {
+  MutexLock lock(&progress_mutex_);
+  progress_ = std::move(progress);
+}
+
+absl::Status DeviceContext::MakeProgress() {
+  MutexLock lock(&progress_mutex_);
+  if (progress_ == nullptr) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(runtime_->Select());
+  return progress_();
+}
+
+absl::Status DeviceContext::Await(DeviceRuntime::EventHandle event) {
+  {
+    MutexLock lock(&progress_mutex_);
+    if (progress_ == nullptr) return runtime_->SynchronizeEvent(event);
+  }
+  bool done = false;
+  while (!done) {
+    TESSERA_ASSIGN_OR_RETURN(done, runtime_->IsEventDone(event));
+    // After the last look as well: an operation that was aborted ends, too.
+    TESSERA_RETURN_IF_ERROR(MakeProgress());
+    if (!done) std::this_thread::yield();
+  }
+  return absl::OkStatus();
 }
 
 void DeviceContext::CountMemory(const std::string& purpose, int64_t bytes) {
@@ -83,9 +111,17 @@ void Stream::Wait(const Event& event) {
 }
 
 absl::Status Stream::Synchronize() {
-  const absl::Status status = context_->runtime().SynchronizeStream(handle_);
-  context_->KeepError("the work of a stream", status);
+  context_->KeepError("the work of a stream", Drain());
   return context_->TakeError();
+}
+
+absl::Status Stream::Drain() {
+  TESSERA_ASSIGN_OR_RETURN(Event end, Event::Create(*context_));
+  end.Record(*this);
+  const absl::Status waited = end.Synchronize();
+  // Ends at once, or, after an error of the wait, when what was aborted has ended.
+  TESSERA_RETURN_IF_ERROR(context_->runtime().SynchronizeStream(handle_));
+  return waited;
 }
 
 absl::StatusOr<Event> Event::Create(DeviceContext& context) {
@@ -115,7 +151,7 @@ absl::StatusOr<bool> Event::IsDone() const {
 
 absl::Status Event::Synchronize() const {
   CHECK(recorded_) << "waits for an event that was not recorded";
-  return context_->runtime().SynchronizeEvent(handle_);
+  return context_->Await(handle_);
 }
 
 namespace {

@@ -7,6 +7,7 @@
 // the first one is kept by the DeviceContext until the end of the step, see TakeError().
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,6 +34,14 @@ class DeviceContext {
   absl::Status TakeError() ABSL_LOCKS_EXCLUDED(mutex_);
   void KeepError(std::string_view what, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // `progress` makes progress on what the device's work depends on besides itself: other ranks. It
+  // is called repeatedly, on any thread, while a Synchronize() of this context's streams and events
+  // waits, and once when the wait has ended; an error ends the wait, and Synchronize() returns it.
+  // Null: none. Returns when no call of the previous function is in progress.
+  void SetProgress(std::function<absl::Status()> progress) ABSL_LOCKS_EXCLUDED(progress_mutex_);
+  // Waits for an event that was recorded.
+  absl::Status Await(DeviceRuntime::EventHandle event) ABSL_LOCKS_EXCLUDED(progress_mutex_);
+
   // Adds to the bytes of one purpose.
   void CountMemory(const std::string& purpose, int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   // "300 bytes of weights, 20 bytes of activations": the largest first.
@@ -43,6 +52,10 @@ class DeviceContext {
   mutable Mutex mutex_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> bytes_by_purpose_ ABSL_GUARDED_BY(mutex_);
+  absl::Status MakeProgress() ABSL_LOCKS_EXCLUDED(progress_mutex_);
+
+  Mutex progress_mutex_;
+  std::function<absl::Status()> progress_ ABSL_GUARDED_BY(progress_mutex_);
 };
 
 class Event;
@@ -68,6 +81,8 @@ class Stream {
   void Wait(const Event& event);
   // Waits until everything queued is done. Returns, once, the first error of the context.
   absl::Status Synchronize();
+  // The same, and returns only the error of the wait.
+  absl::Status Drain();
 
  private:
   Stream(DeviceContext& context, DeviceRuntime::StreamHandle handle)

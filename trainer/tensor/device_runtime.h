@@ -25,6 +25,9 @@ class DeviceRuntime {
 
   virtual ~DeviceRuntime() = default;
 
+  // Makes the device the calling thread's, for work that other libraries queue on it.
+  virtual absl::Status Select() { return absl::OkStatus(); }
+
   virtual absl::StatusOr<StreamHandle> CreateStream() = 0;
   // Work that is queued is still done.
   virtual void DestroyStream(StreamHandle stream) = 0;

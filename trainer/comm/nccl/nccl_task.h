@@ -30,6 +30,8 @@ class NcclTask : public Task {
   bool Advance() final;
   std::vector<int> Awaited() const override;  // every other rank of the group
   void Withdraw() final;
+  bool queued() const final { return done_.has_value(); }
+  void Follow() final { shared_.compute().Wait(*done_); }
 
  protected:
   using Step = std::function<absl::Status()>;

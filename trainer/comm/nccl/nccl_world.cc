@@ -56,6 +56,8 @@ class NcclWorld::Impl {
       stop_.NotifyAll();
     }
     if (watchdog_.joinable()) watchdog_.join();
+    world_.reset();  // waits for followed operations
+    rank_.compute().context().SetProgress(nullptr);
   }
 
   absl::Status Connect(Communicator& host) {
@@ -71,6 +73,8 @@ class NcclWorld::Impl {
     TESSERA_ASSIGN_OR_RETURN(
         world_, group->Over(std::make_unique<NcclAlgorithms>(rank_, std::move(lane), host.size()),
                             host.name()));
+    rank_.compute().context().SetProgress(
+        [endpoint = group->endpoint()] { return endpoint->Watch(); });
     return StartWatchdog(group->endpoint()->transport());
   }
 

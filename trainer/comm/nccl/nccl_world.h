@@ -23,6 +23,9 @@ namespace tessera {
 // - Wait() returns once the operation has ended on the device, so that work queued afterwards on
 //   any stream sees its result. Until then it polls the device, NCCL's asynchronous error, the host
 //   world's failures and the clock.
+// - Follow() returns once the operation has been queued and the compute stream waits for its event.
+//   From then on, every Synchronize() of the device (device.h) polls the operation as Wait() does,
+//   and ends with its error.
 // - NCCL moves bytes; `reducer` adds them in the fixed tree order of ReduceOp. So results have the
 //   bits of every other implementation.
 // - Messages: the two ranks first agree on the host that both sides have been started, then the

@@ -58,7 +58,7 @@ struct ClusterOptions {
   uint64_t seed = 0;
   CommOptions comm = {};
   int failing_rank = -1;  // whose NCCL reports an error at its first launch
-  bool drop_waits = false;
+  std::function<bool(int64_t)> drops_wait;
 };
 
 // Ranks with a fake device each.
@@ -73,7 +73,7 @@ class Cluster {
       gpus_.push_back(std::make_unique<FakeGpu>(FakeDeviceOptions{
           .seed = options.seed == 0 ? 0 : options.seed * 100 + static_cast<uint64_t>(rank),
           .fabric = fabric_,
-          .drops_wait = [drop = options.drop_waits](int64_t) { return drop; }}));
+          .drops_wait = options.drops_wait}));
     }
   }
 
@@ -133,19 +133,22 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Kernels of the compute stream write what is sent and what is received is read by kernels behind
 // it. Returns whether every rank found the right sums.
-bool FollowsKernels(uint64_t seed, bool drop_waits) {
+bool FollowsKernels(uint64_t seed, bool follow, std::function<bool(int64_t)> drops_wait = {}) {
   constexpr int64_t kCount = 1000;
   std::atomic<bool> right = true;
-  Cluster cluster(3, {.seed = seed, .drop_waits = drop_waits});
+  // They outlive the operations also where the compute stream does not wait for these.
+  std::vector<std::vector<float>> buffers(3, std::vector<float>(kCount, -1.0f));
+  Cluster cluster(3, {.seed = seed, .drops_wait = std::move(drops_wait)});
   const absl::Status status = cluster.Run(
       [&](Communicator& comm, FakeDeviceRuntime& device, Stream& compute) -> absl::Status {
-        std::vector<float> data(kCount, -1.0f), read(kCount);
+        std::vector<float>& data = buffers[static_cast<size_t>(comm.rank())];
+        std::vector<float> read(kCount);
         for (int round = 1; round <= 3; ++round) {
           device.Enqueue(compute.handle(), [&, round] {
             for (float& value : data) value = static_cast<float>(round * (comm.rank() + 1));
           });
           Pending sum = comm.StartAllReduce(data, ReduceOp::kSum);
-          if (absl::Status waited = sum.Wait(); !waited.ok()) return waited;
+          if (absl::Status s = follow ? sum.Follow() : sum.Wait(); !s.ok()) return s;
           device.Enqueue(compute.handle(), [&] { read = data; });
           if (absl::Status synced = compute.Synchronize(); !synced.ok()) return synced;
           for (const float value : read) {
@@ -162,10 +165,109 @@ TEST(NcclWorldTest, OperationsFollowTheComputeStream) {
   for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_TRUE(FollowsKernels(seed, false)) << seed;
 }
 
+TEST(NcclWorldTest, TheComputeStreamFollowsOperations) {
+  for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_TRUE(FollowsKernels(seed, true)) << seed;
+}
+
 TEST(NcclWorldTest, AMissingEventWaitIsFound) {
   int found = 0;
-  for (uint64_t seed = 0; seed < 20; ++seed) found += !FollowsKernels(seed, true);
+  const auto all = [](int64_t) { return true; };
+  for (uint64_t seed = 0; seed < 20; ++seed) found += !FollowsKernels(seed, false, all);
   EXPECT_GT(found, 0);
+  // Each operation waits for the compute stream, and then the compute stream for the operation.
+  const auto second = [](int64_t wait) { return wait % 2 == 1; };
+  found = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) found += !FollowsKernels(seed, true, second);
+  EXPECT_GT(found, 0);
+}
+
+// The host is ahead of the device, which has run nothing of what it follows.
+TEST(NcclWorldTest, FollowingDoesNotWaitForTheDevice) {
+  Cluster cluster(2, {});
+  const absl::Status status = cluster.Run(
+      [](Communicator& comm, FakeDeviceRuntime& device, Stream& compute) -> absl::Status {
+        std::vector<float> data(1000), gathered(2000);
+        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        std::atomic<bool> released = false, ran = false;
+        device.EnqueueShared(compute.handle(), [&] {
+          ran = released.load();
+          return ran.load();
+        });
+        Pending sum = comm.StartAllReduce(data, ReduceOp::kSum);
+        if (absl::Status s = sum.Follow(); !s.ok()) return s;
+        if (absl::Status s = comm.StartAllGather(data, gathered).Follow(); !s.ok()) return s;
+        if (comm.rank() == 0) {
+          if (absl::Status s = comm.StartSend(data, 1, 7).Follow(); !s.ok()) return s;
+        } else {
+          if (absl::Status s = comm.StartReceive(data, 0, 7).Follow(); !s.ok()) return s;
+        }
+        EXPECT_FALSE(ran);
+        released = true;
+        device.Notify();
+        return compute.Synchronize();
+      });
+  EXPECT_EQ(status, absl::OkStatus());
+}
+
+TEST(NcclWorldTest, ADeadPeerOfAFollowedOperationEndsTheStep) {
+  CommOptions comm;
+  comm.probe_interval = absl::Milliseconds(50);
+  Cluster cluster(3, {.seed = 5, .comm = comm});
+  std::atomic<int> followed = 0;
+  const absl::Status status =
+      cluster.Run([&](Communicator& comm, FakeDeviceRuntime&, Stream& compute) -> absl::Status {
+        std::vector<float> data(1000);
+        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        if (comm.rank() == 2) return absl::OkStatus();
+        const absl::Status s = comm.StartAllReduce(data, ReduceOp::kSum, {.what = "g"}).Follow();
+        followed += s.ok() ? 1 : 0;
+        const absl::Status end = compute.Synchronize();
+        EXPECT_FALSE(end.ok());
+        return end;
+      });
+  EXPECT_GT(followed, 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_TRUE(Mentions(status, "rank 2 has returned")) << status;
+  EXPECT_TRUE(Mentions(status, "all-reduce #1 of 'world' (g)")) << status;
+  EXPECT_GE(cluster.net().aborts(), 2);
+}
+
+TEST(NcclWorldTest, ADeadlineOfAFollowedOperationEndsTheStep) {
+  Cluster cluster(3, {.seed = 5});
+  std::atomic<bool> given_up = false;
+  const absl::Status status = cluster.Run([&](Communicator& comm, FakeDeviceRuntime&,
+                                              Stream& compute) -> absl::Status {
+    std::vector<float> data(1000);
+    if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+    if (comm.rank() == 2) {
+      while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return absl::OkStatus();
+    }
+    absl::Status s =
+        comm.StartAllReduce(data, ReduceOp::kSum, {.timeout = absl::Milliseconds(200)}).Follow();
+    EXPECT_EQ(s, absl::OkStatus());
+    s = compute.Synchronize();
+    given_up = true;
+    return s;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_TRUE(Mentions(status, "all-reduce #1 of 'world' is not complete")) << status;
+}
+
+// What the device has run after it was aborted is not taken for a result.
+TEST(NcclWorldTest, AnotherRanksErrorEndsAStepThatFollows) {
+  Cluster cluster(2, {.seed = 5});
+  const absl::Status status =
+      cluster.Run([&](Communicator& comm, FakeDeviceRuntime&, Stream& compute) -> absl::Status {
+        std::vector<float> data(1000);
+        if (absl::Status s = comm.AllReduce(data, ReduceOp::kSum); !s.ok()) return s;
+        if (comm.rank() == 1) return absl::DataLossError("bad file");
+        comm.StartAllReduce(data, ReduceOp::kSum).Follow().IgnoreError();
+        const absl::Status s = compute.Synchronize();
+        EXPECT_TRUE(Mentions(s, "bad file")) << s;
+        return s;
+      });
+  EXPECT_EQ(status, absl::DataLossError("rank 1: bad file"));
 }
 
 TEST(NcclWorldTest, ADeadPeerIsNamed) {

@@ -172,8 +172,7 @@ void DeviceBackend::CopyToHost(const void* from, int64_t bytes, void* to) {
   PinnedBuffer& pinned = Pinned(bytes);
   compute_.Copy(from, bytes, pinned.data());
   // Synchronize() of the backend, not of this operation, returns the error.
-  compute_.context().KeepError("a copy to the host",
-                               compute_.context().runtime().SynchronizeStream(compute_.handle()));
+  compute_.context().KeepError("a copy to the host", compute_.Drain());
   std::memcpy(to, pinned.data(), static_cast<size_t>(bytes));
 }
 
