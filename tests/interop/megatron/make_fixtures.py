@@ -41,10 +41,10 @@ class Shape:
         self.name = name
         self.is_gpt = name == "gpt2"
         self.groups = HEADS if self.is_gpt else 2
-        self.ffn = 4 * HIDDEN if self.is_gpt else 24
-        self.tied = name != "llama3_untied"
+        self.ffn = 4 * HIDDEN if self.is_gpt else 8 if name == "llama3_small" else 24
+        self.tied = name not in ("llama3_untied", "llama3_small")
         self.dtype = torch.bfloat16 if name == "llama3_bf16" else torch.float32
-        self.layers = 4 if name == "llama3_bf16" else 2
+        self.layers = {"llama3_bf16": 4, "llama3_small": 1}.get(name, 2)
 
     def tensors(self):
         c, f, kv = HIDDEN, self.ffn, HIDDEN // HEADS * self.groups
@@ -432,13 +432,20 @@ CHECKPOINTS = [
      dict(dp=2, tp=2, pp=2, sharding="dp_zero_gather_scatter")),
 ]
 
+# Written only where they are asked for by name: ../pack_folder.py packs them for ../corpus.
+SEEDS = [
+    ("seed_buckets", "llama3_small", dict(dp=2, sharding="dp_reshardable")),
+    ("seed_gathered", "llama3_small", dict(dp=2, sharding="dp_zero_gather_scatter")),
+    ("seed_ranks", "llama3_small", dict(dp=2, bucket_size=512, sharding="legacy")),
+]
+
 
 def main():
     root = pathlib.Path(sys.argv[1])
     wanted = sys.argv[2:]
     fork = torch.multiprocessing.get_context("fork")  # torch is imported once for all ranks
-    for i, (name, model, sizes) in enumerate(CHECKPOINTS):
-        if wanted and name not in wanted:
+    for i, (name, model, sizes) in enumerate(CHECKPOINTS + SEEDS):
+        if name not in (wanted or [folder for folder, *_ in CHECKPOINTS]):
             continue
         layout = make_layout(**sizes)
         folder = root / name

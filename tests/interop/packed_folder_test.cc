@@ -1,0 +1,59 @@
+// The corpus of fuzz targets that read several files: checkpoints, packed, are read.
+
+#include "checkpoint/convert/testing/packed_folder.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "checkpoint/convert/deepspeed/read.h"
+#include "checkpoint/convert/megatron/read.h"
+#include "gtest/gtest.h"
+#include "trainer/convert/model_rules.h"
+
+namespace tessera {
+namespace {
+
+namespace convert = ckpt::convert;
+
+std::string Corpus(const std::string& name) {
+  std::ifstream stream("tests/interop/corpus/" + name, std::ios::binary);
+  std::string packed{std::istreambuf_iterator<char>(stream), {}};
+  EXPECT_FALSE(packed.empty()) << name;
+  return packed;
+}
+
+absl::Status ReadDeepSpeed(std::string_view packed) {
+  return convert::ReadPackedFolder(packed, [](auto& storage) {
+    return convert::ReadDeepSpeed(storage, "", &RegisteredModelRules());
+  });
+}
+
+absl::Status ReadMegatron(std::string_view packed) {
+  return convert::ReadPackedFolder(packed, [](auto& storage) {
+    return convert::ReadMegatron(storage, "", &RegisteredModelRules());
+  });
+}
+
+TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {
+  for (const char* const name : {"zero1", "zero2_bf16", "zero3_bf16", "universal"}) {
+    const absl::Status status = ReadDeepSpeed(Corpus(std::string("deepspeed/") + name));
+    EXPECT_TRUE(status.ok()) << name << ": " << status;
+  }
+  for (const char* const name : {"buckets", "gathered", "ranks"}) {
+    const absl::Status status = ReadMegatron(Corpus(std::string("megatron/") + name));
+    EXPECT_TRUE(status.ok()) << name << ": " << status;
+  }
+}
+
+TEST(PackedFolderTest, FilesThatAreCutOffAreMissed) {
+  const std::string zero1 = Corpus("deepspeed/zero1"), ranks = Corpus("megatron/ranks");
+  EXPECT_FALSE(ReadDeepSpeed(std::string_view(zero1).substr(0, zero1.size() / 2)).ok());
+  EXPECT_FALSE(ReadMegatron(std::string_view(ranks).substr(0, ranks.size() / 2)).ok());
+}
+
+}  // namespace
+}  // namespace tessera
