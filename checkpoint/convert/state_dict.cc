@@ -25,6 +25,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/foreign_layout.h"
+#include "checkpoint/convert/meta_config.h"
 #include "checkpoint/convert/numbered_parameters.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -99,8 +100,9 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
   std::string prefix;
   std::vector<std::string> order;
   if (!is_hugging_face && is_meta) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string json,
-                             ReadAll(storage, JoinPath(folder, kMetaConfig), kMaxJsonBytes));
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string json,
+        ReadMetaConfig(storage, JoinPath(folder, kMetaConfig), checkpoint.tensors, /*parts=*/1));
     TESSERA_ASSIGN_OR_RETURN(known.description, rules.ReadForeignConfig(kMeta, json, count));
   } else {
     std::string json;

@@ -2,6 +2,7 @@
 // Meta, as models of this library. What transformers itself stores in its own format is the judge.
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -182,6 +183,29 @@ std::shared_ptr<ckpt::MemoryStorage> Copied(const std::map<std::string, std::str
   return storage;
 }
 
+// As Llama 2's params.json: the vocabulary's size is that of the embeddings' table, whether ranks
+// have some of its rows or some of its columns.
+TEST(StateDictTest, MetasVocabularyIsThatOfTheEmbeddings) {
+  for (const std::string name : {"llama_meta", "llama_ranks", "llama2_ranks"}) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(Fixture(name))) {
+      const std::string file = entry.path().filename().string();
+      files[file] = name + "/" + file;
+    }
+    const auto storage = Copied(files);
+    auto params = ckpt::ReadAll(*storage, "params.json", 1000);
+    ASSERT_TRUE(params.ok()) << params.status();
+    const size_t size = params->find(name == "llama_meta" ? "61" : "62");
+    ASSERT_NE(size, std::string::npos);
+    params->replace(size, 2, "-1");
+    ASSERT_TRUE(ckpt::WriteAll(*storage, "params.json", *params).ok());
+    const auto opened =
+        ckpt::convert::OpenForeignFolder(storage, {.rules = &RegisteredModelRules()});
+    ASSERT_TRUE(opened.ok()) << name << ": " << opened.status();
+    EXPECT_EQ(Load(**opened), LoadFrom(Fixture(name))) << name;
+  }
+}
+
 TEST(StateDictTest, PartsOfMetasRanksThatDoNotMatch) {
   const auto refusal = [](std::map<std::string, std::string> files) {
     files["params.json"] = "llama_ranks/params.json";
@@ -233,6 +257,36 @@ TEST(StateDictTest, MomentsByNumberOfATrainerOfTransformers) {
   EXPECT_EQ(ValueOf<int64_t>(**storage, "scheduler.last_epoch"), 3);
   EXPECT_EQ(ValueOf<double>(**storage, "optimizer.param_groups.0.weight_decay"), 0.1);
   EXPECT_EQ(ValueOf<std::vector<int64_t>>(**storage, "optimizer.param_groups.1.params").size(), 5);
+}
+
+// The weights do not depend on a damaged file of the optimizer, which is an error where it is needed.
+TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
+  std::map<std::string, std::string> files;
+  for (const char* const file :
+       {"config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"}) {
+    files[file] = std::string("trainer/") + file;
+  }
+  const auto storage = Copied(files);
+  const auto optimizer = ckpt::ReadAll(*storage, "optimizer.pt", 1 << 20);
+  ASSERT_TRUE(optimizer.ok()) << optimizer.status();
+  ASSERT_TRUE(
+      ckpt::WriteAll(*storage, "optimizer.pt", optimizer->substr(0, optimizer->size() / 2)).ok());
+  const auto open = [&](bool needed) {
+    return ckpt::convert::OpenForeignFolder(
+        storage, {.rules = &RegisteredModelRules(), .needs_trainer_files = needed});
+  };
+  const absl::Status refused = open(true).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("optimizer.pt: "));
+
+  const auto opened = open(false);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT((*opened)->notes(), ElementsAre(HasSubstr(refused.message())));
+  EXPECT_FALSE(ManifestOf(**opened).has_optimizer());
+  Tensors weights = ReadExpected("trainer");
+  std::erase_if(weights,
+                [](const auto& tensor) { return tensor.first.find(".exp_") != std::string::npos; });
+  EXPECT_EQ(LoadUntied(**opened), weights);
 }
 
 // One group: the order is that of transformers' modules.

@@ -107,6 +107,25 @@ TEST_F(ForeignCommandTest, WeightsInHuggingFacesFormat) {
   }
 }
 
+// Only runs that take the optimizer's state need its file.
+TEST_F(ForeignCommandTest, WeightsBesideADamagedFileOfTheOptimizer) {
+  const fs::path folder = root_ / "gpt2.hf";
+  fs::copy(Fixture("gpt2.hf"), folder, fs::copy_options::recursive);
+  std::ofstream(folder / "optimizer.pt", std::ios::binary) << "damaged";
+  const std::string load = "--load=" + folder.string();
+  const Result refused =
+      Train("refused", "single", 9, {load, "--ckpt-step=7", "--consumed-samples=16"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("gpt2.hf/optimizer.pt: "));
+  const Result finetune = Train("finetune", "single", 1, {load, "--finetune"});
+  ASSERT_EQ(finetune.exit_code, 0) << finetune.err;
+  EXPECT_THAT(finetune.out + finetune.err,
+              HasSubstr("gpt2.hf: Left out: " + folder.string() + "/optimizer.pt: "));
+  const Result fresh = Train("fresh", "single", 8,
+                             {load, "--ckpt-step=7", "--consumed-samples=16", "--no-load-optim"});
+  EXPECT_EQ(fresh.exit_code, 0) << fresh.err;
+}
+
 TEST_F(ForeignCommandTest, ARunOfLlmcGoesOn) {
   const std::string load = "--load=" + MakeLlmcFolder();
   const Result refused = Train("refused", "single", 9, {load});

@@ -116,11 +116,13 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> OpenForeign(
     const TrainConfig& config, const std::string& format) {
   const ckpt::ModelConfig model = ToProto(config.model());
-  return ckpt::convert::OpenForeign(config.checkpoint().load(),
-                                    {.format = format,
-                                     .rules = &RegisteredModelRules(),
-                                     .s3_endpoint = config.checkpoint().s3_endpoint(),
-                                     .model = &model});
+  return ckpt::convert::OpenForeign(
+      config.checkpoint().load(),
+      {.format = format,
+       .rules = &RegisteredModelRules(),
+       .s3_endpoint = config.checkpoint().s3_endpoint(),
+       .model = &model,
+       .needs_trainer_files = LoadContentOf(config.checkpoint()).optimizer});
 }
 
 // Tensors under other names than a model's are of no use, unless some of them suffice.
@@ -136,12 +138,16 @@ absl::Status CheckIsModel(const ckpt::convert::ForeignStorage& storage,
 
 // `load` is another framework's checkpoint. nullopt where it is none, unless load_format says that
 // it is.
-absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings) {
+absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
+                                                    const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
       OpenForeign(settings, config.load_format());
   if (absl::IsNotFound(storage.status()) && config.load_format().empty()) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(storage.status());
+  for (const std::string& note : (*storage)->notes()) {
+    notes(absl::StrCat("load=", config.load(), ": ", note));
+  }
   std::string format = (*storage)->format();
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
   if (manifest.ok()) TESSERA_RETURN_IF_ERROR(CheckIsModel(**storage, *manifest, config));
@@ -158,12 +164,13 @@ bool IsFile(const std::string& name) {
 }
 
 // In `load`.
-absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings) {
+absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
+                                                   const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
   if (config.load().empty()) return std::nullopt;
   const std::string& format = config.load_format();
   const bool is_ours = format == kTesseraFormat;
-  if (!is_ours && (!format.empty() || IsFile(config.load()))) return FindForeign(settings);
+  if (!is_ours && (!format.empty() || IsFile(config.load()))) return FindForeign(settings, notes);
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage =
       ckpt::OpenStorage(config.load(), {.s3_endpoint = config.s3_endpoint()});
   // A request for weights excludes a fresh start.
@@ -191,7 +198,7 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings) 
   if (saved.empty()) {
     std::optional<SavedRun> foreign;
     if (!is_ours) {
-      TESSERA_ASSIGN_OR_RETURN(foreign, FindForeign(settings));
+      TESSERA_ASSIGN_OR_RETURN(foreign, FindForeign(settings, notes));
     }
     if (foreign.has_value() || !required) return foreign;
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.load()));
@@ -280,7 +287,7 @@ bool ResumesItsOwn(const CheckpointConfig& config) {
 absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settings,
                                                        const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
-  if (!ResumesItsOwn(config)) return FindToLoad(settings);
+  if (!ResumesItsOwn(config)) return FindToLoad(settings, notes);
   TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> own, FindOwn(settings, notes));
   if (own.has_value()) {
     if (!LoadsItsOwn(config) && !config.load().empty()) {
@@ -289,7 +296,7 @@ absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settin
     }
     return own;
   }
-  if (!LoadsItsOwn(config)) return FindToLoad(settings);
+  if (!LoadsItsOwn(config)) return FindToLoad(settings, notes);
   if (config.exit_on_missing_checkpoint() || config.has_ckpt_step()) {
     return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
   }

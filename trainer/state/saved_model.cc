@@ -67,9 +67,11 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
     if (model.has_value() || !format.empty()) return model;
   }
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
-  const absl::StatusOr<ckpt::Manifest> description = ckpt::convert::DescribeForeign(
-      config.load(),
-      {.format = format, .rules = &RegisteredModelRules(), .s3_endpoint = config.s3_endpoint()});
+  const absl::StatusOr<ckpt::Manifest> description =
+      ckpt::convert::DescribeForeign(config.load(), {.format = format,
+                                                     .rules = &RegisteredModelRules(),
+                                                     .s3_endpoint = config.s3_endpoint(),
+                                                     .needs_trainer_files = false});
   if (absl::IsNotFound(description.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(description.status());
   return ModelOf(*description, config.load());

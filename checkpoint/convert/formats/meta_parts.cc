@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/foreign_layout.h"
+#include "checkpoint/convert/meta_config.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -21,7 +22,6 @@ namespace {
 
 constexpr std::string_view kConfig = "params.json";
 constexpr std::string_view kMeta = "meta";
-constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
 class PartsReader {
  public:
@@ -40,7 +40,8 @@ class PartsReader {
       parts_.push_back(std::move(part));
     }
     TESSERA_ASSIGN_OR_RETURN(const std::string json,
-                             ReadAll(storage_, JoinPath(folder_, kConfig), kMaxJsonBytes));
+                             ReadMetaConfig(storage_, JoinPath(folder_, kConfig), parts_[0].tensors,
+                                            static_cast<int64_t>(files_.size())));
     const auto count = static_cast<int64_t>(parts_[0].tensors.size());
     absl::StatusOr<ModelDescription> model = rules.ReadForeignConfig(kMeta, json, count);
     if (!model.ok()) {

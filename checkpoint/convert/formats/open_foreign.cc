@@ -85,16 +85,18 @@ absl::StatusOr<ForeignCheckpoint> WithModelNames(const ForeignPlace& place,
 
 // With what trainers put beside a model.
 absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const ForeignPlace& place,
+                                                   const OpenForeignOptions& options,
                                                    absl::StatusOr<ForeignCheckpoint> checkpoint) {
   if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
-  TESSERA_RETURN_IF_ERROR(AddTrainerFiles(*place.storage, "", *checkpoint));
+  TESSERA_RETURN_IF_ERROR(
+      AddTrainerFiles(*place.storage, "", options.needs_trainer_files, *checkpoint));
   return checkpoint;
 }
 
 absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const ForeignPlace& place,
                                                        const OpenForeignOptions& options) {
   absl::StatusOr<ForeignCheckpoint> checkpoint =
-      WithTrainerFiles(place, ReadHuggingFace(*place.storage, "", options.rules));
+      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage, "", options.rules));
   const auto is_weight = [](const ForeignTensor& tensor) { return tensor.role == WEIGHT; };
   if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
     return WithModelNames(place, options, *std::move(checkpoint));
@@ -115,10 +117,11 @@ absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const ForeignPlace& place,
     return ReadMetaParts(*place.storage, "", files, *options.rules);
   }
   // Where the optimizer's file is all there is, it has been read.
-  return WithModelNames(place, options,
-                        files.front().starts_with("optimizer.")
-                            ? ReadTorch(*place.storage, "", files)
-                            : WithTrainerFiles(place, ReadTorch(*place.storage, "", files)));
+  return WithModelNames(
+      place, options,
+      files.front().starts_with("optimizer.")
+          ? ReadTorch(*place.storage, "", files)
+          : WithTrainerFiles(place, options, ReadTorch(*place.storage, "", files)));
 }
 
 // In the order in which they are tried.

@@ -21,9 +21,10 @@ constexpr uint64_t kMaxJsonBytes = uint64_t{64} << 20;
 
 // Adds the contents of a file of torch.save() under its stem.
 absl::Status AddTorchFile(Storage& storage, std::string_view folder, const std::string& file,
-                          ForeignCheckpoint& checkpoint) {
+                          bool needed, ForeignCheckpoint& checkpoint) {
   absl::StatusOr<ForeignCheckpoint> read = ReadTorch(storage, folder, std::span(&file, 1));
-  if (absl::IsUnimplemented(read.status())) {
+  const bool is_damaged = absl::IsDataLoss(read.status());
+  if (absl::IsUnimplemented(read.status()) || (is_damaged && !needed)) {
     checkpoint.notes.push_back(absl::StrCat("Left out: ", read.status().message(), "."));
     return absl::OkStatus();
   }
@@ -73,7 +74,7 @@ absl::Status AddTrainerState(Storage& storage, const std::string& path,
 
 }  // namespace
 
-absl::Status AddTrainerFiles(Storage& storage, std::string_view folder,
+absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
                              ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(folder));
   const auto has = [&](std::string_view name) {
@@ -82,7 +83,7 @@ absl::Status AddTrainerFiles(Storage& storage, std::string_view folder,
   for (const std::string stem : {"optimizer", "scheduler"}) {
     for (const std::string& file : {stem + ".pt", stem + ".bin"}) {
       if (!has(file)) continue;
-      TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, folder, file, checkpoint));
+      TESSERA_RETURN_IF_ERROR(AddTorchFile(storage, folder, file, needed, checkpoint));
       break;
     }
   }

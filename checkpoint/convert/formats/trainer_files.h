@@ -12,8 +12,9 @@ namespace tessera::ckpt::convert {
 // Adds what trainers of transformers, and accelerate, keep beside a model: tensors and values of
 // "optimizer.pt" or "optimizer.bin" below "optimizer.", of "scheduler.pt" or "scheduler.bin" below
 // "scheduler.", and values of trainer_state.json, a JSON object, below "trainer_state.". What is
-// not there is left out. Errors: DataLoss naming the file; those of the storage.
-absl::Status AddTrainerFiles(Storage& storage, std::string_view folder,
+// not there is left out, as is what is damaged in files that are not `needed`, with a note. Errors:
+// DataLoss naming the file; those of the storage.
+absl::Status AddTrainerFiles(Storage& storage, std::string_view folder, bool needed,
                              ForeignCheckpoint& checkpoint);
 
 }  // namespace tessera::ckpt::convert
