@@ -11,9 +11,10 @@
 
 namespace tessera::ckpt::convert {
 
-// Meta's params.json, with the size of the vocabulary: Llama 2's has vocab_size -1, and the table of
-// embeddings tells it. `tensors` are those of one of `parts` files, each of which has an equal part
-// of the table's rows or columns. Errors: those of ReadAll(). What is no JSON is returned as it is.
+// Meta's params.json, with the size of the vocabulary: Llama 2's has vocab_size -1, and the table
+// of embeddings tells it. `tensors` are those of one of `parts` files, each of which has an equal
+// part of the table's rows or columns. What is no JSON is returned as it is. Errors: those of
+// ReadAll().
 absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
                                            std::span<const ForeignTensor> tensors, int64_t parts);
 

@@ -39,7 +39,8 @@ absl::Status ReadMegatron(std::string_view packed) {
 }
 
 TEST(PackedFolderTest, TheCorpusHasWholeCheckpoints) {
-  for (const char* const name : {"zero1", "zero2_bf16", "zero3_bf16", "universal"}) {
+  for (const char* const name :
+       {"zero1", "zero2_bf16", "zero3_bf16", "universal", "universal_frozen"}) {
     const absl::Status status = ReadDeepSpeed(Corpus(std::string("deepspeed/") + name));
     EXPECT_TRUE(status.ok()) << name << ": " << status;
   }

@@ -259,7 +259,7 @@ TEST(StateDictTest, MomentsByNumberOfATrainerOfTransformers) {
   EXPECT_EQ(ValueOf<std::vector<int64_t>>(**storage, "optimizer.param_groups.1.params").size(), 5);
 }
 
-// The weights do not depend on a damaged file of the optimizer, which is an error where it is needed.
+// The weights do not depend on a file of the optimizer; where that is needed, damage is an error.
 TEST(StateDictTest, ADamagedFileOfTheOptimizerBesideAModel) {
   std::map<std::string, std::string> files;
   for (const char* const file :

@@ -76,7 +76,7 @@ class DeepSpeedReader {
   absl::Status AddRank(size_t rank);
   absl::Status AddSlices(const std::string& file, const ZeroGroup& group);
   absl::Status AddEqualParts(const std::string& file, const ZeroGroup& group,
-                             const NamedShapes& shapes, size_t rank);
+                             const NamedShapes& shapes, size_t rank, size_t rank_count);
   absl::Status AddRange(const std::string& file, const ZeroGroup& group, Parameter& parameter,
                         int64_t begin, int64_t count, int64_t start);
   absl::Status AddFrozenParts();
@@ -310,8 +310,9 @@ absl::Status DeepSpeedReader::AddSlices(const std::string& file, const ZeroGroup
 
 // Stage 3 cuts every parameter into equal parts, of which the last ones may be padded.
 absl::Status DeepSpeedReader::AddEqualParts(const std::string& file, const ZeroGroup& group,
-                                            const NamedShapes& shapes, size_t rank) {
-  const auto ranks = static_cast<int64_t>(folder_.optimizer_files.size());
+                                            const NamedShapes& shapes, size_t rank,
+                                            size_t rank_count) {
+  const auto ranks = static_cast<int64_t>(rank_count);
   const Shape& flat = group.vectors.front().second.shape;
   if (flat.size() != 1) return Damaged(file, "a part of a parameter is no vector");
   int64_t start = 0;
@@ -342,14 +343,16 @@ absl::Status DeepSpeedReader::AddRank(size_t rank) {
   }
   for (size_t i = 0; i < shard.groups.size(); ++i) {
     const ZeroGroup& group = shard.groups[i];
-    TESSERA_RETURN_IF_ERROR(shard.cuts_parameters
-                                ? AddEqualParts(file, group, states_.groups[i], rank)
-                                : AddSlices(file, group));
+    TESSERA_RETURN_IF_ERROR(
+        shard.cuts_parameters
+            ? AddEqualParts(file, group, states_.groups[i], rank, folder_.optimizer_files.size())
+            : AddSlices(file, group));
   }
   return absl::OkStatus();
 }
 
-// Stage 3 cuts parameters that are not trained like the others.
+// Stage 3 cuts parameters that are not trained like the others. In a universal checkpoint the files
+// of the ranks' models are the only ones of ranks.
 absl::Status DeepSpeedReader::AddFrozenParts() {
   NamedShapes frozen;
   for (const auto& [name, shape] : states_.frozen) {
@@ -368,7 +371,8 @@ absl::Status DeepSpeedReader::AddFrozenParts() {
         return Damaged(file, absl::StrCat("parameter ", name, " is not in frozen_param_fragments"));
       }
       const ZeroGroup alone = {.vectors = {{kForeignWeight, fragment->second}}};
-      TESSERA_RETURN_IF_ERROR(AddEqualParts(file, alone, {{name, shape}}, rank));
+      TESSERA_RETURN_IF_ERROR(
+          AddEqualParts(file, alone, {{name, shape}}, rank, folder_.model_files.size()));
     }
   }
   return absl::OkStatus();

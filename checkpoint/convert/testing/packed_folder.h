@@ -22,8 +22,8 @@ namespace tessera::ckpt::convert {
 std::shared_ptr<Storage> UnpackFolder(std::string_view packed);
 
 // Reads the root of a packed folder with `read`. What is accepted is presented as a storage, and
-// every tensor of moderate size is read from it; aborts where that fails. Errors: those of `read` and
-// of ForeignStorage::Create().
+// every tensor of moderate size is read from it; aborts where that fails. Errors: those of `read`
+// and of ForeignStorage::Create().
 absl::Status ReadPackedFolder(
     std::string_view packed,
     const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);
