@@ -4,36 +4,32 @@
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/pickle/byte_stream.h"
 #include "checkpoint/convert/pickle/nodes.h"
+#include "checkpoint/convert/pickle/stack_machine.h"
 #include "checkpoint/convert/pickle/text_forms.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr uint8_t kHighestProtocol = 5;
-constexpr size_t kSharedNodes = 1024;
-constexpr uint64_t kMaxListElements = uint64_t{1} << 31;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-// The stack machine of Python's pickle module, with a node in place of each Python object.
-class Reader {
+// Runs a pickle's opcodes on the stack machine.
+class Reader : private StackMachine {
  public:
   Reader(const ReadableFile& file, Extent within, const ReadOptions& options)
-      : stream_(file, within), max_nodes_(std::min<uint64_t>(options.max_nodes, kNoNode)) {}
+      : StackMachine(options.max_nodes), stream_(file, within) {}
 
   absl::StatusOr<Pickle> Run();
 
@@ -45,25 +41,6 @@ class Reader {
   };
   static std::array<Opcode, 256> MakeOpcodes();
 
-  absl::Status Wrong(std::string_view what) const { return absl::DataLossError(View(what)); }
-
-  // Nodes.
-  absl::StatusOr<NodeId> Add(const Node& node);
-  absl::Status Push(const Node& node);
-  absl::StatusOr<NodeId> AddText(std::string_view text);
-  absl::StatusOr<NodeId> AddShared(const Node& node);
-  // Appends what is on the stack from there on to a list, which may be kNoList and gets a number.
-  absl::StatusOr<uint32_t> Extend(uint32_t list, size_t first_on_stack);
-  absl::StatusOr<NodeId> AddTuple(size_t first_on_stack);
-  absl::Status PushObject(NodeId callable, NodeId arguments, NodeId keyword_arguments = kNoNode);
-  Node& NodeAt(NodeId id) { return nodes_->nodes[id]; }
-
-  // The stack. Nothing is popped across a mark.
-  absl::StatusOr<NodeId> Pop();
-  absl::StatusOr<NodeId> Top();
-  absl::StatusOr<size_t> PopMark();  // index of the first element above the mark
-  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-
   // Little-endian number of that many bytes.
   template <typename T>
   absl::StatusOr<T> ReadNumber() {
@@ -72,18 +49,10 @@ class Reader {
   }
   absl::StatusOr<std::string> ReadLine() { return stream_.ReadLine(kMaxTextBytes); }
 
-  // Operations, in the order of the table.
+  // Opcodes with arguments in the pickle, in the order of the table.
   absl::Status Proto();
   absl::Status Frame();
   absl::Status Stop();
-  absl::Status Mark();
-  absl::Status Discard();
-  absl::Status DiscardToMark();
-  absl::Status Duplicate();
-  template <Kind kind, uint64_t bits = 0>
-  absl::Status PushConstant() {
-    return Push({.kind = kind, .a = bits});
-  }
   template <typename T, bool is_signed = false>
   absl::Status PushInt();
   absl::Status PushDecimal(std::string_view digits, uint64_t offset);
@@ -99,20 +68,6 @@ class Reader {
   absl::Status PushUnicodeLine();
   template <typename Length>
   absl::Status PushBytes();
-  absl::Status PushTupleToMark();
-  template <size_t count>
-  absl::Status PushTuple();
-  template <Kind kind>
-  absl::Status PushListToMark();
-  absl::Status AppendTo(NodeId target, size_t first_on_stack, bool to_set);
-  absl::Status SetIn(NodeId target, size_t first_on_stack);
-  absl::Status Append();
-  template <bool to_set>
-  absl::Status AppendToMark();
-  absl::Status SetItem();
-  absl::Status SetItemsToMark();
-  absl::Status Remember(uint64_t index);
-  absl::Status Recall(uint64_t index);
   absl::StatusOr<uint64_t> ReadIndexLine();
   absl::Status RememberLine();
   absl::Status RecallLine();
@@ -120,25 +75,12 @@ class Reader {
   absl::Status RememberAt();
   template <typename T>
   absl::Status RecallAt();
-  absl::Status RememberNext() { return Remember(memo_.size()); }
   absl::StatusOr<NodeId> AddGlobalLines();
   absl::Status PushGlobalLines();
-  absl::Status PushGlobalFromStack();
-  absl::Status Reduce();
-  absl::Status NewObjectWithKeywords();
   absl::Status Instance();
-  absl::Status ObjectToMark();
-  absl::Status Build();
   absl::Status PersistentIdLine();
-  absl::Status PersistentIdFromStack();
 
   ByteStream stream_;
-  const uint64_t max_nodes_;
-  std::unique_ptr<Nodes> nodes_ = std::make_unique<Nodes>();
-  std::vector<NodeId> shared_ = std::vector<NodeId>(kSharedNodes, kNoNode);  // by a hash
-  std::vector<NodeId> stack_;
-  std::vector<size_t> marks_;  // size of the stack when it was set
-  absl::flat_hash_map<uint32_t, NodeId> memo_;
   bool stopped_ = false;
 };
 
@@ -192,8 +134,8 @@ std::array<Reader::Opcode, 256> Reader::MakeOpcodes() {
   set('d', "DICT", &Reader::PushListToMark<Kind::kDict>);
   set(0x91, "FROZENSET", &Reader::PushListToMark<Kind::kSet>);
   set('a', "APPEND", &Reader::Append);
-  set('e', "APPENDS", &Reader::AppendToMark<false>);
-  set(0x90, "ADDITEMS", &Reader::AppendToMark<true>);
+  set('e', "APPENDS", &Reader::AppendToMark<Kind::kList>);
+  set(0x90, "ADDITEMS", &Reader::AppendToMark<Kind::kSet>);
   set('s', "SETITEM", &Reader::SetItem);
   set('u', "SETITEMS", &Reader::SetItemsToMark);
 
@@ -242,111 +184,8 @@ absl::StatusOr<Pickle> Reader::Run() {
                                                       opcode.name, ": ", status.message()));
     }
   }
-  nodes_->end_offset = stream_.position();
-  return Pickle(std::move(nodes_));
-}
-
-absl::StatusOr<NodeId> Reader::Add(const Node& node) {
-  if (nodes_->nodes.size() >= max_nodes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("more than ", max_nodes_, " objects in one pickle"));
-  }
-  nodes_->nodes.push_back(node);
-  return static_cast<NodeId>(nodes_->nodes.size() - 1);
-}
-
-absl::Status Reader::Push(const Node& node) {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId id, node.kind == Kind::kInt ? AddShared(node) : Add(node));
-  stack_.push_back(id);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<NodeId> Reader::AddText(std::string_view text) {
-  const Node node = {.kind = Kind::kText, .b = text.size(), .a = nodes_->text.size()};
-  nodes_->text.append(text);
-  return Add(node);
-}
-
-// Numbers and empty tuples that are equal are one node, where they are not far apart.
-absl::StatusOr<NodeId> Reader::AddShared(const Node& node) {
-  NodeId& known = shared_[(node.a * 31 + static_cast<uint64_t>(node.kind)) % kSharedNodes];
-  if (known < nodes_->nodes.size()) {
-    const Node& other = NodeAt(known);
-    if (other.kind == node.kind && other.place == node.place && other.a == node.a &&
-        other.b == node.b) {
-      return known;
-    }
-  }
-  TESSERA_ASSIGN_OR_RETURN(known, Add(node));
-  return known;
-}
-
-absl::StatusOr<uint32_t> Reader::Extend(uint32_t list, size_t first_on_stack) {
-  if (list == kNoList) {
-    list = static_cast<uint32_t>(nodes_->lists.size());
-    nodes_->lists.emplace_back();
-  }
-  List& known = nodes_->lists[list];
-  std::vector<NodeId>& elements = nodes_->list_elements;
-  const uint64_t added = stack_.size() - first_on_stack;
-  if (known.size + added > kMaxListElements) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("more than ", kMaxListElements, " elements in one list"));
-  }
-  const bool is_last = known.begin + known.capacity == elements.size();
-  const uint64_t needed = known.size + added;
-  if (needed > known.capacity && !is_last) {
-    // It may grow again: a list that moves gets as much space again as it has elements.
-    const auto old = static_cast<ptrdiff_t>(known.begin);
-    known.begin = elements.size();
-    known.capacity = static_cast<uint32_t>(needed + known.size);
-    elements.resize(known.begin + known.capacity);
-    std::copy_n(elements.begin() + old, known.size,
-                elements.begin() + static_cast<ptrdiff_t>(known.begin));
-  } else if (needed > known.capacity) {
-    known.capacity = static_cast<uint32_t>(needed);
-    elements.resize(known.begin + known.capacity);
-  }
-  std::copy(stack_.begin() + static_cast<ptrdiff_t>(first_on_stack), stack_.end(),
-            elements.begin() + static_cast<ptrdiff_t>(known.begin + known.size));
-  known.size = static_cast<uint32_t>(needed);
-  return list;
-}
-
-absl::StatusOr<NodeId> Reader::AddTuple(size_t first_on_stack) {
-  const auto first = stack_.begin() + static_cast<ptrdiff_t>(first_on_stack);
-  const Node node = {.kind = Kind::kTuple,
-                     .b = static_cast<uint64_t>(stack_.end() - first),
-                     .a = nodes_->tuple_elements.size()};
-  if (first == stack_.end()) return AddShared({.kind = Kind::kTuple});
-  nodes_->tuple_elements.insert(nodes_->tuple_elements.end(), first, stack_.end());
-  stack_.erase(first, stack_.end());
-  return Add(node);
-}
-
-absl::Status Reader::PushObject(NodeId callable, NodeId arguments, NodeId keyword_arguments) {
-  const Node node = {.kind = Kind::kObject, .a = nodes_->objects.size()};
-  nodes_->objects.push_back(
-      {.callable = callable, .arguments = arguments, .keyword_arguments = keyword_arguments});
-  return Push(node);
-}
-
-absl::StatusOr<NodeId> Reader::Top() {
-  if (stack_.size() <= floor()) return Wrong("nothing is on the stack");
-  return stack_.back();
-}
-
-absl::StatusOr<NodeId> Reader::Pop() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId top, Top());
-  stack_.pop_back();
-  return top;
-}
-
-absl::StatusOr<size_t> Reader::PopMark() {
-  if (marks_.empty()) return Wrong("no mark is on the stack");
-  const size_t first = marks_.back();
-  marks_.pop_back();
-  return first;
+  nodes().end_offset = stream_.position();
+  return Pickle(TakeNodes());
 }
 
 absl::Status Reader::Proto() {
@@ -363,33 +202,8 @@ absl::Status Reader::Frame() {
 }
 
 absl::Status Reader::Stop() {
-  TESSERA_ASSIGN_OR_RETURN(nodes_->root, Pop());
+  TESSERA_ASSIGN_OR_RETURN(nodes().root, Pop());
   stopped_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Mark() {
-  marks_.push_back(stack_.size());
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Discard() {
-  if (!marks_.empty() && marks_.back() == stack_.size()) {
-    marks_.pop_back();
-    return absl::OkStatus();
-  }
-  return Pop().status();
-}
-
-absl::Status Reader::DiscardToMark() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  stack_.resize(first);
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Duplicate() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId top, Top());
-  stack_.push_back(top);
   return absl::OkStatus();
 }
 
@@ -475,8 +289,8 @@ absl::Status Reader::PushText() {
     TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
     return Push({.kind = Kind::kText, .place = Place::kInFile, .b = length, .a = offset});
   }
-  const Node node = {.kind = Kind::kText, .b = length, .a = nodes_->text.size()};
-  TESSERA_RETURN_IF_ERROR(stream_.ReadInto(length, nodes_->text));
+  const Node node = {.kind = Kind::kText, .b = length, .a = nodes().text.size()};
+  TESSERA_RETURN_IF_ERROR(stream_.ReadInto(length, nodes().text));
   return Push(node);
 }
 
@@ -485,7 +299,7 @@ absl::Status Reader::PushQuotedLine() {
   const std::optional<std::string> text = DecodeQuoted(line);
   if (!text) return Wrong("no text in quotes");
   TESSERA_ASSIGN_OR_RETURN(const NodeId id, AddText(*text));
-  stack_.push_back(id);
+  PushId(id);
   return absl::OkStatus();
 }
 
@@ -494,7 +308,7 @@ absl::Status Reader::PushUnicodeLine() {
   const std::optional<std::string> text = DecodeRawUnicodeEscape(line);
   if (!text) return Wrong("a malformed escape");
   TESSERA_ASSIGN_OR_RETURN(const NodeId id, AddText(*text));
-  stack_.push_back(id);
+  PushId(id);
   return absl::OkStatus();
 }
 
@@ -504,106 +318,6 @@ absl::Status Reader::PushBytes() {
   const uint64_t offset = stream_.position();
   TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
   return Push({.kind = Kind::kBytes, .place = Place::kInFile, .b = length, .a = offset});
-}
-
-absl::Status Reader::PushTupleToMark() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId tuple, AddTuple(first));
-  stack_.push_back(tuple);
-  return absl::OkStatus();
-}
-
-template <size_t count>
-absl::Status Reader::PushTuple() {
-  if (stack_.size() - floor() < count) return Wrong("too little is on the stack");
-  TESSERA_ASSIGN_OR_RETURN(const NodeId tuple, AddTuple(stack_.size() - count));
-  stack_.push_back(tuple);
-  return absl::OkStatus();
-}
-
-template <Kind kind>
-absl::Status Reader::PushListToMark() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId list, Add({.kind = kind, .a = kNoList}));
-  if (kind == Kind::kDict) {
-    TESSERA_RETURN_IF_ERROR(SetIn(list, first));
-  } else {
-    TESSERA_RETURN_IF_ERROR(AppendTo(list, first, kind == Kind::kSet));
-  }
-  stack_.push_back(list);
-  return absl::OkStatus();
-}
-
-absl::Status Reader::AppendTo(NodeId target, size_t first_on_stack, bool to_set) {
-  const auto first = stack_.begin() + static_cast<ptrdiff_t>(first_on_stack);
-  Node& node = NodeAt(target);
-  const bool fits = node.kind == Kind::kObject || node.kind == (to_set ? Kind::kSet : Kind::kList);
-  if (!fits) return Wrong(absl::StrCat("cannot add to a ", View(KindName(node.kind))));
-  if (first != stack_.end()) {
-    if (node.kind == Kind::kObject) {
-      uint32_t& items = nodes_->objects[node.a].items;
-      TESSERA_ASSIGN_OR_RETURN(items, Extend(items, first_on_stack));
-    } else {
-      TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
-    }
-  }
-  stack_.erase(first, stack_.end());
-  return absl::OkStatus();
-}
-
-absl::Status Reader::SetIn(NodeId target, size_t first_on_stack) {
-  const auto first = stack_.begin() + static_cast<ptrdiff_t>(first_on_stack);
-  Node& node = NodeAt(target);
-  if (node.kind != Kind::kDict && node.kind != Kind::kObject) {
-    return Wrong(absl::StrCat("cannot set an item of a ", View(KindName(node.kind))));
-  }
-  if ((stack_.end() - first) % 2 != 0) return Wrong("a key without a value");
-  if (first != stack_.end()) {
-    if (node.kind == Kind::kObject) {
-      uint32_t& entries = nodes_->objects[node.a].entries;
-      TESSERA_ASSIGN_OR_RETURN(entries, Extend(entries, first_on_stack));
-    } else {
-      TESSERA_ASSIGN_OR_RETURN(node.a, Extend(static_cast<uint32_t>(node.a), first_on_stack));
-    }
-  }
-  stack_.erase(first, stack_.end());
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Append() {
-  if (stack_.size() - floor() < 2) return Wrong("too little is on the stack");
-  return AppendTo(stack_[stack_.size() - 2], stack_.size() - 1, /*to_set=*/false);
-}
-
-template <bool to_set>
-absl::Status Reader::AppendToMark() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  if (first <= floor()) return Wrong("nothing is on the stack");
-  return AppendTo(stack_[first - 1], first, to_set);
-}
-
-absl::Status Reader::SetItem() {
-  if (stack_.size() - floor() < 3) return Wrong("too little is on the stack");
-  return SetIn(stack_[stack_.size() - 3], stack_.size() - 2);
-}
-
-absl::Status Reader::SetItemsToMark() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  if (first <= floor()) return Wrong("nothing is on the stack");
-  return SetIn(stack_[first - 1], first);
-}
-
-absl::Status Reader::Remember(uint64_t index) {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId top, Top());
-  memo_[static_cast<uint32_t>(index)] = top;
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Recall(uint64_t index) {
-  const auto found = memo_.find(static_cast<uint32_t>(index));
-  if (found == memo_.end()) return Wrong(absl::StrCat("no object has the number ", index));
-  stack_.push_back(found->second);
-  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> Reader::ReadIndexLine() {
@@ -645,30 +359,8 @@ absl::StatusOr<NodeId> Reader::AddGlobalLines() {
 
 absl::Status Reader::PushGlobalLines() {
   TESSERA_ASSIGN_OR_RETURN(const NodeId global, AddGlobalLines());
-  stack_.push_back(global);
+  PushId(global);
   return absl::OkStatus();
-}
-
-absl::Status Reader::PushGlobalFromStack() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId name, Pop());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId module, Pop());
-  if (NodeAt(name).kind != Kind::kText || NodeAt(module).kind != Kind::kText) {
-    return Wrong("module and name are not texts");
-  }
-  return Push({.kind = Kind::kGlobal, .b = name, .a = module});
-}
-
-absl::Status Reader::Reduce() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId arguments, Pop());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId callable, Pop());
-  return PushObject(callable, arguments);
-}
-
-absl::Status Reader::NewObjectWithKeywords() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId keyword_arguments, Pop());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId arguments, Pop());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId callable, Pop());
-  return PushObject(callable, arguments, keyword_arguments);
 }
 
 absl::Status Reader::Instance() {
@@ -678,36 +370,9 @@ absl::Status Reader::Instance() {
   return PushObject(callable, arguments);
 }
 
-absl::Status Reader::ObjectToMark() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  if (first == stack_.size()) return Wrong("nothing is on the stack");
-  const NodeId callable = stack_[first];
-  TESSERA_ASSIGN_OR_RETURN(const NodeId arguments, AddTuple(first + 1));
-  stack_.pop_back();
-  return PushObject(callable, arguments);
-}
-
-absl::Status Reader::Build() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId state, Pop());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId target, Top());
-  const Node& node = NodeAt(target);
-  if (node.kind != Kind::kObject) {
-    return Wrong(absl::StrCat("a ", View(KindName(node.kind)), " has no state to set"));
-  }
-  Object& object = nodes_->objects[node.a];
-  if (object.state != kNoNode) return Wrong("the state of an object is set twice");
-  object.state = state;
-  return absl::OkStatus();
-}
-
 absl::Status Reader::PersistentIdLine() {
   TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
   TESSERA_ASSIGN_OR_RETURN(const NodeId id, AddText(line));
-  return Push({.kind = Kind::kPersistentId, .a = id});
-}
-
-absl::Status Reader::PersistentIdFromStack() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId id, Pop());
   return Push({.kind = Kind::kPersistentId, .a = id});
 }
 
