@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "checkpoint/layout/copy_matrix.h"
 #include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera::ckpt::convert {
@@ -14,8 +15,6 @@ namespace {
 
 // A covering range may hold this many times the wanted elements before smaller ranges are read.
 constexpr int64_t kMaxAmplification = 4;
-// Side of the square blocks of a transposition: two of them fit into the innermost cache.
-constexpr int64_t kBlock = 32;
 
 using Dims = std::span<const StridedDim>;
 
@@ -49,34 +48,13 @@ std::vector<StridedDim> Normalize(std::vector<StridedDim> dims) {
   return merged;
 }
 
-// Copies a matrix in blocks, so that both sides stay in the cache whichever is contiguous.
-template <typename Element>
-void CopyMatrix(const StridedDim& a, const StridedDim& b, const std::byte* from, std::byte* to) {
-  constexpr int64_t kSize = sizeof(Element);
-  for (int64_t i0 = 0; i0 < a.extent; i0 += kBlock) {
-    for (int64_t j0 = 0; j0 < b.extent; j0 += kBlock) {
-      const int64_t i1 = std::min(a.extent, i0 + kBlock), j1 = std::min(b.extent, j0 + kBlock);
-      for (int64_t i = i0; i < i1; ++i) {
-        const std::byte* source = from + (i * a.file_stride + j0 * b.file_stride) * kSize;
-        std::byte* target = to + (i * a.memory_stride + j0 * b.memory_stride) * kSize;
-        for (int64_t j = j0; j < j1; ++j) {
-          std::memcpy(target, source, kSize);
-          source += b.file_stride * kSize;
-          target += b.memory_stride * kSize;
-        }
-      }
-    }
-  }
-}
-
-template <typename Element>
-void Scatter(Dims dims, const std::byte* from, std::byte* to) {
-  constexpr int64_t kSize = sizeof(Element);
+void Scatter(Dims dims, size_t element_bytes, const std::byte* from, std::byte* to) {
+  const auto size = static_cast<int64_t>(element_bytes);
   if (dims.size() > 2) {
     const StridedDim& outer = dims.front();
     for (int64_t i = 0; i < outer.extent; ++i) {
-      Scatter<Element>(dims.subspan(1), from + i * outer.file_stride * kSize,
-                       to + i * outer.memory_stride * kSize);
+      Scatter(dims.subspan(1), element_bytes, from + i * outer.file_stride * size,
+              to + i * outer.memory_stride * size);
     }
     return;
   }
@@ -84,26 +62,14 @@ void Scatter(Dims dims, const std::byte* from, std::byte* to) {
   const StridedDim& a = dims.size() == 2 ? dims[0] : one;
   const StridedDim& b = dims.empty() ? one : dims.back();
   if (b.file_stride != 1 || b.memory_stride != 1) {
-    // The rows of a block are written one after the other where they are contiguous in memory.
-    if (a.memory_stride < b.memory_stride) return CopyMatrix<Element>(b, a, from, to);
-    return CopyMatrix<Element>(a, b, from, to);
+    const auto in_bytes = [&](const StridedDim& dim) {
+      return MatrixDim{dim.extent, dim.file_stride * size, dim.memory_stride * size};
+    };
+    return CopyMatrix(in_bytes(a), in_bytes(b), element_bytes, from, to);
   }
   for (int64_t i = 0; i < a.extent; ++i) {
-    std::memcpy(to + i * a.memory_stride * kSize, from + i * a.file_stride * kSize,
-                b.extent * kSize);
-  }
-}
-
-void ScatterElements(Dims dims, size_t element_bytes, const std::byte* from, std::byte* to) {
-  switch (element_bytes) {
-    case 1:
-      return Scatter<uint8_t>(dims, from, to);
-    case 2:
-      return Scatter<uint16_t>(dims, from, to);
-    case 4:
-      return Scatter<uint32_t>(dims, from, to);
-    default:
-      return Scatter<uint64_t>(dims, from, to);
+    std::memcpy(to + i * a.memory_stride * size, from + i * a.file_stride * size,
+                static_cast<size_t>(b.extent * size));
   }
 }
 
@@ -169,7 +135,7 @@ class StridedReader {
     }
     const std::span<std::byte> range = buffer_.span().first(bytes);
     TESSERA_RETURN_IF_ERROR(file_.ReadAt(offset_bytes, range));
-    ScatterElements(dims, size_, range.data(), memory);
+    Scatter(dims, static_cast<size_t>(size_), range.data(), memory);
     return absl::OkStatus();
   }
 

@@ -1,18 +1,16 @@
 #include "checkpoint/layout/copy_box.h"
 
-#include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <span>
+
+#include "checkpoint/layout/copy_matrix.h"
 
 namespace tessera::ckpt {
 namespace {
 
-// One loop of a copy: strides in bytes.
-struct Loop {
-  int64_t extent;
-  int64_t from_stride;
-  int64_t to_stride;
-};
+using Loop = MatrixDim;
 
 template <typename Byte>
 std::vector<int64_t> StridesOf(const BasicBoxView<Byte>& view) {
@@ -73,48 +71,6 @@ void CopyInnermost(const std::byte* from, std::byte* to, const Loop& loop, size_
   }
 }
 
-// Side of the square blocks of a transposition: two of them fit into the innermost cache.
-constexpr int64_t kBlock = 32;
-
-// Copies a matrix in blocks, so that both sides stay in the cache whichever is contiguous.
-template <size_t kBytes>
-void CopyMatrix(const std::byte* from, std::byte* to, const Loop& outer, const Loop& inner) {
-  for (int64_t i0 = 0; i0 < outer.extent; i0 += kBlock) {
-    const int64_t rows = std::min(kBlock, outer.extent - i0);
-    for (int64_t j0 = 0; j0 < inner.extent; j0 += kBlock) {
-      const Loop part = {std::min(kBlock, inner.extent - j0), inner.from_stride, inner.to_stride};
-      for (int64_t i = i0; i < i0 + rows; ++i) {
-        CopyElements<kBytes>(from + i * outer.from_stride + j0 * inner.from_stride,
-                             to + i * outer.to_stride + j0 * inner.to_stride, part);
-      }
-    }
-  }
-}
-
-// Copies a matrix without runs, writing along the dim that is denser in `to`. Returns false for
-// elements of other sizes.
-bool CopyTransposed(const std::byte* from, std::byte* to, const Loop& a, const Loop& b,
-                    size_t element_bytes) {
-  const Loop& outer = a.to_stride < b.to_stride ? b : a;
-  const Loop& inner = a.to_stride < b.to_stride ? a : b;
-  switch (element_bytes) {
-    case 1:
-      CopyMatrix<1>(from, to, outer, inner);
-      return true;
-    case 2:
-      CopyMatrix<2>(from, to, outer, inner);
-      return true;
-    case 4:
-      CopyMatrix<4>(from, to, outer, inner);
-      return true;
-    case 8:
-      CopyMatrix<8>(from, to, outer, inner);
-      return true;
-    default:
-      return false;
-  }
-}
-
 void CopyLoops(const std::byte* from, std::byte* to, std::span<const Loop> loops,
                size_t element_bytes, size_t run_bytes) {
   if (loops.empty()) {
@@ -126,8 +82,9 @@ void CopyLoops(const std::byte* from, std::byte* to, std::span<const Loop> loops
     CopyInnermost(from, to, loop, element_bytes);
     return;
   }
-  if (loops.size() == 2 && run_bytes == element_bytes &&
-      CopyTransposed(from, to, loops[0], loops[1], element_bytes)) {
+  const bool is_number = std::has_single_bit(element_bytes) && element_bytes <= sizeof(uint64_t);
+  if (loops.size() == 2 && run_bytes == element_bytes && is_number) {
+    CopyMatrix(loops[0], loops[1], element_bytes, from, to);
     return;
   }
   for (int64_t i = 0; i < loop.extent; ++i) {
