@@ -1,0 +1,27 @@
+#ifndef TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
+#define TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
+
+// Reports every contradiction between the fields of a config. Errors: InvalidArgument, one sentence
+// that names the fields and their values.
+
+#include "absl/status/status.h"
+#include "trainer/config/config.pb.h"
+#include "trainer/config/validate_topology.h"
+
+namespace tessera {
+
+// Of a config as it was given: no number of any group may be negative or non-finite. Other
+// requirements of a field are checked with its group.
+absl::Status CheckRanges(const TrainConfig& config);
+
+// Of a config whose declared defaults are set.
+absl::Status CheckParallel(const ParallelConfig& parallel);
+
+// The rest. Precondition: all defaults are set, and the model is resolved.
+absl::Status CheckResolved(const TrainConfig& config);
+
+BatchSizes Batches(const TrainingConfig& training);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TRAINER_CONFIG_CHECK_CONFIG_H_
