@@ -187,7 +187,7 @@ class Pending {
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
   // Wait() for a result that only work of the device reads, or a buffer that only such work writes.
   // With device memory (nccl/), returns once the operation has been queued: what is queued on the
-  // compute stream from now on runs after it, and the host goes on. An error that comes later, a
+  // compute stream from now on runs after it, and the host continues. An error that comes later, a
   // missing rank or the timeout included, is returned by Synchronize() of the device's streams and
   // by later operations. Elsewhere it is Wait().
   absl::Status Follow(std::optional<absl::Duration> timeout = std::nullopt);

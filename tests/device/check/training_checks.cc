@@ -289,8 +289,8 @@ absl::StatusOr<std::string> TrainingChecks::Resume() const {
           Name(bf16), ": the state that the device loads is not what the CPU has saved"));
     }
   }
-  return "device to CPU and back, fp32 and bf16: the CPU goes on with the device's losses, and the "
-         "device loads the CPU's bits";
+  return "device to CPU and back, fp32 and bf16: the CPU continues with the device's losses, and "
+         "the device loads the CPU's bits";
 }
 
 absl::StatusOr<std::string> TrainingChecks::SameBits() const {
