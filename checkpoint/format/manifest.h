@@ -26,6 +26,10 @@ inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;  // header and 
 // refused before it is parsed.
 inline constexpr uint64_t kMaxManifestCostRatio = 16;
 
+// The largest step, number of samples and epoch of a trainer state: up to it, a double has every
+// integer, so that every tool can print it. What a trainer adds does not overflow.
+inline constexpr int64_t kMaxTrainerCount = int64_t{1} << 53;
+
 // Whether the data files of a manifest must have checksums. Those of a manifest on a disk must; one
 // that was made in memory, over files of another format, may have files with none at all.
 enum class Checksums { kRequired, kOptional };

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <ctime>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -308,6 +309,15 @@ std::vector<BrokenRule> BrokenOtherRules() {
        },
        {"another state too"}},
       {"negative step", [](Manifest& m) { m.mutable_trainer()->set_step(-1); }, {"trainer.step"}},
+      {"step that overflows",
+       [](Manifest& m) { m.mutable_trainer()->set_step(std::numeric_limits<int64_t>::max()); },
+       {"trainer.step"}},
+      {"samples that overflow",
+       [](Manifest& m) {
+         m.mutable_trainer()->mutable_data()->set_consumed_samples(
+             std::numeric_limits<int64_t>::max());
+       },
+       {"trainer.data.consumed_samples"}},
       {"negative samples",
        [](Manifest& m) { m.mutable_trainer()->mutable_data()->set_consumed_samples(-1); },
        {"consumed_samples"}},

@@ -301,14 +301,17 @@ absl::Status CheckOptimizer(const Manifest& manifest) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCount(std::string_view name, int64_t count) {
+  if (count >= 0 && count <= kMaxTrainerCount) return absl::OkStatus();
+  return Invalid(absl::string_view(name.data(), name.size()), " is ", count, ", expected 0 to ",
+                 kMaxTrainerCount);
+}
+
 absl::Status CheckTrainer(const TrainerState& trainer) {
-  const DataState& data = trainer.data();
-  if (trainer.step() < 0) return Invalid("trainer.step is ", trainer.step());
-  if (data.consumed_samples() < 0) {
-    return Invalid("trainer.data.consumed_samples is ", data.consumed_samples());
-  }
-  if (data.epoch() < 0) return Invalid("trainer.data.epoch is ", data.epoch());
-  return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(CheckCount("trainer.step", trainer.step()));
+  TESSERA_RETURN_IF_ERROR(
+      CheckCount("trainer.data.consumed_samples", trainer.data().consumed_samples()));
+  return CheckCount("trainer.data.epoch", trainer.data().epoch());
 }
 
 }  // namespace
