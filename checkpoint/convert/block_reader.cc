@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -91,14 +92,16 @@ absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<Sto
 
 absl::Status BlockReader::ReadTogether(std::span<const BlockPart> parts) {
   std::vector<ShardedTensor> wanted;
+  std::map<std::string_view, size_t> index;  // in `wanted`, by source
   for (const BlockPart& part : parts) {
-    std::vector<Shard> shards;
+    const auto [at, is_new] = index.emplace(part.tensor.source_name, wanted.size());
+    if (is_new) wanted.push_back(Wanted(part.tensor, {}));
+    std::vector<Shard>& shards = wanted[at->second].shards;
     for (const StoredPiece& piece : part.pieces) {
       shards.push_back({.box = piece.box,
                         .data = part.block.data() + piece.offset_bytes,
                         .strides = piece.strides});
     }
-    wanted.push_back(Wanted(part.tensor, std::move(shards)));
   }
   TESSERA_RETURN_IF_ERROR(Load(std::move(wanted)));
   for (const BlockPart& part : parts) {

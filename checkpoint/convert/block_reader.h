@@ -48,8 +48,9 @@ class BlockReader {
   absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
                     std::span<std::byte> block, LogicalDigest& digest);
 
-  // The same for parts of different tensors of the source, in one load: a checksum chunk that
-  // several of them share is read once. Precondition: all pieces are ranges.
+  // The same for several parts in one load: a checksum chunk that several of them share is read
+  // once. Precondition: all pieces are ranges; those of one tensor of the source do not overlap,
+  // and have one dtype.
   absl::Status ReadTogether(std::span<const BlockPart> parts);
 
  private:

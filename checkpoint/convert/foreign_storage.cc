@@ -343,9 +343,12 @@ absl::Status ForeignStorage::CompareCopies(const StoredTensor& tensor,
     const StoredPiece& first = *originals.at(KeyOf(copy.box));
     TESSERA_ASSIGN_OR_RETURN(const bool equal, AreEqual(first, copy, tensor.element_bytes));
     if (equal) continue;
+    const std::string places = first.file == copy.file
+                                   ? absl::StrCat(copy.file, " at offsets ", first.offset_bytes,
+                                                  " and ", copy.offset_bytes)
+                                   : absl::StrCat(first.file, " and ", copy.file);
     return absl::DataLossError(absl::StrCat("tensor ", tensor.name, ": the copies of ",
-                                            ToString(copy.box), " in ", first.file, " and ",
-                                            copy.file, " differ"));
+                                            ToString(copy.box), " in ", places, " differ"));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,8 @@
 #include "checkpoint/convert/output.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -53,21 +55,33 @@ class Worker {
     return block;
   }
 
-  // Reads tensors of a file that is one span of it, as above; the result is that span. What lies
-  // between the tensors is undefined.
+  // Reads tensors that follow each other in their file, as above; the result is the bytes from the
+  // first one's to the last one's, zero between them. Those that are read into place share one load
+  // and thereby the checksum chunks that they have in common.
   absl::StatusOr<std::span<std::byte>> ReadSpan(std::span<const OutputTensor> tensors) {
     const uint64_t begin = tensors.front().offset_bytes;
     const uint64_t bytes = EndOf(tensors.back()) - begin, skip = begin % kIoAlignmentBytes;
     TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
     const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
-    std::vector<BlockPart> parts;
+    std::vector<BlockPart> together, alone;
+    uint64_t end = begin;
     for (const OutputTensor& tensor : tensors) {
+      std::ranges::fill(block.subspan(end - begin, tensor.offset_bytes - end), std::byte{0});
+      end = EndOf(tensor);
       const std::span<std::byte> part =
-          block.subspan(tensor.offset_bytes - begin, EndOf(tensor) - tensor.offset_bytes);
-      parts.push_back(
-          {tensor, PiecesOf(tensor, 0, tensor.elements, part), part, digests_[tensor.name]});
+          block.subspan(tensor.offset_bytes - begin, end - tensor.offset_bytes);
+      LogicalDigest& digest = digests_[tensor.name];
+      if (tensor.elements == 0) continue;
+      std::vector<StoredPiece> pieces = PiecesOf(tensor, 0, tensor.elements, part);
+      const bool in_place = std::ranges::all_of(
+          pieces, [&](const StoredPiece& piece) { return IsRange(tensor.shape, piece); });
+      (in_place && FitsInLoad(together, tensor) ? together : alone)
+          .push_back({tensor, std::move(pieces), part, digest});
     }
-    TESSERA_RETURN_IF_ERROR(reader_.ReadTogether(parts));
+    if (!together.empty()) TESSERA_RETURN_IF_ERROR(reader_.ReadTogether(together));
+    for (const BlockPart& part : alone) {
+      TESSERA_RETURN_IF_ERROR(reader_.Read(part.tensor, part.pieces, part.block, part.digest));
+    }
     return block;
   }
 
@@ -88,6 +102,15 @@ class Worker {
     for (const StoredPiece& piece : pieces) filled += ElementCount(piece.box.shape);
     if (filled < end - begin) std::ranges::fill(block, std::byte{0});
     return pieces;
+  }
+
+  // Whether the tensor can be read in one load with the parts, whose elements must not overlap with
+  // its own: those of the same source must be parts of the same tensor.
+  static bool FitsInLoad(const std::vector<BlockPart>& parts, const OutputTensor& tensor) {
+    return std::ranges::all_of(parts, [&](const BlockPart& part) {
+      return part.tensor.source_name != tensor.source_name ||
+             (part.tensor.name == tensor.name && part.tensor.dtype == tensor.dtype);
+    });
   }
 
   BlockReader reader_;
@@ -124,52 +147,37 @@ class Workers {
 struct Task {
   size_t first = 0, last = 0;
   int64_t begin = 0, end = kWhole;
-  bool together = false;  // in one load
 
   static constexpr int64_t kWhole = -1;
-  int64_t EndIn(const OutputTensor& tensor) const { return end == kWhole ? tensor.elements : end; }
 };
 
-// Whether a task of neighbours, or of the first of them alone, can have the next tensor, too: they
-// are read in one load.
-bool ReadsTogether(const std::vector<OutputTensor>& tensors, const Task& task) {
-  const OutputTensor& next = tensors[task.last];
-  const auto in_place = [](const OutputTensor& tensor) {
-    return std::ranges::all_of(tensor.pieces(0, tensor.elements), [&](const StoredPiece& piece) {
-      return IsRange(tensor.shape, piece);
-    });
-  };
-  if (task.end != Task::kWhole || (!task.together && task.last > task.first + 1)) return false;
-  if (next.elements == 0 || tensors[task.first].elements == 0) return false;
-  if (next.offset_bytes < EndOf(tensors[task.last - 1]) ||
-      EndOf(next) - tensors[task.first].offset_bytes > kBlockBytes) {
-    return false;
+// The end of those of tensors [first, last), at least one, that are read and written as one span.
+size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
+  size_t end = first + 1;
+  while (end < last && tensors[end].offset_bytes >= EndOf(tensors[end - 1]) &&
+         EndOf(tensors[end]) - tensors[first].offset_bytes <= kBlockBytes) {
+    ++end;
   }
-  for (size_t t = task.first; t < task.last; ++t) {
-    if (tensors[t].source_name == next.source_name) return false;
-  }
-  return in_place(next) && (task.together || in_place(tensors[task.first]));
+  return end;
 }
 
-// Neighbours that are parts of one tensor, which a reader keeps whole, are one task, and so are
-// small ones that need no rearrangement.
+// Neighbours are one task up to the size of a block, and also where they are parts of one tensor,
+// which a reader keeps whole.
 std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
   std::vector<Task> tasks;
   for (size_t t = 0; t < tensors.size(); ++t) {
     const OutputTensor& tensor = tensors[t];
     const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
     const int64_t block = kBlockBytes / size;
+    const bool continues = t > 0 && tasks.back().end == Task::kWhole;
     if (tensor.elements > block) {
       for (int64_t begin = 0; begin < tensor.elements; begin += block) {
         tasks.push_back({t, t + 1, begin, std::min(tensor.elements, begin + block)});
       }
-    } else if (t > 0 && tasks.back().end == Task::kWhole && !tasks.back().together &&
-               tensors[t - 1].source_name == tensor.source_name &&
-               ElementCount(tensor.shape) <= kWholeTensorBytes / size) {
+    } else if (continues && (EndOfSpan(tensors, tasks.back().first, t + 1) == t + 1 ||
+                             (tensors[t - 1].source_name == tensor.source_name &&
+                              ElementCount(tensor.shape) <= kWholeTensorBytes / size))) {
       tasks.back().last = t + 1;
-    } else if (t > 0 && ReadsTogether(tensors, tasks.back())) {
-      tasks.back().last = t + 1;
-      tasks.back().together = true;
     } else {
       tasks.push_back({.first = t, .last = t + 1});
     }
@@ -182,6 +190,25 @@ struct BlockCrc {
   uint32_t crc32 = 0;
   uint64_t bytes = 0;
 };
+
+struct TaskResult {
+  std::vector<BlockCrc> crcs;        // of each of its tensors; none if the file has no checksums
+  std::vector<OutputBytes> outside;  // records outside of what the task has written
+};
+
+// Moves bytes of a file to the block, which begins at that offset, where they lie in it.
+void PlaceInBlock(std::vector<OutputBytes>& parts, uint64_t offset_bytes,
+                  std::span<std::byte> block) {
+  std::erase_if(parts, [&](const OutputBytes& part) {
+    if (part.offset_bytes < offset_bytes ||
+        part.offset_bytes + part.bytes.size() > offset_bytes + block.size()) {
+      return false;
+    }
+    std::ranges::copy(std::as_bytes(std::span(part.bytes)),
+                      block.begin() + static_cast<ptrdiff_t>(part.offset_bytes - offset_bytes));
+    return true;
+  });
+}
 
 // Joins bytes that are adjacent in the file, in order of their offsets.
 std::vector<OutputBytes> Joined(std::vector<OutputBytes> parts) {
@@ -220,64 +247,88 @@ class Writer {
     TESSERA_RETURN_IF_ERROR(out->WriteAt(0, std::as_bytes(std::span(file.header))));
     progress_.Advance(file.header.size());
     const std::vector<Task> tasks = CutIntoTasks(file.tensors);
-    std::vector<std::vector<BlockCrc>> crcs(tasks.size());  // of each tensor of a task
+    std::vector<TaskResult> results(tasks.size());
     TESSERA_RETURN_IF_ERROR(workers_.Run(tasks.size(), [&](Worker& worker, size_t i) {
-      return WriteTask(file, tasks[i], worker, *out, crcs[i]);
+      return tasks[i].end == Task::kWhole ? WriteSpans(file, tasks[i], worker, *out, results[i])
+                                          : WriteBlock(file, tasks[i], worker, *out, results[i]);
     }));
-    if (file.finish != nullptr) {
-      for (const OutputBytes& rest : Joined(file.finish(Crc32Of(file, tasks, crcs)))) {
-        TESSERA_RETURN_IF_ERROR(
-            out->WriteAt(rest.offset_bytes, std::as_bytes(std::span(rest.bytes))));
-        progress_.Advance(rest.bytes.size());
-      }
-    }
+    TESSERA_RETURN_IF_ERROR(WriteRest(file, tasks, results, *out));
     TESSERA_RETURN_IF_ERROR(out->Sync());
     return out->Close();
   }
 
-  absl::Status WriteTask(const OutputFile& file, const Task& task, Worker& worker,
-                         WritableFile& out, std::vector<BlockCrc>& crcs) {
-    if (task.together) return WriteTogether(file, task, worker, out, crcs);
-    for (size_t t = task.first; t < task.last; ++t) {
-      const OutputTensor& tensor = file.tensors[t];
-      TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block,
-                               worker.Read(tensor, task.begin, task.EndIn(tensor)));
-      const uint64_t at = static_cast<uint64_t>(task.begin) * DTypeSize(tensor.dtype);
-      TESSERA_RETURN_IF_ERROR(out.WriteAt(tensor.offset_bytes + at, block));
-      if (file.finish != nullptr) crcs.push_back({ExtendZipCrc32(0, block), block.size()});
-      progress_.Advance(block.size());
+  // Whether the file has checksums of its tensors.
+  static bool HasCrc32(const OutputFile& file) {
+    return file.records != nullptr || file.finish != nullptr;
+  }
+
+  absl::Status WriteBlock(const OutputFile& file, const Task& task, Worker& worker,
+                          WritableFile& out, TaskResult& result) {
+    const OutputTensor& tensor = file.tensors[task.first];
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block,
+                             worker.Read(tensor, task.begin, task.end));
+    const uint64_t at = static_cast<uint64_t>(task.begin) * DTypeSize(tensor.dtype);
+    if (HasCrc32(file)) result.crcs.push_back({ExtendZipCrc32(0, block), block.size()});
+    return WriteAt(tensor.offset_bytes + at, block, out);
+  }
+
+  absl::Status WriteSpans(const OutputFile& file, const Task& task, Worker& worker,
+                          WritableFile& out, TaskResult& result) {
+    for (size_t first = task.first; first < task.last;) {
+      const size_t last = EndOfSpan(file.tensors, first, task.last);
+      const std::span tensors = std::span(file.tensors).subspan(first, last - first);
+      TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block, worker.ReadSpan(tensors));
+      const uint64_t begin = tensors.front().offset_bytes;
+      for (size_t t = first; t < last && HasCrc32(file); ++t) {
+        const OutputTensor& tensor = file.tensors[t];
+        const std::span bytes =
+            block.subspan(tensor.offset_bytes - begin, EndOf(tensor) - tensor.offset_bytes);
+        result.crcs.push_back({ExtendZipCrc32(0, bytes), bytes.size()});
+        if (file.records == nullptr) continue;
+        std::vector<OutputBytes> records = file.records(t, result.crcs.back().crc32);
+        PlaceInBlock(records, begin, block);
+        std::ranges::move(records, std::back_inserter(result.outside));
+      }
+      TESSERA_RETURN_IF_ERROR(WriteAt(begin, block, out));
+      first = last;
     }
     return absl::OkStatus();
   }
 
-  // Tensors without anything between them are written at once.
-  absl::Status WriteTogether(const OutputFile& file, const Task& task, Worker& worker,
-                             WritableFile& out, std::vector<BlockCrc>& crcs) {
-    const std::span tensors = std::span(file.tensors).subspan(task.first, task.last - task.first);
-    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block, worker.ReadSpan(tensors));
-    const uint64_t base = tensors.front().offset_bytes;
-    uint64_t begin = base;
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      const uint64_t from = tensors[t].offset_bytes, end = EndOf(tensors[t]);
-      if (file.finish != nullptr) {
-        crcs.push_back({ExtendZipCrc32(0, block.subspan(from - base, end - from)), end - from});
-      }
-      if (t + 1 < tensors.size() && tensors[t + 1].offset_bytes == end) continue;
-      TESSERA_RETURN_IF_ERROR(out.WriteAt(begin, block.subspan(begin - base, end - begin)));
-      progress_.Advance(end - begin);
-      if (t + 1 < tensors.size()) begin = tensors[t + 1].offset_bytes;
+  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> bytes, WritableFile& out) {
+    TESSERA_RETURN_IF_ERROR(out.WriteAt(offset_bytes, bytes));
+    progress_.Advance(bytes.size());
+    return absl::OkStatus();
+  }
+
+  // What is neither in a block nor in a span of tensors.
+  absl::Status WriteRest(const OutputFile& file, const std::vector<Task>& tasks,
+                         std::vector<TaskResult>& results, WritableFile& out) {
+    const std::vector<uint32_t> crc32 = Crc32Of(file, tasks, results);
+    std::vector<OutputBytes> rest;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      std::ranges::move(results[i].outside, std::back_inserter(rest));
+      if (file.records == nullptr || tasks[i].begin != 0 || tasks[i].end == Task::kWhole) continue;
+      std::ranges::move(file.records(tasks[i].first, crc32[tasks[i].first]),
+                        std::back_inserter(rest));
+    }
+    if (file.finish != nullptr) std::ranges::move(file.finish(crc32), std::back_inserter(rest));
+    for (const OutputBytes& bytes : Joined(std::move(rest))) {
+      TESSERA_RETURN_IF_ERROR(
+          WriteAt(bytes.offset_bytes, std::as_bytes(std::span(bytes.bytes)), out));
     }
     return absl::OkStatus();
   }
 
   static std::vector<uint32_t> Crc32Of(const OutputFile& file, const std::vector<Task>& tasks,
-                                       const std::vector<std::vector<BlockCrc>>& crcs) {
+                                       const std::vector<TaskResult>& results) {
     std::vector<uint32_t> crc32(file.tensors.size());
     for (size_t i = 0; i < tasks.size(); ++i) {
-      for (size_t k = 0; k < crcs[i].size(); ++k) {
+      for (size_t k = 0; k < results[i].crcs.size(); ++k) {
+        const BlockCrc& block = results[i].crcs[k];
         uint32_t& sum = crc32[tasks[i].first + k];
         sum = static_cast<uint32_t>(
-            crc32_combine(sum, crcs[i][k].crc32, static_cast<z_off_t>(crcs[i][k].bytes)));
+            crc32_combine(sum, block.crc32, static_cast<z_off_t>(block.bytes)));
       }
     }
     return crc32;

@@ -3,6 +3,7 @@
 
 // What is written, and from what.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -51,8 +52,12 @@ struct OutputFile {
   // Readers find no checkpoint without this file, which has no tensors: in places where a folder
   // does not get its name when it is complete, it is created last.
   bool commits = false;
-  // May be null. Called when all tensors are written, with the CRC-32 (that of zip) of the bytes of
-  // each: what else the file has, between the tensors and after them.
+  // May be null. What the file has between the tensor of that index and its neighbours, given the
+  // CRC-32 (that of zip) of the tensor's bytes: it is written together with them. Called by several
+  // threads.
+  std::function<std::vector<OutputBytes>(size_t tensor, uint32_t crc32)> records;
+  // May be null. Called when all tensors are written, with the CRC-32 of each: what the file has
+  // before the first tensor and after the last one.
   std::function<std::vector<OutputBytes>(std::span<const uint32_t> crc32)> finish;
 };
 

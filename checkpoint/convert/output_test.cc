@@ -110,12 +110,9 @@ OutputFile FileOf(std::vector<OutputTensor> tensors) {
     ends.push_back(file.size_bytes - sizeof(uint32_t));
   }
   file.tensors = std::move(tensors);
-  file.finish = [ends](std::span<const uint32_t> crc32) {
-    std::vector<OutputBytes> parts;
-    for (size_t i = 0; i < crc32.size(); ++i) {
-      parts.push_back({ends[i], std::string(reinterpret_cast<const char*>(&crc32[i]), 4)});
-    }
-    return parts;
+  file.records = [ends](size_t tensor, uint32_t crc32) {
+    return std::vector<OutputBytes>{
+        {ends[tensor], std::string(reinterpret_cast<const char*>(&crc32), sizeof(crc32))}};
   };
   return file;
 }
@@ -254,6 +251,62 @@ TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
             ->ReadAt(files[0].tensors[t].offset_bytes, std::as_writable_bytes(std::span(found)))
             .ok());
     EXPECT_EQ(found, values[t]);
+  }
+}
+
+// As queries, keys and values of each head are, where they are one tensor.
+TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
+  constexpr int64_t kParts = 50, kPart = 1000;
+  MemoryStorage storage, to;
+  std::vector<float> first(kParts * kPart, 1.0f), second(kParts * kPart, 2.0f);
+  for (size_t i = 0; i < first.size(); ++i) first[i] = static_cast<float>(i);
+  StateDict state;
+  state.tensors = {{.name = "first",
+                    .global_shape = {kParts * kPart},
+                    .shards = {Shard::Of(first, {{0}, {kParts * kPart}})}},
+                   {.name = "second",
+                    .global_shape = {kParts * kPart},
+                    .shards = {Shard::Of(second, {{0}, {kParts * kPart}})}}};
+  ASSERT_TRUE(Save(storage, "", 7, state).ok());
+  const std::string directory = CheckpointDirectory("", 7);
+  const auto manifest = ReadManifest(storage, directory);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  std::vector<OutputTensor> tensors;
+  for (int64_t p = 0; p < kParts; ++p) {
+    for (const char* name : {"first", "second"}) {
+      OutputTensor part = Matrix(name, {kParts * kPart});
+      part.elements = kPart;
+      part.pieces = [p](int64_t begin, int64_t end) {
+        return RowMajorPieces({kParts * kPart}, sizeof(float), p * kPart + begin, p * kPart + end);
+      };
+      tensors.push_back(std::move(part));
+    }
+  }
+  std::atomic<uint64_t> bytes_read = 0;
+  std::atomic<int> writes = 0;
+  FaultInjectingStorage from(storage), counted(to);
+  const auto count = [&](const Operation& operation) {
+    if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
+    if (operation.kind == OperationKind::kWriteAt) ++writes;
+    return false;
+  };
+  from.FailWhere(count, absl::OkStatus());
+  counted.FailWhere(count, absl::OkStatus());
+  const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
+  const auto digests = WriteOutput({from, directory, *manifest}, files, counted, "", {});
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_LT(bytes_read, 2 * files[0].size_bytes);
+  EXPECT_LE(writes, 3);  // the header, the tensors with their checksums but for the last, and that
+  const auto expected = ReadDigests({storage, directory, *manifest}, {});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(*digests, *expected);
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  for (int64_t p = 0; p < kParts; ++p) {
+    std::vector<float> found(kPart);
+    const OutputTensor& part = files[0].tensors[2 * p];
+    EXPECT_TRUE((*file)->ReadAt(part.offset_bytes, std::as_writable_bytes(std::span(found))).ok());
+    EXPECT_TRUE(std::ranges::equal(found, std::span(first).subspan(p * kPart, kPart))) << p;
   }
 }
 

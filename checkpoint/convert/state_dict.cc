@@ -29,6 +29,7 @@
 #include "checkpoint/convert/numbered_parameters.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -92,6 +93,7 @@ absl::StatusOr<bool> Has(Storage& storage, std::string_view folder, std::string_
 absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::string_view folder,
                                                     const ModelRules& rules,
                                                     const ModelConfig* model,
+                                                    std::string_view framework,
                                                     const ForeignCheckpoint& checkpoint) {
   const auto count = static_cast<int64_t>(checkpoint.tensors.size());
   TESSERA_ASSIGN_OR_RETURN(const bool is_hugging_face, Has(storage, folder, kHuggingFaceConfig));
@@ -124,6 +126,11 @@ absl::StatusOr<std::optional<KnownModel>> FindModel(Storage& storage, std::strin
     if (!is_hugging_face) known.description.config = *model;
   }
   TESSERA_RETURN_IF_ERROR(CheckModelFits(known.description, StoredBytes(checkpoint)));
+  if (!framework.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(known.namings.emplace_back(),
+                             rules.ForeignParameters(framework, known.description.config));
+    return known;
+  }
   if (order.empty()) {
     for (const ModelParameter& parameter : known.description.parameters) {
       order.push_back(parameter.name);
@@ -213,8 +220,12 @@ const ForeignParameter* FindIn(const ByName& by_name, const std::string& name) {
 class Namer {
  public:
   Namer(Storage& storage, std::string_view folder, const KnownModel& model,
-        ForeignCheckpoint& checkpoint)
-      : storage_(storage), folder_(folder), model_(model), checkpoint_(checkpoint) {}
+        std::string_view framework, ForeignCheckpoint& checkpoint)
+      : storage_(storage),
+        folder_(folder),
+        model_(model),
+        framework_(framework),
+        checkpoint_(checkpoint) {}
 
   absl::Status Run() {
     for (size_t i = 0; i < checkpoint_.tensors.size(); ++i) {
@@ -311,7 +322,10 @@ class Namer {
     AddNumbered(Ordered(naming, prefix), kept, by_name);
     bool has_state = false;
     TESSERA_RETURN_IF_ERROR(AddStates(by_name, set, kept, &has_state));
-    if (has_state) set.DescribeOptimizer("torch", *checkpoint_.description.mutable_optimizer());
+    if (has_state) {
+      set.DescribeOptimizer(framework_.empty() ? "torch" : framework_,
+                            *checkpoint_.description.mutable_optimizer());
+    }
     *checkpoint_.description.mutable_model() = model_.description.config;
     checkpoint_.tensors = std::move(set).Finish();
     for (ForeignTensor& tensor : kept) checkpoint_.tensors.push_back(std::move(tensor));
@@ -509,10 +523,9 @@ class Namer {
 
   // Adam counts its updates for each parameter.
   void TakeStep(const std::set<double>& steps) {
-    constexpr double kMaxSteps = 1e15;
     if (steps.empty()) return;
     const double step = *steps.begin();
-    if (steps.size() > 1 || !(step >= 0 && step < kMaxSteps) || step != std::floor(step)) {
+    if (steps.size() > 1 || !(step >= 0 && step <= kMaxTrainerCount) || step != std::floor(step)) {
       checkpoint_.notes.emplace_back("Parameters differ in the number of their updates.");
       return;
     }
@@ -524,6 +537,7 @@ class Namer {
   Storage& storage_;
   const std::string folder_;
   const KnownModel& model_;
+  const std::string_view framework_;
   ForeignCheckpoint& checkpoint_;
   std::map<std::string, size_t> by_name_;  // indices of tensors
   std::map<std::string, size_t> weights_;  // of weights, by their names without wrappers
@@ -533,9 +547,10 @@ class Namer {
 }  // namespace
 
 absl::Status NameStateDict(Storage& storage, std::string_view folder, const ModelRules& rules,
-                           const ModelConfig* model, ForeignCheckpoint& checkpoint) {
+                           const ModelConfig* model, std::string_view framework,
+                           ForeignCheckpoint& checkpoint) {
   const absl::StatusOr<std::optional<KnownModel>> known =
-      FindModel(storage, folder, rules, model, checkpoint);
+      FindModel(storage, folder, rules, model, framework, checkpoint);
   if (absl::IsInvalidArgument(known.status())) {
     checkpoint.notes.push_back(
         absl::StrCat("Names are those of the files: ", known.status().message(), "."));
@@ -543,7 +558,7 @@ absl::Status NameStateDict(Storage& storage, std::string_view folder, const Mode
   }
   TESSERA_RETURN_IF_ERROR(known.status());
   if (!known->has_value() || (*known)->description.parameters.empty()) return absl::OkStatus();
-  return Namer(storage, folder, **known, checkpoint).Run();
+  return Namer(storage, folder, **known, framework, checkpoint).Run();
 }
 
 }  // namespace tessera::ckpt::convert

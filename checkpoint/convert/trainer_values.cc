@@ -7,12 +7,10 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt::convert {
 namespace {
-
-// Nothing counts higher.
-constexpr int64_t kMaxCount = 1'000'000'000'000'000;
 
 // The number of updates that a program has made, and a name by which its files are known.
 struct StepName {
@@ -25,9 +23,11 @@ constexpr StepName kStepNames[] = {
     {"iteration", "checkpoint_version"},       // Megatron-LM
     {"iter_num", "model_args.n_layer"},        // nanoGPT
     {"train_state.step", "train_state.step"},  // torchtitan
+    {"tessera.trainer.step", "tessera.trainer.step"},
 };
 
-constexpr const char* kSampleNames[] = {"consumed_train_samples", "consumed_samples"};
+constexpr const char* kSampleNames[] = {"tessera.trainer.consumed_samples",
+                                        "consumed_train_samples", "consumed_samples"};
 
 const ForeignValue* Find(const ForeignCheckpoint& checkpoint, std::string_view name) {
   for (const ForeignValue& value : checkpoint.values) {
@@ -40,7 +40,7 @@ std::optional<int64_t> FindCount(const ForeignCheckpoint& checkpoint, std::strin
   const ForeignValue* const value = Find(checkpoint, name);
   if (value == nullptr) return std::nullopt;
   const int64_t* const count = std::get_if<int64_t>(&value->value);
-  if (count == nullptr || *count < 0 || *count > kMaxCount) return std::nullopt;
+  if (count == nullptr || *count < 0 || *count > kMaxTrainerCount) return std::nullopt;
   return *count;
 }
 

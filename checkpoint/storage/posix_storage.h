@@ -20,8 +20,9 @@ struct PosixStorageOptions {
   // Smaller transfers go through the page cache.
   size_t direct_min_bytes = size_t{64} << 10;
   // Transfers whose memory and file offset are not both aligned to kIoAlignmentBytes are copied
-  // through buffers of this size, of which there are at most max_bounce_buffers.
-  size_t bounce_buffer_bytes = size_t{4} << 20;
+  // through buffers of this size, of which there are at most max_bounce_buffers. 4 MiB at any
+  // offset touch one block more.
+  size_t bounce_buffer_bytes = (size_t{4} << 20) + kIoAlignmentBytes;
   int max_bounce_buffers = 8;
 };
 

@@ -21,6 +21,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -166,6 +167,30 @@ TEST_F(PosixStorageTest, WhatTheDiskCannotDeliverIsDataLoss) {
     EXPECT_NE(std::string(status.message()).find(storage_->Describe("file")), std::string::npos);
     EXPECT_NE(std::string(status.message()).find("at offset 4321"), std::string::npos) << status;
   }
+}
+
+int reads = 0;
+
+// 4 MiB is what loads read at a time, at any offset.
+TEST_F(PosixStorageTest, AMisalignedReadIsOneCall) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  std::string contents(kBytes + 10'000, '\0');
+  for (size_t i = 0; i < contents.size(); ++i) contents[i] = static_cast<char>(i % 251);
+  ASSERT_TRUE(WriteAll(*storage_, "file", contents).ok());
+  internal::IoCalls calls;
+  calls.pread = [](int fd, void* data, size_t size, off_t offset) {
+    ++reads;
+    return ::pread(fd, data, size, offset);
+  };
+  internal::SetIoCalls(calls);
+  const auto file = storage_->Open("file");
+  internal::SetIoCalls({});
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<char> out(kBytes);
+  reads = 0;
+  ASSERT_TRUE((*file)->ReadAt(4321, std::as_writable_bytes(std::span(out))).ok());
+  EXPECT_EQ(reads, 1);
+  EXPECT_TRUE(std::equal(out.begin(), out.end(), contents.begin() + 4321));
 }
 
 TEST_F(PosixStorageTest, AnAbandonedFileIsHarmless) {

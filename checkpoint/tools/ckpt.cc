@@ -30,8 +30,9 @@ constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are s
 
 PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. It may be another
 framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
-(llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed), PaddleNLP (paddle) or
-InternEvo (internevo), a file of torch.save (torch), a folder of torch.distributed.checkpoint (dcp).
+(llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed), PaddleNLP (paddle),
+InternEvo (internevo) or InfiniTrain (infinitrain), a file of torch.save (torch), a folder of
+torch.distributed.checkpoint (dcp).
 A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with
 the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
 
@@ -114,6 +115,8 @@ gets its name when every tensor has been read back and is equal to what was read
   --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera)
   --weights-only               leaves optimizer state out (hf never has it)
   --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
+  --tokenizer=PATH             the model's, as for prepare_data: writes the files by which
+                               transformers finds it, too (hf)
   --topology=T                 as for ckpt reshard (tessera)
   --memory=SIZE                of all buffers (128MiB; tessera)
   --threads=N                  that read (4)
@@ -262,6 +265,11 @@ constexpr Flag kFlags[] = {
        o.convert.weights_only = true;
        return std::string();
      }},
+    {"convert", "--tokenizer", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.convert.tokenizer = v;
+       return std::string(v.empty() ? "expected a path" : "");
+     }},
     {"convert", "--max-file-size", true,
      [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.convert.max_file_bytes); }},
     {"reshard", "--split", true, ParseSplit},
@@ -291,6 +299,7 @@ std::string ParseFlag(std::string_view command, const std::string& text, Command
 std::string CompleteConvert(CommandOptions& options) {
   ConvertOptions& convert = options.convert;
   if (convert.format.empty()) return "convert needs --to";
+  if (convert.format != "hf" && !convert.tokenizer.empty()) return "--tokenizer is for --to=hf";
   if (convert.format != "tessera") {
     return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
   }
@@ -303,7 +312,7 @@ std::string CompleteConvert(CommandOptions& options) {
 }  // namespace
 
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
-            const convert::ModelRules* rules) {
+            const convert::ModelRules* rules, convert::TokenizerFiles tokenizer_files) {
   const auto usage = [&](const std::string& problem) {
     const bool json = std::ranges::find(arguments, "--json") != arguments.end();
     return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
@@ -335,6 +344,7 @@ int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& outp
   }
   CommandOptions options;
   options.source.rules = rules;
+  options.convert.tokenizer_files = std::move(tokenizer_files);
   for (size_t i = 1; i < arguments.size(); ++i) {
     if (!arguments[i].starts_with("-")) {
       options.paths.push_back(arguments[i]);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/convert/model_rules.h"
+#include "checkpoint/convert/tokenizer_files.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/tools/rank_layout.h"
 #include "checkpoint/tools/target.h"
@@ -33,6 +34,8 @@ struct ConvertOptions {
   DType dtype = DTYPE_UNSPECIFIED;
   bool weights_only = false;
   uint64_t max_file_bytes = 5'000'000'000;
+  std::string tokenizer;                    // a path; empty: none
+  convert::TokenizerFiles tokenizer_files;  // null where the program does not know tokenizers
 };
 
 struct CommandOptions {
@@ -62,9 +65,10 @@ int RunReshard(const CommandOptions& options, const CommandOutput& output);
 int RunConvert(const CommandOptions& options, const CommandOutput& output);
 
 // `arguments`: without the program's name. `rules` (may be null) are those of the models that
-// checkpoints of other frameworks may hold.
+// checkpoints of other frameworks may hold. `tokenizer_files` may be null.
 int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
-            const convert::ModelRules* rules = nullptr);
+            const convert::ModelRules* rules = nullptr,
+            convert::TokenizerFiles tokenizer_files = nullptr);
 
 }  // namespace tessera::ckpt
 

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,6 +26,14 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
   }
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
                            ReadManifest(*source.storage, source.directory));
+  std::vector<convert::PlainFile> tokenizer;
+  if (!options.convert.tokenizer.empty()) {
+    if (options.convert.tokenizer_files == nullptr) {
+      return absl::InvalidArgumentError("this program does not know any tokenizers");
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        tokenizer, options.convert.tokenizer_files(options.convert.tokenizer, manifest.model()));
+  }
   ProgressBar bar(output.progress);
   return convert::WriteForeign(
       {*source.storage, source.directory, manifest}, options.paths[1],
@@ -32,6 +42,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
        .weights_only = options.convert.weights_only,
        .max_file_bytes = options.convert.max_file_bytes,
        .rules = options.source.rules,
+       .plain_files = std::move(tokenizer),
        .s3_endpoint = options.source.s3_endpoint,
        .io_threads = options.threads,
        .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});

@@ -3,6 +3,7 @@
 #include "models/foreign_files/format.h"
 #include "models/gpt2/config.h"
 #include "models/gpt2/hugging_face.h"
+#include "models/gpt2/infinitrain.h"
 #include "models/gpt2/megatron.h"
 #include "models/gpt2/model.h"
 #include "models/gpt2/sharding.h"
@@ -10,7 +11,7 @@
 namespace tessera::gpt2 {
 namespace {
 
-constexpr const ForeignFormat* kForeignFormats[] = {&kMegatronFormat};
+constexpr const ForeignFormat* kForeignFormats[] = {&kInfiniTrainFormat, &kMegatronFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

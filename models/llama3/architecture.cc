@@ -3,6 +3,7 @@
 #include "models/foreign_files/format.h"
 #include "models/llama3/config.h"
 #include "models/llama3/hugging_face.h"
+#include "models/llama3/infinitrain.h"
 #include "models/llama3/internevo.h"
 #include "models/llama3/megatron.h"
 #include "models/llama3/meta.h"
@@ -13,8 +14,9 @@
 namespace tessera::llama3 {
 namespace {
 
-constexpr const ForeignFormat* kForeignFormats[] = {&kInternEvoFormat, &kInternEvoPairedFormat,
-                                                    &kMegatronFormat, &kMetaFormat, &kPaddleFormat};
+constexpr const ForeignFormat* kForeignFormats[] = {
+    &kInfiniTrainFormat, &kInternEvoFormat, &kInternEvoPairedFormat,
+    &kMegatronFormat,    &kMetaFormat,      &kPaddleFormat};
 
 int64_t LayerMatrixWeights(const ModelConfig& config) {
   const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "models/llama3/names.h"
+#include "models/llama3/rotary_rows.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -96,14 +97,8 @@ void AddHeads(const ModelConfig& config, RotaryRows order, const std::string& lo
     parameter.blocks.push_back(Rows(logical_name, row, heads * d, c, foreign_row));
     return;
   }
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t half = 0; half < 2; ++half) {
-      ForeignBlock block = Rows(logical_name, row + head * d + half * (d / 2), d / 2, c,
-                                foreign_row + head * d + half);
-      block.foreign_step = {2, 1};
-      parameter.blocks.push_back(std::move(block));
-    }
-  }
+  AddPairedRows(logical_name, {.row = row, .heads = heads, .head_size = d, .columns = c},
+                foreign_row, parameter);
 }
 
 ForeignParameter Heads(const ModelConfig& config, RotaryRows order, std::string name,

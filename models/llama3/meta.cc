@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "base/status_macros.h"
 #include "models/llama3/names.h"
+#include "models/llama3/rotary_rows.h"
 
 namespace tessera::llama3 {
 namespace {
@@ -55,19 +56,11 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// A matrix whose heads' rows are interleaved: row 2i + j is row i + j * d / 2.
 ForeignParameter Rotary(std::string name, const std::string& logical_name, int64_t heads,
                         int64_t head_size, int64_t columns) {
   ForeignParameter parameter = {.name = std::move(name), .shape = {heads * head_size, columns}};
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t half = 0; half < 2; ++half) {
-      parameter.blocks.push_back({.name = logical_name,
-                                  .offset = {head * head_size + half * (head_size / 2), 0},
-                                  .shape = {head_size / 2, columns},
-                                  .foreign_offset = {head * head_size + half, 0},
-                                  .foreign_step = {2, 1}});
-    }
-  }
+  AddPairedRows(logical_name, {.heads = heads, .head_size = head_size, .columns = columns},
+                /*foreign_row=*/0, parameter);
   return parameter;
 }
 

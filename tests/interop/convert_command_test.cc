@@ -22,6 +22,10 @@
 #include "models/llmc.h"
 #include "nlohmann/json.hpp"
 #include "trainer/convert/model_rules.h"
+#include "trainer/convert/tokenizer_files.h"
+#include "trainer/data/load_tokenizer.h"
+#include "trainer/tokenizer/byte_tokenizer.h"
+#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 namespace {
@@ -63,7 +67,8 @@ class ConvertCommandTest : public ::testing::Test {
 
   int Run(const std::vector<std::string>& arguments) {
     std::ostringstream out, err;
-    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules());
+    const int exit_code = ckpt::RunCkpt(arguments, {out, err, nullptr}, &RegisteredModelRules(),
+                                        HuggingFaceTokenizerFiles);
     out_ = out.str();
     err_ = err.str();
     return exit_code;
@@ -103,6 +108,24 @@ class ConvertCommandTest : public ::testing::Test {
     }
     WriteFile(folder + "/DONE_00000007", "");
     return folder;
+  }
+
+  // A model file of llm.c, of zeros.
+  std::string MakeModel(int64_t vocab_size) {
+    ckpt::ModelConfig config;
+    config.set_text(
+        "architecture: GPT2 num_layers: 1 hidden_size: 4 num_attention_heads: 1 "
+        "max_position_embeddings: 4 vocab_size: " +
+        std::to_string(vocab_size));
+    auto output = RegisteredModelRules().WriteLlmcHeader(config, ckpt::F32);
+    EXPECT_TRUE(output.ok()) << output.status();
+    int64_t elements = 0;
+    for (const auto& tensor : output->description.tensors) {
+      elements += tensor.rows * tensor.columns;
+    }
+    const std::string path = In("model_" + std::to_string(vocab_size) + ".bin");
+    WriteFile(path, output->header + std::string(elements * sizeof(float), '\0'));
+    return path;
   }
 
   fs::path root_;
@@ -213,6 +236,32 @@ TEST_F(ConvertCommandTest, RoundTripsThroughHuggingFace) {
   }
 }
 
+TEST_F(ConvertCommandTest, WritesATokenizerBesideTheModel) {
+  for (const TokenizerFile& file : ByteTokenizer().Files()) WriteFile(In(file.name), file.contents);
+  ASSERT_EQ(Run({"convert", MakeModel(257), In("hf"), "--to=hf", "--tokenizer=" + root_.string()}),
+            0)
+      << err_;
+  const auto written = LoadTokenizer(In("hf"));
+  ASSERT_TRUE(written.ok()) << written.status();
+  EXPECT_EQ((*written)->kind(), "bpe");
+  EXPECT_EQ((*written)->end_of_text(), 256);
+  EXPECT_EQ(*(*written)->Encode("a\xFF \n"), std::vector<int32_t>({'a', 0xFF, ' ', '\n'}));
+  const auto generation = nlohmann::json::parse(ReadFile(In("hf/generation_config.json")));
+  EXPECT_EQ(generation["eos_token_id"], 256);
+  // The tokenizer of the new folder is one, too; the model with it is still a checkpoint.
+  EXPECT_EQ(Run({"convert", In("hf"), In("again"), "--to=hf", "--tokenizer=" + In("hf")}), 0);
+  EXPECT_EQ(ReadFile(In("again/tokenizer.json")), ReadFile(In("hf/tokenizer.json")));
+  EXPECT_EQ(Run({"diff", In("hf"), In("again")}), 0) << out_ << err_;
+
+  EXPECT_EQ(Run({"convert", MakeModel(256), In("new"), "--to=hf", "--tokenizer=" + In("hf")}), 2);
+  EXPECT_THAT(err_, HasSubstr("has 257 ids, but the model only 256"));
+  EXPECT_EQ(Run({"convert", In("hf"), In("new"), "--to=hf", "--tokenizer=" + In("absent")}), 2);
+  EXPECT_THAT(err_, HasSubstr("absent: No such file"));
+  EXPECT_EQ(Run({"convert", In("hf"), In("new"), "--to=torch", "--tokenizer=" + In("hf")}), 2);
+  EXPECT_THAT(err_, HasSubstr("--tokenizer is for --to=hf"));
+  EXPECT_FALSE(fs::exists(In("new")));
+}
+
 TEST_F(ConvertCommandTest, RoundTripsThroughLlmcWithOptimizerState) {
   for (const char* model : {"gpt2", "llama3_untied"}) {
     const std::string name = model, llmc = MakeLlmcFolder(model, 1, false),
@@ -253,11 +302,14 @@ TEST_F(ConvertCommandTest, RoundTripsThroughTorchAndDcp) {
     EXPECT_EQ(Run({"diff", written, sharded}), ckpt::kExitOk) << out_ << err_;
     ASSERT_EQ(Run({"convert", written, single, "--to=tessera"}), ckpt::kExitOk) << err_;
     EXPECT_EQ(Run({"diff", single, written}), ckpt::kExitOk) << out_ << err_;
+    ASSERT_EQ(Run({"inspect", single, "--json"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Json()["step"], 7);
     ASSERT_EQ(Run({"convert", sharded, In(format + ".bf16"), "--to=" + format, "--dtype=bf16",
                    "--weights-only"}),
               ckpt::kExitOk)
         << err_;
     EXPECT_EQ(Run({"inspect", In(format + ".bf16"), "--json"}), ckpt::kExitOk) << err_;
+    EXPECT_EQ(Json()["step"], 0) << "not known";
     for (const auto& tensor : Json()["tensors"]) {
       EXPECT_EQ(tensor["dtype"], "BF16") << tensor["name"];
       EXPECT_EQ(tensor["role"], "WEIGHT") << tensor["name"];

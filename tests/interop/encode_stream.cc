@@ -1,15 +1,19 @@
 // Encodes the texts of standard input: for each, a uint32 of its length in bytes and the bytes.
 // Writes, for each, a uint32 of the number of ids and the ids, and to standard error the rate.
 //   encode_stream TOKENIZER [special]
+// Writes the files for Hugging Face's programs into a folder:
+//   encode_stream TOKENIZER files FOLDER
 
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "trainer/data/load_tokenizer.h"
+#include "trainer/tokenizer/hugging_face_files.h"
 #include "trainer/tokenizer/tokenizer.h"
 
 namespace {
@@ -19,12 +23,23 @@ int Fail(std::string_view message) {
   return 1;
 }
 
+int WriteFiles(const tessera::Tokenizer& tokenizer, const std::string& folder) {
+  const auto files = tessera::HuggingFaceFiles(tokenizer);
+  if (!files.ok()) return Fail(files.status().ToString());
+  for (const tessera::TokenizerFile& file : *files) {
+    std::ofstream out(folder + "/" + file.name, std::ios::binary);
+    if (!(out << file.contents).flush()) return Fail("cannot write " + file.name);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 2) return Fail("expected the path of a tokenizer");
   const auto tokenizer = tessera::LoadTokenizer(argv[1]);
   if (!tokenizer.ok()) return Fail(tokenizer.status().ToString());
+  if (argc == 4 && std::string_view(argv[2]) == "files") return WriteFiles(**tokenizer, argv[3]);
   const bool special = argc > 2;
   uint32_t length = 0;
   double bytes = 0;

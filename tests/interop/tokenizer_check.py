@@ -5,6 +5,7 @@
 TOKENIZER is a folder with tokenizer.json, one with vocab.json and merges.txt, a .tiktoken file with
 a well-known number of tokens, or a SentencePiece model. The text is every file below the folders in
 TESSERA_TEXT, separated by colons, at most TESSERA_TEXT_MB of it; compressed files are unpacked.
+The tokenizer.json that we write of each, where it can be one, must give the same ids.
 """
 
 import array
@@ -92,6 +93,15 @@ def judge(path):
         return lambda batch: model.encode(batch)
 
 
+def written(program, path, folder):
+    """A judge by the file that we write; None where a tokenizer cannot be written so."""
+    run = subprocess.run([program, str(path), "files", folder], stderr=subprocess.PIPE, text=True)
+    if run.returncode != 0:
+        print(f"{path}: {run.stderr.strip()}")
+        return None
+    return judge(pathlib.Path(folder))
+
+
 def ours(program, path, batch):
     encoded = [text.encode() for text in batch]
     with tempfile.TemporaryFile() as sent:
@@ -113,15 +123,22 @@ def ours(program, path, batch):
 
 def main():
     program, paths = sys.argv[1], [pathlib.Path(p) for p in sys.argv[2:]]
-    judges = {path: judge(path) for path in paths}
+    judges = {path: [judge(path)] for path in paths}
+    for path in paths:
+        with tempfile.TemporaryDirectory() as folder:
+            judges[path] += filter(None, [written(program, path, folder)])
     ids = {path: 0 for path in paths}
     size, seconds, rate = 0, {path: 0.0 for path in paths}, {}
     for batch in batches():
+        # U+2581 is a space for SentencePiece, but not for our tokenizers.
+        batch = [text.replace("\u2581", "_") for text in batch]
         size += sum(len(text.encode()) for text in batch)
         for path in paths:
             begin = time.monotonic()
-            expected = judges[path](batch)
+            expected = judges[path][0](batch)
             seconds[path] += time.monotonic() - begin
+            for other in judges[path][1:]:
+                assert other(batch) == expected, f"{path}: the tokenizer.json that we write"
             found, rate[path] = ours(program, path, batch)
             for text, a, b in zip(batch, expected, found):
                 if a != b:

@@ -35,7 +35,9 @@ def check_torch(ckpt, source, folder):
     loaded = torch.load(path, weights_only=True)
     check_equal(loaded, "torch.load", EXPECTED)
     assert loaded["lm_head.weight"].data_ptr() == loaded["wte.weight"].data_ptr()
-    assert set(loaded) - set(EXPECTED) == {"lm_head.weight", "tessera.roles"}, list(loaded)
+    others = {"lm_head.weight", "tessera.roles", "tessera.trainer"}
+    assert set(loaded) - set(EXPECTED) == others, list(loaded)
+    assert set(loaded["tessera.trainer"]) == {"step", "consumed_samples"}, loaded["tessera.trainer"]
     check_equal(torch.load(path, weights_only=True, mmap=True), "torch.load, mapped", EXPECTED)
     weights = folder + "-bf16"
     convert(ckpt, source, weights, "--to=torch", "--weights-only", "--dtype=bf16")

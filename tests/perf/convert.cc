@@ -1,14 +1,19 @@
-// `ckpt convert` of the training state of GPT-2 124M (fp32 weights and two moments) from a
-// checkpoint of this library, and from llm.c's files to one, against what the same disk does with
-// direct I/O and nothing else: reading as many bytes as are written, writing them, and reading as
-// many again. The second read is that of the command's proof, without which no conversion ends: it
-// reads back what it has written or, with --to=tessera, reads the source, which has no digests, a
-// second time. Each round measures all of it. Prints
+// `ckpt convert` from a checkpoint of this library, and from another framework's files to one,
+// against what the same disk does with direct I/O and nothing else: reading as many bytes as are
+// written, writing them, and reading as many again. The second read is that of the command's proof,
+// without which no conversion ends: it reads back what it has written or, with --to=tessera, reads
+// the source, which has no digests, a second time. Each round measures all of it. Prints
 //   figure convert.<format>.disk_ratio <value> ratio
 //   figure convert.<format>.disk_ratio_without_proof <value> ratio   without the second read of the
 //                                                                    disk, but with the command's
 // for each format that is written, and the rates behind them. Medians over the rounds.
+//
+// <format> alone: the training state of GPT-2 124M (fp32 weights and two moments), from llm.c's
+// files. Its matrices are transposed on the way to and from llm.c and Megatron. <format>_llama: the
+// fp32 weights of a Llama of 340 million parameters, from Hugging Face's files. Nothing of it is
+// transposed; Megatron's queries, keys and values of each group of heads are one tensor.
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +22,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -26,11 +32,12 @@
 #include "base/status_macros.h"
 #include "checkpoint/convert/formats/write_foreign.h"
 #include "checkpoint/tools/commands.h"
+#include "tests/perf/hugging_face_folder.h"
 #include "tests/perf/llmc_folder.h"
 #include "tests/perf/raw_disk.h"
 #include "trainer/convert/model_rules.h"
 
-ABSL_FLAG(std::string, directory, "", "where to write about 6 GB; default: a new one under /tmp");
+ABSL_FLAG(std::string, directory, "", "where to write about 9 GB; default: a new one under /tmp");
 ABSL_FLAG(int, rounds, 3, "how often everything is measured");
 ABSL_FLAG(std::vector<std::string>, formats, {}, "to write; default: all");
 
@@ -42,6 +49,12 @@ namespace fs = std::filesystem;
 constexpr char kGpt2[] =
     "num_layers: 12 hidden_size: 768 num_attention_heads: 12 vocab_size: 50257 "
     "max_position_embeddings: 1024";
+
+constexpr std::string_view kLlamaSuffix = "_llama";
+constexpr char kLlama[] =
+    "architecture: LLAMA3 num_layers: 18 hidden_size: 1024 ffn_hidden_size: 4096 "
+    "num_attention_heads: 16 num_query_groups: 4 vocab_size: 32000 "
+    "max_position_embeddings: 2048 untie_embeddings_and_output_weights: true";
 
 uint64_t BytesIn(const std::string& folder) {
   uint64_t bytes = 0;
@@ -67,14 +80,17 @@ class Measurement {
   explicit Measurement(const std::string& directory) : directory_(directory) {}
 
   absl::Status Run() {
-    TESSERA_RETURN_IF_ERROR(MakeSources());
-    RawDiskOptions raw_options = {.directory = directory_, .bytes = source_bytes_, .repeats = 1};
-    TESSERA_ASSIGN_OR_RETURN(best_, MeasureRawDisk(raw_options));
     std::vector<std::string> formats = absl::GetFlag(FLAGS_formats);
     if (formats.empty()) {
       formats = ckpt::convert::WrittenFormatNames();
       formats.emplace_back("tessera");
+      for (size_t i = 0, count = formats.size(); i < count; ++i) {
+        formats.push_back(absl::StrCat(formats[i], std::string(kLlamaSuffix)));
+      }
     }
+    TESSERA_RETURN_IF_ERROR(MakeSources(formats));
+    RawDiskOptions raw_options = {.directory = directory_, .bytes = source_bytes_, .repeats = 1};
+    TESSERA_ASSIGN_OR_RETURN(best_, MeasureRawDisk(raw_options));
     TESSERA_ASSIGN_OR_RETURN(RawDiskFile raw, RawDiskFile::Create(directory_, source_bytes_));
     for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
       for (const std::string& format : formats) {
@@ -95,18 +111,32 @@ class Measurement {
  private:
   std::string In(const std::string& name) const { return directory_ + "/" + name; }
 
-  absl::Status MakeSources() {
+  absl::Status MakeSources(const std::vector<std::string>& formats) {
+    const bool llama = std::ranges::any_of(formats, IsLlama);
+    if (llama) {
+      fs::create_directories(In("hf"));
+      TESSERA_RETURN_IF_ERROR(WriteHuggingFaceFolder(In("hf"), kLlama));
+      source_bytes_ = BytesIn(In("hf"));
+      TESSERA_RETURN_IF_ERROR(ConvertSeconds(In("hf"), In("source_llama"), "tessera").status());
+    }
+    if (std::ranges::all_of(formats, IsLlama)) return absl::OkStatus();
     fs::create_directories(In("llmc"));
     TESSERA_RETURN_IF_ERROR(WriteLlmcFolder(In("llmc"), {.model = kGpt2, .random_values = true}));
-    source_bytes_ = BytesIn(In("llmc"));
+    source_bytes_ = std::max(source_bytes_, BytesIn(In("llmc")));
     return ConvertSeconds(In("llmc"), In("source"), "tessera").status();
   }
+
+  static bool IsLlama(const std::string& format) { return format.ends_with(kLlamaSuffix); }
 
   absl::Status MeasureFormat(const std::string& format, RawDiskFile& raw) {
     TESSERA_ASSIGN_OR_RETURN(const double raw_write, raw.WriteOnce(best_.write.shape));
     TESSERA_ASSIGN_OR_RETURN(const double raw_read, raw.ReadOnce(best_.read.shape));
-    const std::string from = In(format == "tessera" ? "llmc" : "source"), to = In("converted");
-    TESSERA_ASSIGN_OR_RETURN(const double seconds, ConvertSeconds(from, to, format));
+    const bool llama = IsLlama(format);
+    const std::string name = llama ? format.substr(0, format.size() - kLlamaSuffix.size()) : format;
+    const std::string foreign = In(llama ? "hf" : "llmc");
+    const std::string from = name == "tessera" ? foreign : In(llama ? "source_llama" : "source");
+    const std::string to = In("converted");
+    TESSERA_ASSIGN_OR_RETURN(const double seconds, ConvertSeconds(from, to, name));
     const uint64_t bytes = BytesIn(to);
     fs::remove_all(to);
     const double once = static_cast<double>(bytes) * (1 / raw_read + 1 / raw_write);

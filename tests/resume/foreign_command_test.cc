@@ -234,6 +234,25 @@ TEST_F(ForeignCommandTest, TheModelIsThatOfTheFiles) {
   ASSERT_EQ(llama.exit_code, 0) << llama.err;
 }
 
+TEST_F(ForeignCommandTest, AConvertedRunGoesOn) {
+  ASSERT_EQ(Train("whole", "single", 4, {}).exit_code, 0);
+  ASSERT_EQ(Train("begun", "tp2", 2, {}).exit_code, 0);
+  std::map<int64_t, std::string> expected = Losses("whole");
+  expected.erase(expected.begin(), expected.upper_bound(2));
+  for (const std::string format : {"torch", "dcp"}) {
+    const std::string converted = (root_ / (format + ".converted")).string();
+    std::ostringstream out, err;
+    ASSERT_EQ(ckpt::RunCkpt({"convert", Checkpoints("begun").string(), converted, "--to=" + format},
+                            {out, err, nullptr}, &RegisteredModelRules()),
+              ckpt::kExitOk)
+        << err.str();
+    const Result run = Train(format, "tp2", 4, {"--load=" + converted});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("continuing after 16 samples of this run's own order"));
+    EXPECT_EQ(Losses(format), expected);
+  }
+}
+
 TEST_F(ForeignCommandTest, ConsumedSamplesStatesThePositionInTheData) {
   const std::string folder = MakeLlmcFolder();
   WriteSettings("");
@@ -324,24 +343,27 @@ TEST_F(ForeignCommandTest, StateDictsOfTorchInTheNamesOfTransformers) {
   EXPECT_EQ(Losses("folder"), Losses("hf"));
 }
 
+// The model of the fixtures `titan` and `infinitrain/llama3`.
+constexpr char kLlama[] = R"pb(
+  model {
+    architecture: LLAMA3
+    num_layers: 2
+    hidden_size: 16
+    num_attention_heads: 4
+    num_query_groups: 2
+    ffn_hidden_size: 56
+    max_position_embeddings: 32
+    vocab_size: 61
+    rotary_base: 50
+    rope_scaling_factor: 8
+    rope_scaling_original_max_position_embeddings: 8
+    untie_embeddings_and_output_weights: true
+  }
+)pb";
+
 // Weights, moments and step of DCP in Meta's names, under any topology.
 TEST_F(ForeignCommandTest, ARunOfTorchtitanGoesOn) {
-  WriteSettings(R"pb(
-    model {
-      architecture: LLAMA3
-      num_layers: 2
-      hidden_size: 16
-      num_attention_heads: 4
-      num_query_groups: 2
-      ffn_hidden_size: 56
-      max_position_embeddings: 32
-      vocab_size: 61
-      rotary_base: 50
-      rope_scaling_factor: 8
-      rope_scaling_original_max_position_embeddings: 8
-      untie_embeddings_and_output_weights: true
-    }
-  )pb");
+  WriteSettings(kLlama);
   const std::string load = "--load=" + Runfile("tests/interop/state_dict/titan");
   for (const char* topology : {"single", "tp2", "pp2"}) {
     const Result run = Train(topology, topology, 5, {load, "--consumed-samples=24"});
@@ -350,6 +372,31 @@ TEST_F(ForeignCommandTest, ARunOfTorchtitanGoesOn) {
     EXPECT_EQ(Losses(topology).size(), 2);
     EXPECT_EQ(Losses(topology), Losses("single")) << topology;
   }
+}
+
+// The same state, with its position in the data, in InfiniTrain's files.
+TEST_F(ForeignCommandTest, ARunOfInfiniTrainGoesOn) {
+  WriteSettings(kLlama);
+  const std::string titan = "--load=" + Runfile("tests/interop/state_dict/titan");
+  ASSERT_EQ(Train("titan", "single", 5, {titan, "--consumed-samples=24"}).exit_code, 0);
+  EXPECT_EQ(Losses("titan").size(), 2);
+  const std::string folder = "tests/interop/infinitrain/";
+  const std::string load = "--load=" + Runfile(folder + "llama3/checkpoint_step_000003");
+  for (const char* topology : {"tp2", "pp2"}) {
+    const Result run = Train(topology, topology, 5, {load});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("checkpoint_step_000003 (step 3)"));
+    EXPECT_EQ(Losses(topology), Losses("titan")) << topology;
+  }
+  // Moments that nothing gives to their parameters.
+  const std::string numbered =
+      "--load=" + Runfile(folder + "llama3_numbered/checkpoint_step_000003");
+  const Result refused = Train("refused", "single", 5, {numbered, "--consumed-samples=24"});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("--no-load-optim"));
+  const Result fresh =
+      Train("fresh", "single", 5, {numbered, "--consumed-samples=24", "--no-load-optim"});
+  EXPECT_EQ(fresh.exit_code, 0) << fresh.err;
 }
 
 // The model is that of the files.

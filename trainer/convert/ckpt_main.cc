@@ -11,6 +11,7 @@
 #include "base/users_folder.h"
 #include "checkpoint/tools/commands.h"
 #include "trainer/convert/model_rules.h"
+#include "trainer/convert/tokenizer_files.h"
 
 int main(int argc, char** argv) {
   if (const absl::Status level = tessera::CheckCpuLevel(); !level.ok()) {
@@ -21,7 +22,7 @@ int main(int argc, char** argv) {
   const int exit_code = tessera::ckpt::RunCkpt(
       std::vector<std::string>(argv + 1, argv + argc),
       {std::cout, std::cerr, isatty(STDERR_FILENO) != 0 ? &std::cerr : nullptr},
-      &tessera::RegisteredModelRules());
+      &tessera::RegisteredModelRules(), tessera::HuggingFaceTokenizerFiles);
   // Output may still be in a buffer: a full disk or a closed stdout is detected here.
   errno = 0;
   std::cout.flush();

@@ -5,14 +5,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
+#include "base/utf8.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/random/philox.h"
+#include "trainer/tokenizer/hugging_face_files.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
 #include "trainer/tokenizer/sentencepiece_reference.h"
 #include "trainer/tokenizer/sentencepiece_tokenizer.h"
@@ -184,6 +191,89 @@ TEST(SentencePieceModelsTest, BpeWithUserDefinedSymbols) {
                  {"byte_fallback", "true"},
                  {"normalization_rule_name", "nmt_nfkc_cf"},
                  {"user_defined_symbols", "<user>,=begin,th"}});
+}
+
+// What a tokenizer.json means: each character is a token, or its bytes are; then the first merge of
+// the list that applies, the leftmost, as long as there is one.
+class WrittenJson {
+ public:
+  explicit WrittenJson(const std::string& contents) : file_(nlohmann::json::parse(contents)) {
+    const nlohmann::json& merges = file_["model"]["merges"];
+    for (size_t rank = 0; rank < merges.size(); ++rank) {
+      ranks_[{merges[rank][0].get<std::string>(), merges[rank][1].get<std::string>()}] = rank;
+    }
+  }
+
+  std::vector<int32_t> Encode(std::string_view text) const {
+    std::vector<std::string> tokens = Characters(text);
+    while (Merge(tokens)) {
+    }
+    std::vector<int32_t> ids;
+    for (const std::string& token : tokens) ids.push_back(file_["model"]["vocab"].at(token));
+    return ids;
+  }
+
+ private:
+  std::vector<std::string> Characters(std::string_view text) const {
+    std::string marked;
+    const bool prefix = file_["normalizer"]["type"] == "Sequence";
+    if (prefix && !text.empty()) marked += kSpaceMark;
+    for (const char c : text) c == ' ' ? marked += kSpaceMark : marked += c;
+    std::vector<std::string> tokens;
+    for (std::string_view rest = marked; !rest.empty(); rest.remove_prefix(Utf8Length(rest))) {
+      const std::string character(rest.substr(0, Utf8Length(rest)));
+      if (file_["model"]["vocab"].contains(character)) {
+        tokens.push_back(character);
+        continue;
+      }
+      for (const char byte : character) {
+        tokens.push_back(absl::StrFormat("<0x%02X>", static_cast<uint8_t>(byte)));
+      }
+    }
+    return tokens;
+  }
+
+  bool Merge(std::vector<std::string>& tokens) const {
+    size_t best = ranks_.size(), at = 0;
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const auto merge = ranks_.find({tokens[i], tokens[i + 1]});
+      if (merge == ranks_.end() || merge->second >= best) continue;
+      best = merge->second;
+      at = i;
+    }
+    if (best == ranks_.size()) return false;
+    tokens[at] += tokens[at + 1];
+    tokens.erase(tokens.begin() + static_cast<int64_t>(at) + 1);
+    return true;
+  }
+
+  nlohmann::json file_;
+  std::map<std::pair<std::string, std::string>, size_t> ranks_;
+};
+
+TEST(SentencePieceModelsTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
+  for (const char* prefix : {"true", "false"}) {
+    const std::string model = Trained({{"model_type", "bpe"},
+                                       {"vocab_size", "900"},
+                                       {"byte_fallback", "true"},
+                                       {"normalization_rule_name", "identity"},
+                                       {"remove_extra_whitespaces", "false"},
+                                       {"allow_whitespace_only_pieces", "true"},
+                                       {"add_dummy_prefix", prefix}});
+    const auto tokenizer = SentencePieceTokenizer::Parse("model", model);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const auto files = HuggingFaceFiles(**tokenizer);
+    ASSERT_TRUE(files.ok()) << files.status();
+    const WrittenJson written(files->front().contents);
+    int compared = 0;
+    for (const std::string& text : Texts()) {
+      const bool other = !IsValidUtf8(text) || text.find(kSpaceMark) != text.npos;
+      if (other || text.size() > 2000) continue;
+      EXPECT_EQ(written.Encode(text), *(*tokenizer)->Encode(text)) << text;
+      ++compared;
+    }
+    EXPECT_GT(compared, 300);
+  }
 }
 
 // The model, with every fourth piece as one that text does not become.

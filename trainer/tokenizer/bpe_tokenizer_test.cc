@@ -22,10 +22,13 @@
 #include "trainer/tokenizer/character_class.h"
 #include "trainer/tokenizer/end_of_text.h"
 #include "trainer/tokenizer/gpt2_files.h"
+#include "trainer/tokenizer/hugging_face_files.h"
+#include "trainer/tokenizer/llmc_tokenizer.h"
 #include "trainer/tokenizer/split_rules.h"
 #include "trainer/tokenizer/tiktoken.h"
 #include "trainer/tokenizer/tokenizer.h"
 #include "trainer/tokenizer/tokenizer_json.h"
+#include "trainer/tokenizer/tokenizer_json_writer.h"
 
 namespace tessera {
 namespace {
@@ -90,6 +93,72 @@ TEST(BpeTokenizerTest, IdsAreThoseOfTheOriginals) {
   const auto gpt2 = ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt"));
   ASSERT_TRUE(gpt2.ok()) << gpt2.status();
   ExpectIds(**gpt2, "gpt2");
+}
+
+TEST(BpeTokenizerTest, WrittenAsTokenizerJsonTheyHaveTheSameIds) {
+  const auto expect = [](const std::string& json, const std::string& ids) {
+    const auto tokenizer = ParseTokenizerJson(ids, json);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    ExpectIds(**tokenizer, ids);
+  };
+  for (const auto& [regex, ids] : {std::pair(kGpt2Regex, "r50k"),
+                                   {kCl100kRegex, "cl100k"},
+                                   {kLlama3Regex, "tiktoken_llama3"}}) {
+    const auto vocabulary = ReadTiktoken("small", Slurp("small.tiktoken"), SmallEncoding(regex));
+    expect(WriteTokenizerJson(*vocabulary), ids);
+  }
+  const auto gpt2 = ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt"));
+  const auto files = HuggingFaceFiles(**gpt2);
+  ASSERT_TRUE(files.ok()) << files.status();
+  expect(files->front().contents, "gpt2");
+}
+
+TEST(BpeTokenizerTest, FilesForHuggingFace) {
+  const Json text = {{"eos_token", "<|endoftext|>"}, {"other", 1}};
+  const auto config = ParseTokenizerConfig("config", text.dump());
+  const auto gpt2 =
+      ParseGpt2Files("gpt2", Slurp("gpt2/vocab.json"), Slurp("gpt2/merges.txt"), *config);
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  auto files = *HuggingFaceFiles(**gpt2);
+  ASSERT_EQ(files.size(), 3u);
+  EXPECT_EQ(files[1].name, "tokenizer_config.json");
+  EXPECT_EQ(files[1].contents, text.dump());
+  EXPECT_EQ(files[2].name, "generation_config.json");
+  EXPECT_EQ(Json::parse(files[2].contents)["eos_token_id"], (*gpt2)->end_of_text());
+
+  // A file of Hugging Face stays as it is; its template says where a text begins.
+  const std::string contents = Slurp("llama3/tokenizer.json");
+  const auto llama3 = ParseTokenizerJson("llama3", contents);
+  ASSERT_TRUE((*llama3)->begin_of_text().has_value());
+  files = *HuggingFaceFiles(**llama3);
+  EXPECT_EQ(files[0].contents, contents);
+  EXPECT_EQ(Json::parse(files[1].contents)["bos_token"],
+            (*llama3)->TokenText(*(*llama3)->begin_of_text()));
+  EXPECT_EQ(Json::parse(files[2].contents)["bos_token_id"], *(*llama3)->begin_of_text());
+
+  const auto decoder = LlmcTokenizer::Parse("llmc", *LlmcTokenizerFile(**gpt2));
+  const auto refused = HuggingFaceFiles(**decoder);
+  EXPECT_TRUE(absl::IsUnimplemented(refused.status())) << refused.status();
+}
+
+TEST(BpeTokenizerTest, AMergeOfAnEmptyTokenIsRefused) {
+  Json vocabulary = Json::parse(Slurp("gpt2/vocab.json"));
+  vocabulary[""] = vocabulary.size();
+  const auto tokenizer =
+      ParseGpt2Files("gpt2", vocabulary.dump(), Slurp("gpt2/merges.txt") + "\n a\n");
+  EXPECT_TRUE(absl::IsDataLoss(tokenizer.status())) << tokenizer.status();
+  EXPECT_NE(tokenizer.status().message().find("expected two tokens, found an empty one"),
+            std::string::npos)
+      << tokenizer.status();
+}
+
+// What text begins with is in the vocabulary of a well-known tiktoken file only.
+TEST(BpeTokenizerTest, TheTemplateOfATokenizerJsonThatWasWritten) {
+  auto vocabulary = *ReadTiktoken("small", Slurp("small.tiktoken"), SmallEncoding(kLlama3Regex));
+  vocabulary.begin_of_text = vocabulary.end_of_text;
+  const auto tokenizer = ParseTokenizerJson("written", WriteTokenizerJson(vocabulary));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->begin_of_text(), vocabulary.end_of_text);
 }
 
 // Added tokens are found before and after normalisation, as they ask for.

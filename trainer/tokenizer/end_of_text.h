@@ -11,6 +11,8 @@
 
 namespace tessera {
 
+inline constexpr char kTokenizerConfigName[] = "tokenizer_config.json";  // in Tokenizer::Files()
+
 // tokenizer_config.json beside a vocabulary, as far as it is used here. Empty: not said.
 struct TokenizerConfig {
   std::string contents;

@@ -53,10 +53,9 @@ absl::Status CheckIsGpt2(const std::string& path, const TokenIds& ids,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& path,
-                                                             const std::string& vocabulary,
-                                                             const std::string& merges,
-                                                             const TokenizerConfig& config) {
+absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::string& vocabulary,
+                                            const std::string& merges,
+                                            const TokenizerConfig& config) {
   const auto json = nlohmann::json::parse(vocabulary, nullptr, /*allow_exceptions=*/false);
   const absl::StatusOr<TokenIds> ids = ReadTokenIds(path, json);
   if (!ids.ok()) return ids.status();
@@ -75,9 +74,18 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& 
   const absl::StatusOr<int32_t> end_of_text = FindEndOfText(path, result.added, config);
   if (!end_of_text.ok()) return end_of_text.status();
   result.end_of_text = *end_of_text;
-  result.files = {{"vocab.json", vocabulary}, {"merges.txt", merges}};
-  if (!config.contents.empty()) result.files.push_back({"tokenizer_config.json", config.contents});
-  return BpeTokenizer::Create(path, std::move(result));
+  result.files = {{kGpt2VocabularyName, vocabulary}, {kGpt2MergesName, merges}};
+  if (!config.contents.empty()) result.files.push_back({kTokenizerConfigName, config.contents});
+  return result;
+}
+
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseGpt2Files(const std::string& path,
+                                                             const std::string& vocabulary,
+                                                             const std::string& merges,
+                                                             const TokenizerConfig& config) {
+  absl::StatusOr<BpeVocabulary> result = ReadGpt2Files(path, vocabulary, merges, config);
+  if (!result.ok()) return result.status();
+  return BpeTokenizer::Create(path, *std::move(result));
 }
 
 }  // namespace tessera

@@ -38,7 +38,7 @@ class NormalizingSentencePiece final : public Tokenizer {
   size_t EncodablePrefix(std::string_view) const override { return 0; }
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;
-  std::vector<TokenizerFile> Files() const override { return {{"tokenizer.model", contents_}}; }
+  std::vector<TokenizerFile> Files() const override { return {{kSentencePieceName, contents_}}; }
 
  private:
   NormalizingSentencePiece(std::string contents, const SentencePieceModel& model,

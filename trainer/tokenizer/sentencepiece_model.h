@@ -15,6 +15,7 @@ namespace tessera {
 
 // U+2581, which stands for a space inside pieces.
 inline constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
+inline constexpr char kSentencePieceName[] = "tokenizer.model";  // in Tokenizer::Files()
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 
 // Numbers from the .proto file.

@@ -19,17 +19,6 @@ namespace {
 constexpr size_t kMaxCachedWords = 1 << 17;
 constexpr size_t kMaxCachedWordBytes = 64;
 
-// Whether no byte of any text is lost.
-bool IsLossless(const SentencePieceModel& model) {
-  return model.model_type == SentencePieceModelType::kBpe && model.byte_fallback &&
-         model.precompiled_charsmap.empty() && !model.remove_extra_whitespaces &&
-         model.escape_whitespaces && !model.whitespace_as_suffix &&
-         std::ranges::none_of(model.pieces, [](const SentencePieceModel::Piece& piece) {
-           return piece.type == SentencePieceType::kUserDefined ||
-                  piece.type == SentencePieceType::kUnused;
-         });
-}
-
 bool HasSpaceAfterOther(std::string_view text) {
   for (size_t i = 1; i < text.size(); ++i) {
     if (text[i] == ' ' && text[i - 1] != ' ') return true;
@@ -38,6 +27,16 @@ bool HasSpaceAfterOther(std::string_view text) {
 }
 
 }  // namespace
+
+bool SentencePieceTokenizer::IsLossless(const SentencePieceModel& model) {
+  return model.model_type == SentencePieceModelType::kBpe && model.byte_fallback &&
+         model.precompiled_charsmap.empty() && !model.remove_extra_whitespaces &&
+         model.escape_whitespaces && !model.whitespace_as_suffix &&
+         std::ranges::none_of(model.pieces, [](const SentencePieceModel::Piece& piece) {
+           return piece.type == SentencePieceType::kUserDefined ||
+                  piece.type == SentencePieceType::kUnused;
+         });
+}
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> SentencePieceTokenizer::Parse(const std::string& path,
                                                                          std::string contents) {

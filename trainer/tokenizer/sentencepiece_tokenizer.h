@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "trainer/tokenizer/sentencepiece_model.h"
 #include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
@@ -32,6 +33,8 @@ class SentencePieceTokenizer : public Tokenizer {
   // other types of model; DataLoss for bytes that are not a SentencePiece model.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(const std::string& path,
                                                           std::string contents);
+  // Whether the model becomes a SentencePieceTokenizer: no byte of any text is lost.
+  static bool IsLossless(const SentencePieceModel& model);
 
   std::string_view kind() const override { return "sentencepiece"; }
   int64_t vocab_size() const override { return static_cast<int64_t>(texts_.size()); }
@@ -42,7 +45,7 @@ class SentencePieceTokenizer : public Tokenizer {
   size_t EncodablePrefix(std::string_view text) const override;
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;
-  std::vector<TokenizerFile> Files() const override { return {{"tokenizer.model", model_}}; }
+  std::vector<TokenizerFile> Files() const override { return {{kSentencePieceName, model_}}; }
 
  private:
   struct Piece {

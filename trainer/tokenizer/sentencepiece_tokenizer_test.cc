@@ -7,9 +7,14 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "trainer/tokenizer/hugging_face_files.h"
+#include "trainer/tokenizer/sentencepiece_model.h"
 #include "trainer/tokenizer/tokenizer.h"
+#include "trainer/tokenizer/tokenizer_json_writer.h"
 
 namespace tessera {
 namespace {
@@ -47,6 +52,53 @@ TEST(SentencePieceTokenizerTest, WhatNormalizationRemovesIsLost) {
   const auto bytes = SentencePieceTokenizer::Parse("m", Slurp("unigram_bytes.model"));
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   EXPECT_EQ(through(**bytes, "the \xC3\x89nd \xE4\xB8\xAD "), "the \xC3\x89nd \xE4\xB8\xAD ");
+}
+
+SentencePieceModel BpeModel(std::vector<SentencePieceModel::Piece> pieces) {
+  SentencePieceModel model{.pieces = std::move(pieces),
+                           .model_type = SentencePieceModelType::kBpe,
+                           .byte_fallback = true,
+                           .add_dummy_prefix = false,
+                           .remove_extra_whitespaces = false};
+  return model;
+}
+
+TEST(SentencePieceTokenizerTest, TokenizerJsonOfPieces) {
+  const auto written = WriteTokenizerJson(BpeModel({{"<unk>", 0, SentencePieceType::kUnknown},
+                                                    {"<s>", 0, SentencePieceType::kControl},
+                                                    {"ab", -1},
+                                                    {"abc", -3},
+                                                    {"bc", -2},
+                                                    {"a", -4},
+                                                    {"b", -4},
+                                                    {"c", -4},
+                                                    {"ca", -7},
+                                                    {"cab", -8},
+                                                    {"cba", -9},  // no text becomes it
+                                                    {"cabb", -0.5}}));
+  ASSERT_TRUE(written.ok()) << written.status();
+  const nlohmann::json json = nlohmann::json::parse(*written);
+  EXPECT_EQ(json["model"]["merges"],
+            nlohmann::json::parse(
+                R"([["cab","b"],["a","b"],["b","c"],["ab","c"],["c","a"],["c","ab"]])"));
+  EXPECT_EQ(json["model"]["vocab"]["abc"], 3);
+  EXPECT_EQ(json["model"]["unk_token"], "<unk>");
+  EXPECT_EQ(json["added_tokens"].size(), 2u);
+  EXPECT_EQ(json["post_processor"]["single"][0]["SpecialToken"]["id"], "<s>");
+}
+
+TEST(SentencePieceTokenizerTest, PiecesThatTokenizerJsonCannotHave) {
+  const auto expect_refused = [](std::vector<SentencePieceModel::Piece> pieces) {
+    const auto written = WriteTokenizerJson(BpeModel(std::move(pieces)));
+    EXPECT_TRUE(absl::IsUnimplemented(written.status())) << written.status();
+  };
+  expect_refused({{"a", -1}, {"a", -2}});
+  expect_refused({{"\xFF", -1}});
+  expect_refused({{"a", -1}, {"b", -1}, {"ab", -3}, {"ba", -3}});
+  expect_refused({{"a", -1}, {"ab", -3}});
+  const auto unigram = SentencePieceTokenizer::Parse("m", Slurp("unigram.model"));
+  const auto files = HuggingFaceFiles(**unigram);
+  EXPECT_TRUE(absl::IsUnimplemented(files.status())) << files.status();
 }
 
 }  // namespace

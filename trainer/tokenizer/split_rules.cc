@@ -1,6 +1,9 @@
 #include "trainer/tokenizer/split_rules.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
+#include <iterator>
 
 #include "trainer/tokenizer/character_class.h"
 
@@ -23,12 +26,17 @@ struct KnownRegex {
   SplitRules rules;
 };
 
+// The first one of equal rules is written to tokenizer.json, whose programs (Oniguruma) take {1,3}+
+// for a repetition and $ for the end of a line.
 constexpr KnownRegex kKnown[] = {
     {kGpt2Regex, kGpt2Rules},
     {R"('s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
      kGpt2Rules},
     {R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s)",
      kGpt2Rules},
+    {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+     R"(|\s++(?!\S)|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     kCl100kRules},
     {kCl100kRegex, kCl100kRules},
     {kLlama3Regex, kLlama3Rules},
     {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
@@ -100,6 +108,12 @@ size_t SpaceEnd(const SplitRules& rules, std::string_view text) {
 }
 
 }  // namespace
+
+std::string_view SplitRegex(const SplitRules& rules) {
+  const auto known = std::ranges::find(kKnown, rules, &KnownRegex::rules);
+  CHECK(known != std::end(kKnown));
+  return known->regex;
+}
 
 std::optional<SplitRules> FindSplitRules(std::string_view regex) {
   const auto* found = std::ranges::find(kKnown, regex, &KnownRegex::regex);

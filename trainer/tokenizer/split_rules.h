@@ -25,10 +25,15 @@ struct SplitRules {
   bool line_ends = false;
   // The spaces at the end of the text are one piece, line ends or not: \s++$.
   bool whole_tail = false;
+
+  bool operator==(const SplitRules&) const = default;
 };
 
 // The rules that a regular expression stands for; nullopt for an unknown one.
 std::optional<SplitRules> FindSplitRules(std::string_view regex);
+
+// A regular expression for the rules of a known one, as Hugging Face's tokenizers understand it.
+std::string_view SplitRegex(const SplitRules& rules);
 
 // The length of the first piece of a text that is not empty. Invalid UTF-8 counts as punctuation.
 size_t PieceLength(const SplitRules& rules, std::string_view text);

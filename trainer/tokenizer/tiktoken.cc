@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "trainer/tokenizer/last_merge.h"
 
 namespace tessera {
 namespace {
@@ -99,20 +100,27 @@ absl::Status ReadRanks(const std::string& path, std::string_view contents,
   return absl::OkStatus();
 }
 
-// Any two tokens merge that together are a token, the one of lowest rank first.
-std::vector<BpeMerge> AllMerges(const std::vector<std::string>& tokens) {
+// The merge that makes each token, tokens of lower rank first.
+std::vector<BpeMerge> TokenMerges(const std::vector<std::string>& tokens) {
   absl::flat_hash_map<absl::string_view, int32_t> ids;
   for (size_t id = 0; id < tokens.size(); ++id) {
     if (!tokens[id].empty()) ids[tokens[id]] = static_cast<int32_t>(id);
   }
+  const auto score = [&ids](std::string_view token) -> std::optional<float> {
+    const auto id = ids.find(View(token));
+    // Ranks below 2^24 are exact.
+    return id == ids.end() ? std::nullopt : std::optional(static_cast<float>(-id->second));
+  };
   std::vector<BpeMerge> merges;
+  std::vector<std::string_view> bytes;
   for (const auto& [token, id] : ids) {
-    for (size_t cut = 1; cut < token.size(); ++cut) {
-      const auto left = ids.find(token.substr(0, cut));
-      const auto right = ids.find(token.substr(cut));
-      if (left == ids.end() || right == ids.end()) continue;
-      merges.push_back({left->second, right->second, id, id});
-    }
+    bytes.clear();
+    for (const char& byte : token) bytes.emplace_back(&byte, 1);
+    const auto parts = LastMerge(bytes, score);
+    if (!parts.has_value()) continue;
+    const auto left = ids.find(View(parts->first)), right = ids.find(View(parts->second));
+    if (left == ids.end() || right == ids.end()) continue;
+    merges.push_back({left->second, right->second, id, id});
   }
   return merges;
 }
@@ -140,9 +148,8 @@ std::optional<TiktokenEncoding> FindTiktokenEncoding(size_t tokens) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
-    const std::string& path, const std::string& contents,
-    std::optional<TiktokenEncoding> encoding) {
+absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::string& contents,
+                                           std::optional<TiktokenEncoding> encoding) {
   BpeVocabulary vocabulary;
   size_t count = 0;
   absl::Status status = ReadRanks(path, contents, vocabulary.tokens, count);
@@ -154,7 +161,7 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
         " tokens is not known; known are GPT-2 (50256), p50k (50280), cl100k (100256) and Llama-3 "
         "(128000)"));
   }
-  vocabulary.merges = AllMerges(vocabulary.tokens);
+  vocabulary.merges = TokenMerges(vocabulary.tokens);
   vocabulary.split = encoding->split;
   vocabulary.whole_pieces_first = true;
   for (const SpecialToken& token : encoding->special) {
@@ -168,8 +175,16 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
   }
   vocabulary.end_of_text = encoding->end_of_text;
   vocabulary.begin_of_text = encoding->begin_of_text;
-  vocabulary.files = {{"tokenizer.tiktoken", contents}};
-  return BpeTokenizer::Create(path, std::move(vocabulary));
+  vocabulary.files = {{kTiktokenName, contents}};
+  return vocabulary;
+}
+
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
+    const std::string& path, const std::string& contents,
+    std::optional<TiktokenEncoding> encoding) {
+  absl::StatusOr<BpeVocabulary> vocabulary = ReadTiktoken(path, contents, std::move(encoding));
+  if (!vocabulary.ok()) return vocabulary.status();
+  return BpeTokenizer::Create(path, *std::move(vocabulary));
 }
 
 }  // namespace tessera

@@ -35,8 +35,14 @@ bool IsTiktokenFile(std::string_view contents);
 // number.
 std::optional<TiktokenEncoding> FindTiktokenEncoding(size_t tokens);
 
-// `encoding`: nullopt to recognise it. Errors: DataLoss naming the line; InvalidArgument for a file
-// that is not recognised, and those of BpeTokenizer::Create.
+inline constexpr char kTiktokenName[] = "tokenizer.tiktoken";  // in Tokenizer::Files()
+
+// `encoding`: nullopt to recognise it. Of pairs that make the same token, `merges` has the one that
+// occurs. Errors: DataLoss naming the line; InvalidArgument for a file that is not recognised.
+absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::string& contents,
+                                           std::optional<TiktokenEncoding> encoding = std::nullopt);
+
+// Errors: those of ReadTiktoken and of BpeTokenizer::Create.
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
     const std::string& path, const std::string& contents,
     std::optional<TiktokenEncoding> encoding = std::nullopt);

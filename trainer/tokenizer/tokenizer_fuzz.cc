@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/tokenizer/bpe_tokenizer.h"
 #include "trainer/tokenizer/gpt2_files.h"
+#include "trainer/tokenizer/hugging_face_files.h"
 #include "trainer/tokenizer/split_rules.h"
 #include "trainer/tokenizer/tiktoken.h"
 #include "trainer/tokenizer/tokenizer.h"
@@ -82,7 +83,12 @@ void CheckFiles(const std::string& contents) {
   // Both of GPT-2's files, one after the other.
   const size_t end = contents.rfind('}') == contents.npos ? 0 : contents.rfind('}') + 1;
   const auto parsed = ParseGpt2Files("FILE", contents.substr(0, end), contents.substr(end));
-  if (parsed.ok()) CheckText(**parsed, text);
+  if (!parsed.ok()) return;
+  CheckText(**parsed, text);
+  const auto files = HuggingFaceFiles(**parsed);
+  Require(files.ok());
+  const auto written = ParseTokenizerJson("FILE", files->front().contents);
+  Require(written.ok() && *(*written)->Encode(text) == *(*parsed)->Encode(text));
 }
 
 }  // namespace

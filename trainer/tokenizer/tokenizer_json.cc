@@ -285,9 +285,9 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(const std::stri
   const absl::StatusOr<int32_t> end_of_text = FindEndOfText(path, vocabulary.added, config);
   if (!end_of_text.ok()) return end_of_text.status();
   vocabulary.end_of_text = *end_of_text;
-  vocabulary.files = {{"tokenizer.json", contents}};
+  vocabulary.files = {{kTokenizerJsonName, contents}};
   if (!config.contents.empty()) {
-    vocabulary.files.push_back({"tokenizer_config.json", config.contents});
+    vocabulary.files.push_back({kTokenizerConfigName, config.contents});
   }
   return BpeTokenizer::Create(path, std::move(vocabulary));
 }

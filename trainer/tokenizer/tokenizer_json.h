@@ -12,6 +12,8 @@
 
 namespace tessera {
 
+inline constexpr char kTokenizerJsonName[] = "tokenizer.json";  // in Tokenizer::Files()
+
 // `path` is used in messages. Every setting in the file is either implemented or refused: the
 // pipeline is no normalizer, one split of split_rules.h, the byte alphabet, BPE; its template's
 // first token becomes begin_of_text(). Errors: DataLoss for a file that is not a tokenizer.json or

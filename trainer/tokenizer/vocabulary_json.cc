@@ -62,6 +62,10 @@ void AddTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
 
 absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,
                       std::string_view right, std::vector<BpeMerge>& merges) {
+  if (left.empty() || right.empty()) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": merge ", merges.size(), " expected two tokens, found an empty one"));
+  }
   const std::string merged = absl::StrCat(View(left), View(right));
   int32_t found[3];
   int32_t* next = found;

@@ -31,8 +31,8 @@ absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::j
 // its own characters, and no text becomes it.
 void AddTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
 
-// Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens, or
-// what they become, is not in the vocabulary.
+// Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens is
+// empty, or it or what they become is not in the vocabulary.
 absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,
                       std::string_view right, std::vector<BpeMerge>& merges);
 

@@ -196,16 +196,9 @@ std::vector<OutputFile> DcpDataFiles::Finish() && {
   for (size_t i = 0; i < files_.size(); ++i) {
     const auto archives =
         std::make_shared<const std::vector<PlacedArchive>>(std::move(archives_[i]));
-    files_[i].finish = [archives](std::span<const uint32_t> crc32) {
-      std::vector<OutputBytes> records;
-      for (size_t t = 0; t < archives->size(); ++t) {
-        const PlacedArchive& archive = (*archives)[t];
-        for (OutputBytes& bytes :
-             archive.layout.Records(crc32.subspan(t, 1), archive.offset_bytes)) {
-          records.push_back(std::move(bytes));
-        }
-      }
-      return records;
+    files_[i].records = [archives](size_t tensor, uint32_t crc32) {
+      const PlacedArchive& archive = (*archives)[tensor];
+      return archive.layout.Records(std::span(&crc32, 1), archive.offset_bytes);
     };
   }
   return std::move(files_);

@@ -28,13 +28,20 @@ std::vector<OutputFile> PlanDcp(const Manifest& manifest, const DcpOutputOptions
                                .shape = shape,
                                .chunks = {{WholeBox(shape), blobs[tensor.stored]}}});
   }
+  const auto add_object = [&](const char* name, const char* file, pickle::Writer object) {
+    files.push_back(TorchObjectFile(file, std::move(object).Finish()));
+    written.objects.push_back(
+        {.name = name, .blob = {.file = file, .part = {0, files.back().size_bytes}}});
+  };
   if (HasRoles(tensors)) {
     pickle::Writer roles;
     WriteRoles(tensors, roles);
-    files.push_back(TorchObjectFile("__1_0.distcp", std::move(roles).Finish()));
-    written.objects.push_back(
-        {.name = kTorchRolesKey,
-         .blob = {.file = files.back().name, .part = {0, files.back().size_bytes}}});
+    add_object(kTorchRolesKey, "__1_0.distcp", std::move(roles));
+  }
+  if (HasTrainer(manifest, options.tensors)) {
+    pickle::Writer trainer;
+    WriteTrainer(manifest.trainer(), trainer);
+    add_object(kTorchTrainerKey, "__2_0.distcp", std::move(trainer));
   }
   OutputFile metadata = {.name = kDcpMetadataFile, .header = DcpMetadataPickle(written)};
   metadata.size_bytes = metadata.header.size();

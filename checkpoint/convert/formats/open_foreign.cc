@@ -15,6 +15,7 @@
 #include "checkpoint/convert/formats/meta_parts.h"
 #include "checkpoint/convert/formats/trainer_files.h"
 #include "checkpoint/convert/hugging_face/read.h"
+#include "checkpoint/convert/infinitrain/read.h"
 #include "checkpoint/convert/internevo/parameters.h"
 #include "checkpoint/convert/internevo/read.h"
 #include "checkpoint/convert/llmc/read.h"
@@ -76,8 +77,8 @@ absl::StatusOr<ForeignCheckpoint> WithModelNames(const ForeignPlace& place,
                                                  absl::StatusOr<ForeignCheckpoint> checkpoint) {
   TESSERA_RETURN_IF_ERROR(checkpoint.status());
   if (options.rules != nullptr) {
-    TESSERA_RETURN_IF_ERROR(
-        NameStateDict(*place.storage, "", *options.rules, options.model, *checkpoint));
+    TESSERA_RETURN_IF_ERROR(NameStateDict(*place.storage, "", *options.rules, options.model,
+                                          /*framework=*/"", *checkpoint));
   }
   TakeTrainerValues(*checkpoint);
   return checkpoint;
@@ -163,6 +164,14 @@ constexpr ForeignFormat kFormats[] = {
        return IsInternEvo(*place.storage, "");
      },
      ReadInternEvoPlace},
+    {kInfiniTrain,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsInfiniTrain(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadInfiniTrain(*place.storage, "", options.rules, options.model);
+     }},
     {"dcp",
      [](const ForeignPlace& place) -> absl::StatusOr<bool> {
        if (!place.file.empty()) return false;

@@ -242,8 +242,11 @@ absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
                                                    "\"; written are ",
                                                    absl::StrJoin(WrittenFormatNames(), ", ")));
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<OutputFile> files,
-                           format->plan(source.manifest, options));
+  TESSERA_ASSIGN_OR_RETURN(std::vector<OutputFile> files, format->plan(source.manifest, options));
+  for (const PlainFile& file : options.plain_files) {
+    files.push_back(
+        {.name = file.name, .header = file.contents, .size_bytes = file.contents.size()});
+  }
   const std::optional<std::string> local = LocalPathOfName(folder);
   TESSERA_ASSIGN_OR_RETURN(WriteForeignReport report,
                            local.has_value() ? WriteLocal(source, files, folder, *local, options)

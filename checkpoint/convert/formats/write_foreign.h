@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/convert/model_rules.h"
 #include "checkpoint/convert/output.h"
+#include "checkpoint/convert/tokenizer_files.h"
 #include "checkpoint/format/manifest.pb.h"
 
 namespace tessera::ckpt::convert {
@@ -19,6 +20,7 @@ struct WriteForeignOptions {
   bool weights_only = false;                // in formats that have optimizer state
   uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
   const ModelRules* rules = nullptr;        // must not be null
+  std::vector<PlainFile> plain_files;       // of names that the format does not use
   std::string s3_endpoint;                  // see OpenStorage()
   int io_threads = 4;
   // May be null. Called with the bytes done and in total, while writing and, from the beginning,

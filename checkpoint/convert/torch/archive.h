@@ -66,6 +66,10 @@ std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
 // their roles as the manifest calls them.
 inline constexpr char kTorchRolesKey[] = "tessera.roles";
 
+// The key of what TakeTrainerValues() finds: a dict with "step" and, where it is known,
+// "consumed_samples".
+inline constexpr char kTorchTrainerKey[] = "tessera.trainer";
+
 // The roles in such a dict; entries that are none are left out.
 std::map<std::string, Role> ReadTorchRoles(const pickle::Value& dict);
 

@@ -55,18 +55,31 @@ TorchArchiveLayout::TorchArchiveLayout(std::string pickle,
   size_bytes_ = zip_.directory_offset() + zip_.directory_bytes();
 }
 
-std::vector<OutputBytes> TorchArchiveLayout::Records(std::span<const uint32_t> crc32,
-                                                     uint64_t offset_bytes) const {
+OutputBytes TorchArchiveLayout::StorageHeader(size_t storage, uint32_t crc32,
+                                              uint64_t offset_bytes) const {
+  const size_t member = texts_.size() + storage;
+  return {offset_bytes + zip_.local_header_offset(member), zip_.LocalHeader(member, crc32)};
+}
+
+std::vector<OutputBytes> TorchArchiveLayout::OtherRecords(std::span<const uint32_t> crc32,
+                                                          uint64_t offset_bytes) const {
   ZipLayout zip = zip_;
   for (size_t i = 0; i < crc32.size(); ++i) zip.SetCrc32(texts_.size() + i, crc32[i]);
   std::vector<OutputBytes> records;
-  for (size_t i = 0; i < zip.size(); ++i) {
-    records.push_back({offset_bytes + zip.local_header_offset(i), zip.LocalHeader(i)});
-  }
   for (size_t i = 0; i < texts_.size(); ++i) {
+    records.push_back({offset_bytes + zip.local_header_offset(i), zip.LocalHeader(i)});
     records.push_back({offset_bytes + text_offsets_[i], texts_[i]});
   }
   records.push_back({offset_bytes + zip.directory_offset(), zip.Directory()});
+  return records;
+}
+
+std::vector<OutputBytes> TorchArchiveLayout::Records(std::span<const uint32_t> crc32,
+                                                     uint64_t offset_bytes) const {
+  std::vector<OutputBytes> records = OtherRecords(crc32, offset_bytes);
+  for (size_t i = 0; i < crc32.size(); ++i) {
+    records.push_back(StorageHeader(i, crc32[i], offset_bytes));
+  }
   return records;
 }
 

@@ -29,6 +29,11 @@ class TorchArchiveLayout {
   // `crc32`: of the storages.
   std::vector<OutputBytes> Records(std::span<const uint32_t> crc32, uint64_t offset_bytes) const;
 
+  // The same in two parts: what is directly before a storage, and all the rest.
+  OutputBytes StorageHeader(size_t storage, uint32_t crc32, uint64_t offset_bytes) const;
+  std::vector<OutputBytes> OtherRecords(std::span<const uint32_t> crc32,
+                                        uint64_t offset_bytes) const;
+
  private:
   ZipLayout zip_;
   std::vector<std::string> texts_;  // contents of the first members

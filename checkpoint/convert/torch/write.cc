@@ -92,6 +92,21 @@ void WriteRoles(const TorchOutputTensors& tensors, pickle::Writer& writer) {
   writer.EndDict();
 }
 
+bool HasTrainer(const Manifest& manifest, const TorchOutputOptions& options) {
+  return manifest.has_trainer() && !options.weights_only;
+}
+
+void WriteTrainer(const TrainerState& trainer, pickle::Writer& writer) {
+  writer.BeginDict();
+  writer.Text("step");
+  writer.Int(trainer.step());
+  if (trainer.has_data()) {
+    writer.Text("consumed_samples");
+    writer.Int(trainer.data().consumed_samples());
+  }
+  writer.EndDict();
+}
+
 std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options) {
   const TorchOutputTensors tensors = SelectTensors(manifest, options);
   pickle::Writer writer;
@@ -104,6 +119,10 @@ std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOpt
     writer.Text(kTorchRolesKey);
     WriteRoles(tensors, writer);
   }
+  if (HasTrainer(manifest, options)) {
+    writer.Text(kTorchTrainerKey);
+    WriteTrainer(manifest.trainer(), writer);
+  }
   writer.EndDict();
   std::vector<uint64_t> bytes;
   for (const TorchOutputTensor& tensor : tensors.stored) bytes.push_back(StoredBytes(tensor));
@@ -112,7 +131,12 @@ std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOpt
   for (size_t i = 0; i < tensors.stored.size(); ++i) {
     file.tensors.push_back(ToOutputTensor(tensors.stored[i], layout->storage_offset(i)));
   }
-  file.finish = [layout](std::span<const uint32_t> crc32) { return layout->Records(crc32, 0); };
+  file.records = [layout](size_t tensor, uint32_t crc32) {
+    return std::vector{layout->StorageHeader(tensor, crc32, 0)};
+  };
+  file.finish = [layout](std::span<const uint32_t> crc32) {
+    return layout->OtherRecords(crc32, 0);
+  };
   return {std::move(file)};
 }
 

@@ -40,9 +40,13 @@ OutputTensor ToOutputTensor(const TorchOutputTensor& tensor, uint64_t offset_byt
 bool HasRoles(const TorchOutputTensors& tensors);
 void WriteRoles(const TorchOutputTensors& tensors, pickle::Writer& writer);
 
+// The state of the trainer, kTorchTrainerKey. None with the weights alone, or where it is unknown.
+bool HasTrainer(const Manifest& manifest, const TorchOutputOptions& options);
+void WriteTrainer(const TrainerState& trainer, pickle::Writer& writer);
+
 // One file, checkpoint.pt, of a dict from the names of all tensors to contiguous tensors, which
 // torch.load() reads with weights_only=True. Tied tensors share their storage. Where there are
-// others than weights, kTorchRolesKey is one more key.
+// others than weights, kTorchRolesKey is one more key, and so is kTorchTrainerKey.
 std::vector<OutputFile> PlanTorch(const Manifest& manifest, const TorchOutputOptions& options);
 
 }  // namespace tessera::ckpt::convert

@@ -46,7 +46,7 @@ uint64_t ZipLayout::Add(std::string name, uint64_t size_bytes) {
   return members_.back().data_offset;
 }
 
-std::string ZipLayout::LocalHeader(size_t index) const {
+std::string ZipLayout::LocalHeader(size_t index, uint32_t crc32) const {
   const Member& member = members_[index];
   const uint64_t extra_bytes =
       member.data_offset - member.header_offset - kLocalBytes - member.name.size();
@@ -57,7 +57,7 @@ std::string ZipLayout::LocalHeader(size_t index) const {
   Put<uint16_t>(bytes, 0);  // stored
   Put<uint16_t>(bytes, 0);  // time
   Put<uint16_t>(bytes, kDate);
-  Put<uint32_t>(bytes, member.crc32);
+  Put<uint32_t>(bytes, crc32);
   Put<uint32_t>(bytes, In32(member.size_bytes));
   Put<uint32_t>(bytes, In32(member.size_bytes));
   Put<uint16_t>(bytes, member.name.size());

@@ -31,7 +31,10 @@ class ZipLayout {
   void SetCrc32(size_t member, uint32_t crc32) { members_[member].crc32 = crc32; }
 
   uint64_t local_header_offset(size_t member) const { return members_[member].header_offset; }
-  std::string LocalHeader(size_t member) const;
+  std::string LocalHeader(size_t member) const {
+    return LocalHeader(member, members_[member].crc32);
+  }
+  std::string LocalHeader(size_t member, uint32_t crc32) const;
   uint64_t directory_offset() const { return end_; }
   std::string Directory() const;
   uint64_t directory_bytes() const { return Directory().size(); }

@@ -1,0 +1,75 @@
+#include "models/llama3/infinitrain.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/llama3/names.h"
+#include "models/llama3/rotary_rows.h"
+
+namespace tessera::llama3 {
+namespace {
+
+// The fields of trainer_state.json that depend on the model alone.
+void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
+  json["n_layer"] = config.num_layers();
+  json["n_head"] = config.num_attention_heads();
+  json["n_kv_head"] = config.num_query_groups();
+  json["n_embd"] = config.hidden_size();
+}
+
+// Rows of queries, then those of keys, then those of values.
+ForeignParameter Qkv(const ModelConfig& config, std::string name, int64_t layer) {
+  const int64_t c = config.hidden_size(), d = c / config.num_attention_heads();
+  const int64_t groups = config.num_query_groups(), kv = groups * d;
+  ForeignParameter qkv = {.name = std::move(name), .shape = {c + 2 * kv, c}};
+  const HeadRows queries = {.heads = config.num_attention_heads(), .head_size = d, .columns = c};
+  AddPairedRows(LayerName(layer, kQuery), queries, 0, qkv);
+  AddPairedRows(LayerName(layer, kKey), {.heads = groups, .head_size = d, .columns = c}, c, qkv);
+  qkv.blocks.push_back({.name = LayerName(layer, kValue),
+                        .offset = {0, 0},
+                        .shape = {kv, c},
+                        .foreign_offset = {c + kv, 0}});
+  return qkv;
+}
+
+void AddLayer(const ModelConfig& config, int64_t layer, std::vector<ForeignParameter>& parameters) {
+  const int64_t c = config.hidden_size(), f = config.ffn_hidden_size();
+  const std::string prefix = "transformer.h." + std::to_string(layer) + ".";
+  const auto same = [&](const char* name, const char* tensor, Shape shape) {
+    parameters.push_back(SameTensor(prefix + name, LayerName(layer, tensor), std::move(shape)));
+  };
+  same("ln_1.weight", kNorm1, {c});
+  parameters.push_back(Qkv(config, prefix + "attn.c_attn.weight", layer));
+  same("attn.c_proj.weight", kOut, {c, c});
+  same("ln_2.weight", kNorm2, {c});
+  same("mlp.c_fc.weight", kUp, {f, c});
+  same("mlp.c_fc2.weight", kGate, {f, c});
+  same("mlp.c_proj.weight", kDown, {c, f});
+}
+
+std::vector<ForeignParameter> Parameters(const ModelConfig& config) {
+  const Shape table = {config.vocab_size(), config.hidden_size()};
+  std::vector<ForeignParameter> parameters;
+  parameters.push_back(SameTensor("transformer.wte.weight", kTokenEmbedding, table));
+  const bool tied = !config.untie_embeddings_and_output_weights();
+  if (tied) parameters.back().other_names.emplace_back("lm_head.weight");
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    AddLayer(config, layer, parameters);
+  }
+  parameters.push_back(SameTensor("transformer.ln_f.weight", kFinalNorm, {config.hidden_size()}));
+  if (!tied) parameters.push_back(SameTensor("lm_head.weight", kHead, table));
+  return parameters;
+}
+
+}  // namespace
+
+constinit const ForeignFormat kInfiniTrainFormat = {
+    .framework = "infinitrain",
+    // No file describes a whole model.
+    .describes = [](const JsonFields&) { return false; },
+    .write_config = WriteConfig,
+    .parameters = Parameters};
+
+}  // namespace tessera::llama3
