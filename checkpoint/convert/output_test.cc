@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -307,6 +308,43 @@ TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
     const OutputTensor& part = files[0].tensors[2 * p];
     EXPECT_TRUE((*file)->ReadAt(part.offset_bytes, std::as_writable_bytes(std::span(found))).ok());
     EXPECT_TRUE(std::ranges::equal(found, std::span(first).subspan(p * kPart, kPart))) << p;
+  }
+}
+
+// As a tied head is, and a copy of another dtype.
+TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
+  Source source;
+  MemoryStorage to;
+  OutputTensor tied = Matrix("small", {kSmallRows, kSmallColumns}), rounded = tied;
+  tied.name = "tied";
+  rounded.name = "rounded";
+  rounded.dtype = BF16;
+  rounded.pieces = [](int64_t begin, int64_t end) {
+    return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(uint16_t), begin, end);
+  };
+  const std::vector<OutputFile> files = {
+      FileOf({Matrix("small", {kSmallRows, kSmallColumns}), tied, rounded})};
+  const auto digests = WriteOutput(source.output(), files, to, "", {});
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_EQ(digests->at("tied"), digests->at("small"));
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  std::vector<float> small(tied.elements);
+  std::vector<uint16_t> halves(rounded.elements);
+  for (const size_t copy : {0, 1}) {
+    EXPECT_TRUE(
+        (*file)
+            ->ReadAt(files[0].tensors[copy].offset_bytes, std::as_writable_bytes(std::span(small)))
+            .ok());
+    for (size_t i = 0; i < small.size(); ++i) ASSERT_EQ(small[i], static_cast<float>(i)) << copy;
+  }
+  EXPECT_TRUE(
+      (*file)
+          ->ReadAt(files[0].tensors[2].offset_bytes, std::as_writable_bytes(std::span(halves)))
+          .ok());
+  // Integers up to 256 are exact in bf16.
+  for (size_t i = 0; i <= 256; ++i) {
+    ASSERT_EQ(halves[i], std::bit_cast<uint32_t>(static_cast<float>(i)) >> 16);
   }
 }
 
