@@ -360,7 +360,7 @@ TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
   EXPECT_NE(digests.status().message().find("large"), std::string::npos) << digests.status();
 }
 
-TEST(OutputTest, PaddingIsZero) {
+TEST(OutputTest, PaddingIsZeroInATensorAndBehindIt) {
   Source source;
   MemoryStorage to;
   OutputTensor tensor = Matrix("small", {kSmallRows, kSmallColumns});
@@ -370,18 +370,21 @@ TEST(OutputTest, PaddingIsZero) {
     return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(float), begin,
                           std::min(end, elements));
   };
+  OutputTensor tied = tensor;
+  tied.name = "tied";
   // The same thread has written other bytes before.
-  const std::vector<OutputFile> files = {
-      FileOf({Matrix("large", {kRows, kColumns}), std::move(tensor)})};
+  std::vector<OutputFile> files = {
+      FileOf({Matrix("large", {kRows, kColumns}), tensor, std::move(tied)})};
+  files[0].records = nullptr;
   ASSERT_TRUE(WriteOutput(source.output(), files, to, "", {}).ok());
-  std::vector<float> padding(1000, 1.0f);
+  std::vector<float> padding(1001, 1.0f);  // and what lies between the tensors
   const auto file = to.Open("file");
   ASSERT_TRUE(file.ok());
   ASSERT_TRUE((*file)
                   ->ReadAt(files[0].tensors[1].offset_bytes + elements * sizeof(float),
                            std::as_writable_bytes(std::span(padding)))
                   .ok());
-  EXPECT_EQ(padding, std::vector<float>(1000));
+  EXPECT_EQ(padding, std::vector<float>(1001));
 }
 
 }  // namespace

@@ -153,6 +153,16 @@ TEST(BpeTokenizerTest, AMergeOfAnEmptyTokenIsRefused) {
       << tokenizer.status();
 }
 
+TEST(BpeTokenizerTest, ATokenThatNoMergesMakeIsStillWrittenWhole) {
+  const std::string file = Slurp("small.tiktoken") + absl::Base64Escape("qzxj") + " 1200\n";
+  const auto vocabulary = ReadTiktoken("small", file, SmallEncoding(kLlama3Regex));
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status();
+  const auto tokenizer = ParseTokenizerJson("written", WriteTokenizerJson(*vocabulary));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*(*tokenizer)->Encode("qzxj"), std::vector<int32_t>{1200});
+  EXPECT_GT((*tokenizer)->Encode("aqzxj")->size(), 2u);
+}
+
 // What text begins with is in the vocabulary of a well-known tiktoken file only.
 TEST(BpeTokenizerTest, TheTemplateOfATokenizerJsonThatWasWritten) {
   auto vocabulary = *ReadTiktoken("small", Slurp("small.tiktoken"), SmallEncoding(kLlama3Regex));

@@ -83,6 +83,8 @@ TEST(SentencePieceTokenizerTest, TokenizerJsonOfPieces) {
                 R"([["cab","b"],["a","b"],["b","c"],["ab","c"],["c","a"],["c","ab"]])"));
   EXPECT_EQ(json["model"]["vocab"]["abc"], 3);
   EXPECT_EQ(json["model"]["unk_token"], "<unk>");
+  EXPECT_EQ(json["model"]["byte_fallback"], true);
+  EXPECT_EQ(json["model"]["fuse_unk"], true);
   EXPECT_EQ(json["added_tokens"].size(), 2u);
   EXPECT_EQ(json["post_processor"]["single"][0]["SpecialToken"]["id"], "<s>");
 }
