@@ -128,7 +128,8 @@ class FaultInjectingStorage::Reader final : public ReadableFile {
   const std::unique_ptr<ReadableFile> base_;
 };
 
-FaultInjectingStorage::FaultInjectingStorage(Storage& base) : base_(base) {}
+FaultInjectingStorage::FaultInjectingStorage(Storage& base)
+    : base_(base), preferred_write_bytes_(base.PreferredWriteBytes()) {}
 
 void FaultInjectingStorage::FailAt(int64_t number, absl::Status status, uint64_t torn_bytes) {
   MutexLock lock(&mutex_);
@@ -169,6 +170,7 @@ void FaultInjectingStorage::ClearFaults() {
   death_.reset();
   conditions_.clear();
   free_bytes_.reset();
+  preferred_write_bytes_ = base_.PreferredWriteBytes();
   taken_bytes_.clear();
   corruptions_.clear();
   truncations_.clear();

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
 #define TESSERA_CHECKPOINT_STORAGE_FAULT_STORAGE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -78,6 +79,9 @@ class FaultInjectingStorage final : public Storage {
   // Create() by its hint, a write after the part that fits. Deleting frees space.
   void SetDiskBytes(uint64_t free_bytes);
 
+  // What PreferredWriteBytes() tells, instead of what the base does.
+  void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
+
   // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
   void CorruptReads(const std::string& path, uint64_t offset_bytes, std::byte mask);
 
@@ -101,7 +105,7 @@ class FaultInjectingStorage final : public Storage {
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override { return base_.IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override;
-  uint64_t PreferredWriteBytes() const override { return base_.PreferredWriteBytes(); }
+  uint64_t PreferredWriteBytes() const override { return preferred_write_bytes_; }
   std::optional<std::string> LocalPath(std::string_view path) const override {
     return base_.LocalPath(path);
   }
@@ -134,6 +138,7 @@ class FaultInjectingStorage final : public Storage {
   };
 
   Storage& base_;
+  std::atomic<uint64_t> preferred_write_bytes_;  // without a lock: `matches` may wait for a caller
   mutable Mutex mutex_;
   std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -396,6 +397,25 @@ TEST_F(CheckpointTest, FullDiskLosesNothing) {
   EXPECT_EQ(List(storage_, "")->size(), 1);
   EXPECT_TRUE(
       Verify(storage_, StepDirectoryName(1), {.digests = true, .io_threads = 1})->damage.empty());
+}
+
+TEST_F(CheckpointTest, WritesAreOfTheSizeThatTheStoragePrefers) {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  std::vector<float> values(5 * kMiB, 1);  // 20 MiB and a header
+  const StateDict state = {{Tensor("x", WEIGHT, F32, values, {5 * kMiB})}};
+  for (const uint64_t preferred : {2 * kMiB, 8 * kMiB}) {
+    MemoryStorage storage;
+    FaultInjectingStorage recording(storage);
+    recording.SetPreferredWriteBytes(preferred);
+    ASSERT_TRUE(Save(recording, "", 1, state).ok());
+    uint64_t largest = 0;
+    for (const Operation& operation : recording.operations()) {
+      if (operation.kind == OperationKind::kWriteAt) {
+        largest = std::max(largest, operation.size_bytes);
+      }
+    }
+    EXPECT_EQ(largest, preferred);
+  }
 }
 
 TEST_F(CheckpointTest, ReadOnlyStorage) {
