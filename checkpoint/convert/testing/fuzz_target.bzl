@@ -5,6 +5,7 @@ def fuzz_target(name, srcs, deps, corpus, folders):
 
     Precondition: NAME ends in "fuzz". The program is run with
       ./bazelw run --config=fuzz //PACKAGE:NAMEer -- FOLDER
+    and all of them by tests/interop/fuzz_campaign.sh.
 
     Args:
       name: of the library.
