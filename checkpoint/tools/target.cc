@@ -20,18 +20,18 @@ namespace tessera::ckpt {
 namespace {
 
 absl::StatusOr<Target> OpenForeignTarget(const std::string& name, const SourceOptions& options) {
+  const convert::OpenForeignOptions open = {
+      .format = options.format, .rules = options.rules, .s3_endpoint = options.s3_endpoint};
+  TESSERA_ASSIGN_OR_RETURN(const convert::FoundForeign found,
+                           convert::FindForeign(name, /*step=*/std::nullopt, open));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<convert::ForeignStorage> storage,
-                           convert::OpenForeign(name, {.format = options.format,
-                                                       .rules = options.rules,
-                                                       .s3_endpoint = options.s3_endpoint}));
-  std::string format = storage->format();
-  std::vector<std::string> notes = storage->notes();
-  std::vector<convert::ForeignValue> values = storage->values();
+                           convert::OpenForeign(found.name, open));
   Target target;
+  target.format = storage->format();
+  target.notes = found.notes;
+  target.notes.insert(target.notes.end(), storage->notes().begin(), storage->notes().end());
+  target.values = storage->values();
   target.storage = std::move(storage);
-  target.format = std::move(format);
-  target.notes = std::move(notes);
-  target.values = std::move(values);
   return target;
 }
 

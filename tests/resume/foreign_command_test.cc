@@ -178,6 +178,34 @@ TEST_F(ForeignCommandTest, ARunOfDeepSpeedGoesOn) {
   EXPECT_EQ(Losses("stage1").size(), 2);
 }
 
+// As trainers name the folders of their steps. The older one has another model.
+TEST_F(ForeignCommandTest, TheNewestCheckpointOfARun) {
+  const fs::path folder = root_ / "theirs";
+  fs::create_directories(folder / "checkpoint-11");  // never finished
+  fs::copy(Fixture("gpt2.hf"), folder / "checkpoint-10");
+  fs::copy(Fixture("llama3_tied.hf"), folder / "checkpoint-9");
+  ASSERT_EQ(Train("direct", "single", 2, {"--load=" + Fixture("gpt2.hf"), "--finetune"}).exit_code,
+            0);
+  const std::string load = "--load=" + folder.string();
+  for (const char* topology : {"single", "tp2"}) {
+    const Result newest = Train(topology, topology, 2, {load, "--finetune"});
+    ASSERT_EQ(newest.exit_code, 0) << newest.err;
+    EXPECT_THAT(newest.out, HasSubstr("checkpoint-10 is the newest checkpoint in "));
+    EXPECT_THAT(newest.out, HasSubstr("a known format: checkpoint-11"));
+    EXPECT_EQ(Losses(topology), Losses("direct")) << topology;
+  }
+  // A run that would resume does not start afresh instead.
+  const Result resumed = Train("resumed", "single", 2, {load});
+  EXPECT_EQ(resumed.exit_code, 1);
+  EXPECT_THAT(resumed.err, HasSubstr("theirs/checkpoint-10 (hf) does not tell its step"));
+  const Result older = Train("older", "single", 2, {load, "--finetune", "--ckpt-step=9"});
+  EXPECT_NE(older.exit_code, 0);
+  EXPECT_THAT(older.err, HasSubstr("architecture: saved LLAMA3, wanted GPT2"));
+  const Result none = Train("none", "single", 2, {load, "--finetune", "--ckpt-step=8"});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_THAT(none.err, HasSubstr("theirs: no checkpoint of step 8; the newest one is "));
+}
+
 TEST_F(ForeignCommandTest, OtherModelsAreRefused) {
   const Result run =
       Train("run", "single", 2, {"--load=" + Fixture("llama3_tied.hf"), "--finetune"});

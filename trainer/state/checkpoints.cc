@@ -84,14 +84,15 @@ void StateWhatIsUnknown(const CheckpointConfig& config, ckpt::Manifest& manifest
   }
 }
 
-// `load` is itself a checkpoint, under whatever name.
-absl::StatusOr<SavedRun> TakeSingleCheckpoint(std::unique_ptr<ckpt::Storage> storage,
+// `name` is itself a checkpoint.
+absl::StatusOr<SavedRun> TakeSingleCheckpoint(const std::string& name,
+                                              std::unique_ptr<ckpt::Storage> storage,
                                               absl::StatusOr<ckpt::Manifest> manifest,
                                               const CheckpointConfig& config) {
   TESSERA_RETURN_IF_ERROR(manifest.status());
   StateWhatIsUnknown(config, *manifest);
   if (config.has_ckpt_step() && config.ckpt_step() != manifest->trainer().step()) {
-    return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ", config.load(),
+    return absl::NotFoundError(absl::StrCat("ckpt_step ", config.ckpt_step(), ": ", name,
                                             " is a single checkpoint, of step ",
                                             manifest->trainer().step()));
   }
@@ -112,47 +113,59 @@ absl::StatusOr<std::vector<ckpt::CheckpointInfo>> ListWithRolling(
   return all;
 }
 
-// Of `load`, in this format, or in any where it is empty.
+// In this format, or in any where it is empty.
+ckpt::convert::OpenForeignOptions ForeignOptions(const CheckpointConfig& config,
+                                                 const std::string& format) {
+  return {.format = format,
+          .rules = &RegisteredModelRules(),
+          .s3_endpoint = config.s3_endpoint(),
+          .needs_trainer_files = LoadContentOf(config).optimizer};
+}
+
 absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> OpenForeign(
-    const TrainConfig& config, const std::string& format) {
+    const TrainConfig& config, const std::string& name, const std::string& format) {
   const ckpt::ModelConfig model = ToProto(config.model());
-  return ckpt::convert::OpenForeign(
-      config.checkpoint().load(),
-      {.format = format,
-       .rules = &RegisteredModelRules(),
-       .s3_endpoint = config.checkpoint().s3_endpoint(),
-       .model = &model,
-       .needs_trainer_files = LoadContentOf(config.checkpoint()).optimizer});
+  ckpt::convert::OpenForeignOptions options = ForeignOptions(config.checkpoint(), format);
+  options.model = &model;
+  return ckpt::convert::OpenForeign(name, options);
 }
 
 // Tensors under other names than a model's are of no use, unless some of them suffice.
-absl::Status CheckIsModel(const ckpt::convert::ForeignStorage& storage,
+absl::Status CheckIsModel(const std::string& name, const ckpt::convert::ForeignStorage& storage,
                           const ckpt::Manifest& manifest, const CheckpointConfig& config) {
   if (manifest.has_model() || storage.notes().empty() || config.allow_missing() ||
       config.allow_unexpected() || !config.load_tensors().empty()) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(
-      absl::StrCat(config.load(), " (", storage.format(), "): ", storage.notes().back()));
+      absl::StrCat(name, " (", storage.format(), "): ", storage.notes().back()));
 }
 
-// `load` is another framework's checkpoint. nullopt where it is none, unless load_format says that
-// it is.
+// `load` is another framework's checkpoint, or a run of such. nullopt where it is none, unless
+// load_format says that it is.
 absl::StatusOr<std::optional<SavedRun>> FindForeign(const TrainConfig& settings,
                                                     const NoteSink& notes) {
   const CheckpointConfig& config = settings.checkpoint();
+  const absl::StatusOr<ckpt::convert::FoundForeign> found = ckpt::convert::FindForeign(
+      config.load(), config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt,
+      ForeignOptions(config, config.load_format()));
+  if (absl::IsNotFound(found.status()) && config.load_format().empty()) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(found.status());
   absl::StatusOr<std::unique_ptr<ckpt::convert::ForeignStorage>> storage =
-      OpenForeign(settings, config.load_format());
-  if (absl::IsNotFound(storage.status()) && config.load_format().empty()) return std::nullopt;
+      OpenForeign(settings, found->name, config.load_format());
   TESSERA_RETURN_IF_ERROR(storage.status());
-  for (const std::string& note : (*storage)->notes()) {
+  std::vector<std::string> all_notes = found->notes;
+  all_notes.insert(all_notes.end(), (*storage)->notes().begin(), (*storage)->notes().end());
+  for (const std::string& note : all_notes) {
     notes(absl::StrCat("load=", config.load(), ": ", note));
   }
   std::string format = (*storage)->format();
   absl::StatusOr<ckpt::Manifest> manifest = ckpt::ReadManifest(**storage, "");
-  if (manifest.ok()) TESSERA_RETURN_IF_ERROR(CheckIsModel(**storage, *manifest, config));
-  TESSERA_ASSIGN_OR_RETURN(SavedRun run,
-                           TakeSingleCheckpoint(*std::move(storage), std::move(manifest), config));
+  if (manifest.ok())
+    TESSERA_RETURN_IF_ERROR(CheckIsModel(found->name, **storage, *manifest, config));
+  TESSERA_ASSIGN_OR_RETURN(SavedRun run, TakeSingleCheckpoint(found->name, *std::move(storage),
+                                                              std::move(manifest), config));
+  run.foreign_name = found->name;
   run.foreign_format = std::move(format);
   return run;
 }
@@ -181,8 +194,8 @@ absl::StatusOr<std::optional<SavedRun>> FindToLoad(const TrainConfig& settings,
   ckpt::ReadLock reading(**storage, "");
   absl::StatusOr<ckpt::Manifest> single = ckpt::ReadManifest(**storage, "");
   if (!absl::IsNotFound(single.status())) {
-    TESSERA_ASSIGN_OR_RETURN(SavedRun run,
-                             TakeSingleCheckpoint(*std::move(storage), std::move(single), config));
+    TESSERA_ASSIGN_OR_RETURN(SavedRun run, TakeSingleCheckpoint(config.load(), *std::move(storage),
+                                                                std::move(single), config));
     run.reading = std::move(reading);
     return run;
   }
@@ -312,6 +325,7 @@ std::string Encode(const std::optional<SavedRun>& run) {
     if (run->older_step.has_value()) message.set_older_step(*run->older_step);
     message.set_is_own(run->is_own);
     message.set_replaceable(run->replaceable);
+    message.set_foreign_name(run->foreign_name);
     message.set_foreign_format(run->foreign_format);
     message.set_manifest(run->manifest.SerializeAsString());
   }
@@ -329,9 +343,11 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   if (!message.found()) return std::nullopt;
   run.is_own = message.is_own();
   run.replaceable = message.replaceable();
+  run.foreign_name = message.foreign_name();
   run.foreign_format = message.foreign_format();
   if (!run.foreign_format.empty()) {
-    TESSERA_ASSIGN_OR_RETURN(run.storage, OpenForeign(settings, run.foreign_format));
+    TESSERA_ASSIGN_OR_RETURN(run.storage,
+                             OpenForeign(settings, run.foreign_name, run.foreign_format));
   } else if (run.is_own) {
     TESSERA_ASSIGN_OR_RETURN(run.storage, OpenSaveStorage(config));
   } else {

@@ -46,8 +46,9 @@ struct SavedRun {
   // It was chosen by auto_resume: where it turns out to be damaged, PassOver() lets the next
   // FindSavedRun() find another one.
   bool replaceable = false;
-  // The format of another framework's checkpoint, which the storage presents; empty: none. What its
-  // files do not tell is absent from the manifest.
+  // Where another framework's checkpoint is, and its format, which the storage presents; empty:
+  // none. What its files do not tell is absent from the manifest.
+  std::string foreign_name;
   std::string foreign_format;
   // Keeps another run from deleting it before it is loaded; on rank 0.
   ckpt::ReadLock reading = {};
@@ -69,9 +70,8 @@ bool Saves(const TrainConfig& config);
 //
 // Without one there, the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a
 // checkpoint, under whatever name, or one of another framework, else the newest in it without
-// ckpt_step. Directories that cannot
-// be read are passed over, unless nothing is left or ckpt_step names one: then their error is
-// returned.
+// ckpt_step. Directories that cannot be read are passed over, unless nothing is left or ckpt_step
+// names one: then their error is returned.
 //
 // nullopt where there is none and nothing asks for one: neither exit_on_missing_checkpoint nor
 // ckpt_step nor finetune. NotFound otherwise, listing what is there; DataLoss for a damaged

@@ -59,22 +59,27 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
     model = ModelIn(config.save(), std::nullopt, config);
   }
   if (model.has_value() || config.load().empty()) return model;
+  const std::optional<int64_t> step =
+      config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt;
   const std::string& format = config.load_format();
   if (format.empty() || format == kTesseraFormat) {
-    model =
-        ModelIn(config.load(),
-                config.has_ckpt_step() ? std::optional(config.ckpt_step()) : std::nullopt, config);
+    model = ModelIn(config.load(), step, config);
     if (model.has_value() || !format.empty()) return model;
   }
   TESSERA_RETURN_IF_ERROR(CheckLoadFormat(config));
-  const absl::StatusOr<ckpt::Manifest> description =
-      ckpt::convert::DescribeForeign(config.load(), {.format = format,
+  const ckpt::convert::OpenForeignOptions options = {.format = format,
                                                      .rules = &RegisteredModelRules(),
                                                      .s3_endpoint = config.s3_endpoint(),
-                                                     .needs_trainer_files = false});
+                                                     .needs_trainer_files = false};
+  const absl::StatusOr<ckpt::convert::FoundForeign> found =
+      ckpt::convert::FindForeign(config.load(), step, options);
+  if (absl::IsNotFound(found.status())) return std::nullopt;
+  TESSERA_RETURN_IF_ERROR(found.status());
+  const absl::StatusOr<ckpt::Manifest> description =
+      ckpt::convert::DescribeForeign(found->name, options);
   if (absl::IsNotFound(description.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(description.status());
-  return ModelOf(*description, config.load());
+  return ModelOf(*description, found->name);
 }
 
 absl::Status CheckLoadFormat(const CheckpointConfig& config) {

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/read.h"
 #include "checkpoint/convert/deepspeed/read.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/formats/meta_parts.h"
+#include "checkpoint/convert/formats/step_folders.h"
 #include "checkpoint/convert/formats/trainer_files.h"
 #include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/convert/infinitrain/read.h"
@@ -232,6 +235,35 @@ absl::StatusOr<const ForeignFormat*> FindFormat(const ForeignPlace& place,
                                           ": no checkpoint in any of the formats ", known));
 }
 
+// The first of these folders of `run`, or the first with this step, that is a checkpoint; nullopt
+// where none is.
+absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
+                                                            std::span<const StepFolder> folders,
+                                                            std::optional<int64_t> step,
+                                                            const OpenForeignOptions& options) {
+  if (run.ends_with('/')) run.pop_back();
+  std::vector<std::string> passed_over;
+  for (const StepFolder& folder : folders) {
+    if (step.has_value() && folder.step != *step) continue;
+    FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
+    TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(found.name, options));
+    const absl::Status format = FindFormat(place, options.format).status();
+    if (format.ok()) {
+      if (!step.has_value()) {
+        found.notes = {absl::StrCat(folder.name, " is the newest checkpoint in ", run)};
+      }
+      if (!passed_over.empty()) {
+        found.notes.push_back(absl::StrCat("passed over, as no checkpoints in a known format: ",
+                                           JoinFirst(passed_over, ", ")));
+      }
+      return found;
+    }
+    if (!absl::IsNotFound(format)) return format;
+    passed_over.push_back(folder.name);
+  }
+  return std::nullopt;
+}
+
 // A checkpoint that is there, but not all of it.
 absl::Status MissingIsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
@@ -254,6 +286,28 @@ std::vector<std::string> FormatNames() {
   std::vector<std::string> names;
   for (const ForeignFormat& format : kFormats) names.emplace_back(format.name);
   return names;
+}
+
+absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
+                                         const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
+  FoundForeign itself = {std::string(name), {}};
+  if (!place.file.empty()) return itself;
+  const absl::Status format = FindFormat(place, options.format).status();
+  if (format.ok() && !step.has_value()) return itself;
+  if (!format.ok() && !absl::IsNotFound(format)) return format;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepFolder> folders, ListStepFolders(*place.storage));
+  TESSERA_ASSIGN_OR_RETURN(std::optional<FoundForeign> found,
+                           FirstCheckpoint(itself.name, folders, step, options));
+  if (found.has_value()) return *std::move(found);
+  if (format.ok()) return itself;
+  if (step.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(found, FirstCheckpoint(itself.name, folders, std::nullopt, options));
+  }
+  if (!found.has_value()) return format;
+  return absl::FailedPreconditionError(absl::StrCat(place.storage->Describe(""),
+                                                    ": no checkpoint of step ", *step,
+                                                    "; the newest one is ", found->name));
 }
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,

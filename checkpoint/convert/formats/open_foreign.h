@@ -1,8 +1,10 @@
 #ifndef TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_
 #define TESSERA_CHECKPOINT_CONVERT_FORMATS_OPEN_FOREIGN_H_
 
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +35,20 @@ struct OpenForeignOptions {
 // Of the formats that are read. Tensors of dcp and torch have the names that the files have, unless
 // they are those of a model (NameStateDict()).
 std::vector<std::string> FormatNames();
+
+// A checkpoint of another framework.
+struct FoundForeign {
+  std::string name;                // of its folder or file
+  std::vector<std::string> notes;  // for the user, where it is not the name that was given
+};
+
+// The checkpoint that a name means: itself, or, where it is the folder of a run, the newest of the
+// folders in it that are named by their steps as those programs do (checkpoint-500, global_step500,
+// iter_0000500, 500). With `step`, the one of that step, if it is the folder of a run. Reads no
+// more than is needed to know a format. Errors: NotFound where there is none; FailedPrecondition,
+// naming the newest one, for a run that has none of the step.
+absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
+                                         const OpenForeignOptions& options);
 
 // The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage
 // whose root is a checkpoint. Errors: NotFound for a place that is not there or in none of the
