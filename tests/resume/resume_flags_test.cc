@@ -1,0 +1,294 @@
+// What the flags of a load and of a save do to a resumed run.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/resume/command.h"
+#include "tests/resume/resume_run.h"
+#include "trainer/config/config.h"
+#include "trainer/data/token_file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class FlagsTest : public ResumeTest {
+ protected:
+  void SetUp() override {
+    ResumeTest::SetUp();
+    TrainConfig config = Config({kGpt2}, "base");
+    config.mutable_training()->set_train_iters(40);
+    const absl::Status trained = Train(config).status();
+    ASSERT_TRUE(trained.ok()) << trained;
+  }
+  // Continues from the base run's checkpoints in a new folder.
+  TrainConfig From(const std::string& run, const std::vector<std::string>& kind = {kGpt2}) const {
+    TrainConfig config = Config(kind, run);
+    config.mutable_training()->set_train_iters(60);
+    config.mutable_checkpoint()->set_load(Checkpoints("base").string());
+    return config;
+  }
+};
+
+TEST_F(FlagsTest, CkptStepChoosesAndNamesWhatIsThere) {
+  TrainConfig config = From("chosen");
+  config.mutable_checkpoint()->set_ckpt_step(20);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("(step 20)"));
+  ExpectSameTensors("base", "chosen", 40);
+
+  config = From("missing");
+  config.mutable_checkpoint()->set_ckpt_step(35);
+  const absl::Status missing = Train(config).status();
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("steps 10, 20, 30, 40"));
+}
+
+TEST_F(FlagsTest, FinetuneTakesWeightsAloneAndStartsAtStepZero) {
+  TrainConfig config = From("finetuned");
+  config.mutable_checkpoint()->set_finetune(true);
+  config.mutable_training()->set_train_iters(20);
+  ASSERT_TRUE(Train(config).ok());
+  const std::map<int64_t, std::string> losses = Losses(RunDir("finetuned"), "step");
+  ASSERT_EQ(losses.size(), 20u);
+  EXPECT_EQ(losses.begin()->first, 1);
+  EXPECT_NE(losses.begin()->second, Losses(RunDir("base"), "step").begin()->second);
+}
+
+TEST_F(FlagsTest, OptimizerStateIsOptionalBothWays) {
+  const absl::Status kept = Train(From("kept-optimizer")).status();
+  ASSERT_TRUE(kept.ok()) << kept;
+  TrainConfig fresh = From("fresh-optimizer");
+  fresh.mutable_checkpoint()->set_no_load_optim(true);
+  const absl::Status started = Train(fresh).status();
+  ASSERT_TRUE(started.ok()) << started;
+  const std::map<int64_t, std::string> with = Losses(RunDir("kept-optimizer"), "step");
+  const std::map<int64_t, std::string> without = Losses(RunDir("fresh-optimizer"), "step");
+  ASSERT_EQ(with.size(), 20u);
+  ASSERT_EQ(without.size(), 20u);
+  EXPECT_EQ(without.at(41), with.at(41)) << "the weights are the same";
+  EXPECT_NE(without.at(60), with.at(60)) << "the moments are not";
+
+  TrainConfig weights_only = Config({kGpt2}, "weights-only");
+  weights_only.mutable_training()->set_train_iters(20);
+  weights_only.mutable_checkpoint()->set_no_save_optim(true);
+  ASSERT_TRUE(Train(weights_only).ok());
+  EXPECT_FALSE(DataFile(StepDir("weights-only", 20), "model-").empty());
+  EXPECT_TRUE(DataFile(StepDir("weights-only", 20), "optimizer-").empty());
+
+  TrainConfig resumed = From("from-weights-only");
+  resumed.mutable_checkpoint()->set_load(Checkpoints("weights-only").string());
+  const absl::Status refused = Train(resumed).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--no-load-optim"));
+  resumed.mutable_checkpoint()->set_no_load_optim(true);
+  EXPECT_TRUE(Train(resumed).ok());
+}
+
+TEST_F(FlagsTest, PrecisionMayChangeBothWays) {
+  const absl::StatusOr<std::string> to_bf16 =
+      Train(From("to-bf16", {kGpt2, "training { bf16: true }"}));
+  ASSERT_TRUE(to_bf16.ok()) << to_bf16.status();
+  EXPECT_THAT(*to_bf16, HasSubstr("master weights come from the saved weights"));
+
+  TrainConfig back = Config({kGpt2}, "to-fp32");
+  back.mutable_training()->set_train_iters(80);
+  back.mutable_checkpoint()->set_load(Checkpoints("to-bf16").string());
+  const absl::StatusOr<std::string> to_fp32 = Train(back);
+  ASSERT_TRUE(to_fp32.ok()) << to_fp32.status();
+  EXPECT_THAT(*to_fp32, HasSubstr("fp32 weights come from the master weights"));
+}
+
+// Another seed for dropout does not change the order of the samples: an epoch in progress reads
+// each sample once.
+TEST_F(FlagsTest, FreshRandomNumbersKeepTheSampleOrder) {
+  const std::vector<std::string> no_dropout = {"model { size: \"gpt2-tiny\" }"};
+  TrainConfig same = From("same-seed", no_dropout);
+  ASSERT_TRUE(Train(same).ok()) << Train(same).status();
+  TrainConfig other = From("other-seed", no_dropout);
+  other.mutable_training()->set_seed(99);
+  other.mutable_checkpoint()->set_no_load_rng(true);
+  ASSERT_TRUE(Train(other).ok());
+  EXPECT_EQ(Losses(RunDir("other-seed"), "step"), Losses(RunDir("same-seed"), "step"));
+}
+
+TEST_F(FlagsTest, KeepsTheNewestCheckpoints) {
+  TrainConfig config = Config({kGpt2}, "kept");
+  config.mutable_checkpoint()->set_save_interval(10);
+  config.mutable_checkpoint()->set_max_checkpoint_keep(2);
+  config.mutable_training()->set_train_iters(50);
+  ASSERT_TRUE(Train(config).ok());
+  EXPECT_FALSE(fs::exists(StepDir("kept", 30)));
+  EXPECT_TRUE(fs::exists(StepDir("kept", 40)));
+  EXPECT_TRUE(fs::exists(StepDir("kept", 50)));
+}
+
+TEST_F(FlagsTest, NoCheckpointStartsAfreshOrEnds) {
+  TrainConfig config = From("afresh");
+  config.mutable_checkpoint()->set_load((root_ / "nowhere").string());
+  config.mutable_training()->set_train_iters(2);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("starting afresh"));
+  // It continues from its own checkpoint, not from `load`.
+  EXPECT_THAT(*Train(config), HasSubstr("nothing left to train"));
+  config.mutable_checkpoint()->set_save(Checkpoints("never").string());
+  config.mutable_checkpoint()->set_exit_on_missing_checkpoint(true);
+  EXPECT_TRUE(absl::IsNotFound(Train(config).status()));
+}
+
+TEST_F(FlagsTest, NeverMixesTwoRunsInOneFolder) {
+  TrainConfig config = From("base");
+  config.mutable_checkpoint()->set_auto_resume(false);
+  config.mutable_checkpoint()->clear_load();
+  const absl::Status refused = Train(config).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("40) than this run starts from (0)"));
+}
+
+// An earlier step on request: what was saved later is set aside, so that it neither mixes with the
+// new future nor ends the run.
+TEST_F(FlagsTest, CkptStepOfTheSameFolderLeavesTheLaterOnesAside) {
+  TrainConfig config = From("base");
+  config.mutable_checkpoint()->set_ckpt_step(20);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("(step 20)"));
+  EXPECT_THAT(*notes, HasSubstr("set aside as step-00000040.abandoned"));
+  EXPECT_TRUE(fs::exists(Checkpoints("base") / "step-00000040.abandoned" / "manifest.pb"));
+  EXPECT_TRUE(fs::exists(StepDir("base", 60)));
+  EXPECT_EQ(Losses(RunDir("base"), "step").size(), 60u);
+}
+
+TEST_F(FlagsTest, AnotherModelIsRefusedNamingEveryDifference) {
+  const absl::Status refused =
+      Train(From("other-model",
+                 {"model { size: \"gpt2-tiny\" num_attention_heads: 1 norm_epsilon: 1e-6 }"}))
+          .status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("num_attention_heads"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("norm_epsilon"));
+}
+
+// Digests of a checkpoint's tensors by name, which identify their contents.
+std::map<std::string, std::string> Digests(const fs::path& checkpoints, int64_t step) {
+  std::map<std::string, std::string> digests;
+  const auto storage = ckpt::OpenPosixStorage(checkpoints.string());
+  EXPECT_TRUE(storage.ok()) << storage.status();
+  const absl::StatusOr<ckpt::Manifest> manifest =
+      ckpt::ReadManifest(**storage, ckpt::CheckpointDirectory("", step));
+  EXPECT_TRUE(manifest.ok()) << manifest.status();
+  for (const ckpt::LogicalTensor& tensor : manifest->tensors()) {
+    digests[tensor.name()] = tensor.digest().ShortDebugString();
+  }
+  return digests;
+}
+
+// With a rate of 0 the weights stay as they were loaded.
+constexpr char kNoChange[] = "optimizer { lr: 0 min_lr: 0 }";
+
+TEST_F(FlagsTest, LoadTensorsTakesWhatMatchesAndLeavesTheRestAsItBegins) {
+  TrainConfig fresh = Config({kGpt2, kNoChange}, "fresh");
+  fresh.mutable_training()->set_train_iters(1);
+  ASSERT_TRUE(Train(fresh).ok());
+  TrainConfig some = From("some", {kGpt2, kNoChange});
+  some.mutable_training()->set_train_iters(41);
+  some.mutable_checkpoint()->set_load_tensors("*.wte.*,transformer.h.?.attn.c_attn.weight");
+  const absl::Status loaded = Train(some).status();
+  ASSERT_TRUE(loaded.ok()) << loaded;
+  const auto saved = Digests(Checkpoints("base"), 40), initial = Digests(Checkpoints("fresh"), 1);
+  for (const auto& [name, digest] : Digests(Checkpoints("some"), 41)) {
+    if (name.find(".exp_avg") != std::string::npos || name == "lm_head.weight") continue;
+    const bool matches =
+        name.find(".wte.") != std::string::npos || name.find(".c_attn.weight") != std::string::npos;
+    EXPECT_EQ(digest, (matches ? saved : initial).at(name)) << name;
+  }
+  TrainConfig nothing = From("nothing");
+  nothing.mutable_checkpoint()->set_load_tensors("no.such.*");
+  const absl::Status none = Train(nothing).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(none)) << none;
+  EXPECT_THAT(std::string(none.message()), HasSubstr("load_tensors=no.such.*"));
+}
+
+TEST_F(FlagsTest, MissingAndUnexpectedTensorsAreErrorsUnlessAllowed) {
+  const auto run = [&](const std::string& name, const std::string& layers, bool missing,
+                       bool unexpected) {
+    TrainConfig config =
+        From(name, {kGpt2, kNoChange, absl::StrCat("model { num_layers: ", layers, " }")});
+    config.mutable_training()->set_train_iters(41);
+    config.mutable_checkpoint()->set_allow_missing(missing);
+    config.mutable_checkpoint()->set_allow_unexpected(unexpected);
+    return Train(config);
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(run("a", "3", false, false).status()));
+  const absl::Status missing = run("b", "3", false, true).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(missing)) << missing;
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("transformer.h.2.attn.c_attn.weight"));
+  const absl::Status unexpected = run("c", "1", true, false).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(unexpected)) << unexpected;
+  EXPECT_THAT(std::string(unexpected.message()), HasSubstr("transformer.h.1.attn.c_attn.weight"));
+
+  absl::StatusOr<std::string> notes = run("deeper", "3", true, false);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("not saved, keeps its initial value: transformer.h.2."));
+  notes = run("shallower", "1", false, true);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_THAT(*notes, HasSubstr("skipped, the model does not have it: transformer.h.1."));
+  const auto saved = Digests(Checkpoints("base"), 40);
+  for (const std::string name : {"deeper", "shallower"}) {
+    const auto loaded = Digests(Checkpoints(name), 41);
+    for (const std::string tensor : {"transformer.wte.weight", "transformer.h.0.mlp.c_fc.weight"}) {
+      EXPECT_EQ(loaded.at(tensor), saved.at(tensor)) << name << " " << tensor;
+    }
+  }
+}
+
+TEST_F(FlagsTest, VerifyLoadComparesDigests) {
+  TrainConfig config =
+      From("verified", {kGpt2, "parallel { data_parallel_size: 2 zero_stage: 2 }"});
+  config.mutable_training()->set_micro_batch_size(1);
+  config.mutable_training()->set_train_iters(41);
+  config.mutable_checkpoint()->set_verify_load(true);
+  const absl::StatusOr<std::string> notes = Train(config);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  const size_t tensors =
+      Digests(Checkpoints("base"), 40).size() - 1;  // a tied name is not a tensor
+  EXPECT_THAT(*notes, HasSubstr(absl::StrCat("digests of ", tensors, " tensors verified")));
+}
+
+TEST_F(FlagsTest, OtherDataIsRefused) {
+  auto writer = TokenFileWriter::Create((root_ / "other.bin").string(), TokenFormat::kGpt2);
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE((*writer)->Append(std::vector<int32_t>(kTokens, 5)).ok());
+  ASSERT_TRUE((*writer)->Close().ok());
+  TrainConfig config = From("other-data");
+  config.mutable_data()->set_train_data_path((root_ / "other.bin").string());
+  const absl::Status refused = Train(config).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("fingerprint"));
+}
+
+TEST_F(FlagsTest, SameSeedSameBits) {
+  TrainConfig again = Config({kGpt2}, "again");
+  again.mutable_training()->set_train_iters(40);
+  again.mutable_training()->set_threads(3);
+  ASSERT_TRUE(Train(again).ok());
+  EXPECT_EQ(Losses(RunDir("again"), "step"), Losses(RunDir("base"), "step"));
+  ExpectSameTensors("base", "again", 40);
+}
+
+}  // namespace
+}  // namespace tessera
