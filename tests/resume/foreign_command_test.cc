@@ -194,6 +194,10 @@ TEST_F(ForeignCommandTest, TheNewestCheckpointOfARun) {
     EXPECT_THAT(newest.out, HasSubstr("a known format: checkpoint-11"));
     EXPECT_EQ(Losses(topology), Losses("direct")) << topology;
   }
+  std::ostringstream out, err;
+  ASSERT_EQ(ckpt::RunCkpt({"inspect", folder.string()}, {out, err, nullptr}), ckpt::kExitOk);
+  EXPECT_THAT(out.str(), HasSubstr("theirs/checkpoint-10\n"));
+  EXPECT_THAT(out.str(), HasSubstr("checkpoint-10 is the newest checkpoint in "));
   // A run that would resume does not start afresh instead.
   const Result resumed = Train("resumed", "single", 2, {load});
   EXPECT_EQ(resumed.exit_code, 1);
