@@ -59,6 +59,7 @@ void PrintReport(const CommandOptions& options, const Target& source,
     out << "; " << report.digests_compared << " match the digests there, too";
   }
   out << "\n";
+  PrintNotes(source.notes, out);
 }
 
 }  // namespace
@@ -73,12 +74,14 @@ int RunConvert(const CommandOptions& options, const CommandOutput& output) {
   const auto report = Convert(options, *source, output);
   if (!report.ok()) return fail(report.status());
   if (options.json) {
-    PrintJson({{"folder", options.paths[1]},
+    PrintJson({{"source", source->Describe()},
+               {"folder", options.paths[1]},
                {"format", options.convert.format},
                {"bytes", report->bytes},
                {"files", report->files},
                {"tensors", report->tensors},
                {"digests_compared", report->digests_compared},
+               {"notes", source->notes},
                {"seconds", report->seconds}},
               output.out);
   } else {

@@ -298,6 +298,11 @@ int RunDiff(const CommandOptions& options, const CommandOutput& output) {
   if (!b.ok()) return fail(b.status());
 
   Differences differences;
+  for (const Target* target : {&*target_a, &*target_b}) {
+    for (const std::string& note : target->notes) {
+      differences.notes.push_back(absl::StrCat(target->Describe(), ": ", note));
+    }
+  }
   CompareMetadata(*a, *b, differences);
   CompareTensors(*a, *b, options.data, differences);
   if (!target_a->format.empty() || !target_b->format.empty()) ExcuseForeign(*a, *b, differences);

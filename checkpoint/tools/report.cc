@@ -1,12 +1,17 @@
 #include "checkpoint/tools/report.h"
 
 #include <string>
+#include <vector>
 
 namespace tessera::ckpt {
 
 void PrintJson(const nlohmann::ordered_json& json, std::ostream& out) {
   out << json.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace)
       << "\n";
+}
+
+void PrintNotes(const std::vector<std::string>& notes, std::ostream& out) {
+  for (const std::string& note : notes) out << "note: " << note << "\n";
 }
 
 int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,

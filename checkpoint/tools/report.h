@@ -2,7 +2,9 @@
 #define TESSERA_CHECKPOINT_TOOLS_REPORT_H_
 
 #include <ostream>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "checkpoint/tools/commands.h"
@@ -12,6 +14,9 @@ namespace tessera::ckpt {
 
 // Paths and names need not be UTF-8, but JSON must be: other bytes are replaced.
 void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
+
+// A line each: what a command says of another framework's checkpoint beside its result.
+void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
 
 // Reports why a command ends without a result: "ckpt ls: ..." on stderr and, for machines, one
 // object {"error": "..."} on stdout. Returns `exit_code`.

@@ -172,13 +172,16 @@ void PrintPlan(const Work& work, std::ostream& out) {
   for (std::vector<std::string>& row : rows) table.AddRow(std::move(row));
   out << table.ToString() << Summary(work, "would be written") << "\n";
   PrintGuesses(work, out);
+  PrintNotes(work.source.notes, out);
 }
 
 Json PlanJson(const Work& work) {
-  Json json = {{"checkpoint", work.place.path()},
+  Json json = {{"source", work.source.Describe()},
+               {"checkpoint", work.place.path()},
                {"topology", ToString(work.topology)},
                {"bytes", DataBytes(work.plan.manifest)},
                {"guessed", work.layout.guessed},
+               {"notes", work.source.notes},
                {"files", Json::array()}};
   for (const DataFile& file : work.plan.manifest.files()) {
     json["files"].push_back({{"path", file.path()}, {"bytes", file.size_bytes()}});
@@ -233,6 +236,7 @@ void PrintReport(const Work& work, const RewriteReport& report, std::ostream& ou
         << "read are proven\n";
   }
   PrintGuesses(work, out);
+  PrintNotes(work.source.notes, out);
 }
 
 }  // namespace

@@ -16,9 +16,10 @@ namespace tessera::ckpt {
 // A checkpoint named on the command line.
 struct Target {
   std::unique_ptr<Storage> storage;
-  std::string directory;           // within the storage; may be empty
-  std::string format;              // another framework's; empty: a checkpoint of this library
-  std::vector<std::string> notes;  // what was not understood of another framework's
+  std::string directory;  // within the storage; may be empty
+  std::string format;     // another framework's; empty: a checkpoint of this library
+  std::vector<std::string>
+      notes;  // of another framework's: which it is, and what was not understood
   std::vector<convert::ForeignValue> values;  // what that has besides tensors
   ReadLock reading;  // while this lives, retention does not delete the checkpoint
 

@@ -67,6 +67,7 @@ void PrintText(const Target& target, const VerifyReport& report, bool digests, s
   PrintDamage(report, "", out);
   out << target.Describe() << ": " << Verdict(report) << "\n";
   if (report.damage.empty()) out << Proof(target, report, digests) << "\n";
+  PrintNotes(target.notes, out);
 }
 
 nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {

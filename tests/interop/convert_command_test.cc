@@ -215,6 +215,30 @@ TEST_F(ConvertCommandTest, LooksAtForeignCheckpoints) {
   EXPECT_THAT(err_, HasSubstr("unknown format \"dvd\""));
 }
 
+// Which checkpoint of a run it is, and what of it is not taken.
+TEST_F(ConvertCommandTest, EveryCommandSaysWhatItReads) {
+  const std::string llmc = MakeLlmcFolder("gpt2", 1, false), run = In("run");
+  fs::remove(llmc + "/state_00000007_00000.bin");
+  fs::create_directories(run);
+  fs::rename(llmc, run + "/step-7");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"convert", run, In("hf"), "--to=hf"},
+        {"reshard", run, In("own"), "--topology=tp2", "--dry-run"},
+        {"convert", run, In("own"), "--to=tessera"},
+        {"verify", run},
+        {"diff", run, In("own")}}) {
+    EXPECT_EQ(Run(arguments), ckpt::kExitOk) << err_;
+    EXPECT_THAT(out_, HasSubstr("The newest checkpoint in " + run + " is step-7.\n"));
+    EXPECT_THAT(out_, HasSubstr("There is no optimizer state: no state_00000007_00000.bin.\n"));
+  }
+  for (const std::string format : {"hf", "tessera"}) {
+    EXPECT_EQ(Run({"convert", run, In("json." + format), "--to=" + format, "--json"}),
+              ckpt::kExitOk);
+    EXPECT_EQ(Json()["source"], run + "/step-7");
+    EXPECT_EQ(Json()["notes"].size(), 2);
+  }
+}
+
 // From one framework's files through a sharded checkpoint back into files: the same state, proven
 // by digests, and the same tensors in the files.
 TEST_F(ConvertCommandTest, RoundTripsThroughHuggingFace) {

@@ -190,14 +190,14 @@ TEST_F(ForeignCommandTest, TheNewestCheckpointOfARun) {
   for (const char* topology : {"single", "tp2"}) {
     const Result newest = Train(topology, topology, 2, {load, "--finetune"});
     ASSERT_EQ(newest.exit_code, 0) << newest.err;
-    EXPECT_THAT(newest.out, HasSubstr("checkpoint-10 is the newest checkpoint in "));
-    EXPECT_THAT(newest.out, HasSubstr("a known format: checkpoint-11"));
+    EXPECT_THAT(newest.out, HasSubstr("theirs is checkpoint-10."));
+    EXPECT_THAT(newest.out, HasSubstr("a known format: checkpoint-11."));
     EXPECT_EQ(Losses(topology), Losses("direct")) << topology;
   }
   std::ostringstream out, err;
   ASSERT_EQ(ckpt::RunCkpt({"inspect", folder.string()}, {out, err, nullptr}), ckpt::kExitOk);
   EXPECT_THAT(out.str(), HasSubstr("theirs/checkpoint-10\n"));
-  EXPECT_THAT(out.str(), HasSubstr("checkpoint-10 is the newest checkpoint in "));
+  EXPECT_THAT(out.str(), HasSubstr("note        The newest checkpoint in "));
   // A run that would resume does not start afresh instead.
   const Result resumed = Train("resumed", "single", 2, {load});
   EXPECT_EQ(resumed.exit_code, 1);

@@ -250,11 +250,11 @@ absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
     const absl::Status format = FindFormat(place, options.format).status();
     if (format.ok()) {
       if (!step.has_value()) {
-        found.notes = {absl::StrCat(folder.name, " is the newest checkpoint in ", run)};
+        found.notes = {absl::StrCat("The newest checkpoint in ", run, " is ", folder.name, ".")};
       }
       if (!passed_over.empty()) {
-        found.notes.push_back(absl::StrCat("passed over, as no checkpoints in a known format: ",
-                                           JoinFirst(passed_over, ", ")));
+        found.notes.push_back(absl::StrCat("Passed over, as no checkpoints in a known format: ",
+                                           JoinFirst(passed_over, ", "), "."));
       }
       return found;
     }

@@ -113,7 +113,7 @@ class LlmcReader {
   absl::Status ReadStates(int64_t step, ForeignCheckpoint& checkpoint) {
     absl::StatusOr<OpenedFile> first = ReadHeader(storage_, PathOf(StateFile(step, 0)));
     if (absl::IsNotFound(first.status())) {
-      checkpoint.notes.push_back("there is no optimizer state: no " + StateFile(step, 0));
+      checkpoint.notes.push_back("There is no optimizer state: no " + StateFile(step, 0) + ".");
       return absl::OkStatus();
     }
     TESSERA_RETURN_IF_ERROR(first.status());
