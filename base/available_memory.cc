@@ -2,25 +2,20 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/read_whole_file.h"
 
 namespace tessera {
 namespace {
 
 constexpr uint64_t kUnknown = std::numeric_limits<uint64_t>::max();
 
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+std::string ReadText(const std::string& path) { return ReadWholeFile(path).value_or(""); }
 
 // The number at the beginning of `text`, after blanks.
 std::optional<uint64_t> ParseNumber(std::string_view text) {

@@ -10,16 +10,16 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
+#include "base/read_whole_file.h"
+
 namespace tessera {
 
+// Empty where it cannot be read.
 inline std::string ReadFile(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  return ReadWholeFile(path.string()).value_or("");
 }
 
 // The data file of a checkpoint whose name begins like this; an attempt's name follows, which no

@@ -5,13 +5,12 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/file_calls.h"
+#include "base/read_whole_file.h"
 #include "base/replace_file.h"
 #include "trainer/metrics/kept_records.h"
 
@@ -56,15 +55,12 @@ std::string ParallelFields(const StepMetrics& metrics) {
 // The file's records up to `last_step`; empty if the file does not exist.
 absl::StatusOr<std::string> ReadRecords(const std::string& path, int64_t last_step,
                                         const std::function<void(const std::string&)>& notes) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
+  const std::optional<std::string> log = ReadWholeFile(path);
+  if (!log.has_value()) {
     if (errno == ENOENT) return std::string();
     return IoError("cannot read", path);
   }
-  const std::string log{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) return IoError("cannot read", path);
-  KeptRecords kept = KeepRecords(log, last_step);
+  KeptRecords kept = KeepRecords(*log, last_step);
   for (const std::string& note : kept.notes) {
     if (notes != nullptr) notes(absl::StrCat(path, ": ", note));
   }

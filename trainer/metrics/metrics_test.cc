@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -232,6 +233,17 @@ TEST(MetricsWriterTest, AMissingFolderIsNamed) {
   const absl::Status status = MetricsWriter::Open(path, std::nullopt).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_NE(status.message().find(path), absl::string_view::npos) << status;
+}
+
+TEST(MetricsWriterTest, AFolderInItsPlaceIsNamed) {
+  const std::string path = Path("folder.jsonl");
+  std::filesystem::create_directories(path);
+  for (const std::optional<int64_t> resumed :
+       {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
+    const absl::Status status = MetricsWriter::Open(path, resumed).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(path), absl::string_view::npos) << status;
+  }
 }
 
 TEST(RateMeterTest, TurnsSecondsIntoRates) {

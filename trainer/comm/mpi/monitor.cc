@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/bounded_write.h"
 #include "base/mutex.h"
+#include "base/read_whole_file.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
 
@@ -119,8 +119,7 @@ std::span<const HostAddress> AddressesOf(const MonitorAddress& address) {
 
 // 'T' where the process is stopped; 0 where its state cannot be read.
 char ProcessState(int pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string text = ReadWholeFile(absl::StrCat("/proc/", pid, "/stat")).value_or("");
   const size_t name_end = text.rfind(") ");
   return name_end == text.npos || name_end + 2 >= text.size() ? 0 : text[name_end + 2];
 }
