@@ -10,6 +10,7 @@
 #include "trainer/data/test_files.h"
 #include "trainer/random/philox.h"
 #include "trainer/tokenizer/byte_tokenizer.h"
+#include "trainer/tokenizer/hugging_face_files.h"
 #include "trainer/tokenizer/llmc_tokenizer.h"
 #include "trainer/tokenizer/sentencepiece_reference.h"
 #include "trainer/tokenizer/sentencepiece_tokenizer.h"
@@ -221,6 +222,31 @@ TEST(SentencePieceTokenizerTest, SaveAndLoad) {
   ids.push_back((*loaded)->end_of_text());
   EXPECT_EQ(*(*table)->Decode(ids), *(*loaded)->Decode(ids));
   EXPECT_EQ((*table)->end_of_text(), (*loaded)->end_of_text());
+}
+
+// What is exported for Hugging Face is read here, too.
+TEST(SentencePieceTokenizerTest, WrittenAsTokenizerJsonItHasTheSameIds) {
+  for (const std::string suffix : {"", "\x1A\x02\x18\x01"}) {  // the other has a dummy prefix
+    const auto original = SentencePieceTokenizer::Parse("model", Model() + suffix);
+    ASSERT_TRUE(original.ok()) << original.status();
+    const TestFolder folder;
+    const auto files = HuggingFaceFiles(**original);
+    ASSERT_TRUE(files.ok()) << files.status();
+    for (const TokenizerFile& file : *files) folder.Write(file.name, file.contents);
+    const auto read = LoadTokenizer(folder.path());
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ((*read)->kind(), "bpe");
+    EXPECT_EQ((*read)->vocab_size(), (*original)->vocab_size());
+    EXPECT_EQ((*read)->end_of_text(), (*original)->end_of_text());
+    EXPECT_EQ((*read)->begin_of_text(), (*original)->begin_of_text());
+    std::vector<std::string> texts = HardTexts();
+    texts.insert(texts.end(), {RealText(), EveryByteTwice(), RandomBytes(1, 5000)});
+    for (const std::string& text : texts) {
+      const std::vector<int32_t> ids = *(*read)->Encode(text);
+      EXPECT_EQ(ids, *(*original)->Encode(text)) << text.substr(0, 40);
+      EXPECT_EQ(*(*read)->Decode(ids), text);
+    }
+  }
 }
 
 TEST(SentencePieceTokenizerTest, DamagedModelsGiveErrorsNotCrashes) {

@@ -30,7 +30,7 @@ StringFinder::Match StringFinder::Find(std::string_view text, size_t from) const
   return {};
 }
 
-AddedTokens::AddedTokens(std::vector<AddedToken> tokens, UnicodeNormalizer normalizer)
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens, TextNormalizer normalizer)
     : tokens_(std::move(tokens)), normalizer_(std::move(normalizer)) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const AddedToken& token = tokens_[i];

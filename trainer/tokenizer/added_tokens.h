@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "trainer/tokenizer/unicode_normalizer.h"
+#include "trainer/tokenizer/text_normalizer.h"
 
 namespace tessera {
 
@@ -48,7 +48,7 @@ class AddedTokens {
   AddedTokens() = default;
   // `normalizer`: of what is left when the tokens that are not normalized have been found.
   // Precondition: no text is empty.
-  explicit AddedTokens(std::vector<AddedToken> tokens, UnicodeNormalizer normalizer = {});
+  explicit AddedTokens(std::vector<AddedToken> tokens, TextNormalizer normalizer = {});
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   // False where Split() would leave any text as it is.
@@ -66,7 +66,7 @@ class AddedTokens {
                const Visit& visit) const;
 
   std::vector<AddedToken> tokens_;
-  UnicodeNormalizer normalizer_;
+  TextNormalizer normalizer_;
   StringFinder raw_, normalized_;  // values: indices of tokens_
   bool has_ordinary_ = false;
 };

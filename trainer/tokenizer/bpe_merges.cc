@@ -1,14 +1,14 @@
 #include "trainer/tokenizer/bpe_merges.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <array>
 #include <limits>
 #include <queue>
 
 namespace tessera {
 namespace {
 
-// Up to this many bytes, searching all pairs for the lowest rank is faster than a heap.
+// Up to this many tokens, searching all pairs for the lowest rank is faster than a heap.
 constexpr size_t kShortPiece = 48;
 constexpr int32_t kNoMerge = std::numeric_limits<int32_t>::max();
 
@@ -39,8 +39,7 @@ struct Candidate {
 
 }  // namespace
 
-BpeMerges::BpeMerges(const std::array<int32_t, 256>& byte_ids, std::span<const BpeMerge> merges)
-    : byte_ids_(byte_ids) {
+BpeMerges::BpeMerges(std::span<const BpeMerge> merges) {
   targets_.reserve(merges.size());
   for (const BpeMerge& merge : merges) {
     targets_[PairKey(merge.left, merge.right)] = {merge.rank, merge.merged};
@@ -52,11 +51,9 @@ BpeMerges::Target BpeMerges::Find(int32_t left, int32_t right) const {
   return found == targets_.end() ? Target{kNoMerge, -1} : found->second;
 }
 
-void BpeMerges::EncodeShort(std::string_view piece, std::vector<int32_t>& ids) const {
-  std::array<int32_t, kShortPiece> tokens;
+size_t BpeMerges::ApplyToShort(std::span<int32_t> tokens) const {
   std::array<Target, kShortPiece> merges;  // of each token with the next one
-  size_t count = piece.size();
-  for (size_t i = 0; i < count; ++i) tokens[i] = byte_ids_[static_cast<uint8_t>(piece[i])];
+  size_t count = tokens.size();
   for (size_t i = 0; i + 1 < count; ++i) merges[i] = Find(tokens[i], tokens[i + 1]);
   while (count > 1) {
     size_t best = 0;
@@ -71,14 +68,14 @@ void BpeMerges::EncodeShort(std::string_view piece, std::vector<int32_t>& ids) c
     if (best + 1 < count) merges[best] = Find(tokens[best], tokens[best + 1]);
     if (best > 0) merges[best - 1] = Find(tokens[best - 1], tokens[best]);
   }
-  ids.insert(ids.end(), tokens.begin(), tokens.begin() + count);
+  return count;
 }
 
-void BpeMerges::EncodeLong(std::string_view piece, std::vector<int32_t>& ids) const {
-  const int64_t count = static_cast<int64_t>(piece.size());
-  std::vector<Symbol> symbols(piece.size());
+size_t BpeMerges::ApplyToLong(std::span<int32_t> tokens) const {
+  const int64_t count = static_cast<int64_t>(tokens.size());
+  std::vector<Symbol> symbols(tokens.size());
   for (int64_t i = 0; i < count; ++i) {
-    symbols[i] = {byte_ids_[static_cast<uint8_t>(piece[i])], i - 1, i + 1 < count ? i + 1 : -1};
+    symbols[i] = {tokens[i], i - 1, i + 1 < count ? i + 1 : -1};
   }
   std::vector<Candidate> found;
   const auto candidate = [&](int64_t at) {
@@ -105,13 +102,16 @@ void BpeMerges::EncodeLong(std::string_view piece, std::vector<int32_t>& ids) co
       if (const Candidate next = candidate(at); next.rank != kNoMerge) merges.push(next);
     }
   }
-  for (int64_t i = 0; i >= 0; i = symbols[i].next) ids.push_back(symbols[i].id);
+  size_t left = 0;
+  for (int64_t i = 0; i >= 0; i = symbols[i].next) tokens[left++] = symbols[i].id;
+  return left;
 }
 
-void BpeMerges::Encode(std::string_view piece, std::vector<int32_t>& ids) const {
-  if (piece.empty()) return;
-  if (piece.size() <= kShortPiece) return EncodeShort(piece, ids);
-  EncodeLong(piece, ids);
+void BpeMerges::Apply(std::vector<int32_t>& ids, size_t begin) const {
+  const std::span<int32_t> tokens = std::span(ids).subspan(begin);
+  if (tokens.empty()) return;
+  const size_t left = tokens.size() <= kShortPiece ? ApplyToShort(tokens) : ApplyToLong(tokens);
+  ids.resize(begin + left);
 }
 
 }  // namespace tessera

@@ -1,10 +1,9 @@
 #ifndef TESSERA_TRAINER_TOKENIZER_BPE_MERGES_H_
 #define TESSERA_TRAINER_TOKENIZER_BPE_MERGES_H_
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -19,15 +18,15 @@ struct BpeMerge {
   int32_t merged = 0;
 };
 
-// Byte-pair encoding: begins with one token per byte and repeatedly applies the merge of lowest
-// rank, from left to right among equals, until none applies. Thread-safe.
+// Byte-pair encoding: repeatedly applies the merge of lowest rank, from left to right among equals,
+// until none applies. Thread-safe.
 class BpeMerges {
  public:
-  // `byte_ids`: the token of each byte. Of two merges of the same tokens, the later counts.
-  BpeMerges(const std::array<int32_t, 256>& byte_ids, std::span<const BpeMerge> merges);
+  // Of two merges of the same tokens, the later counts.
+  explicit BpeMerges(std::span<const BpeMerge> merges);
 
-  // Appends the ids of one piece, in time n log n.
-  void Encode(std::string_view piece, std::vector<int32_t>& ids) const;
+  // Merges the tokens of one piece, which are the ids from `begin` on, in time n log n.
+  void Apply(std::vector<int32_t>& ids, size_t begin) const;
 
  private:
   struct Target {
@@ -36,10 +35,10 @@ class BpeMerges {
   };
 
   Target Find(int32_t left, int32_t right) const;
-  void EncodeShort(std::string_view piece, std::vector<int32_t>& ids) const;
-  void EncodeLong(std::string_view piece, std::vector<int32_t>& ids) const;
+  // Both return how many tokens are left, at the beginning of `tokens`.
+  size_t ApplyToShort(std::span<int32_t> tokens) const;
+  size_t ApplyToLong(std::span<int32_t> tokens) const;
 
-  std::array<int32_t, 256> byte_ids_;
   absl::flat_hash_map<uint64_t, Target> targets_;
 };
 

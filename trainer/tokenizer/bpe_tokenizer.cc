@@ -1,7 +1,6 @@
 #include "trainer/tokenizer/bpe_tokenizer.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "trainer/tokenizer/byte_alphabet.h"
 #include "trainer/tokenizer/character_class.h"
 
 namespace tessera {
@@ -80,20 +80,6 @@ absl::Status Refused(const std::string& path, std::string_view reason) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", View(reason)));
 }
 
-// Finds the token of each byte.
-absl::Status FindBytes(const std::string& path, const BpeVocabulary& vocabulary,
-                       std::array<int32_t, 256>& ids) {
-  ids.fill(-1);
-  for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
-    const std::string& token = vocabulary.tokens[id];
-    if (token.size() == 1) ids[static_cast<uint8_t>(token[0])] = static_cast<int32_t>(id);
-  }
-  const auto* missing = std::ranges::find(ids, -1);
-  if (missing == ids.end()) return absl::OkStatus();
-  return Refused(path, absl::StrCat("the vocabulary has no token for byte ", missing - ids.begin(),
-                                    ", so that text would be lost"));
-}
-
 absl::Status CheckAdded(const std::string& path, const BpeVocabulary& vocabulary) {
   absl::flat_hash_map<int32_t, std::string> texts;
   for (const AddedToken& token : vocabulary.added) {
@@ -111,20 +97,26 @@ absl::Status CheckAdded(const std::string& path, const BpeVocabulary& vocabulary
 
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Create(const std::string& path,
                                                                    BpeVocabulary vocabulary) {
-  std::array<int32_t, 256> byte_ids;
-  absl::Status status = FindBytes(path, vocabulary, byte_ids);
+  // Tokens of characters decode U+2581 to a space.
+  const bool normalizes = vocabulary.normalizer.active() || vocabulary.alphabet != nullptr;
+  if (vocabulary.alphabet == nullptr) {
+    auto bytes = ByteAlphabet::Create(path, vocabulary.tokens, vocabulary.split);
+    if (!bytes.ok()) return bytes.status();
+    vocabulary.alphabet = *std::move(bytes);
+  }
+  absl::Status status = CheckAdded(path, vocabulary);
   if (!status.ok()) return status;
-  status = CheckAdded(path, vocabulary);
-  if (!status.ok()) return status;
-  return std::unique_ptr<BpeTokenizer>(new BpeTokenizer(byte_ids, std::move(vocabulary)));
+  return std::unique_ptr<BpeTokenizer>(new BpeTokenizer(std::move(vocabulary), normalizes));
 }
 
-BpeTokenizer::BpeTokenizer(const std::array<int32_t, 256>& byte_ids, BpeVocabulary vocabulary)
-    : split_(vocabulary.split),
-      merges_(byte_ids, vocabulary.merges),
+BpeTokenizer::BpeTokenizer(BpeVocabulary vocabulary, bool normalizes)
+    : alphabet_(std::move(vocabulary.alphabet)),
+      merges_(vocabulary.merges),
       added_(std::move(vocabulary.added), vocabulary.normalizer),
-      normalizes_(vocabulary.normalizer.active()),
-      cuts_(!normalizes_),
+      metaspace_(vocabulary.metaspace),
+      drops_first_space_(vocabulary.drops_first_space),
+      normalizes_(normalizes),
+      cuts_(!normalizes),
       end_of_text_(vocabulary.end_of_text),
       begin_of_text_(vocabulary.begin_of_text),
       texts_(std::move(vocabulary.tokens)),
@@ -151,14 +143,16 @@ std::vector<SpecialToken> BpeTokenizer::special_tokens() const {
 
 void BpeTokenizer::EncodePiece(std::string_view piece, std::vector<int32_t>& ids) const {
   const auto found = whole_pieces_.find(View(piece));
-  if (found == whole_pieces_.end()) return merges_.Encode(piece, ids);
-  ids.push_back(found->second);
+  if (found != whole_pieces_.end()) return ids.push_back(found->second);
+  const size_t begin = ids.size();
+  alphabet_->AppendTokens(piece, ids);
+  merges_.Apply(ids, begin);
 }
 
 void BpeTokenizer::EncodeOrdinary(std::string_view text, std::vector<int32_t>& ids) const {
   PieceCache cache(text.size());
   while (!text.empty()) {
-    const std::string_view piece = text.substr(0, PieceLength(split_, text));
+    const std::string_view piece = text.substr(0, alphabet_->PieceLength(text));
     text.remove_prefix(piece.size());
     if (piece.size() > kMaxCachedPieceBytes) {
       EncodePiece(piece, ids);
@@ -169,16 +163,26 @@ void BpeTokenizer::EncodeOrdinary(std::string_view text, std::vector<int32_t>& i
   }
 }
 
+void BpeTokenizer::EncodePart(std::string_view part, bool first, std::vector<int32_t>& ids) const {
+  if (!metaspace_.has_value()) return EncodeOrdinary(part, ids);
+  EncodeOrdinary(metaspace_->Apply(part, first), ids);
+}
+
 std::vector<int32_t> BpeTokenizer::EncodeText(std::string_view text, bool special) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3);
   if (!added_.MayMatch(special)) {
-    EncodeOrdinary(text, ids);
+    EncodePart(text, /*first=*/true, ids);
     return ids;
   }
+  bool first = true;
   added_.Split(text, special, [&](std::string_view part, int32_t id) {
-    if (id < 0) return EncodeOrdinary(part, ids);
-    ids.push_back(id);
+    if (id >= 0) {
+      ids.push_back(id);
+    } else {
+      EncodePart(part, first, ids);
+    }
+    first = false;
   });
   return ids;
 }
@@ -194,6 +198,12 @@ absl::StatusOr<std::vector<int32_t>> BpeTokenizer::EncodeWithSpecialTokens(
 
 size_t BpeTokenizer::EncodablePrefix(std::string_view text) const {
   return cuts_ ? LastWordEnd(text) : 0;
+}
+
+absl::StatusOr<std::string> BpeTokenizer::Decode(std::span<const int32_t> ids) const {
+  absl::StatusOr<std::string> text = Tokenizer::Decode(ids);
+  if (text.ok() && drops_first_space_ && text->starts_with(' ')) text->erase(0, 1);
+  return text;
 }
 
 std::string_view BpeTokenizer::TokenText(int32_t id) const {

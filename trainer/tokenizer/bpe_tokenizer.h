@@ -1,11 +1,11 @@
 #ifndef TESSERA_TRAINER_TOKENIZER_BPE_TOKENIZER_H_
 #define TESSERA_TRAINER_TOKENIZER_BPE_TOKENIZER_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,36 +14,44 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "trainer/tokenizer/added_tokens.h"
+#include "trainer/tokenizer/bpe_alphabet.h"
 #include "trainer/tokenizer/bpe_merges.h"
+#include "trainer/tokenizer/metaspace.h"
 #include "trainer/tokenizer/split_rules.h"
+#include "trainer/tokenizer/text_normalizer.h"
 #include "trainer/tokenizer/tokenizer.h"
-#include "trainer/tokenizer/unicode_normalizer.h"
 
 namespace tessera {
 
-// A byte-level BPE vocabulary, as the files of GPT-2, tiktoken and Hugging Face describe it.
+// A BPE vocabulary, as the files of GPT-2, tiktoken and Hugging Face describe it.
 struct BpeVocabulary {
   // The bytes of each token; empty: the id has none. Added tokens are not among them.
   std::vector<std::string> tokens;
   // Ids that no text becomes, with what they decode to.
   std::vector<SpecialToken> unreachable;
   std::vector<BpeMerge> merges;
-  UnicodeNormalizer normalizer;
+  TextNormalizer normalizer;
+  // Null: a ByteAlphabet of `tokens` and `split`.
+  std::shared_ptr<const BpeAlphabet> alphabet;
   SplitRules split;
   // A piece that is a token becomes that token, whatever the merges.
   bool whole_pieces_first = false;
+  // Spaces are marked in what lies between added tokens.
+  std::optional<Metaspace> metaspace;
+  // Decoding drops the space that encoding puts before a text.
+  bool drops_first_space = false;
   std::vector<AddedToken> added;
   int32_t end_of_text = -1;
   std::optional<int32_t> begin_of_text;
   std::vector<TokenizerFile> files;
 };
 
-// Lossless for any bytes, unless it normalises: what is not UTF-8 counts as punctuation. The ids of
-// valid UTF-8 are those of the original programs.
+// Lossless for any bytes, unless it normalises. The ids of valid UTF-8 are those of the original
+// programs.
 class BpeTokenizer : public Tokenizer {
  public:
-  // `path` is used in messages. Errors: InvalidArgument where a byte has no token of its own, or
-  // one id is two tokens.
+  // `path` is used in messages. Errors: those of ByteAlphabet; InvalidArgument where one id is two
+  // tokens.
   static absl::StatusOr<std::unique_ptr<BpeTokenizer>> Create(const std::string& path,
                                                               BpeVocabulary vocabulary);
 
@@ -55,24 +63,29 @@ class BpeTokenizer : public Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
       std::string_view text) const override;
-  // Cuts between a letter or a number and a space, where every split rule does; with a normalizer,
+  // Cuts between a letter or a number and a space, where every split rule does; where it normalises,
   // which may make something else of a letter, not at all.
   size_t EncodablePrefix(std::string_view text) const override;
+  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;
   std::vector<TokenizerFile> Files() const override { return files_; }
   // Whether decoding may give another text than the one that was encoded.
   bool normalizes() const { return normalizes_; }
 
  private:
-  BpeTokenizer(const std::array<int32_t, 256>& byte_ids, BpeVocabulary vocabulary);
+  BpeTokenizer(BpeVocabulary vocabulary, bool normalizes);
 
   std::vector<int32_t> EncodeText(std::string_view text, bool special) const;
+  // `first`: nothing precedes `part` in its text.
+  void EncodePart(std::string_view part, bool first, std::vector<int32_t>& ids) const;
   void EncodeOrdinary(std::string_view text, std::vector<int32_t>& ids) const;
   void EncodePiece(std::string_view piece, std::vector<int32_t>& ids) const;
 
-  SplitRules split_;
-  BpeMerges merges_;
-  AddedTokens added_;
+  const std::shared_ptr<const BpeAlphabet> alphabet_;
+  const BpeMerges merges_;
+  const AddedTokens added_;
+  const std::optional<Metaspace> metaspace_;
+  const bool drops_first_space_;
   const bool normalizes_;
   // An added token may contain a place where EncodablePrefix() would cut.
   bool cuts_;

@@ -39,13 +39,13 @@ absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const A
                                       const TokenizerConfig& config) {
   for (const std::string_view text :
        {std::string_view("<|endoftext|>"), std::string_view("<|end_of_text|>"),
-        std::string_view(config.eos_token)}) {
+        std::string_view(config.eos_token), std::string_view("</s>")}) {
     const auto found = std::ranges::find(added, text, &AddedToken::text);
     if (!text.empty() && found != added.end()) return found->id;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       path,
-      ": there is no end-of-text token: expected <|endoftext|> or <|end_of_text|> among the "
+      ": there is no end-of-text token: expected <|endoftext|>, <|end_of_text|> or </s> among the "
       "added tokens, or an eos_token that is one of them in tokenizer_config.json beside it"));
 }
 

@@ -62,7 +62,7 @@ absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::
   absl::Status status = CheckIsGpt2(path, *ids, config);
   if (!status.ok()) return status;
   BpeVocabulary result;
-  AddTokens(*ids, result);
+  AddByteLevelTokens(*ids, result);
   status = ReadMerges(path, merges, *ids, result.merges);
   if (!status.ok()) return status;
   result.split = *FindSplitRules(kGpt2Regex);

@@ -2,7 +2,7 @@
 
   make_testdata.py FOLDER
 
-Needs tokenizers, tiktoken and sentencepiece. The vocabularies are trained on the Perl manual
+Needs tokenizers, tiktoken, sentencepiece and transformers. The vocabularies are trained on the Perl manual
 (Debian's perl-doc).
 """
 
@@ -15,8 +15,12 @@ import sys
 
 import sentencepiece
 import tiktoken
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+)
 from tokenizers.trainers import BpeTrainer
+from transformers import LlamaTokenizer
+from transformers.convert_slow_tokenizer import generate_merges
 
 SEED = 20240801
 VOCABULARY = 1200
@@ -68,6 +72,19 @@ TEXTS = [
     " and flags \U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7!",
     "<|endoftext|>text<|begin_of_text|><|end_of_text|><|endoftext",
     "".join(chr(c) for c in range(1, 256)),
+]
+
+# Of vocabularies that mark spaces.
+MARKED = [
+    "<s>begins</s> and <unk> ends</s>",
+    " <s> a</s>  b",
+    "</s>",
+    " one",
+    "  two",
+    "\u2581one \u2581 \u2581",
+    "a\u2581b",
+    "<0x0A><0x41>\n",
+    "##  ## HTTP HTTPS...",
 ]
 
 
@@ -240,6 +257,52 @@ def unigram(folder, name, texts, **settings):
     write(folder / f"sentencepiece/{name}.ids.json", json.dumps(ids, separators=(",", ":")))
 
 
+def sentencepiece_characters():
+    """The vocabulary and the merges of a BPE model of SentencePiece, as transformers converts it."""
+    lines = [line for text in corpus()[:12] for line in text.split("\n") if line.strip()]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=700,
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        num_threads=1, minloglevel=2
+    )
+    judge = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [(judge.id_to_piece(i), judge.get_score(i)) for i in range(judge.get_piece_size())]
+    vocabulary = {piece: i for i, (piece, _) in enumerate(pieces)}
+    return vocabulary, generate_merges(vocabulary, dict(pieces))
+
+
+def characters(folder, texts):
+    """Llama-2's tokenizer.json as it was published, as transformers 5 writes it, and another one."""
+    vocabulary, merges = sentencepiece_characters()
+    LlamaTokenizer(vocab=vocabulary, merges=merges).save_pretrained(str(folder / "llama2"))
+    for path in (folder / "llama2").iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
+    whole = json.loads((folder / "llama2/tokenizer.json").read_text())
+    write(folder / "llama2/tokenizer.json", json.dumps(whole, separators=(",", ":")))
+    texts = texts + MARKED
+
+    def save_ids(name, file):
+        ids = hugging_face_ids(Tokenizer.from_str(json.dumps(file)), texts)
+        stages = {name: value for name, value in file.items() if name != "model"}
+        write_ids(folder, name, {"texts": MARKED, "stages": stages} | ids)
+
+    save_ids("llama2", whole)
+    published = Tokenizer.from_str(json.dumps(whole))
+    published.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    file = json.loads(published.to_str()) | {"pre_tokenizer": None}
+    for token in file["added_tokens"]:
+        token["normalized"] = token["content"] == "</s>"
+    save_ids("llama2_published", file)
+    published.add_tokens([AddedToken("##", normalized=False), AddedToken("HTTP", normalized=True)])
+    file = json.loads(published.to_str()) | {"normalizer": {"type": "NFC"}}
+    file["pre_tokenizer"] |= {"prepend_scheme": "always", "split": True}
+    save_ids("llama2_split", file)
+
+
 def classes(folder):
     """The code points of each class, as ranges, on which both programs agree."""
     points = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -278,6 +341,7 @@ def main():
     symbols = ["=head1", "=he", "\u4e2d"]
     unigram(folder, "unigram_bytes", texts, vocab_size=600, byte_fallback=True,
             user_defined_symbols=symbols, remove_extra_whitespaces=False)
+    characters(folder, texts)
     classes(folder)
 
 

@@ -1,5 +1,6 @@
 // A fuzz target: any bytes are a tokenizer's file or an error, and a text that every split rule
-// encodes without loss unless it normalises, as a whole or cut where EncodablePrefix() says.
+// encodes without loss unless the tokenizer normalises, as a whole or cut where EncodablePrefix()
+// says.
 
 #include <cstddef>
 #include <cstdint>
@@ -50,6 +51,7 @@ std::string SmallFile() {
 
 void CheckText(const BpeTokenizer& tokenizer, const std::string& text) {
   std::vector<int32_t> whole = *tokenizer.Encode(text);
+  for (const int32_t id : whole) Require(id >= 0 && id < tokenizer.vocab_size());
   const bool lossless = !tokenizer.normalizes();
   Require(*tokenizer.Decode(whole) == text || !lossless);
   Require(*tokenizer.Decode(*tokenizer.EncodeWithSpecialTokens(text)) == text || !lossless);
@@ -73,7 +75,7 @@ void CheckTexts(const std::string& text) {
 }
 
 void CheckFiles(const std::string& contents) {
-  const std::string text = "It's  a caf\xC3\xA9,\n\n<|endoftext|> 1234\xFF ";
+  const std::string text = "It's  a caf\xC3\xA9,\n\n<|endoftext|> the\xE2\x96\x81 1234\xFF ";
   if (const auto parsed = ParseTokenizerJson("FILE", contents); parsed.ok()) {
     CheckText(**parsed, text);
   }

@@ -72,23 +72,19 @@ bool IsAscii(std::string_view text) {
 
 }  // namespace
 
-std::string UnicodeNormalizer::Normalize(std::string_view text) const {
-  std::string current(text);
-  if (IsAscii(text)) return current;
-  for (const NormalizationForm form : forms_) {
-    std::string next;
-    for (std::string_view rest = current; !rest.empty();) {
-      const size_t length = ValidLength(rest);
-      if (length > 0) {
-        NormalizeValid(form, rest.substr(0, length), next);
-      } else {
-        next += rest.front();
-      }
-      rest.remove_prefix(std::max<size_t>(length, 1));
+std::string Normalize(NormalizationForm form, std::string_view text) {
+  if (IsAscii(text)) return std::string(text);
+  std::string normalized;
+  while (!text.empty()) {
+    const size_t length = ValidLength(text);
+    if (length > 0) {
+      NormalizeValid(form, text.substr(0, length), normalized);
+    } else {
+      normalized += text.front();
     }
-    current = std::move(next);
+    text.remove_prefix(std::max<size_t>(length, 1));
   }
-  return current;
+  return normalized;
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "trainer/tokenizer/byte_level.h"
+#include "trainer/tokenizer/sentencepiece_model.h"
 
 namespace tessera {
 namespace {
@@ -17,6 +18,13 @@ constexpr int64_t kMaxGap = 1 << 16;
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 constexpr size_t kMaxQuotedBytes = 200;
+
+// One more than the largest.
+size_t CountIds(const TokenIds& ids) {
+  int32_t last = -1;
+  for (const auto& [token, id] : ids) last = std::max(last, id);
+  return static_cast<size_t>(last + 1);
+}
 
 }  // namespace
 
@@ -47,16 +55,22 @@ absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::j
   return ids;
 }
 
-void AddTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
-  int32_t last = -1;
-  for (const auto& [token, id] : ids) last = std::max(last, id);
-  vocabulary.tokens.resize(last + 1);
+void AddByteLevelTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
+  vocabulary.tokens.resize(CountIds(ids));
   for (const auto& [token, id] : ids) {
     if (std::optional<std::string> bytes = ByteLevelDecode(token); bytes.has_value()) {
       vocabulary.tokens[id] = *std::move(bytes);
     } else {
       vocabulary.unreachable.push_back({token, id});
     }
+  }
+}
+
+void AddPlainTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
+  vocabulary.tokens.resize(CountIds(ids));
+  for (const auto& [token, id] : ids) {
+    const int byte = ParseBytePiece(token);
+    vocabulary.tokens[id] = byte < 0 ? WithSpaces(token) : std::string(1, static_cast<char>(byte));
   }
 }
 
