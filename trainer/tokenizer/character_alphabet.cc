@@ -51,7 +51,7 @@ absl::StatusOr<std::shared_ptr<const CharacterAlphabet>> CharacterAlphabet::Crea
   absl::flat_hash_map<int32_t, std::string_view> texts;
   for (const auto& [text, id] : ids) {
     texts[id] = text;
-    if (text.empty() || CharacterLength(text) != text.size()) continue;
+    if (CharacterLength(text) != text.size()) continue;
     const uint32_t character = Number(text);
     if (character < kAscii) {
       alphabet->ascii_ids_[character] = id;

@@ -19,6 +19,7 @@
 #include "trainer/tokenizer/bpe_merges.h"
 #include "trainer/tokenizer/bpe_tokenizer.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
+#include "trainer/tokenizer/text_normalizer.h"
 #include "trainer/tokenizer/tokenizer_json.h"
 #include "trainer/tokenizer/vocabulary_json.h"
 
@@ -111,6 +112,47 @@ TEST(CharacterAlphabetTest, OneMemberOrTheOtherSaysWhetherASpaceIsAdded) {
   EXPECT_NE(first_id(file), marked);
   stage["add_prefix_space"] = true;
   EXPECT_EQ(first_id(file), marked);
+}
+
+// A merge across a space applies unless pieces begin there.
+TEST(CharacterAlphabetTest, ASpaceBeginsAPieceUnlessTheFileSaysOtherwise) {
+  Json file = File("llama2");
+  const int32_t across = static_cast<int32_t>(file["model"]["vocab"].size());
+  file["model"]["vocab"]["e" + std::string(kSpaceMark)] = across;
+  file["model"]["merges"].insert(file["model"]["merges"].begin(),
+                                 Json{"e", std::string(kSpaceMark)});
+  const auto joins = [&](const Json& changed) {
+    const std::vector<int32_t> ids = *Parsed(changed)->Encode("one two");
+    return std::ranges::find(ids, across) != ids.end();
+  };
+  EXPECT_TRUE(joins(file));
+  file["pre_tokenizer"]["split"] = true;
+  EXPECT_FALSE(joins(file));
+  file["pre_tokenizer"].erase("split");
+  EXPECT_FALSE(joins(file));
+  file["pre_tokenizer"] = nullptr;
+  file["normalizer"] = Json{
+      {"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", std::string(kSpaceMark)}};
+  EXPECT_TRUE(joins(file));
+}
+
+TEST(CharacterAlphabetTest, WithoutAnyStageTextIsNotCut) {
+  Json file = File("llama2");
+  file["pre_tokenizer"] = nullptr;
+  const auto tokenizer = Parsed(file);
+  EXPECT_TRUE(tokenizer->normalizes());
+  EXPECT_EQ(tokenizer->EncodablePrefix("two words"), 0u);
+}
+
+// As the originals do, which do not put anything before what an earlier step has removed.
+TEST(TextNormalizerTest, NothingIsPutBeforeAnEmptyText) {
+  TextNormalizer normalizer;
+  EXPECT_FALSE(normalizer.active());
+  normalizer.AddReplacement("xx", "");
+  normalizer.AddPrefix("_");
+  EXPECT_TRUE(normalizer.active());
+  EXPECT_EQ(normalizer.Normalize("xxxx"), "");
+  EXPECT_EQ(normalizer.Normalize("xxx"), "_x");
 }
 
 TEST(CharacterAlphabetTest, TheDecoderSaysWhetherASpaceIsDropped) {
@@ -244,6 +286,10 @@ TEST(CharacterAlphabetTest, WhatIsNotSupportedIsNamed) {
   expect(now, "/pre_tokenizer/prepend_scheme", "last", "pre_tokenizer.prepend_scheme is \"last\"");
   expect(now, "/pre_tokenizer/future", 1, "pre_tokenizer.future is 1");
   expect(now, "/pre_tokenizer/type", "Whitespace", "pre_tokenizer is \"Whitespace\"");
+  expect(now, "/pre_tokenizer", Json::parse(R"({"type":"Sequence","pretokenizers":[
+             {"type":"Metaspace","replacement":"\u2581"},{"type":"Digits"}]})"),
+         "pre_tokenizer.pretokenizers[1] is \"Digits\"");
+  expect(now, "/decoder/decoders/3/stop", 1, "decoder.decoders[3] is \"Strip\"");
   expect(now, "/decoder", nullptr, "decoder is null");
   expect(now, "/decoder/decoders/0/content", "_", "decoder.decoders[0] is \"Replace\"");
   expect(now, "/decoder/decoders/3/start", 2, "decoder.decoders[3] is \"Strip\"");
@@ -270,10 +316,13 @@ TEST(CharacterAlphabetTest, AVocabularyThatLosesTextIsRefused) {
   status = ParseTokenizerJson("FILE", file.dump()).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_NE(status.message().find("has the token of a byte"), std::string::npos) << status;
-  file = File("llama2_published");
-  file["normalizer"]["normalizers"][0]["prepend"] = 1;
-  status = ParseTokenizerJson("FILE", file.dump()).status();
-  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  for (const char* member :
+       {"/normalizer/normalizers/0/prepend", "/normalizer/normalizers/1/content"}) {
+    file = File("llama2_published");
+    file[Json::json_pointer(member)] = 1;
+    status = ParseTokenizerJson("FILE", file.dump()).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  }
 }
 
 }  // namespace
