@@ -63,8 +63,8 @@ class BpeTokenizer : public Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
       std::string_view text) const override;
-  // Cuts between a letter or a number and a space, where every split rule does; where it normalises,
-  // which may make something else of a letter, not at all.
+  // Cuts between a letter or a number and a space, where every split rule does; a tokenizer that
+  // normalises, which may make something else of a letter, does not cut at all.
   size_t EncodablePrefix(std::string_view text) const override;
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const override;
   std::string_view TokenText(int32_t id) const override;

@@ -2,8 +2,8 @@
 
   make_testdata.py FOLDER
 
-Needs tokenizers, tiktoken, sentencepiece and transformers. The vocabularies are trained on the Perl manual
-(Debian's perl-doc).
+Needs tokenizers, tiktoken, sentencepiece and transformers. The vocabularies are trained on the
+Perl manual (Debian's perl-doc).
 """
 
 import base64
@@ -258,7 +258,7 @@ def unigram(folder, name, texts, **settings):
 
 
 def sentencepiece_characters():
-    """The vocabulary and the merges of a BPE model of SentencePiece, as transformers converts it."""
+    """Vocabulary and merges of a BPE model of SentencePiece, as transformers converts it."""
     lines = [line for text in corpus()[:12] for line in text.split("\n") if line.strip()]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -273,7 +273,7 @@ def sentencepiece_characters():
 
 
 def characters(folder, texts):
-    """Llama-2's tokenizer.json as it was published, as transformers 5 writes it, and another one."""
+    """Llama-2's tokenizer.json as transformers 5 writes it, as published, and another one."""
     vocabulary, merges = sentencepiece_characters()
     LlamaTokenizer(vocab=vocabulary, merges=merges).save_pretrained(str(folder / "llama2"))
     for path in (folder / "llama2").iterdir():

@@ -21,9 +21,9 @@ constexpr size_t kMaxQuotedBytes = 200;
 
 // One more than the largest.
 size_t CountIds(const TokenIds& ids) {
-  int32_t last = -1;
-  for (const auto& [token, id] : ids) last = std::max(last, id);
-  return static_cast<size_t>(last + 1);
+  size_t count = 0;
+  for (const auto& [token, id] : ids) count = std::max(count, static_cast<size_t>(id) + 1);
+  return count;
 }
 
 }  // namespace
