@@ -57,6 +57,17 @@ std::unique_ptr<BpeTokenizer> Small(std::string_view regex) {
   return *ParseTiktoken("small", Slurp("small.tiktoken"), SmallEncoding(regex));
 }
 
+// GPT-2's, with numbers split off before.
+std::unique_ptr<BpeTokenizer> WithDigits(bool individual) {
+  Json file = Json::parse(Slurp("gpt2_json/tokenizer.json"));
+  const Json digits = {{"type", "Digits"}, {"individual_digits", individual}};
+  const Json steps = Json::array({digits, file["pre_tokenizer"]});
+  file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
+  auto parsed = ParseTokenizerJson("digits", file.dump());
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return *std::move(parsed);
+}
+
 // Every fixture by the name of its ids.
 std::map<std::string, std::unique_ptr<BpeTokenizer>> Fixtures() {
   std::map<std::string, std::unique_ptr<BpeTokenizer>> all;
@@ -68,6 +79,8 @@ std::map<std::string, std::unique_ptr<BpeTokenizer>> Fixtures() {
   all["llama3"] = json("llama3");
   all["added"] = json("added");
   all["gpt2"] = json("gpt2_json");
+  all["gpt2_digits"] = WithDigits(true);
+  all["gpt2_numbers"] = WithDigits(false);
   all["r50k"] = Small(kGpt2Regex);
   all["cl100k"] = Small(kCl100kRegex);
   all["tiktoken_llama3"] = Small(kLlama3Regex);
@@ -356,8 +369,17 @@ TEST(TokenizerJsonTest, UnknownSettingsAreNamed) {
   expect("/model/future", 1, "model.future is 1");
   expect("/pre_tokenizer", nullptr, "pre_tokenizer is null");
   expect("/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer is \"Metaspace\"");
-  expect("/pre_tokenizer/pretokenizers/0/type", "Digits",
-         "pre_tokenizer.pretokenizers[0] is \"Digits\"");
+  expect("/pre_tokenizer/pretokenizers/0/type", "Punctuation",
+         "pre_tokenizer.pretokenizers[0] is \"Punctuation\"");
+  expect("/pre_tokenizer/pretokenizers/0", {{"type", "Digits"}}, "pre_tokenizer is \"Sequence\"");
+  expect("/pre_tokenizer/pretokenizers",
+         Json::array({{{"type", "Digits"}, {"future", 1}}, {{"type", "ByteLevel"}}}),
+         "pre_tokenizer.pretokenizers[0].future is 1");
+  expect("/pre_tokenizer/pretokenizers",
+         Json::array({{{"type", "Digits"}},
+                      whole["pre_tokenizer"]["pretokenizers"][0],
+                      whole["pre_tokenizer"]["pretokenizers"][1]}),
+         "pre_tokenizer.pretokenizers[1] is \"Split\"");
   expect("/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "\\w+"}},
          "pre_tokenizer.pretokenizers[0].pattern.Regex is \"\\\\w+\"");
   expect("/pre_tokenizer/pretokenizers/0/pattern", {{"String", " "}},

@@ -173,7 +173,18 @@ def gpt2(folder, texts):
     save(whole, folder / "gpt2_json")
     ids = hugging_face_ids(whole, texts)
     write_ids(folder, "gpt2", ids)
+    digits(folder, texts)
     return tokenizer
+
+
+def digits(folder, texts):
+    """GPT-2's vocabulary with the pre-tokenizers of StarCoder and SmolLM."""
+    tokenizer = Tokenizer.from_file(str(folder / "gpt2_json/tokenizer.json"))
+    for name, individual in (("gpt2_digits", True), ("gpt2_numbers", False)):
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        write_ids(folder, name, hugging_face_ids(tokenizer, texts))
 
 
 def make(folder):

@@ -102,6 +102,9 @@ size_t SpaceEnd(const SplitRules& rules, std::string_view text) {
   }
   const bool tail = end == text.size();
   if (tail && rules.whole_tail) return end;
+  const bool before_number =
+      !tail && FirstCharacter(text.substr(end)).kind == CharacterClass::kNumber;
+  if (before_number && rules.numbers_apart) return end;
   if (rules.line_ends && line_end > 0) return line_end;
   // The last space belongs to what follows, unless it is the only one.
   return tail || last == 0 ? end : last;
@@ -137,7 +140,8 @@ size_t PieceLength(const SplitRules& rules, std::string_view text) {
   if (text[0] == ' ' && second == CharacterClass::kOther) {
     return PunctuationEnd(rules, text, first.length);
   }
-  if (text[0] == ' ' && second == CharacterClass::kNumber && rules.max_digits == 0) {
+  const bool spaces_begin_numbers = rules.max_digits == 0 && !rules.numbers_apart;
+  if (text[0] == ' ' && second == CharacterClass::kNumber && spaces_begin_numbers) {
     return RunEnd(text, first.length, second);
   }
   return SpaceEnd(rules, text);

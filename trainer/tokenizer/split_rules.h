@@ -20,6 +20,8 @@ struct SplitRules {
   bool any_prefix = false;
   // Numbers are ` ?\p{N}+` if 0, or \p{N}{1,max_digits}.
   int max_digits = 0;
+  // Numbers are pieces before anything else is, so that the space before one is not a part of it.
+  bool numbers_apart = false;
   // Line ends belong to the punctuation before them, and otherwise to the spaces before them:
   // ` ?[^\s\p{L}\p{N}]+[\r\n]*` and `\s*[\r\n]+`.
   bool line_ends = false;

@@ -63,6 +63,13 @@ absl::Status ReadSplit(const JsonSection& step, std::optional<SplitRules>& rules
   return rules.has_value() ? absl::OkStatus() : regex.NotSupported();
 }
 
+absl::Status ReadDigits(const JsonSection& step, SplitRules& rules) {
+  TESSERA_RETURN_IF_ERROR(step.AllowOnly({"type", "individual_digits"}));
+  rules.numbers_apart = true;
+  rules.max_digits = step["individual_digits"].is_true() ? 1 : 0;
+  return absl::OkStatus();
+}
+
 // Members of Metaspace, which is a pre-tokenizer and a decoder.
 absl::StatusOr<Metaspace> ReadMetaspaceMembers(const JsonSection& step) {
   constexpr std::pair<std::string_view, Metaspace::Prefix> kPrefixes[] = {
@@ -118,8 +125,9 @@ bool IsByteLevel(const JsonSection& decoder) {
 
 absl::StatusOr<SplitRules> ReadByteLevelSplit(const JsonSection& pre_tokenizer) {
   const std::vector<JsonSection> steps = pre_tokenizer.Steps("pretokenizers");
+  const bool digits = steps.size() > 1 && steps[0].type() == "Digits";
   std::optional<SplitRules> found;
-  for (size_t i = 0; i < steps.size(); ++i) {
+  for (size_t i = digits ? 1 : 0; i < steps.size(); ++i) {
     const bool last = i + 1 == steps.size();
     if (last && steps[i].type() == "ByteLevel") {
       TESSERA_RETURN_IF_ERROR(CheckByteLevel(steps[i]));
@@ -127,13 +135,14 @@ absl::StatusOr<SplitRules> ReadByteLevelSplit(const JsonSection& pre_tokenizer) 
       const bool splits = own.is_null() || own.is_true();
       if (splits && found.has_value()) return own.NotSupported();
       if (splits) found = FindSplitRules(kGpt2Regex);
-    } else if (!last && !found.has_value() && steps[i].type() == "Split") {
+    } else if (!last && !digits && !found.has_value() && steps[i].type() == "Split") {
       TESSERA_RETURN_IF_ERROR(ReadSplit(steps[i], found));
     } else {
       return steps[i].NotSupported();
     }
   }
   if (!found.has_value()) return pre_tokenizer.NotSupported();
+  if (digits) TESSERA_RETURN_IF_ERROR(ReadDigits(steps[0], *found));
   return *found;
 }
 
