@@ -19,8 +19,8 @@ absl::StatusOr<TextNormalizer> ReadNormalizer(const JsonSection& normalizer);
 
 // Tokens are bytes, in the alphabet of byte_level.h.
 bool IsByteLevel(const JsonSection& decoder);
-// Expects one split, by an expression or by GPT-2's within ByteLevel, and ByteLevel last; Digits may
-// be before GPT-2's.
+// Expects one split, by an expression or by GPT-2's within ByteLevel, and ByteLevel last; Digits
+// may be before GPT-2's.
 absl::StatusOr<SplitRules> ReadByteLevelSplit(const JsonSection& pre_tokenizer);
 
 // Expects Metaspace or nothing.
