@@ -59,10 +59,10 @@ absl::StatusOr<std::shared_ptr<const CharacterAlphabet>> CharacterAlphabet::Crea
       alphabet->character_ids_[character] = id;
     }
   }
+  const absl::flat_hash_set<int32_t> bytes(alphabet->byte_ids_.begin(), alphabet->byte_ids_.end());
   const uint32_t space = Number(kSpaceMark);
   for (const BpeMerge& merge : merges) {
-    for (const int32_t id : {merge.left, merge.right}) {
-      if (std::ranges::find(alphabet->byte_ids_, id) == alphabet->byte_ids_.end()) continue;
+    if (bytes.contains(merge.left) || bytes.contains(merge.right)) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": merge ", merge.rank, " has the token of a byte, which is not supported"));
     }
@@ -100,26 +100,21 @@ size_t CharacterAlphabet::PieceLength(std::string_view text) const {
   return length;
 }
 
+int32_t CharacterAlphabet::TokenOf(uint32_t character) const {
+  if (character < kAscii) return ascii_ids_[character];
+  const auto found = character_ids_.find(character);
+  return found == character_ids_.end() ? -1 : found->second;
+}
+
 void CharacterAlphabet::AppendTokens(std::string_view piece, std::vector<int32_t>& ids) const {
-  const auto append_bytes = [&](std::string_view bytes) {
-    for (const char byte : bytes) ids.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
-  };
   while (!piece.empty()) {
     const std::string_view character = piece.substr(0, CharacterLength(piece));
     piece.remove_prefix(character.size());
-    const uint32_t number = Number(character);
-    if (number < kAscii) {
-      if (ascii_ids_[number] < 0)
-        append_bytes(character);
-      else
-        ids.push_back(ascii_ids_[number]);
+    if (const int32_t id = TokenOf(Number(character)); id >= 0) {
+      ids.push_back(id);
       continue;
     }
-    const auto found = character_ids_.find(number);
-    if (found == character_ids_.end())
-      append_bytes(character);
-    else
-      ids.push_back(found->second);
+    for (const char byte : character) ids.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
   }
 }
 

@@ -39,6 +39,8 @@ class CharacterAlphabet final : public BpeAlphabet {
   // Characters are the numbers that their bytes in UTF-8 are.
   bool MayJoin(uint32_t left, uint32_t right) const;
   void AddPair(uint32_t left, uint32_t right);
+  // -1: none.
+  int32_t TokenOf(uint32_t character) const;
 
   std::array<int32_t, 256> byte_ids_;
   std::array<int32_t, kAscii> ascii_ids_;                 // -1: none

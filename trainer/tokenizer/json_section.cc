@@ -2,11 +2,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "trainer/tokenizer/vocabulary_json.h"
 
 namespace tessera {
+namespace {
 
 using Json = nlohmann::json;
+
+constexpr size_t kMaxQuotedBytes = 200;
+
+}  // namespace
+
+std::string JsonInWords(const nlohmann::json& json) {
+  if (json.is_structured()) return json.is_array() ? "a list" : "an object";
+  std::string text = json.dump();
+  if (text.size() > kMaxQuotedBytes) text = absl::StrCat(text.substr(0, kMaxQuotedBytes), "...");
+  return text;
+}
 
 JsonSection JsonSection::operator[](const char* member) const {
   static const Json* null = new Json;

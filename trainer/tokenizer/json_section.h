@@ -13,6 +13,9 @@
 
 namespace tessera {
 
+// A value for a message: what is long or nested is shortened.
+std::string JsonInWords(const nlohmann::json& json);
+
 // One object of a JSON file and where it lies, for messages. Refers to the JSON.
 class JsonSection {
  public:

@@ -164,4 +164,17 @@ std::string WithSpaces(std::string_view piece) {
   return text;
 }
 
+std::string WithSpaceMarks(std::string_view text) {
+  std::string piece;
+  piece.reserve(text.size() + text.size() / 2);
+  for (const char c : text) {
+    if (c == ' ') {
+      piece += kSpaceMark;
+    } else {
+      piece += c;
+    }
+  }
+  return piece;
+}
+
 }  // namespace tessera

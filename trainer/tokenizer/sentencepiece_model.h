@@ -58,6 +58,9 @@ int ParseBytePiece(std::string_view text);
 // The text of a piece: U+2581 stands for a space.
 std::string WithSpaces(std::string_view piece);
 
+// A text as pieces have it: every space becomes U+2581.
+std::string WithSpaceMarks(std::string_view text);
+
 }  // namespace tessera
 
 #endif  // TESSERA_TRAINER_TOKENIZER_SENTENCEPIECE_MODEL_H_

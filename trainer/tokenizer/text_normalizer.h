@@ -15,10 +15,10 @@ namespace tessera {
 class TextNormalizer {
  public:
   void AddForm(NormalizationForm form);
-  // Puts `prefix` before every text that is not empty.
-  void AddPrefix(std::string prefix);
-  // Replaces every `from`, which is not empty.
-  void AddReplacement(std::string from, std::string to);
+  // Every space becomes U+2581.
+  void AddSpaceMarks();
+  // U+2581 comes before every text that is not empty.
+  void AddPrefix();
 
   // False where no text is changed.
   bool active() const { return !steps_.empty(); }

@@ -93,9 +93,8 @@ absl::Status ReadAddedTokens(const JsonSection& section, const TokenIds& ids,
   int64_t next = static_cast<int64_t>(ids.size());
   for (size_t i = 0; i < section.size(); ++i) {
     const JsonSection token = section.At(i);
-    absl::Status status = token.AllowOnly(
-        {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(token.AllowOnly(
+        {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"}));
     for (const char* setting : {"single_word", "lstrip", "rstrip"}) {
       if (!token[setting].is_off()) return token[setting].NotSupported();
     }
@@ -131,8 +130,7 @@ absl::Status ReadPostProcessor(const JsonSection& section, BpeVocabulary& vocabu
   for (const JsonSection& step : section.Steps("processors")) {
     if (step.type() == "ByteLevel") continue;  // changes no ids
     if (step.type() != "TemplateProcessing") return step.NotSupported();
-    absl::Status status = ReadTemplate(step, vocabulary.added, vocabulary);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(ReadTemplate(step, vocabulary.added, vocabulary));
   }
   return absl::OkStatus();
 }
@@ -169,11 +167,8 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizerJson(const std::stri
         absl::StrCat(path, ": expected a JSON object with a model, found none"));
   }
   BpeVocabulary vocabulary;
-  absl::Status status = ReadFile(path, json, vocabulary);
-  if (!status.ok()) return status;
-  const absl::StatusOr<int32_t> end_of_text = FindEndOfText(path, vocabulary.added, config);
-  if (!end_of_text.ok()) return end_of_text.status();
-  vocabulary.end_of_text = *end_of_text;
+  TESSERA_RETURN_IF_ERROR(ReadFile(path, json, vocabulary));
+  TESSERA_ASSIGN_OR_RETURN(vocabulary.end_of_text, FindEndOfText(path, vocabulary.added, config));
   vocabulary.files = {{kTokenizerJsonName, contents}};
   if (!config.contents.empty()) {
     vocabulary.files.push_back({kTokenizerConfigName, config.contents});

@@ -13,19 +13,24 @@
 namespace tessera {
 namespace {
 
+// A file with more steps could take any time for a text.
+constexpr size_t kMaxNormalizers = 8;
+
+// Only spaces are replaced: with any other text, a few steps could make one of any length.
 absl::Status ReadReplacement(const JsonSection& step, TextNormalizer& normalizer) {
   TESSERA_RETURN_IF_ERROR(step.AllowOnly({"type", "pattern", "content"}));
   const JsonSection pattern = step["pattern"]["String"];
-  if (pattern.text().empty()) return step["pattern"].NotSupported();
-  if (!step["content"].json().is_string()) return step["content"].Bad("a text");
-  normalizer.AddReplacement(pattern.text(), step["content"].text());
+  if (pattern.is_null()) return step["pattern"].NotSupported();
+  if (pattern.text() != " ") return pattern.NotSupported();
+  if (step["content"].text() != kSpaceMark) return step["content"].NotSupported();
+  normalizer.AddSpaceMarks();
   return absl::OkStatus();
 }
 
 absl::Status ReadPrefix(const JsonSection& step, TextNormalizer& normalizer) {
   TESSERA_RETURN_IF_ERROR(step.AllowOnly({"type", "prepend"}));
-  if (!step["prepend"].json().is_string()) return step["prepend"].Bad("a text");
-  normalizer.AddPrefix(step["prepend"].text());
+  if (step["prepend"].text() != kSpaceMark) return step["prepend"].NotSupported();
+  normalizer.AddPrefix();
   return absl::OkStatus();
 }
 
@@ -109,7 +114,9 @@ bool StripsOneSpace(const JsonSection& step) {
 
 absl::StatusOr<TextNormalizer> ReadNormalizer(const JsonSection& normalizer) {
   TextNormalizer read;
-  for (const JsonSection& step : normalizer.Steps("normalizers")) {
+  const std::vector<JsonSection> steps = normalizer.Steps("normalizers");
+  if (steps.size() > kMaxNormalizers) return steps[kMaxNormalizers].NotSupported();
+  for (const JsonSection& step : steps) {
     const std::string type = step.type();
     TESSERA_RETURN_IF_ERROR(type == "Replace"   ? ReadReplacement(step, read)
                             : type == "Prepend" ? ReadPrefix(step, read)

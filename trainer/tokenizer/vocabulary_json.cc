@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "trainer/tokenizer/byte_level.h"
+#include "trainer/tokenizer/json_section.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
 
 namespace tessera {
@@ -17,8 +18,6 @@ constexpr int64_t kMaxGap = 1 << 16;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-constexpr size_t kMaxQuotedBytes = 200;
-
 // One more than the largest.
 size_t CountIds(const TokenIds& ids) {
   size_t count = 0;
@@ -27,13 +26,6 @@ size_t CountIds(const TokenIds& ids) {
 }
 
 }  // namespace
-
-std::string JsonInWords(const nlohmann::json& json) {
-  if (json.is_structured()) return json.is_array() ? "a list" : "an object";
-  std::string text = json.dump();
-  if (text.size() > kMaxQuotedBytes) text = absl::StrCat(text.substr(0, kMaxQuotedBytes), "...");
-  return text;
-}
 
 absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary) {
   if (!vocabulary.is_object() || vocabulary.empty()) {

@@ -18,9 +18,6 @@
 
 namespace tessera {
 
-// A value for a message: what is long or nested is shortened.
-std::string JsonInWords(const nlohmann::json& json);
-
 // Tokens as they are written in the file, and their ids.
 using TokenIds = absl::flat_hash_map<std::string, int32_t>;
 
