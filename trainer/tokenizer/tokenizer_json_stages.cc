@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "trainer/tokenizer/sentencepiece_model.h"
 
@@ -115,7 +116,9 @@ bool StripsOneSpace(const JsonSection& step) {
 absl::StatusOr<TextNormalizer> ReadNormalizer(const JsonSection& normalizer) {
   TextNormalizer read;
   const std::vector<JsonSection> steps = normalizer.Steps("normalizers");
-  if (steps.size() > kMaxNormalizers) return steps[kMaxNormalizers].NotSupported();
+  if (steps.size() > kMaxNormalizers) {
+    return normalizer["normalizers"].Bad(absl::StrCat("at most ", kMaxNormalizers, " steps"));
+  }
   for (const JsonSection& step : steps) {
     const std::string type = step.type();
     TESSERA_RETURN_IF_ERROR(type == "Replace"   ? ReadReplacement(step, read)
