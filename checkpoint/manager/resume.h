@@ -1,0 +1,102 @@
+#ifndef TESSERA_CHECKPOINT_MANAGER_RESUME_H_
+#define TESSERA_CHECKPOINT_MANAGER_RESUME_H_
+
+// How the ranks of a job that was started again continue from the latest valid checkpoint of its
+// own: which one that is, what happens where a rank cannot load it, and what becomes of those that
+// were skipped.
+//
+//   const auto load = [&](const ResumePoint& point) {
+//     return Load(storage, point.checkpoint.directory, state, {.group = &group}).status();
+//   };
+//   const auto resumed = ResumeFromLatest(&storage, "", group, {}, load);
+//   if (!resumed.ok()) ...end the job: nothing in the storage has changed...
+//   if (!resumed->point.has_value()) ...begin at step 0...
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/collective/process_group.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+struct ResumeOptions {
+  // Renames what was skipped (SetAside() in saved_checkpoints.h), which would otherwise be in the
+  // way of the coming saves. False: leaves it as it is, for a job that does not save.
+  bool quarantine = true;
+  // Begins without a checkpoint where there have been some and none is valid.
+  bool ignore_no_valid = false;
+  // How a user sets ignore_no_valid, for the error's message: "--resume-anew begins at step 0".
+  std::string ignore_no_valid_hint;
+  absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
+};
+
+// A checkpoint that was newer than the one resumed from, and why that one was not taken.
+struct SkippedCheckpoint {
+  std::string directory;  // as it was called
+  std::string moved_to;   // empty: left as it is
+  // The word in the new name: "damaged", or "diverged" where the manifest says of the state that it
+  // is not finite or its loss not plausible.
+  std::string word;
+  absl::Status reason;
+};
+
+struct ResumeResult {
+  // The checkpoint that every rank has loaded; nullopt: begin without one.
+  std::optional<ResumePoint> point;
+  std::vector<SkippedCheckpoint> skipped;  // newest first; on rank 0, empty elsewhere
+};
+
+// Loads a checkpoint on this rank; a collective call, too, which returns the same status on all
+// ranks, as Load() does. A rank that fails on its own account agrees with the others first
+// (AgreeOnStatus()). An error that was not agreed upon is returned from ResumeFromLatest() on that
+// rank alone, without another call of the group: the rank must leave the group, so that the others'
+// waits end.
+using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
+
+// Loads, on all ranks, the newest committed checkpoint under `root`, permanent or rolling, that is
+// healthy and that every rank reads without damage. `load` is called with one checkpoint after the
+// other, newest first, until it succeeds.
+//
+// Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of damage
+// (the status carries where it is: see FindDamage() in checkpoint/directory/damage.h), rank 0 reads
+// the named bytes itself: if they are damaged there, too, the checkpoint is skipped; if not, the
+// call fails. Other errors of `load`, such as those of a storage that does not reply, never lead to
+// another checkpoint.
+//
+// Nothing in the storage changes before a checkpoint has been loaded by all ranks; then rank 0
+// quarantines the newer ones that were skipped. Older ones, and their contents, are not touched.
+//
+// Errors, the same on every rank and with nothing changed except by the last one:
+//   FailedPrecondition  there are checkpoints, or there have been and they are quarantined, and
+//                       none is valid. Lists them. Never with ignore_no_valid, which quarantines
+//                       them and begins without one.
+//   Unavailable         ranks see different storages: one reports damage in what rank 0 reads well,
+//                       or rank 0 finds nothing where another rank finds checkpoints. Names the
+//                       ranks and what they saw.
+//   the error of `load` where it is not of damage; in a group of several ranks it names the rank
+//   the storage's       where rank 0 cannot list or read
+//   DeadlineExceeded, Unavailable from the group
+//   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
+//
+// `storage` finds and renames on rank 0; elsewhere it only looks whether there are checkpoints where
+// rank 0 finds none, and may be null. No thread is started; `load` is called on the caller's.
+//
+// Collective over `group`: every rank calls it with the same options. Called where no other process
+// saves under `root` (folder_lock.h). While `load` runs, the checkpoint is marked as being read
+// (read_lock.h). Cost: two agreements, and one for each checkpoint that fails to load. Bytes on the
+// wire: the manifest, to every rank.
+absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view root,
+                                              ProcessGroup& group, const ResumeOptions& options,
+                                              const LoadOnThisRank& load);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_MANAGER_RESUME_H_
