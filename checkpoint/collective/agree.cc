@@ -5,14 +5,19 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/rank_message.pb.h"
 #include "checkpoint/collective/scatter.h"
 
 namespace tessera::ckpt {
 namespace {
+
+constexpr char kRankErrors[] = "tessera.ckpt.RankErrors";
 
 RankMessage ToMessage(const absl::StatusOr<std::string>& result) {
   RankMessage message;
@@ -21,33 +26,51 @@ RankMessage ToMessage(const absl::StatusOr<std::string>& result) {
     message.set_payload(*result);
   } else {
     message.set_error(std::string(result.status().message()));
+    result.status().ForEachPayload([&](absl::string_view name, const absl::Cord& bytes) {
+      (*message.mutable_details())[std::string(name)] = std::string(bytes);
+    });
   }
   return message;
 }
 
 absl::Status ToStatus(const RankMessage& message) {
-  return absl::Status(static_cast<absl::StatusCode>(message.code()), message.error());
+  absl::Status status(static_cast<absl::StatusCode>(message.code()), message.error());
+  for (const auto& [name, bytes] : message.details()) status.SetPayload(name, absl::Cord(bytes));
+  return status;
 }
 
 // Ranks with equal errors are named together: a thousand ranks that miss one file yield one
 // message.
 struct SharedError {
-  absl::StatusCode code;
-  std::string text;
+  absl::Status status;
   std::vector<size_t> ranks;
 };
 
+absl::Status WithRankErrors(absl::Status joined, const std::vector<SharedError>& errors) {
+  RankErrors message;
+  for (const SharedError& error : errors) {
+    RankErrors::Error& added = *message.add_errors();
+    added.mutable_ranks()->Add(error.ranks.begin(), error.ranks.end());
+    *added.mutable_error() = ToMessage(error.status);
+  }
+  joined.SetPayload(kRankErrors, absl::Cord(message.SerializeAsString()));
+  return joined;
+}
+
 absl::Status JoinErrors(const std::vector<SharedError>& errors, size_t group_size) {
-  if (group_size == 1) return absl::Status(errors[0].code, errors[0].text);
+  const absl::Status& first = errors[0].status;
+  if (group_size == 1) {
+    return WithRankErrors(absl::Status(first.code(), first.message()), errors);
+  }
   std::vector<std::string> lines;
   for (const SharedError& error : errors) {
     std::string ranks = absl::StrJoin(
         error.ranks.begin(), error.ranks.begin() + std::min<size_t>(error.ranks.size(), 8), ", ");
     if (error.ranks.size() > 8) absl::StrAppend(&ranks, " and ", error.ranks.size() - 8, " more");
-    lines.push_back(
-        absl::StrCat(error.ranks.size() == 1 ? "rank " : "ranks ", ranks, ": ", error.text));
+    lines.push_back(absl::StrCat(error.ranks.size() == 1 ? "rank " : "ranks ", ranks, ": ",
+                                 error.status.message()));
   }
-  return absl::Status(errors[0].code, absl::StrJoin(lines, "\n"));
+  return WithRankErrors(absl::Status(first.code(), absl::StrJoin(lines, "\n")), errors);
 }
 
 absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::string>& gathered) {
@@ -63,20 +86,26 @@ absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::strin
       payloads.push_back(std::move(*message.mutable_payload()));
       continue;
     }
-    const absl::StatusCode code = static_cast<absl::StatusCode>(message.code());
+    const absl::Status status = ToStatus(message);
     size_t e = 0;
-    while (e < errors.size() && (errors[e].code != code || errors[e].text != message.error())) ++e;
-    if (e == errors.size()) errors.push_back({code, message.error(), {}});
+    while (e < errors.size() && errors[e].status != status) ++e;
+    if (e == errors.size()) errors.push_back({status, {}});
     errors[e].ranks.push_back(rank);
   }
   if (!errors.empty()) return JoinErrors(errors, gathered.size());
   return payloads;
 }
 
+absl::Status OfRank0(const absl::Status& status) {
+  return WithRankErrors(absl::Status(status.code(), status.message()), {{status, {0}}});
+}
+
 absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
                                        const Combine& combine) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
-  return combine(payloads);
+  absl::StatusOr<std::string> combined = combine(payloads);
+  if (!combined.ok()) return OfRank0(combined.status());
+  return combined;
 }
 
 // One message per rank: its answer, or the common error.
@@ -84,10 +113,11 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
                                        const CombineEach& combine) {
   const auto answers = [&]() -> absl::StatusOr<std::vector<std::string>> {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
-    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> combined, combine(payloads));
-    if (combined.size() == gathered.size()) return combined;
-    return absl::InternalError(
-        absl::StrCat(combined.size(), " answers for ", gathered.size(), " ranks"));
+    absl::StatusOr<std::vector<std::string>> combined = combine(payloads);
+    if (!combined.ok()) return OfRank0(combined.status());
+    if (combined->size() == gathered.size()) return combined;
+    return OfRank0(absl::InternalError(
+        absl::StrCat(combined->size(), " answers for ", gathered.size(), " ranks")));
   }();
   if (!answers.ok()) {
     return std::vector<std::string>(gathered.size(),
@@ -110,6 +140,19 @@ absl::StatusOr<std::string> FromMessage(const std::string& told) {
 }
 
 }  // namespace
+
+std::vector<RankError> RankErrorsOf(const absl::Status& status) {
+  std::vector<RankError> all;
+  const absl::optional<absl::Cord> bytes = status.GetPayload(kRankErrors);
+  RankErrors message;
+  if (!bytes.has_value() || !message.ParseFromString(std::string(*bytes))) return all;
+  for (const RankErrors::Error& error : message.errors()) {
+    for (const uint32_t rank : error.ranks()) {
+      all.push_back({static_cast<int>(rank), ToStatus(error.error())});
+    }
+  }
+  return all;
+}
 
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                   const Combine& combine, absl::Duration deadline,

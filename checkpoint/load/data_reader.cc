@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/workers.h"
+#include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/format/dtype.h"
@@ -133,7 +134,10 @@ void DataReader::PlaceRegion(const FilePiece& piece, const ShardRegion& region,
 // Chunk by chunk, so that a checked chunk is still in the cache when it is placed.
 absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer) const {
   const InputFile& file = files_.at(piece.file_index);
-  TESSERA_RETURN_IF_ERROR(file.open->file->ReadAt(piece.begin, std::span(buffer, piece.size())));
+  const std::string& name = file.description->path();
+  TESSERA_RETURN_IF_ERROR(
+      WithDamagedParts(file.open->file->ReadAt(piece.begin, std::span(buffer, piece.size())),
+                       {{name, piece.begin, piece.end}}));
   const uint64_t chunk_bytes = file.description->chunk_bytes();
   for (uint64_t chunk = piece.begin; chunk < piece.end; chunk += chunk_bytes) {
     const uint64_t end = std::min(piece.end, chunk + chunk_bytes);
@@ -142,10 +146,10 @@ absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer)
       absl::Status intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
       // Bytes that were damaged on their way from a remote storage are intact the next time.
       for (int again = 0; again < kRereads && !intact.ok(); ++again) {
-        TESSERA_RETURN_IF_ERROR(file.open->file->ReadAt(chunk, data));
-        intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
+        intact = file.open->file->ReadAt(chunk, data);
+        if (intact.ok()) intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
       }
-      TESSERA_RETURN_IF_ERROR(intact);
+      if (!intact.ok()) return WithDamagedParts(intact, {{name, chunk, end}});
     }
     Place({piece.file_index, chunk, end}, data.data());
   }
@@ -201,10 +205,15 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
                                         const Manifest& manifest, const LoadPlan& plan) {
   OpenFiles files;
   std::vector<std::string> problems;
+  std::vector<DamagedPart> damaged;
   absl::StatusCode code = absl::StatusCode::kOk;
   std::optional<FileMap> map;  // created once, however many files are damaged
-  const auto report = [&](absl::StatusCode problem_code, std::string problem) {
-    if (problems.empty()) code = problem_code;
+  // The code is that of the first problem, or of the first that is no damage.
+  const auto report = [&](absl::StatusCode problem_code, std::string problem,
+                          const std::string& file) {
+    const bool is_damage = MayBeDamage(absl::Status(problem_code, ""));
+    if (problems.empty() || (!is_damage && damaged.size() == problems.size())) code = problem_code;
+    if (is_damage) damaged.push_back({.file = file});
     problems.push_back(std::move(problem));
   };
   for (const FileReads& reads : plan.files) {
@@ -215,17 +224,19 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
       // The path comes from the manifest: a folder or a pipe in its place is damage.
       report(absl::IsInvalidArgument(file.status()) ? absl::StatusCode::kDataLoss
                                                     : file.status().code(),
-             std::string(file.status().message()));
+             std::string(file.status().message()), description.path());
     } else if ((*file)->size_bytes() != description.size_bytes()) {
       if (!map.has_value()) map.emplace(manifest);
       Damage damage = DescribeSizeError(manifest, *map, reads.file_index, (*file)->size_bytes());
       damage.file = storage.Describe(path);
-      report(absl::StatusCode::kDataLoss, ToString(damage));
+      report(absl::StatusCode::kDataLoss, ToString(damage), description.path());
     } else {
       files[reads.file_index] = {*std::move(file), storage.Describe(path)};
     }
   }
-  if (!problems.empty()) return absl::Status(code, absl::StrJoin(problems, "\n"));
+  if (!problems.empty()) {
+    return WithDamagedParts(absl::Status(code, absl::StrJoin(problems, "\n")), damaged);
+  }
   return files;
 }
 

@@ -12,6 +12,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
@@ -106,13 +107,12 @@ absl::StatusOr<Manifest> ShareManifest(Storage& storage, std::string_view checkp
                                        const LoadOptions& options) {
   absl::StatusOr<std::string> mine = std::string();
   if (absl::Status checked = CheckRequest(state, options); !checked.ok()) mine = std::move(checked);
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(
-                                                        group, mine,
-                                                        [&](const std::vector<std::string>&) {
-                                                          return ReadManifestBytes(storage,
-                                                                                   checkpoint_dir);
-                                                        },
-                                                        options.deadline));
+  const Combine read = [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
+    absl::StatusOr<std::string> bytes = ReadManifestBytes(storage, checkpoint_dir);
+    if (bytes.ok()) return bytes;
+    return WithDamagedParts(bytes.status(), {{.file = std::string(kManifestFileName)}});
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, Agree(group, mine, read, options.deadline));
   return DecodeManifestOf(storage, checkpoint_dir, bytes);
 }
 
@@ -164,9 +164,10 @@ absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manif
       files.ok() ? DataReader::Create(manifest, *plan, *files, comparison.destinations,
                                       options.verify_checksums)
                  : files.status();
-  TESSERA_ASSIGN_OR_RETURN(
-      const ReadShare share,
-      ShareReading(manifest, reader.status(), reader.ok() ? &*plan : nullptr, group, options));
+  // Without a part of its own it is the manifest that asks for what cannot be read.
+  TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
+                           ShareReading(manifest, WithDamagedParts(reader.status(), {}),
+                                        reader.ok() ? &*plan : nullptr, group, options));
   report.bytes_needed = plan->bytes;
   if (share.any_shared()) {
     return ReadTogether(manifest, *reader, share, group, options, report);

@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/workers.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/elements/placed_digest.h"
 #include "checkpoint/format/digest.h"
@@ -265,8 +266,10 @@ class DigestComparison {
       if (!problem.empty()) wrong.push_back(std::move(problem));
     }
     if (wrong.empty()) return verdict.SerializeAsString();
-    return absl::DataLossError(
-        absl::StrCat("what was loaded is not what was saved:\n  ", absl::StrJoin(wrong, "\n  ")));
+    return WithDamagedParts(
+        absl::DataLossError(absl::StrCat("what was loaded is not what was saved:\n  ",
+                                         absl::StrJoin(wrong, "\n  "))),
+        {});
   }
 
  private:

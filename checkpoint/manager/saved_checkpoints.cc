@@ -23,13 +23,6 @@ bool IsDamage(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
 
-// As far as is known.
-bool IsHealthy(const Manifest& manifest) {
-  const TrainerState& trainer = manifest.trainer();
-  return !trainer.has_health() ||
-         (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
-}
-
 // False, with nothing done, while the checkpoint is being read.
 absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
   const RemovalLock lock(storage, dir.path);
@@ -39,12 +32,14 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir
 }
 
 absl::StatusOr<std::vector<SavedCheckpoint>> ListCommitted(Storage& storage, std::string_view root,
-                                                           bool rolling) {
+                                                           bool rolling,
+                                                           std::vector<StepDirectory>* unreadable) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
                            ListStepDirectories(storage, root));
   std::vector<SavedCheckpoint> committed;
   for (const StepDirectory& dir : directories) {
     if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
+    if (!dir.committed.ok() && unreadable != nullptr) unreadable->push_back(dir);
   }
   return committed;
 }
@@ -84,19 +79,26 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
 
 }  // namespace
 
-absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage,
-                                                           std::string_view root) {
+absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage, std::string_view root,
+                                                           std::vector<StepDirectory>* unreadable) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> all,
-                           ListCommitted(storage, root, /*rolling=*/false));
+                           ListCommitted(storage, root, /*rolling=*/false, unreadable));
   for (const std::string_view slot : kRollingSlots) {
-    TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> rolling,
-                             ListCommitted(storage, JoinPath(root, slot), /*rolling=*/true));
+    TESSERA_ASSIGN_OR_RETURN(
+        std::vector<SavedCheckpoint> rolling,
+        ListCommitted(storage, JoinPath(root, slot), /*rolling=*/true, unreadable));
     std::ranges::move(rolling, std::back_inserter(all));
   }
   std::ranges::stable_sort(all, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
     return std::tuple(-a.step, a.rolling) < std::tuple(-b.step, b.rolling);
   });
   return all;
+}
+
+bool IsHealthy(const Manifest& manifest) {
+  const TrainerState& trainer = manifest.trainer();
+  return !trainer.has_health() ||
+         (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
 }
 
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory) {

@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/directory/directory.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/retention.h"
 #include "checkpoint/storage/storage.h"
@@ -41,8 +42,12 @@ struct SavedCheckpoint {
 
 // Committed checkpoints under `root`, permanent and rolling, in the order in which a run tries to
 // resume from them: newest first, and of one step the permanent one first. None if the root is not
-// there. Directories that cannot be listed are left out.
-absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage, std::string_view root);
+// there. Directories that cannot be listed are left out, and added to `unreadable` (may be null).
+absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(
+    Storage& storage, std::string_view root, std::vector<StepDirectory>* unreadable = nullptr);
+
+// Whether the state was finite when it was saved, and the loss plausible, as far as is known.
+bool IsHealthy(const Manifest& manifest);
 
 // The manifest of a checkpoint whose files are there, have the sizes that it states, and begin with
 // the headers that belong to it. Contents are not read: a load checks their checksums. DataLoss

@@ -1,0 +1,307 @@
+#include "checkpoint/manager/resume.h"
+
+#include <cstdint>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
+#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manager/resume_messages.pb.h"
+#include "checkpoint/manager/rolling.h"
+#include "checkpoint/verify/verify_parts.h"
+
+// 1. Rank 0 offers the newest checkpoint that it has not skipped, or nothing.
+// 2. All ranks load it. Their common error goes back to 1, where rank 0 judges it first.
+// 3. All ranks are done, or begin without a checkpoint: rank 0 quarantines what it has skipped.
+// Steps 1 and 3 are agreements.
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr int kRereads = 2;
+constexpr std::string_view kDamaged = "damaged";
+constexpr std::string_view kDiverged = "diverged";
+
+bool IsQuarantineWord(std::string_view suffix) {
+  return suffix.starts_with(kDamaged) || suffix.starts_with(kDiverged);
+}
+
+// What earlier resumes have quarantined under `root`, as far as it has not been moved away.
+absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage, std::string_view root) {
+  std::vector<std::string> found;
+  std::vector<std::string> places = {std::string(root)};
+  for (const std::string_view slot : kRollingSlots) places.push_back(JoinPath(root, slot));
+  const std::string manifest = absl::StrCat(std::string(kManifestFileName), ".");
+  for (const std::string& place : places) {
+    const absl::StatusOr<std::vector<std::string>> names = storage.List(place);
+    if (absl::IsNotFound(names.status())) continue;
+    TESSERA_RETURN_IF_ERROR(names.status());
+    for (std::string_view name : *names) {
+      if (!name.ends_with('/')) continue;
+      name.remove_suffix(1);
+      const size_t dot = name.find('.');
+      if (!ParseStepDirectoryName(name.substr(0, dot)).has_value()) continue;
+      if (dot != name.npos) {
+        if (IsQuarantineWord(name.substr(dot + 1))) found.push_back(JoinPath(place, name));
+        continue;
+      }
+      // Where directories cannot be renamed, the manifest is.
+      const std::string directory = JoinPath(place, name);
+      const absl::StatusOr<std::vector<std::string>> files = storage.List(directory);
+      if (absl::IsNotFound(files.status())) continue;
+      TESSERA_RETURN_IF_ERROR(files.status());
+      for (const std::string_view file : *files) {
+        if (!file.starts_with(manifest) || !IsQuarantineWord(file.substr(manifest.size())))
+          continue;
+        found.push_back(JoinPath(directory, file));
+      }
+    }
+  }
+  return found;
+}
+
+// A message about what is in `directory`, for a sentence that has named the directory already.
+std::string WithoutDirectory(const Storage& storage, const std::string& directory,
+                             absl::string_view message) {
+  const std::string name = storage.Describe(directory);
+  return absl::StrReplaceAll(message,
+                             {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
+}
+
+absl::Status WhyDiverged(const Manifest& manifest) {
+  const std::string place =
+      absl::StrCat("the run had diverged at step ", manifest.trainer().step(), ": ");
+  return absl::FailedPreconditionError(absl::StrCat(
+      place, manifest.trainer().health().state_is_finite() ? "the loss was not plausible"
+                                                           : "the state is not finite"));
+}
+
+// What rank 0 knows.
+class Decision {
+ public:
+  Decision(Storage* storage, std::string_view root, const ResumeOptions& options)
+      : storage_(storage), root_(root), options_(options) {}
+
+  // The next checkpoint to load, as a message; without one if there is none.
+  absl::StatusOr<std::string> Offer() {
+    ResumeOffer offer;
+    if (storage_ == nullptr) return offer.SerializeAsString();
+    std::vector<StepDirectory> unreadable;
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved,
+                             ListForResume(*storage_, root_, &unreadable));
+    for (const SavedCheckpoint& checkpoint : saved) {
+      if (seen_.contains(checkpoint.directory)) continue;
+      // Each of these may be a later checkpoint.
+      for (const StepDirectory& dir : unreadable) {
+        if (dir.step > checkpoint.step) return dir.committed.status();
+      }
+      TESSERA_ASSIGN_OR_RETURN(const bool valid, Take(checkpoint));
+      if (!valid) continue;
+      offer.set_found(true);
+      offer.set_step(checkpoint.step);
+      offer.set_directory(checkpoint.directory);
+      offer.set_rolling(checkpoint.rolling);
+      offer.set_manifest(manifest_.SerializeAsString());
+      return offer.SerializeAsString();
+    }
+    if (!unreadable.empty()) return unreadable.back().committed.status();
+    TESSERA_RETURN_IF_ERROR(CheckNoneIsExpected());
+    return offer.SerializeAsString();
+  }
+
+  // OK where the next one is to be offered instead of the one that was offered last, which the
+  // ranks could not load. Otherwise the error that ends the call.
+  absl::Status Judge(const absl::Status& status, const std::vector<RankError>& errors) {
+    std::vector<DamagedPart> parts;
+    for (const RankError& error : errors) {
+      const std::optional<std::vector<DamagedPart>> found = FindDamagedParts(error.status);
+      if (!found.has_value()) return status;
+      parts.insert(parts.end(), found->begin(), found->end());
+    }
+    absl::Status read = ReadAgain();
+    if (read.ok()) read = VerifyParts(*storage_, offered_.directory, manifest_, parts);
+    if (MayBeDamage(read)) return Skip(offered_, read);
+    TESSERA_RETURN_IF_ERROR(read);
+    return Disagreement(errors);
+  }
+
+  // Renames what was skipped.
+  absl::Status Quarantine() {
+    reading_ = ReadLock();
+    for (SkippedCheckpoint& skipped : skipped_) {
+      if (!options_.quarantine) break;
+      absl::StatusOr<std::string> moved_to = SetAside(*storage_, skipped.directory, skipped.word);
+      if (absl::IsNotFound(moved_to.status())) continue;  // somebody else has moved it
+      TESSERA_RETURN_IF_ERROR(moved_to.status());
+      skipped.moved_to = *std::move(moved_to);
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<SkippedCheckpoint> TakeSkipped() { return std::move(skipped_); }
+
+ private:
+  absl::Status Disagreement(const std::vector<RankError>& errors) const {
+    std::vector<std::string> ranks;
+    for (const RankError& error : errors) ranks.push_back(absl::StrCat(error.rank));
+    const std::vector<std::string> lines = absl::StrSplit(
+        WithoutDirectory(*storage_, offered_.directory, errors.front().status.message()), '\n');
+    const std::string where = storage_->Describe(offered_.directory);
+    const std::string what = JoinFirst(lines, "; ");
+    if (errors.back().rank == 0) {
+      return absl::UnavailableError(absl::StrCat(where, " could not be loaded (", what,
+                                                 "), but reads well now; nothing was renamed"));
+    }
+    return absl::UnavailableError(absl::StrCat(
+        where, " reads well on rank 0, but not on ", ranks.size() == 1 ? "rank " : "ranks ",
+        JoinFirst(ranks, ", "), " (", what,
+        "); nothing was renamed: make sure that every rank sees the same files there"));
+  }
+
+  // Whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
+  absl::StatusOr<bool> Take(const SavedCheckpoint& checkpoint) {
+    offered_ = checkpoint;
+    reading_ = ReadLock(*storage_, checkpoint.directory);
+    const absl::Status read = ReadAgain();
+    if (MayBeDamage(read)) {
+      TESSERA_RETURN_IF_ERROR(Skip(checkpoint, read));
+      return false;
+    }
+    TESSERA_RETURN_IF_ERROR(read);
+    seen_.insert(checkpoint.directory);
+    if (IsHealthy(manifest_)) return true;
+    skipped_.push_back({checkpoint.directory, "", std::string(kDiverged), WhyDiverged(manifest_)});
+    return false;
+  }
+
+  // Reads the manifest of `offered_`, and the sizes and headers of its files. Bytes that were
+  // damaged on their way from a remote storage are intact the next time.
+  absl::Status ReadAgain() {
+    absl::StatusOr<Manifest> manifest = ReadIntact(*storage_, offered_.directory);
+    for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
+      manifest = ReadIntact(*storage_, offered_.directory);
+    }
+    TESSERA_RETURN_IF_ERROR(manifest.status());
+    manifest_ = *std::move(manifest);
+    return absl::OkStatus();
+  }
+
+  // A directory without a manifest, by now, is no checkpoint: another process deletes it.
+  absl::Status Skip(const SavedCheckpoint& checkpoint, const absl::Status& reason) {
+    seen_.insert(checkpoint.directory);
+    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(*storage_, checkpoint.directory));
+    if (!committed) return absl::OkStatus();
+    skipped_.push_back({checkpoint.directory, "", std::string(kDamaged), reason});
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckNoneIsExpected() {
+    if (options_.ignore_no_valid) return absl::OkStatus();
+    std::vector<std::string> lines;
+    for (const SkippedCheckpoint& skipped : skipped_) {
+      lines.push_back(
+          absl::StrCat(skipped.directory, ": ",
+                       WithoutDirectory(*storage_, skipped.directory, skipped.reason.message())));
+    }
+    if (lines.empty()) {
+      TESSERA_ASSIGN_OR_RETURN(lines, ListQuarantined(*storage_, root_));
+      if (lines.empty()) return absl::OkStatus();
+    }
+    const std::string hint = options_.ignore_no_valid_hint.empty()
+                                 ? std::string()
+                                 : absl::StrCat("; ", options_.ignore_no_valid_hint);
+    return absl::FailedPreconditionError(
+        absl::StrCat("no checkpoint in ", storage_->Describe(root_), " is valid (",
+                     JoinFirst(lines, "; "), "); nothing was renamed", hint));
+  }
+
+  Storage* const storage_;
+  const std::string root_;
+  const ResumeOptions& options_;
+  std::set<std::string> seen_;  // directories that are not offered again
+  std::vector<SkippedCheckpoint> skipped_;
+  SavedCheckpoint offered_;
+  Manifest manifest_;  // of offered_
+  ReadLock reading_;
+};
+
+// Where rank 0 has found nothing: what there is on another rank, or nothing.
+absl::StatusOr<std::string> LookAround(Storage* storage, std::string_view root) {
+  if (storage == nullptr) return std::string();
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved, ListForResume(*storage, root));
+  if (saved.empty()) return std::string();
+  return storage->Describe(saved.front().directory);
+}
+
+absl::Status CheckOthersFoundNothing(const std::vector<std::string>& found) {
+  for (size_t rank = 0; rank < found.size(); ++rank) {
+    if (found[rank].empty()) continue;
+    return absl::UnavailableError(
+        absl::StrCat("rank ", rank, " finds ", found[rank], ", and rank 0 finds no checkpoint: ",
+                     "make sure that every rank sees the same files there"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<ResumePoint>> Decode(const std::string& bytes) {
+  ResumeOffer offer;
+  ResumePoint point;
+  if (!offer.ParseFromString(bytes) || !point.manifest.ParseFromString(offer.manifest())) {
+    return absl::InternalError("rank 0's message about the checkpoint does not parse");
+  }
+  if (!offer.found()) return std::nullopt;
+  point.checkpoint = {offer.step(), offer.directory(), offer.rolling()};
+  return point;
+}
+
+}  // namespace
+
+absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view root,
+                                              ProcessGroup& group, const ResumeOptions& options,
+                                              const LoadOnThisRank& load) {
+  Decision decision(storage, root, options);
+  absl::Status loaded;
+  std::vector<RankError> errors;
+  ResumeResult result;
+  do {
+    const Combine judge_and_offer =
+        [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
+      if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, errors));
+      return decision.Offer();
+    };
+    TESSERA_ASSIGN_OR_RETURN(const std::string offer,
+                             Agree(group, std::string(), judge_and_offer, options.deadline));
+    TESSERA_ASSIGN_OR_RETURN(result.point, Decode(offer));
+    loaded = result.point.has_value() ? load(*result.point) : absl::OkStatus();
+    errors = RankErrorsOf(loaded);
+    if (!loaded.ok() && errors.empty()) {
+      if (group.size() > 1) return loaded;
+      errors.push_back({0, loaded});
+    }
+  } while (!loaded.ok());
+
+  absl::StatusOr<std::string> found = std::string();
+  if (!result.point.has_value() && group.rank() != 0 && !options.ignore_no_valid) {
+    found = LookAround(storage, root);
+  }
+  const Combine finish = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
+    TESSERA_RETURN_IF_ERROR(CheckOthersFoundNothing(all));
+    TESSERA_RETURN_IF_ERROR(decision.Quarantine());
+    return std::string();
+  };
+  TESSERA_RETURN_IF_ERROR(Agree(group, found, finish, options.deadline).status());
+  result.skipped = decision.TakeSkipped();
+  return result;
+}
+
+}  // namespace tessera::ckpt
