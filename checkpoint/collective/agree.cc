@@ -8,6 +8,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "base/status_macros.h"
@@ -17,8 +18,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kRankErrors[] = "tessera.ckpt.RankErrors";
-
 RankMessage ToMessage(const absl::StatusOr<std::string>& result) {
   RankMessage message;
   message.set_code(static_cast<int32_t>(result.status().code()));
@@ -26,8 +25,8 @@ RankMessage ToMessage(const absl::StatusOr<std::string>& result) {
     message.set_payload(*result);
   } else {
     message.set_error(std::string(result.status().message()));
-    result.status().ForEachPayload([&](absl::string_view name, const absl::Cord& bytes) {
-      (*message.mutable_details())[std::string(name)] = std::string(bytes);
+    result.status().ForEachPayload([&](absl::string_view name, const absl::Cord& lines) {
+      (*message.mutable_details())[std::string(name)] = std::string(lines);
     });
   }
   return message;
@@ -35,7 +34,7 @@ RankMessage ToMessage(const absl::StatusOr<std::string>& result) {
 
 absl::Status ToStatus(const RankMessage& message) {
   absl::Status status(static_cast<absl::StatusCode>(message.code()), message.error());
-  for (const auto& [name, bytes] : message.details()) status.SetPayload(name, absl::Cord(bytes));
+  for (const auto& [name, lines] : message.details()) status.SetPayload(name, absl::Cord(lines));
   return status;
 }
 
@@ -46,22 +45,30 @@ struct SharedError {
   std::vector<size_t> ranks;
 };
 
-absl::Status WithRankErrors(absl::Status joined, const std::vector<SharedError>& errors) {
-  RankErrors message;
-  for (const SharedError& error : errors) {
-    RankErrors::Error& added = *message.add_errors();
-    added.mutable_ranks()->Add(error.ranks.begin(), error.ranks.end());
-    *added.mutable_error() = ToMessage(error.status);
-  }
-  joined.SetPayload(kRankErrors, absl::Cord(message.SerializeAsString()));
+// Adds the payloads that all errors have.
+absl::Status WithPayloads(absl::Status joined, const std::vector<SharedError>& errors) {
+  errors[0].status.ForEachPayload([&](absl::string_view name, const absl::Cord&) {
+    std::vector<std::string> lines;
+    for (const SharedError& error : errors) {
+      const absl::optional<absl::Cord> payload = error.status.GetPayload(name);
+      if (!payload.has_value()) return;
+      const std::string text(*payload);
+      for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+        for (const size_t rank : error.ranks) lines.push_back(absl::StrCat(rank, " ", line));
+      }
+    }
+    joined.SetPayload(name, absl::Cord(absl::StrJoin(lines, "\n")));
+  });
   return joined;
+}
+
+absl::Status OfRank0(const absl::Status& status) {
+  return WithPayloads(absl::Status(status.code(), status.message()), {{status, {0}}});
 }
 
 absl::Status JoinErrors(const std::vector<SharedError>& errors, size_t group_size) {
   const absl::Status& first = errors[0].status;
-  if (group_size == 1) {
-    return WithRankErrors(absl::Status(first.code(), first.message()), errors);
-  }
+  if (group_size == 1) return OfRank0(first);
   std::vector<std::string> lines;
   for (const SharedError& error : errors) {
     std::string ranks = absl::StrJoin(
@@ -70,7 +77,7 @@ absl::Status JoinErrors(const std::vector<SharedError>& errors, size_t group_siz
     lines.push_back(absl::StrCat(error.ranks.size() == 1 ? "rank " : "ranks ", ranks, ": ",
                                  error.status.message()));
   }
-  return WithRankErrors(absl::Status(first.code(), absl::StrJoin(lines, "\n")), errors);
+  return WithPayloads(absl::Status(first.code(), absl::StrJoin(lines, "\n")), errors);
 }
 
 absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::string>& gathered) {
@@ -96,10 +103,6 @@ absl::StatusOr<std::vector<std::string>> PayloadsOf(const std::vector<std::strin
   return payloads;
 }
 
-absl::Status OfRank0(const absl::Status& status) {
-  return WithRankErrors(absl::Status(status.code(), status.message()), {{status, {0}}});
-}
-
 absl::StatusOr<std::string> CombineAll(const std::vector<std::string>& gathered,
                                        const Combine& combine) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> payloads, PayloadsOf(gathered));
@@ -116,8 +119,8 @@ std::vector<std::string> CombineEachOf(const std::vector<std::string>& gathered,
     absl::StatusOr<std::vector<std::string>> combined = combine(payloads);
     if (!combined.ok()) return OfRank0(combined.status());
     if (combined->size() == gathered.size()) return combined;
-    return OfRank0(absl::InternalError(
-        absl::StrCat(combined->size(), " answers for ", gathered.size(), " ranks")));
+    return absl::InternalError(
+        absl::StrCat(combined->size(), " answers for ", gathered.size(), " ranks"));
   }();
   if (!answers.ok()) {
     return std::vector<std::string>(gathered.size(),
@@ -140,19 +143,6 @@ absl::StatusOr<std::string> FromMessage(const std::string& told) {
 }
 
 }  // namespace
-
-std::vector<RankError> RankErrorsOf(const absl::Status& status) {
-  std::vector<RankError> all;
-  const absl::optional<absl::Cord> bytes = status.GetPayload(kRankErrors);
-  RankErrors message;
-  if (!bytes.has_value() || !message.ParseFromString(std::string(*bytes))) return all;
-  for (const RankErrors::Error& error : message.errors()) {
-    for (const uint32_t rank : error.ranks()) {
-      all.push_back({static_cast<int>(rank), ToStatus(error.error())});
-    }
-  }
-  return all;
-}
 
 absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                   const Combine& combine, absl::Duration deadline,

@@ -15,21 +15,13 @@ namespace tessera::ckpt {
 // Runs on rank 0: combines the payloads of all ranks into the answer that every rank receives.
 using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std::string>&)>;
 
-// An error that a rank contributed to an agreement, with its payloads.
-struct RankError {
-  int rank = 0;
-  absl::Status status;
-};
-
-// What made the agreement fail that returned `status`: errors that ranks contributed, or rank 0's
-// own from combining. Empty for any other error, such as those of the group itself: only what is
-// not empty is known to be the same on all ranks.
-std::vector<RankError> RankErrorsOf(const absl::Status& status);
-
 // One round of agreement: every rank contributes its own result, rank 0 combines them, and every
 // rank returns the same: the result of `combine` or, if any rank contributed an error, an error
 // with the code of the first such rank and the messages of all, each naming its rank. No rank is
 // left waiting for one that failed on its own.
+//
+// The error keeps the payloads (absl::Status::SetPayload()) that the errors of all failing ranks
+// have: lines of text, each with the rank and a space in front. An error of `combine` is rank 0's.
 //
 // `everyone_reported` (may be null) is set on rank 0 once all ranks have contributed theirs.
 //

@@ -2,7 +2,8 @@
 #define TESSERA_CHECKPOINT_DIRECTORY_DAMAGED_PARTS_H_
 
 // Errors that say which bytes of a checkpoint are damaged, for those who look at them again. The
-// parts are a payload of the absl::Status, which an agreement (collective/agree.h) keeps.
+// parts are a payload of the absl::Status, which an agreement (collective/agree.h) keeps, adding the
+// ranks.
 
 #include <cstdint>
 #include <optional>
@@ -14,11 +15,12 @@
 namespace tessera::ckpt {
 
 // Bytes [begin_bytes, end_bytes) of a file; none of them: the file as such, which is missing or has
-// another size.
+// another size. No file: somewhere in the checkpoint.
 struct DamagedPart {
   std::string file;  // in the checkpoint's directory
   uint64_t begin_bytes = 0;
   uint64_t end_bytes = 0;
+  int rank = -1;  // that found it; -1: not agreed upon by the ranks
 
   bool operator==(const DamagedPart&) const = default;
 };
@@ -26,9 +28,9 @@ struct DamagedPart {
 // Whether a status may be that of damage: NotFound or DataLoss. Only these carry parts.
 bool MayBeDamage(const absl::Status& status);
 
-// Adds the parts to an error that may be one of damage, unless it has some; returns any other
-// status as it is. No parts: anywhere in the checkpoint.
-absl::Status WithDamagedParts(absl::Status status, const std::vector<DamagedPart>& parts);
+// Adds the parts, without their ranks, to an error that may be one of damage and has none; returns
+// any other status as it is. Adds the first eight: these prove the damage.
+absl::Status WithDamagedParts(absl::Status status, std::vector<DamagedPart> parts);
 
 // The parts that were added; nullopt where it is not known to be damage of a checkpoint.
 std::optional<std::vector<DamagedPart>> FindDamagedParts(const absl::Status& status);

@@ -1,5 +1,6 @@
 #include "checkpoint/manager/resume.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <utility>
@@ -119,20 +120,14 @@ class Decision {
     return offer.SerializeAsString();
   }
 
-  // OK where the next one is to be offered instead of the one that was offered last, which the
-  // ranks could not load. Otherwise the error that ends the call.
-  absl::Status Judge(const absl::Status& status, const std::vector<RankError>& errors) {
-    std::vector<DamagedPart> parts;
-    for (const RankError& error : errors) {
-      const std::optional<std::vector<DamagedPart>> found = FindDamagedParts(error.status);
-      if (!found.has_value()) return status;
-      parts.insert(parts.end(), found->begin(), found->end());
-    }
+  // OK where the next one is to be offered instead of the one that was offered last, in which ranks
+  // have found damage. Otherwise the error that ends the call.
+  absl::Status Judge(const absl::Status& status, const std::vector<DamagedPart>& parts) {
     absl::Status read = ReadAgain();
     if (read.ok()) read = VerifyParts(*storage_, offered_.directory, manifest_, parts);
     if (MayBeDamage(read)) return Skip(offered_, read);
     TESSERA_RETURN_IF_ERROR(read);
-    return Disagreement(errors);
+    return Disagreement(status, parts);
   }
 
   // Renames what was skipped.
@@ -151,21 +146,15 @@ class Decision {
   std::vector<SkippedCheckpoint> TakeSkipped() { return std::move(skipped_); }
 
  private:
-  absl::Status Disagreement(const std::vector<RankError>& errors) const {
-    std::vector<std::string> ranks;
-    for (const RankError& error : errors) ranks.push_back(absl::StrCat(error.rank));
-    const std::vector<std::string> lines = absl::StrSplit(
-        WithoutDirectory(*storage_, offered_.directory, errors.front().status.message()), '\n');
-    const std::string where = storage_->Describe(offered_.directory);
-    const std::string what = JoinFirst(lines, "; ");
-    if (errors.back().rank == 0) {
-      return absl::UnavailableError(absl::StrCat(where, " could not be loaded (", what,
-                                                 "), but reads well now; nothing was renamed"));
-    }
+  absl::Status Disagreement(const absl::Status& status,
+                            const std::vector<DamagedPart>& parts) const {
+    const std::vector<std::string> lines =
+        absl::StrSplit(WithoutDirectory(*storage_, offered_.directory, status.message()), '\n');
+    const bool others = std::ranges::any_of(parts, [](const DamagedPart& p) { return p.rank > 0; });
     return absl::UnavailableError(absl::StrCat(
-        where, " reads well on rank 0, but not on ", ranks.size() == 1 ? "rank " : "ranks ",
-        JoinFirst(ranks, ", "), " (", what,
-        "); nothing was renamed: make sure that every rank sees the same files there"));
+        storage_->Describe(offered_.directory), " reads well on rank 0, but could not be loaded (",
+        JoinFirst(lines, "; "), "); nothing was renamed",
+        others ? ": make sure that every rank sees the same files there" : ""));
   }
 
   // Whether the checkpoint can be offered. Skips it, otherwise, if it is still there.
@@ -271,24 +260,25 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
                                               const LoadOnThisRank& load) {
   Decision decision(storage, root, options);
   absl::Status loaded;
-  std::vector<RankError> errors;
+  std::vector<DamagedPart> damaged;  // what `loaded` says
   ResumeResult result;
-  do {
+  while (true) {
     const Combine judge_and_offer =
         [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
-      if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, errors));
+      if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, damaged));
       return decision.Offer();
     };
     TESSERA_ASSIGN_OR_RETURN(const std::string offer,
                              Agree(group, std::string(), judge_and_offer, options.deadline));
     TESSERA_ASSIGN_OR_RETURN(result.point, Decode(offer));
     loaded = result.point.has_value() ? load(*result.point) : absl::OkStatus();
-    errors = RankErrorsOf(loaded);
-    if (!loaded.ok() && errors.empty()) {
-      if (group.size() > 1) return loaded;
-      errors.push_back({0, loaded});
-    }
-  } while (!loaded.ok());
+    if (loaded.ok()) break;
+    damaged = FindDamagedParts(loaded).value_or(std::vector<DamagedPart>());
+    const bool agreed = group.size() == 1 || std::ranges::all_of(damaged, [](const DamagedPart& p) {
+                          return p.rank >= 0;
+                        });
+    if (damaged.empty() || !agreed) return loaded;
+  }
 
   absl::StatusOr<std::string> found = std::string();
   if (!result.point.has_value() && group.rank() != 0 && !options.ignore_no_valid) {

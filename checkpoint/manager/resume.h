@@ -56,9 +56,9 @@ struct ResumeResult {
 
 // Loads a checkpoint on this rank; a collective call, too, which returns the same status on all
 // ranks, as Load() does. A rank that fails on its own account agrees with the others first
-// (AgreeOnStatus()). An error that was not agreed upon is returned from ResumeFromLatest() on that
-// rank alone, without another call of the group: the rank must leave the group, so that the others'
-// waits end.
+// (AgreeOnStatus()), or leaves the group, so that the others' waits end: an error that is not known
+// to be of damage and agreed upon is returned from ResumeFromLatest() without another call of the
+// group.
 using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 
 // Loads, on all ranks, the newest committed checkpoint under `root`, permanent or rolling, that is
@@ -81,7 +81,7 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 //   Unavailable         ranks see different storages: one reports damage in what rank 0 reads well,
 //                       or rank 0 finds nothing where another rank finds checkpoints. Names the
 //                       ranks and what they saw.
-//   the error of `load` where it is not of damage; in a group of several ranks it names the rank
+//   the error of `load` where it is not of damage
 //   the storage's       where rank 0 cannot list or read
 //   DeadlineExceeded, Unavailable from the group
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been

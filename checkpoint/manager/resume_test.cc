@@ -1,0 +1,362 @@
+#include "checkpoint/manager/resume.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr int kRanks = 3;
+constexpr int64_t kRows = 300;  // a third on each rank
+constexpr uint32_t kChunkBytes = 256;
+
+// Three ranks, each with its own view of one storage.
+class ResumeTest : public ::testing::Test {
+ protected:
+  ResumeTest() {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      views_.push_back(std::make_unique<FaultInjectingStorage>(memory_));
+    }
+  }
+
+  static StateDict Part(int rank, std::vector<float>& elements) {
+    ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
+    tensor.shards = {
+        Shard::Of(elements, {.global_offset = {rank * kRows / kRanks}, .shape = {kRows / kRanks}})};
+    return {{tensor}};
+  }
+  // Saves `step` with that number in every element. One process saves all of it, into one file.
+  void Save(int64_t step, const std::string& root = "", bool finite = true, bool sane = true) {
+    std::vector<float> elements(kRows, static_cast<float>(step));
+    ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {kRows}})};
+    Manifest metadata;
+    metadata.mutable_trainer()->mutable_health()->set_state_is_finite(finite);
+    metadata.mutable_trainer()->mutable_health()->set_loss_is_sane(sane);
+    const auto saved =
+        ckpt::Save(memory_, root, step, {{tensor}},
+                   {.metadata = ToMetadata(metadata), .checksum_chunk_bytes = kChunkBytes});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  std::string Data(const std::string& checkpoint) {
+    const auto names = memory_.List(checkpoint);
+    for (const std::string& name : names.value_or(std::vector<std::string>())) {
+      if (name.starts_with("model-")) return absl::StrCat(checkpoint, "/", name);
+    }
+    return "(nothing)";
+  }
+  // Flips a byte near the end, which rank 2 alone loads.
+  void Damage(const std::string& file) {
+    std::string bytes = *ReadAll(memory_, file, 1 << 20);
+    bytes[bytes.size() - 10] ^= 1;
+    ASSERT_TRUE(memory_.Delete(file).ok());
+    ASSERT_TRUE(WriteAll(memory_, file, bytes).ok());
+  }
+  void DamageManifest(const std::string& checkpoint) {
+    ASSERT_TRUE(memory_.Delete(checkpoint + "/manifest.pb").ok());
+    ASSERT_TRUE(WriteAll(memory_, checkpoint + "/manifest.pb", "no manifest").ok());
+  }
+  // Every file with its contents.
+  std::map<std::string, std::string> Everything(const std::string& directory = "") {
+    std::map<std::string, std::string> all;
+    const std::vector<std::string> names = *memory_.List(directory);
+    for (const std::string& name : names) {
+      const std::string path = directory.empty() ? name : absl::StrCat(directory, "/", name);
+      if (name.ends_with('/')) {
+        all.merge(Everything(path.substr(0, path.size() - 1)));
+      } else {
+        all[path] = *ReadAll(memory_, path, 1 << 20);
+      }
+    }
+    return all;
+  }
+
+  // Resumes on all ranks, which must return the same. `view(rank)`: its storage.
+  absl::StatusOr<ResumeResult> Resume(const ResumeOptions& options = {}) {
+    std::vector<absl::StatusOr<ResumeResult>> results(kRanks, absl::UnknownError("none"));
+    std::vector<std::vector<float>> loaded(kRanks, std::vector<float>(kRows / kRanks));
+    loads_ = 0;
+    RunRanks(kRanks, [&](ProcessGroup& group) {
+      const int rank = group.rank();
+      Storage& storage = others_.contains(rank) ? *others_[rank] : *views_[rank];
+      results[rank] = ResumeFromLatest(
+          &storage, "", group, options, [&](const ResumePoint& point) -> absl::Status {
+            if (rank == 0) ++loads_;
+            return Load(storage, point.checkpoint.directory, Part(rank, loaded[rank]),
+                        {.group = &group, .deadline = absl::Seconds(20)})
+                .status();
+          });
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(results[rank].status(), results[0].status()) << "rank " << rank;
+      if (!results[0].ok() || !results[0]->point.has_value()) continue;
+      EXPECT_EQ(results[rank]->point->checkpoint, results[0]->point->checkpoint);
+      const auto step = static_cast<float>(results[0]->point->manifest.trainer().step());
+      EXPECT_EQ(loaded[rank], std::vector<float>(kRows / kRanks, step)) << "rank " << rank;
+    }
+    return results[0];
+  }
+  // The step that is resumed from; -1: none.
+  int64_t Step(const ResumeOptions& options = {}) {
+    const auto result = Resume(options);
+    EXPECT_TRUE(result.ok()) << result.status();
+    if (!result.ok()) return -2;
+    skipped_ = result->skipped;
+    return result->point.has_value() ? result->point->checkpoint.step : -1;
+  }
+  // An error with this code and these texts, and no file changed.
+  void ExpectEnds(absl::StatusCode code, const std::vector<std::string>& texts,
+                  const ResumeOptions& options = {}) {
+    const auto before = Everything();
+    const absl::Status status = Resume(options).status();
+    EXPECT_EQ(status.code(), code) << status;
+    for (const std::string& text : texts) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    }
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("\n")));
+    EXPECT_EQ(Everything(), before);
+  }
+
+  MemoryStorage memory_;
+  std::vector<std::unique_ptr<FaultInjectingStorage>> views_;
+  std::map<int, Storage*> others_;  // ranks that see another storage
+  std::vector<SkippedCheckpoint> skipped_;
+  int loads_ = 0;
+};
+
+TEST_F(ResumeTest, TheNewestIsTakenAndNothingIsTouched) {
+  EXPECT_EQ(Step(), -1);
+  Save(4);
+  Save(8);
+  Save(6, "rolling-0");
+  const auto before = Everything();
+  EXPECT_EQ(Step(), 8);
+  EXPECT_THAT(skipped_, IsEmpty());
+  EXPECT_EQ(Everything(), before);
+}
+
+TEST_F(ResumeTest, DamageThatRank0SeesTooIsQuarantined) {
+  for (const int64_t step : {4, 8, 12}) Save(step);
+  Damage(Data("step-00000012"));  // found while loading
+  DamageManifest("step-00000008");
+  EXPECT_EQ(Step({.quarantine = false}), 4);
+  ASSERT_EQ(skipped_.size(), 2u);
+  EXPECT_EQ(skipped_[0].moved_to, "");
+  EXPECT_EQ(Step(), 4);
+  ASSERT_EQ(skipped_.size(), 2u);
+  EXPECT_EQ(skipped_[0].directory, "step-00000012");
+  EXPECT_EQ(skipped_[0].moved_to, "step-00000012.damaged");
+  EXPECT_THAT(std::string(skipped_[0].reason.message()), HasSubstr("checksum of bytes ["));
+  EXPECT_EQ(skipped_[1].moved_to, "step-00000008.damaged");
+  EXPECT_EQ(Step(), 4);
+  EXPECT_THAT(skipped_, IsEmpty());
+}
+
+// One rank's mount is empty, or it talks to another object store.
+TEST_F(ResumeTest, ARankThatSeesNothingEndsTheRunAndCondemnsNothing) {
+  for (const int64_t step : {4, 8, 12}) Save(step);
+  MemoryStorage empty;
+  others_[1] = &empty;
+  ExpectEnds(absl::StatusCode::kUnavailable,
+             {"step-00000012 reads well on rank 0, but could not be loaded (rank 1: Open ",
+              "model-", "make sure that every rank sees the same files"});
+  others_[2] = &empty;
+  ExpectEnds(absl::StatusCode::kUnavailable, {"(ranks 1, 2: Open "});
+}
+
+TEST_F(ResumeTest, ARankThatReadsOtherBytesEndsTheRunAndCondemnsNothing) {
+  for (const int64_t step : {4, 8}) Save(step);
+  const std::string data = Data("step-00000008");
+  const uint64_t bytes = ReadAll(memory_, data, 1 << 20)->size();
+  views_[2]->CorruptReads(data, bytes - 10, std::byte{1});
+  ExpectEnds(absl::StatusCode::kUnavailable, {"(rank 2: ", "checksum of bytes ["});
+  views_[2]->ClearFaults();
+  views_[2]->TruncateReads(data, bytes - 1);
+  ExpectEnds(absl::StatusCode::kUnavailable, {"(rank 2: ", "size: expected"});
+  views_[2]->ClearFaults();
+  // What rank 0 finds damaged, too, is, whatever else a rank sees.
+  views_[1]->CorruptReads(data, bytes / 2, std::byte{1});
+  Damage(data);
+  EXPECT_EQ(Step(), 4);
+}
+
+TEST_F(ResumeTest, AStorageThatFailsNeverCondemns) {
+  for (const int64_t step : {4, 8}) Save(step);
+  for (const auto kind : {OperationKind::kOpen, OperationKind::kReadAt}) {
+    for (const absl::StatusCode code :
+         {absl::StatusCode::kUnavailable, absl::StatusCode::kDeadlineExceeded,
+          absl::StatusCode::kPermissionDenied, absl::StatusCode::kResourceExhausted}) {
+      for (int rank = 0; rank < kRanks; ++rank) {
+        views_[rank]->FailWhere(
+            [&, kind](const Operation& operation) {
+              return operation.kind == kind && operation.path.starts_with("step-00000008/model-");
+            },
+            absl::Status(code, "the storage failed"));
+        ExpectEnds(code, {"the storage failed"});
+        if (rank > 0) ExpectEnds(code, {absl::StrCat("rank ", rank, ": ")});
+        views_[rank]->ClearFaults();
+      }
+    }
+  }
+  // One rank finds damage, and rank 0 cannot look.
+  MemoryStorage empty;
+  others_[2] = &empty;
+  int opened = 0;
+  views_[0]->FailWhere(
+      [&](const Operation& operation) {
+        // Twice for the offer, once for the load, and then to look again.
+        return operation.kind == OperationKind::kOpen &&
+               operation.path == "step-00000008/manifest.pb" && ++opened > 3;
+      },
+      absl::UnavailableError("the storage failed"));
+  ExpectEnds(absl::StatusCode::kUnavailable, {"the storage failed"});
+}
+
+TEST_F(ResumeTest, OtherErrorsOfALoadLeadToNoOtherCheckpoint) {
+  for (const int64_t step : {4, 8}) Save(step);
+  std::vector<std::string> seen(kRanks);
+  RunRanks(kRanks, [&](ProcessGroup& group) {
+    int calls = 0;
+    const auto result =
+        ResumeFromLatest(views_[group.rank()].get(), "", group, {}, [&](const ResumePoint&) {
+          ++calls;
+          // A file of another program, for instance, without a word on where in the checkpoint.
+          return absl::NotFoundError("no tokens.bin");
+        });
+    seen[group.rank()] = absl::StrCat(calls, " ", std::string(result.status().message()));
+  });
+  EXPECT_THAT(seen, ::testing::Each("1 no tokens.bin"));
+  EXPECT_EQ(Step(), 8);
+}
+
+TEST_F(ResumeTest, WhereNoneIsValidTheRunEndsUnlessItMayBeginAnew) {
+  for (const int64_t step : {4, 8}) {
+    Save(step);
+    DamageManifest(absl::StrCat("step-0000000", step));
+  }
+  const ResumeOptions options = {.ignore_no_valid_hint = "--anew begins at step 0"};
+  ExpectEnds(absl::StatusCode::kFailedPrecondition,
+             {"no checkpoint in ", " is valid (step-00000008: ", "; step-00000004: ",
+              "nothing was renamed; --anew begins at step 0"},
+             options);
+  EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
+  ASSERT_EQ(skipped_.size(), 2u);
+  EXPECT_EQ(skipped_[1].moved_to, "step-00000004.damaged");
+  // The next start finds nothing but what was quarantined.
+  ExpectEnds(absl::StatusCode::kFailedPrecondition,
+             {"is valid (step-00000004.damaged; step-00000008.damaged)", "--anew"}, options);
+  EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
+  Save(2);
+  EXPECT_EQ(Step(), 2);
+}
+
+TEST_F(ResumeTest, ADivergedOneIsSkippedForTheNewestHealthyOne) {
+  Save(2);
+  Save(4);
+  Save(6, "rolling-0", /*finite=*/true, /*sane=*/false);
+  Save(8, "", /*finite=*/false);
+  EXPECT_EQ(Step(), 4);
+  ASSERT_EQ(skipped_.size(), 2u);
+  EXPECT_EQ(skipped_[0].moved_to, "step-00000008.diverged");
+  EXPECT_THAT(std::string(skipped_[0].reason.message()), HasSubstr("the state is not finite"));
+  EXPECT_EQ(skipped_[1].moved_to, "rolling-0/step-00000006.diverged");
+  EXPECT_EQ(loads_, 1);
+}
+
+TEST_F(ResumeTest, OnlyDivergedOnesEndTheRun) {
+  Save(4, "", /*finite=*/false);
+  ExpectEnds(absl::StatusCode::kFailedPrecondition,
+             {"is valid (step-00000004: the run had diverged at step 4: the state is not finite)"});
+  EXPECT_EQ(Step({.quarantine = false, .ignore_no_valid = true}), -1);
+  EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
+  ExpectEnds(absl::StatusCode::kFailedPrecondition, {"step-00000004.diverged"});
+}
+
+TEST_F(ResumeTest, WithoutRenamingDirectoriesWhatWasQuarantinedIsStillKnown) {
+  Save(4);
+  DamageManifest("step-00000004");
+  views_[0]->FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kRename && operation.path == "step-00000004";
+      },
+      absl::UnimplementedError("no directories"));
+  EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
+  ExpectEnds(absl::StatusCode::kFailedPrecondition, {"step-00000004/manifest.pb.damaged"});
+}
+
+TEST_F(ResumeTest, WhatOnlyOtherRanksSeeEndsTheRun) {
+  Save(4);
+  MemoryStorage empty;
+  others_[0] = &empty;
+  ExpectEnds(absl::StatusCode::kUnavailable, {"rank 1 finds ", "step-00000004, and rank 0 finds"});
+}
+
+TEST_F(ResumeTest, ALaterStepThatCannotBeListedIsNotSkipped) {
+  for (const int64_t step : {2, 4, 8}) Save(step);
+  const auto unreadable = [&](const std::string& directory) {
+    views_[0]->ClearFaults();
+    views_[0]->FailWhere(
+        [directory](const Operation& operation) {
+          return operation.kind == OperationKind::kList && operation.path == directory;
+        },
+        absl::UnavailableError("the storage failed"));
+  };
+  unreadable("step-00000008");
+  ExpectEnds(absl::StatusCode::kUnavailable, {"the storage failed"});
+  unreadable("step-00000002");
+  EXPECT_EQ(Step(), 8);
+}
+
+// Nothing is renamed before a checkpoint has been loaded, and a death in between loses nothing.
+TEST_F(ResumeTest, ADeathWhileQuarantiningLosesNothing) {
+  for (int64_t death = 0;; ++death) {
+    MemoryStorage memory;
+    std::vector<float> elements(kRows);
+    ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {kRows}})};
+    for (const int64_t step : {4, 8, 12}) {
+      ASSERT_TRUE(ckpt::Save(memory, "", step, {{tensor}}).ok());
+      if (step == 4) continue;
+      const std::string manifest = CheckpointDirectory("", step) + "/manifest.pb";
+      ASSERT_TRUE(memory.Delete(manifest).ok());
+      ASSERT_TRUE(WriteAll(memory, manifest, "no manifest").ok());
+      ASSERT_TRUE(memory.SyncDirectory(CheckpointDirectory("", step)).ok());
+    }
+    SingleProcessGroup alone;
+    const LoadOnThisRank load = [](const ResumePoint&) { return absl::OkStatus(); };
+    FaultInjectingStorage dying(memory);
+    dying.DieAt(death);
+    const bool survived = ResumeFromLatest(&dying, "", alone, {}, load).ok();
+    memory.SimulatePowerLoss(static_cast<uint64_t>(death));
+    const auto again = ResumeFromLatest(&memory, "", alone, {}, load);
+    ASSERT_TRUE(again.ok()) << "death at operation " << death << ": " << again.status();
+    ASSERT_TRUE(again->point.has_value()) << "death at operation " << death;
+    EXPECT_EQ(again->point->checkpoint.step, 4);
+    if (survived) break;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
