@@ -22,10 +22,16 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
+
+struct ResumePoint {
+  SavedCheckpoint checkpoint;
+  Manifest manifest;
+};
 
 struct ResumeOptions {
   // Renames what was skipped (SetAside() in saved_checkpoints.h), which would otherwise be in the

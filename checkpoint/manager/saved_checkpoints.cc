@@ -17,12 +17,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr int kRereads = 2;
-
-bool IsDamage(const absl::Status& status) {
-  return absl::IsDataLoss(status) || absl::IsNotFound(status);
-}
-
 // False, with nothing done, while the checkpoint is being read.
 absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
   const RemovalLock lock(storage, dir.path);
@@ -110,27 +104,6 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
   return absl::DataLossError(absl::StrCat(storage.Describe(directory), ": ",
                                           ToString(report.damage.front()),
                                           more > 0 ? absl::StrCat(" (and ", more, " more)") : ""));
-}
-
-absl::StatusOr<std::optional<ResumePoint>> TakeNewestIntact(
-    Storage& storage, std::string_view root, Damaged damaged,
-    std::vector<SetAsideCheckpoint>* passed_over) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
-  for (SavedCheckpoint& checkpoint : saved) {
-    absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
-    // Bytes that were damaged on their way from a remote storage are intact the next time.
-    for (int again = 0; again < kRereads && IsDamage(manifest.status()); ++again) {
-      manifest = ReadIntact(storage, checkpoint.directory);
-    }
-    if (manifest.ok()) return ResumePoint{std::move(checkpoint), *std::move(manifest)};
-    if (!IsDamage(manifest.status())) return manifest.status();
-    std::string moved_to;
-    if (damaged == Damaged::kSetAside) {
-      TESSERA_ASSIGN_OR_RETURN(moved_to, SetAside(storage, checkpoint.directory, "damaged"));
-    }
-    passed_over->push_back({checkpoint.directory, std::move(moved_to), manifest.status()});
-  }
-  return std::nullopt;
 }
 
 absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,

@@ -3,11 +3,7 @@
 
 // What a run has saved under one root: permanent checkpoints and rolling ones (rolling.h), and what
 // is done with them. Called by one process of the run, which holds the folder's lock where others
-// may save.
-//
-//   absl::StatusOr<std::optional<ResumePoint>> point =
-//       TakeNewestIntact(*storage, "", Damaged::kSetAside, &passed_over);
-//   ...load *point; after DataLoss, SetAside() it and take the newest again...
+// may save. Which of them a run resumes from: resume.h.
 //
 //   Retention retention(*storage, "", {.newest = 3, .best = 1});
 //   SaveOptions options;
@@ -17,7 +13,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,30 +48,6 @@ bool IsHealthy(const Manifest& manifest);
 // the headers that belong to it. Contents are not read: a load checks their checksums. DataLoss
 // names the damage; NotFound where no checkpoint is committed.
 absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory);
-
-struct ResumePoint {
-  SavedCheckpoint checkpoint;
-  Manifest manifest;
-};
-
-// A checkpoint that was passed over.
-struct SetAsideCheckpoint {
-  std::string directory;
-  std::string moved_to;  // empty: left as it is
-  absl::Status reason;
-};
-
-enum class Damaged {
-  kSetAside,  // renamed, see SetAside()
-  kSkip,      // left as it is
-};
-
-// The first checkpoint of ListForResume() that is intact; nullopt if there is none. Damaged ones on
-// the way are added to `passed_over`. Other errors than damage are returned: a storage that does
-// not answer is no reason to pass over a checkpoint.
-absl::StatusOr<std::optional<ResumePoint>> TakeNewestIntact(
-    Storage& storage, std::string_view root, Damaged damaged,
-    std::vector<SetAsideCheckpoint>* passed_over);
 
 // Renames "step-00000500" to "step-00000500.damaged", where `word` is "damaged", or to
 // "step-00000500.damaged-2" and so on where that exists: from then on it is no checkpoint to any

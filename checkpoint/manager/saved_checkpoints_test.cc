@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manager/resume.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -81,19 +82,23 @@ class SavedCheckpointsTest : public ::testing::Test {
     }
     return steps;
   }
-  // The step that TakeNewestIntact() takes; -1: none.
+  // The step that a run resumes from; -1: none.
   int64_t Take() {
     set_aside_.clear();
-    const auto point = TakeNewestIntact(storage_, "", Damaged::kSetAside, &set_aside_);
-    EXPECT_TRUE(point.ok()) << point.status();
-    if (!point.ok() || !point->has_value()) return -1;
-    EXPECT_EQ((*point)->manifest.trainer().step(), (*point)->checkpoint.step);
-    return (*point)->checkpoint.step;
+    SingleProcessGroup alone;
+    const auto resumed = ResumeFromLatest(&storage_, "", alone, {.ignore_no_valid = true},
+                                          [](const ResumePoint&) { return absl::OkStatus(); });
+    EXPECT_TRUE(resumed.ok()) << resumed.status();
+    if (!resumed.ok()) return -1;
+    set_aside_ = resumed->skipped;
+    if (!resumed->point.has_value()) return -1;
+    EXPECT_EQ(resumed->point->manifest.trainer().step(), resumed->point->checkpoint.step);
+    return resumed->point->checkpoint.step;
   }
 
   MemoryStorage memory_;
   FaultInjectingStorage storage_{memory_};
-  std::vector<SetAsideCheckpoint> set_aside_;
+  std::vector<SkippedCheckpoint> set_aside_;
 };
 
 TEST_F(SavedCheckpointsTest, RollingSlotsAreOverwrittenInTurnAlsoAfterARestart) {
@@ -138,14 +143,15 @@ TEST_F(SavedCheckpointsTest, ADeathWhileOverwritingLeavesTheOtherSlotComplete) {
     dying.DieAt(death);
     const bool survived = save(dying, 75).ok();
     memory.SimulatePowerLoss(static_cast<uint64_t>(death));
-    std::vector<SetAsideCheckpoint> set_aside;
-    const auto point = TakeNewestIntact(memory, "", Damaged::kSetAside, &set_aside);
-    ASSERT_TRUE(point.ok()) << point.status();
-    ASSERT_TRUE(point->has_value()) << "death at operation " << death;
-    EXPECT_GE((*point)->checkpoint.step, 50);
-    EXPECT_TRUE(set_aside.empty()) << set_aside.front().reason;
+    SingleProcessGroup alone;
+    const auto resumed = ResumeFromLatest(&memory, "", alone, {},
+                                          [](const ResumePoint&) { return absl::OkStatus(); });
+    ASSERT_TRUE(resumed.ok()) << resumed.status();
+    ASSERT_TRUE(resumed->point.has_value()) << "death at operation " << death;
+    EXPECT_GE(resumed->point->checkpoint.step, 50);
+    EXPECT_TRUE(resumed->skipped.empty()) << resumed->skipped.front().reason;
     if (survived) {
-      EXPECT_EQ((*point)->checkpoint.step, 75);
+      EXPECT_EQ(resumed->point->checkpoint.step, 75);
       break;
     }
   }
@@ -210,20 +216,6 @@ TEST_F(SavedCheckpointsTest, WhereAllAreDamagedNothingIsLeft) {
   SaveRolling(60);
   EXPECT_EQ(Take(), 60);
   EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000060/", "step-00000075.damaged/"));
-}
-
-TEST_F(SavedCheckpointsTest, AStorageThatDoesNotAnswerIsNoDamage) {
-  Save(50);
-  Save(100);
-  storage_.FailWhere(
-      [path = Data("step-00000100")](const Operation& operation) {
-        return operation.kind == OperationKind::kOpen && operation.path == path;
-      },
-      absl::UnavailableError("busy"));
-  const absl::Status status =
-      TakeNewestIntact(storage_, "", Damaged::kSetAside, &set_aside_).status();
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(Steps(), ElementsAre(50, 100));
 }
 
 TEST_F(SavedCheckpointsTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
-#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/manager/resume.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/testing/test_state.h"
@@ -98,11 +98,12 @@ TEST(S3CheckpointTest, BytesThatAreDamagedOnTheirWayAreReadAgainAFewTimes) {
   // A damaged answer is no reason to pass over a checkpoint either.
   server.AddFault(
       {.kind = FaultKind::kDamageAnswer, .method = "GET", .key_part = "/manifest.pb", .times = 2});
-  std::vector<SetAsideCheckpoint> passed_over;
-  const auto point = TakeNewestIntact(*storage, "", Damaged::kSetAside, &passed_over);
-  ASSERT_TRUE(point.ok()) << point.status();
-  EXPECT_TRUE(point->has_value());
-  EXPECT_TRUE(passed_over.empty());
+  SingleProcessGroup alone;
+  const auto resumed = ResumeFromLatest(storage.get(), "", alone, {},
+                                        [](const ResumePoint&) { return absl::OkStatus(); });
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_TRUE(resumed->point.has_value());
+  EXPECT_TRUE(resumed->skipped.empty());
   EXPECT_EQ(server.fault_count(), 4);
 
   Fault always = damaged_data;
