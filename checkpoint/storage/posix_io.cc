@@ -64,8 +64,9 @@ absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view
 
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where) {
   const absl::Status status = ErrnoStatus(error, operation, where);
-  // A bad sector, or a checksum or structure error of the file system.
-  const bool is_lost = error == EIO || error == EBADMSG || error == EUCLEAN || error == ENODATA;
+  // A bad sector, or a checksum or structure error of the file system. EIO is not among them: a
+  // cable, a network file system or a dying node has it, too, for bytes that are not lost.
+  const bool is_lost = error == EBADMSG || error == EUCLEAN || error == ENODATA;
   return is_lost ? absl::DataLossError(status.message()) : status;
 }
 

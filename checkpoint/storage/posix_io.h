@@ -25,7 +25,8 @@ namespace tessera::ckpt::internal {
 // "WriteAt /runs/a: No space left on device" under the code that storage.h promises for `error`.
 absl::Status ErrnoStatus(int error, std::string_view operation, std::string_view where);
 
-// The same for reading, where bytes that the disk or the file system cannot return are DataLoss.
+// The same for reading, where bytes that are known to be lost are DataLoss; EIO, which may pass, is
+// Unavailable.
 absl::Status ReadErrnoStatus(int error, std::string_view operation, std::string_view where);
 
 // Owns a file descriptor.

@@ -146,7 +146,7 @@ TEST_F(PosixStorageTest, ALoopOfLinksIsAnError) {
 // The kernel's answer to a bad sector, a file system's checksum error and the like.
 int read_errno = 0;
 
-TEST_F(PosixStorageTest, WhatTheDiskCannotDeliverIsDataLoss) {
+TEST_F(PosixStorageTest, WhatTheDiskHasLostIsDataLossAndAnInputErrorIsNot) {
   ASSERT_TRUE(WriteAll(*storage_, "file", std::string(10'000, 'x')).ok());
   internal::IoCalls calls;
   calls.pread = [](int, void*, size_t, off_t) -> ssize_t {
@@ -162,7 +162,8 @@ TEST_F(PosixStorageTest, WhatTheDiskCannotDeliverIsDataLoss) {
     read_errno = error;
     const absl::Status status = (*file)->ReadAt(4321, out);
     EXPECT_EQ(status.code(),
-              error == ESTALE ? absl::StatusCode::kUnavailable : absl::StatusCode::kDataLoss)
+              error == ESTALE || error == EIO ? absl::StatusCode::kUnavailable
+                                              : absl::StatusCode::kDataLoss)
         << status;
     EXPECT_NE(std::string(status.message()).find(storage_->Describe("file")), std::string::npos);
     EXPECT_NE(std::string(status.message()).find("at offset 4321"), std::string::npos) << status;
