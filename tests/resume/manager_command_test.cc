@@ -244,7 +244,7 @@ TEST_F(ManagerCommandTest, AutoResumeSkipsAllThatIsIncompleteAndSaysWhatItPasses
   const Result result = Train("run", 10, flags);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("step-00000002 (step 2)"));
-  const size_t at = result.out.find("WARNING: passed over ");
+  const size_t at = result.out.find("WARNING: skipped ");
   ASSERT_NE(at, result.out.npos) << result.out;
   const std::string warning = result.out.substr(at, result.out.find('\n', at) - at);
   EXPECT_EQ(Count(warning, Checkpoints("run").string()), 1) << warning;

@@ -232,7 +232,7 @@ TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsPassedOverByAll) {
   const std::vector<std::string> resume = Saving("run", 6, {"--pipeline-model-parallel-size=2"});
   const Result result = Run(Launcher(resume));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("passed over " + step.string() + ": "));
+  EXPECT_THAT(result.out, HasSubstr("skipped " + step.string() + ": "));
   EXPECT_THAT(result.out, HasSubstr("at offset 5000: tensor "));
   EXPECT_THAT(result.out, HasSubstr("step-00000003 (step 3)"));
   EXPECT_TRUE(fs::exists(step.string() + ".damaged"));

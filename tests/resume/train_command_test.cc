@@ -375,7 +375,7 @@ TEST_F(SelfRestartingTest, ADamagedNewestCheckpointIsNoDeadEnd) {
     damage();
     const Result second = Run(4, Job("run", {"--non-persistent-save-interval=3"}));
     ASSERT_EQ(second.exit_code, 0) << second.err;
-    EXPECT_THAT(second.out, HasSubstr("passed over " + newest.string() + ": "));
+    EXPECT_THAT(second.out, HasSubstr("skipped " + newest.string() + ": "));
     EXPECT_THAT(second.out, HasSubstr("rolling-0/step-00000003 (step 3)"));
     EXPECT_TRUE(fs::exists(Checkpoints("run") /
                            (++number == 1 ? "step-00000004.damaged"

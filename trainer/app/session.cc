@@ -9,6 +9,8 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "trainer/app/gpu_memory.h"
 #include "trainer/app/host_memory.h"
 #include "trainer/app/host_share.h"
@@ -140,9 +142,7 @@ std::string DescribeLoaded(const LoadContent& content, const LoadPolicy& policy,
   return text;
 }
 
-// `status` becomes that of LoadTensors().
-absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes,
-                            absl::Status* status) {
+absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
   const LoadContent content = LoadContentOf(options);
   const LoadPolicy policy = PolicyOf(options, session.trains);
@@ -162,7 +162,6 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   }
   const absl::StatusOr<LoadNotes> loaded =
       LoadTensors(saved, session.state(), policy, session.group());
-  *status = loaded.status();
   TESSERA_RETURN_IF_ERROR(loaded.status());
   if (session.trains) {
     if (policy.with_optimizer) {
@@ -194,8 +193,8 @@ absl::Status LoadCheckpoint(const SavedRun& saved, Session& session, const Notes
   return absl::OkStatus();
 }
 
-absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session, const Notes& notes,
-                         absl::Status* loaded) {
+absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
+                         const Notes& notes) {
   const CheckpointConfig& options = session.config.checkpoint();
   const std::string& llmc_file = options.llmc_filepath();
   const bool own = saved.has_value() && saved->is_own;
@@ -211,7 +210,7 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
     if (!llmc_file.empty() && session.first_rank()) {
       notes(absl::StrCat("llmc_filepath=", llmc_file, " is not read: there is a checkpoint"));
     }
-    return LoadCheckpoint(*saved, session, notes, loaded);
+    return LoadCheckpoint(*saved, session, notes);
   }
   if (!options.load().empty() || (!options.save().empty() && options.auto_resume())) {
     notes(absl::StrCat("no checkpoint in ",
@@ -230,10 +229,11 @@ absl::Status FillWeights(const std::optional<SavedRun>& saved, Session& session,
 }
 
 // Everything but the model.
-absl::Status OpenFiles(Session& session, const Notes& notes) {
+absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
   const TrainConfig& config = session.config;
   if (session.trains) {
-    TESSERA_RETURN_IF_ERROR(CheckLaterSteps(config, session.progress.step, session.group()));
+    TESSERA_RETURN_IF_ERROR(
+        CheckLaterSteps(config, session.progress.step, from_own, session.group()));
     TESSERA_ASSIGN_OR_RETURN(
         session.train_data,
         OpenData("train_data_path", config.data().train_data_path(), session, notes));
@@ -299,12 +299,6 @@ absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const TrainConfig& config
   return device;
 }
 
-bool IsHealthy(const ckpt::Manifest& manifest) {
-  const ckpt::TrainerState& trainer = manifest.trainer();
-  return !trainer.has_health() ||
-         (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
-}
-
 // Memory in which the state of a GPU is staged, where it will be loaded or saved. Collective.
 // Returns each rank's part of the host memory that is left.
 absl::StatusOr<int64_t> OpenMirror(Session& session, bool loads, const HostShare& host) {
@@ -348,40 +342,37 @@ void AbortDevices(RankDevice& device, Communicator* world, const absl::Status& s
   if (device.world() != nullptr) world->Abort(status);
 }
 
-// The session continues from `saved`. `loaded` becomes the error of reading the checkpoint's state,
-// which is then the same on every rank.
+// The session continues from `saved`. An error of damage is the same on every rank.
 absl::Status Continue(const std::optional<SavedRun>& saved, const HostShare& host,
-                      Communicator* world, const Notes& notes, Session* session,
-                      absl::Status* loaded) {
+                      Communicator* world, const Notes& notes, Session* session) {
   const TrainConfig& config = session->config;
   TESSERA_ASSIGN_OR_RETURN(session->mesh,
                            Mesh::Create(ConfigTopology(config), world, session->device->world()));
-  const absl::StatusOr<Progress> start = StartingPoint(config, saved);
-  if (!start.ok()) return *loaded = start.status();
-  session->progress = *start;
+  TESSERA_ASSIGN_OR_RETURN(session->progress, StartingPoint(config, saved));
   if (saved.has_value() && config.checkpoint().use_checkpoint_opt_param_scheduler()) {
     TESSERA_RETURN_IF_ERROR(In(*saved, TakeSavedSchedule(saved->manifest, &session->config)));
   }
   session->resumed = saved.has_value() && LoadContentOf(config.checkpoint()).scheduler;
-  session->resumed_healthy = !session->resumed || IsHealthy(saved->manifest);
+  session->resumed_healthy = !session->resumed || ckpt::IsHealthy(saved->manifest);
   session->trains = session->progress.step < config.training().train_iters();
-  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, notes));
+  const bool from_own = saved.has_value() && saved->is_own;
+  TESSERA_RETURN_IF_ERROR(OpenFiles(*session, from_own, notes));
 
   TESSERA_ASSIGN_OR_RETURN(const int64_t spare_memory,
                            BuildModel(*session, /*loads=*/saved.has_value(), host));
-  if (saved.has_value() && saved->is_own) {
+  if (from_own) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::string nearby,
         CheckNearbyCopies(config.checkpoint(), *saved->storage, saved->directory));
     if (!nearby.empty()) notes(nearby);
   }
-  TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes, loaded));
+  TESSERA_RETURN_IF_ERROR(FillWeights(saved, *session, notes));
   TESSERA_RETURN_IF_ERROR(OpenSaver(*session, saved, spare_memory));
   if (session->saver == nullptr) session->mirror = nullptr;
   return absl::OkStatus();
 }
 
-// Builds a session from the newest checkpoint that can be loaded, or afresh.
+// Builds a session from the latest checkpoint that can be loaded, or afresh.
 absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevice>& device,
                                                  const TrainConfig& config, const HostShare& host,
                                                  const RankGroup& group, Communicator* world,
@@ -389,27 +380,23 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
   TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
                            LockSaveFolder(config, group, notes));
-  while (true) {
-    TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                             FindSavedRun(config, group, notes));
-    auto session = std::make_unique<Session>();
+  std::unique_ptr<Session> session;
+  const auto build = [&](std::optional<SavedRun> saved) {
+    session = std::make_unique<Session>();
     session->config = SettingsFor(config, saved);
     session->ranks = MakeProcessGroup(world);
     session->device = device;
-    absl::Status loaded;
-    absl::Status built = Continue(saved, host, world, notes, session.get(), &loaded);
+    absl::Status built = Continue(saved, host, world, notes, session.get());
     if (built.ok()) built = AbandonLaterSteps(config, session->progress.step, group, notes);
-    if (built.ok()) {
-      session->save_folder = std::move(lock);
-      return session;
-    }
-    if (loaded.ok() || !saved.has_value()) {
-      AbortDevices(*device, world, built);
-      return built;
-    }
+    if (built.ok()) return built;
+    // All ranks return from damage together, perhaps to another checkpoint.
+    if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*device, world, built);
     session = nullptr;
-    TESSERA_RETURN_IF_ERROR(PassOver(*saved, loaded, config, group, notes));
-  }
+    return built;
+  };
+  TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, group, notes, build));
+  session->save_folder = std::move(lock);
+  return session;
 }
 
 }  // namespace

@@ -19,8 +19,10 @@
 #include "absl/strings/string_view.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
 #include "trainer/config/config.h"
@@ -238,57 +240,39 @@ std::string WithoutDirectory(const ckpt::Storage& storage, const std::string& di
                              {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 
-// Checkpoints that auto_resume passes over.
-void NoteSetAside(const ckpt::Storage& storage,
-                  const std::vector<ckpt::SetAsideCheckpoint>& set_aside, const NoteSink& notes) {
-  for (const ckpt::SetAsideCheckpoint& passed : set_aside) {
-    const std::string where = passed.moved_to.empty()
+void NoteSkipped(const ckpt::Storage& storage, const std::vector<ckpt::SkippedCheckpoint>& skipped,
+                 const NoteSink& notes) {
+  for (const ckpt::SkippedCheckpoint& checkpoint : skipped) {
+    const std::string where = checkpoint.moved_to.empty()
                                   ? "it is left where it is"
-                                  : absl::StrCat("it is now called ", passed.moved_to);
-    notes(absl::StrCat("WARNING: passed over ", storage.Describe(passed.directory), ": ",
-                       WithoutDirectory(storage, passed.directory, passed.reason.message()), "; ",
-                       where));
+                                  : absl::StrCat("it is now called ", checkpoint.moved_to);
+    notes(absl::StrCat("WARNING: skipped ", storage.Describe(checkpoint.directory), ": ",
+                       WithoutDirectory(storage, checkpoint.directory, checkpoint.reason.message()),
+                       "; ", where));
   }
 }
 
-absl::StatusOr<SavedRun> TakeOwnStep(std::unique_ptr<ckpt::Storage> storage, int64_t step) {
+absl::StatusOr<SavedRun> TakeOwnStep(const CheckpointConfig& config) {
+  const int64_t step = config.ckpt_step();
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = OpenSaveStorage(config);
+  if (absl::IsNotFound(storage.status())) {
+    return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
+  }
+  TESSERA_RETURN_IF_ERROR(storage.status());
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
-                           ckpt::ListForResume(*storage, ""));
+                           ckpt::ListForResume(**storage, ""));
   std::vector<int64_t> steps;
   for (const ckpt::SavedCheckpoint& checkpoint : saved) {
     steps.push_back(checkpoint.step);
     if (checkpoint.step != step) continue;
     TESSERA_ASSIGN_OR_RETURN(ckpt::Manifest manifest,
-                             ckpt::ReadIntact(*storage, checkpoint.directory));
-    return SavedRun{.storage = std::move(storage),
+                             ckpt::ReadIntact(**storage, checkpoint.directory));
+    return SavedRun{.storage = *std::move(storage),
                     .directory = checkpoint.directory,
                     .manifest = std::move(manifest),
                     .is_own = true};
   }
-  return NoSuchStep(*storage, step, std::move(steps));
-}
-
-// In `save`.
-absl::StatusOr<std::optional<SavedRun>> FindOwn(const TrainConfig& settings,
-                                                const NoteSink& notes) {
-  const CheckpointConfig& config = settings.checkpoint();
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> storage = OpenSaveStorage(config);
-  if (absl::IsNotFound(storage.status())) return std::nullopt;
-  TESSERA_RETURN_IF_ERROR(storage.status());
-  if (LoadsItsOwn(config) && config.has_ckpt_step()) {
-    return TakeOwnStep(*std::move(storage), config.ckpt_step());
-  }
-  std::vector<ckpt::SetAsideCheckpoint> set_aside;
-  absl::StatusOr<std::optional<ckpt::ResumePoint>> point = ckpt::TakeNewestIntact(
-      **storage, "", Saves(settings) ? ckpt::Damaged::kSetAside : ckpt::Damaged::kSkip, &set_aside);
-  NoteSetAside(**storage, set_aside, notes);
-  TESSERA_RETURN_IF_ERROR(point.status());
-  if (!point->has_value()) return std::nullopt;
-  return SavedRun{.storage = *std::move(storage),
-                  .directory = (*point)->checkpoint.directory,
-                  .manifest = std::move((*point)->manifest),
-                  .is_own = true,
-                  .replaceable = Saves(settings)};
+  return NoSuchStep(**storage, step, std::move(steps));
 }
 
 bool ResumesItsOwn(const CheckpointConfig& config) {
@@ -297,23 +281,58 @@ bool ResumesItsOwn(const CheckpointConfig& config) {
   return LoadContentOf(config).scheduler || !LoadsItsOwn(config);
 }
 
-absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settings,
-                                                       const NoteSink& notes) {
+bool ChoosesOwnStep(const CheckpointConfig& config) {
+  return ResumesItsOwn(config) && LoadsItsOwn(config) && config.has_ckpt_step();
+}
+
+// `save` on each rank; null where it is not there.
+absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& config,
+                                                       const RankGroup& group) {
+  absl::StatusOr<std::shared_ptr<ckpt::Storage>> storage = OpenSaveStorage(config);
+  if (absl::IsNotFound(storage.status())) storage = nullptr;
+  TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, storage.status(), group.deadline));
+  return storage;
+}
+
+// Uses the latest checkpoint in `save`. Returns false, with nothing called, where there is none.
+absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& group,
+                               const NoteSink& notes, const UseSavedRun& use) {
   const CheckpointConfig& config = settings.checkpoint();
-  if (!ResumesItsOwn(config)) return FindToLoad(settings, notes);
-  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> own, FindOwn(settings, notes));
-  if (own.has_value()) {
-    if (!LoadsItsOwn(config) && !config.load().empty()) {
+  const bool loads_other = !LoadsItsOwn(config) && !config.load().empty();
+  TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<ckpt::Storage> storage, OpenOwn(config, group));
+  const ckpt::LoadOnThisRank load = [&](const ckpt::ResumePoint& point) -> absl::Status {
+    absl::Status opened;
+    if (storage == nullptr) {
+      opened = absl::UnavailableError(absl::StrCat(
+          "save: no folder ", config.save(), ", in which rank 0 finds checkpoints: make sure that ",
+          "every rank sees the same files there"));
+    }
+    TESSERA_RETURN_IF_ERROR(ckpt::AgreeOnStatus(group.ranks, opened, group.deadline));
+    if (loads_other && group.ranks.rank() == 0) {
       notes(absl::StrCat("resuming from ", config.save(), ", where this run has saved, and not ",
                          "from load=", config.load()));
     }
-    return own;
-  }
-  if (!LoadsItsOwn(config)) return FindToLoad(settings, notes);
-  if (config.exit_on_missing_checkpoint() || config.has_ckpt_step()) {
-    return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", config.save()));
-  }
-  return std::nullopt;
+    return use(SavedRun{.storage = storage,
+                        .directory = point.checkpoint.directory,
+                        .manifest = point.manifest,
+                        .is_own = true});
+  };
+  const ckpt::ResumeOptions options = {
+      .quarantine = Saves(settings),
+      .ignore_no_valid = config.resume_ignore_no_valid_checkpoint(),
+      .ignore_no_valid_hint = absl::StrCat("--resume-ignore-no-valid-checkpoint begins ",
+                                           loads_other ? "from load" : "at step 0"),
+      .deadline = group.deadline};
+  TESSERA_ASSIGN_OR_RETURN(const ckpt::ResumeResult resumed,
+                           ckpt::ResumeFromLatest(storage.get(), "", group.ranks, options, load));
+  if (storage != nullptr) NoteSkipped(*storage, resumed.skipped, notes);
+  return resumed.point.has_value();
+}
+
+absl::StatusOr<std::optional<SavedRun>> FindOnThisRank(const TrainConfig& settings,
+                                                       const NoteSink& notes) {
+  if (!ChoosesOwnStep(settings.checkpoint())) return FindToLoad(settings, notes);
+  return TakeOwnStep(settings.checkpoint());
 }
 
 // Rank 0's message to the others about the checkpoint that it has found.
@@ -324,7 +343,6 @@ std::string Encode(const std::optional<SavedRun>& run) {
     message.set_directory(run->directory);
     if (run->older_step.has_value()) message.set_older_step(*run->older_step);
     message.set_is_own(run->is_own);
-    message.set_replaceable(run->replaceable);
     message.set_foreign_name(run->foreign_name);
     message.set_foreign_format(run->foreign_format);
     message.set_manifest(run->manifest.SerializeAsString());
@@ -342,7 +360,6 @@ absl::StatusOr<std::optional<SavedRun>> Decode(const std::string& bytes,
   }
   if (!message.found()) return std::nullopt;
   run.is_own = message.is_own();
-  run.replaceable = message.replaceable();
   run.foreign_name = message.foreign_name();
   run.foreign_format = message.foreign_format();
   if (!run.foreign_format.empty()) {
@@ -383,7 +400,7 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
   return lock;
 }
 
-absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step) {
+absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step, bool from_own) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ckpt::Storage> storage,
                            ckpt::OpenStorage(config.save(), {.s3_endpoint = config.s3_endpoint()}));
   std::vector<ckpt::UnreadableCheckpoint> unreadable;
@@ -396,7 +413,7 @@ absl::Status CheckLaterOnThisRank(const CheckpointConfig& config, int64_t step) 
         "move it away (",
         WithoutDirectory(*storage, checkpoint.directory, checkpoint.status.message()), ")"));
   }
-  if (LoadsItsOwn(config) && config.has_ckpt_step()) return absl::OkStatus();
+  if (from_own) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ckpt::SavedCheckpoint> saved,
                            ckpt::ListForResume(*storage, ""));
   std::vector<int64_t> later;
@@ -429,29 +446,39 @@ bool Saves(const TrainConfig& config) {
          config.training().train_iters() > 0;
 }
 
+absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
+                               const NoteSink& notes, const UseSavedRun& use) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  if (ResumesItsOwn(checkpoint) && !ChoosesOwnStep(checkpoint)) {
+    TESSERA_ASSIGN_OR_RETURN(const bool resumed, ResumeOwn(config, group, notes, use));
+    if (resumed) return absl::OkStatus();
+    if (LoadsItsOwn(checkpoint)) {
+      if (!checkpoint.exit_on_missing_checkpoint()) return use(std::nullopt);
+      return absl::NotFoundError(absl::StrCat("load: no checkpoint in ", checkpoint.save()));
+    }
+  }
+  if (checkpoint.load().empty() && !ChoosesOwnStep(checkpoint)) return use(std::nullopt);
+  std::optional<SavedRun> run;
+  if (group.ranks.rank() == 0) {
+    TESSERA_ASSIGN_OR_RETURN(run, FindOnThisRank(config, notes));
+    TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
+    TESSERA_ASSIGN_OR_RETURN(run, Decode(found, config));
+  }
+  return use(std::move(run));
+}
+
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
                                                      const RankGroup& group,
                                                      const NoteSink& notes) {
-  const CheckpointConfig& checkpoint = config.checkpoint();
-  if (checkpoint.load().empty() && !ResumesItsOwn(checkpoint)) return std::nullopt;
-  if (group.ranks.rank() != 0) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string found, group.ranks.Broadcast("", group.deadline));
-    return Decode(found, config);
-  }
-  TESSERA_ASSIGN_OR_RETURN(std::optional<SavedRun> run, FindOnThisRank(config, notes));
-  TESSERA_RETURN_IF_ERROR(group.ranks.Broadcast(Encode(run), group.deadline).status());
-  return run;
-}
-
-absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const TrainConfig& config,
-                      const RankGroup& group, const NoteSink& notes) {
-  if (!saved.replaceable || !Saves(config)) return error;
-  if (!absl::IsDataLoss(error) && !absl::IsNotFound(error)) return error;
-  if (group.ranks.rank() != 0) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(std::string moved_to,
-                           ckpt::SetAside(*saved.storage, saved.directory, "damaged"));
-  NoteSetAside(*saved.storage, {{saved.directory, std::move(moved_to), error}}, notes);
-  return absl::OkStatus();
+  std::optional<SavedRun> found;
+  TESSERA_RETURN_IF_ERROR(
+      ContinueFromSaved(config, group, notes, [&](std::optional<SavedRun> saved) {
+        found = std::move(saved);
+        return absl::OkStatus();
+      }));
+  return found;
 }
 
 absl::Status CheckTellsProgress(const SavedRun& saved, const TrainConfig& config) {
@@ -540,10 +567,11 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(const TrainConf
   return lock;
 }
 
-absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group) {
+absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_own,
+                             const RankGroup& group) {
   if (!Saves(config)) return absl::OkStatus();
   if (group.ranks.rank() == 0) {
-    TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step));
+    TESSERA_RETURN_IF_ERROR(CheckLaterOnThisRank(config.checkpoint(), step, from_own));
   }
   return group.ranks.Broadcast("", group.deadline).status();
 }

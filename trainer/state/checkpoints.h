@@ -37,15 +37,12 @@ using NoteSink = std::function<void(const std::string&)>;
 
 // A committed checkpoint, chosen and its manifest read; no tensor has been touched.
 struct SavedRun {
-  std::unique_ptr<ckpt::Storage> storage;
+  std::shared_ptr<ckpt::Storage> storage;
   std::string directory;  // inside the storage; empty: its root
   ckpt::Manifest manifest;
   std::optional<int64_t> older_step;  // of the checkpoint before it in the same folder
   // The run's own, from the folder `save`, rather than what it starts from.
   bool is_own = false;
-  // It was chosen by auto_resume: where it turns out to be damaged, PassOver() lets the next
-  // FindSavedRun() find another one.
-  bool replaceable = false;
   // Where another framework's checkpoint is, and its format, which the storage presents; empty:
   // none. What its files do not tell is absent from the manifest.
   std::string foreign_name;
@@ -62,27 +59,34 @@ absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 // Whether the run saves: it has a folder to save to and has not been told to leave it alone.
 bool Saves(const TrainConfig& config);
 
-// The checkpoint that the run continues from.
+// Takes over from a checkpoint on this rank, or begins without one (nullopt). The same status on all
+// ranks where a checkpoint is damaged, as LoadTensors() returns it; see LoadOnThisRank in
+// checkpoint/manager/resume.h.
+using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
+
+// Calls `use` with the checkpoint that the run continues from.
 //
-// With auto_resume and a folder `save`, the newest intact one there, permanent or rolling. Damaged
-// ones on the way are set aside, with a note for each, if the run Saves(); else they are left where
-// they are. ckpt_step, where `load` is empty or the same folder, chooses one of its steps instead.
+// With auto_resume and a folder `save`, that is the latest valid one there, permanent or rolling:
+// see ResumeFromLatest() for what is skipped, what ends the run, and what `use` may see before.
+// Where one has been used, newer ones that are damaged or have diverged are quarantined, with a note
+// for each, if the run Saves(); else they are left where they are. FailedPrecondition where none is
+// valid, unless resume_ignore_no_valid_checkpoint is set. ckpt_step, where `load` is empty or the
+// same folder, chooses one of its steps instead.
 //
 // Without one there, the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a
 // checkpoint, under whatever name, or one of another framework, else the newest in it without
-// ckpt_step. Directories that cannot be read are passed over, unless nothing is left or ckpt_step
-// names one: then their error is returned.
+// ckpt_step. Directories that cannot be read are skipped, unless nothing is left or ckpt_step names
+// one: then their error is returned.
 //
 // nullopt where there is none and nothing asks for one: neither exit_on_missing_checkpoint nor
 // ckpt_step nor finetune. NotFound otherwise, listing what is there; DataLoss for a damaged
 // manifest. Rank 0 looks and reads, and sends the others what it found.
+absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
+                               const NoteSink& notes, const UseSavedRun& use);
+
+// That checkpoint, where nothing is to be tried beyond reading its manifest.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
                                                      const RankGroup& group, const NoteSink& notes);
-
-// Sets a replaceable checkpoint aside, because of an error that all ranks had when they loaded it.
-// Returns that error unless it is one of damage.
-absl::Status PassOver(const SavedRun& saved, const absl::Status& error, const TrainConfig& config,
-                      const RankGroup& group, const NoteSink& notes);
 
 // FailedPrecondition where the run would continue with something that the checkpoint does not have,
 // because another program wrote it, and that no setting states: its step, or its position in the
@@ -109,9 +113,11 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(
 
 // Whether checkpoints of a run that continues from `step` would mix with others in its folder:
 // FailedPrecondition where checkpoints of later steps exist, or may exist in a directory that
-// cannot be read, of another run or of a future that this run abandons. Where ckpt_step asks for
-// the earlier step, AbandonLaterSteps() takes them out of the way.
-absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group);
+// cannot be read, of another run or of a future that this run abandons. Not where the run continues
+// from one of its own (`from_own`): ContinueFromSaved() and AbandonLaterSteps() take the later ones
+// out of the way.
+absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_own,
+                             const RankGroup& group);
 
 // Sets the checkpoints of later steps aside where ckpt_step has chosen an earlier one of the same
 // folder, with a note. Call once that one has been loaded.

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/damaged_parts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -161,10 +162,11 @@ TEST_F(CheckpointsTest, AnUnreadableOldStepIsPassedOverAndSaid) {
               if (said->find("step-00000002, which cannot be read (") == said->npos) return *said;
               const auto lock = Lock(config);
               if (!lock.ok()) return lock.status().ToString();
-              const absl::Status same = CheckLaterSteps(Of(config), 4, group_);
+              const absl::Status same = CheckLaterSteps(Of(config), 4, /*from_own=*/true, group_);
               if (!same.ok()) return same.ToString();
               // It may hold a checkpoint of the future that this run would abandon.
-              const absl::Status earlier = CheckLaterSteps(Of(config), 1, group_);
+              const absl::Status earlier =
+                  CheckLaterSteps(Of(config), 1, /*from_own=*/true, group_);
               if (!absl::IsFailedPrecondition(earlier)) return earlier.ToString();
               // Where it is requested, or may be the only one, there is no fresh start.
               CheckpointConfig old = config;
@@ -245,12 +247,12 @@ TEST_F(AutoResumeTest, TakesTheNewestIntactOneAndSetsTheOthersAside) {
   Damage("step-00000006");
   Save(folder_ + "/rolling-0", 5);
   EXPECT_EQ(Resumed(), 5);
-  EXPECT_THAT(notes_, HasSubstr("passed over " + folder_ + "/step-00000006: "));
+  EXPECT_THAT(notes_, HasSubstr("skipped " + folder_ + "/step-00000006: "));
   EXPECT_THAT(notes_, HasSubstr("it is now called step-00000006.damaged"));
   Damage("rolling-0/step-00000005");
   EXPECT_EQ(Resumed(), 4);
   EXPECT_TRUE(fs::exists(folder_ + "/rolling-0/step-00000005.damaged"));
-  EXPECT_TRUE(CheckLaterSteps(config_, 4, group_).ok());
+  EXPECT_TRUE(CheckLaterSteps(config_, 4, /*from_own=*/true, group_).ok());
 }
 
 TEST_F(AutoResumeTest, ARunThatDoesNotSaveMovesNothing) {
@@ -289,7 +291,7 @@ TEST_F(AutoResumeTest, CkptStepGoesBackAndLosesNothing) {
   config_.mutable_checkpoint()->set_ckpt_step(4);
   EXPECT_EQ(Resumed(), 4);
   EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
-  EXPECT_TRUE(CheckLaterSteps(config_, 4, group_).ok());
+  EXPECT_TRUE(CheckLaterSteps(config_, 4, /*from_own=*/true, group_).ok());
   ASSERT_TRUE(AbandonLaterSteps(config_, 4, group_, Sink()).ok());
   EXPECT_TRUE(fs::exists(folder_ + "/step-00000006.abandoned"));
   EXPECT_TRUE(fs::exists(folder_ + "/rolling-1/step-00000005.abandoned"));
@@ -305,20 +307,66 @@ TEST_F(AutoResumeTest, CkptStepGoesBackAndLosesNothing) {
 TEST_F(AutoResumeTest, WithoutItNothingIsMixed) {
   config_.mutable_checkpoint()->set_auto_resume(false);
   EXPECT_EQ(Resumed(), -1);
-  const absl::Status refused = CheckLaterSteps(config_, 0, group_);
+  const absl::Status refused = CheckLaterSteps(config_, 0, /*from_own=*/false, group_);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("later steps (2, 4, 6)"));
 }
 
-TEST_F(AutoResumeTest, WhatTurnsOutDamagedWhileLoadingIsPassedOver) {
-  const auto run = FindSavedRun(config_, group_, Sink());
-  ASSERT_TRUE(run.ok() && run->has_value());
-  const absl::Status mismatch = absl::FailedPreconditionError("another model");
-  EXPECT_EQ(PassOver(**run, mismatch, config_, group_, Sink()), mismatch);
-  EXPECT_EQ(Resumed(), 6);
-  ASSERT_TRUE(PassOver(**run, absl::DataLossError("checksum"), config_, group_, Sink()).ok());
-  EXPECT_THAT(notes_, HasSubstr("step-00000006: checksum; it is now called"));
-  EXPECT_EQ(Resumed(), 4);
+// All that a run tries, newest first, until `use` returns OK.
+TEST_F(AutoResumeTest, OnlyDamageThatIsThereLeadsToAnotherCheckpoint) {
+  std::vector<std::string> tried;
+  absl::Status first;
+  const auto resume = [&] {
+    tried.clear();
+    return ContinueFromSaved(config_, group_, Sink(), [&](std::optional<SavedRun> saved) {
+      tried.push_back(saved.has_value() ? saved->directory : "(none)");
+      return tried.size() == 1 ? first : absl::OkStatus();
+    });
+  };
+  // Whether it is of a file that has nothing to do with checkpoints, or does not say where it is.
+  for (const absl::Status& error :
+       {absl::FailedPreconditionError("another model"), absl::NotFoundError("no tokens.bin"),
+        absl::DataLossError("checksum"), absl::UnavailableError("no reply")}) {
+    first = error;
+    EXPECT_EQ(resume(), error);
+    EXPECT_EQ(tried, std::vector<std::string>({"step-00000006"}));
+    EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
+  }
+  // The manifest was fine when it was found, and is not when it is looked at again.
+  const auto damaged_meanwhile = [&](std::optional<SavedRun> saved) {
+    tried.push_back(saved->directory);
+    if (tried.size() > 1) return absl::OkStatus();
+    Damage("step-00000006");
+    return ckpt::WithDamagedParts(absl::DataLossError("checksum"), {{.file = "manifest.pb"}});
+  };
+  tried.clear();
+  ASSERT_TRUE(ContinueFromSaved(config_, group_, Sink(), damaged_meanwhile).ok());
+  EXPECT_EQ(tried, std::vector<std::string>({"step-00000006", "step-00000004"}));
+  EXPECT_THAT(notes_, HasSubstr("it is now called step-00000006.damaged"));
+}
+
+TEST_F(AutoResumeTest, WhereNoneIsValidTheRunBeginsAnewOnlyIfToldTo) {
+  for (const char* step : {"step-00000002", "step-00000004", "step-00000006"}) Damage(step);
+  const auto expect_refused = [&] {
+    const absl::Status refused = FindSavedRun(config_, group_, Sink()).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("--resume-ignore-no-valid-checkpoint begins at step 0"));
+  };
+  expect_refused();
+  // Nor from what it was begun from.
+  config_.mutable_checkpoint()->set_load(folder_ + "/other");
+  Save(folder_ + "/other", 8);
+  const absl::Status refused = FindSavedRun(config_, group_, Sink()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  config_.mutable_checkpoint()->clear_load();
+  EXPECT_EQ(notes_, "");
+  config_.mutable_checkpoint()->set_resume_ignore_no_valid_checkpoint(true);
+  EXPECT_EQ(Resumed(), -1);
+  EXPECT_THAT(notes_, HasSubstr("it is now called step-00000002.damaged"));
+  EXPECT_TRUE(CheckLaterSteps(config_, 0, /*from_own=*/false, group_).ok());
+  config_.mutable_checkpoint()->set_resume_ignore_no_valid_checkpoint(false);
+  expect_refused();
 }
 
 }  // namespace
