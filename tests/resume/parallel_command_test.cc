@@ -239,6 +239,45 @@ TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsPassedOverByAll) {
   EXPECT_EQ(Losses("run").size(), 6u);
 }
 
+// A mount that is missing on one node, a container with another view. The folder is relative to
+// where a process is started, which differs between ranks.
+TEST_F(ParallelCommandTest, ARankThatSeesAnotherFolderEndsTheRunAndNothingIsRenamed) {
+  const std::filesystem::path here = root_ / "here", elsewhere = root_ / "elsewhere";
+  fs::create_directories(here);
+  fs::create_directories(elsewhere / "checkpoints");
+  const std::vector<std::string> flags = {
+      "--train-iters=6", "--run-dir=" + (root_ / "run").string(), "--save=checkpoints",
+      "--save-interval=2", "--data-parallel-size=2"};
+  const auto in = [](const fs::path& folder, std::vector<std::string> command) {
+    command.insert(command.begin() + 1, {"-C", folder.string()});
+    return command;
+  };
+  Result result = Run(in(here, Mpirun(2, flags)));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(here / "checkpoints")) {
+      files[entry.path()] = entry.is_regular_file() ? ReadFile(entry.path()) : "";
+    }
+    return files;
+  };
+  const auto before = contents();
+  result = Run(in(here, MpirunWithUnlikeRanks({"-C", elsewhere.string()}, flags)));
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("step-00000006 reads well on rank 0, but could not be loaded "
+                                    "(rank 1: Open model-"));
+  EXPECT_THAT(result.err, HasSubstr("make sure that every rank sees the same files there"));
+  EXPECT_EQ(contents(), before);
+  result = Run(in(elsewhere, MpirunWithUnlikeRanks({"-C", here.string()}, flags)));
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 finds checkpoints/step-00000006, and rank 0 finds no "
+                                    "checkpoint"));
+  EXPECT_EQ(contents(), before);
+  result = Run(in(here, Mpirun(2, flags)));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("(step 6)"));
+}
+
 TEST_F(ParallelCommandTest, AStopFileEndsAllRanksAtItsStep) {
   std::ofstream(root_ / "stop") << "3";
   const std::vector<std::string> job = Saving(

@@ -387,15 +387,37 @@ TEST_F(SelfRestartingTest, ADamagedNewestCheckpointIsNoDeadEnd) {
   ExpectUndisturbed("run", 8);
 }
 
-TEST_F(SelfRestartingTest, WhereAllAreDamagedTheRunBeginsAnewAndSaysSo) {
+// Which would be the loss of everything without a word: a job that restarts itself ends instead.
+TEST_F(SelfRestartingTest, WhereAllAreDamagedTheRunEndsUntilItIsToldToBeginAnew) {
   ASSERT_EQ(Run(4, Job("run")).exit_code, 0);
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(Checkpoints("run"))) {
     if (entry.path().filename() == "manifest.pb") fs::resize_file(entry.path(), 10);
   }
-  const Result again = Run(4, Job("run"));
+  const auto expect_refused = [&] {
+    const Result refused = Run(4, Job("run"));
+    EXPECT_EQ(refused.exit_code, 1) << refused.out;
+    EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr("no checkpoint in " + Checkpoints("run").string()));
+    EXPECT_THAT(refused.err, HasSubstr("--resume-ignore-no-valid-checkpoint begins at step 0"));
+    EXPECT_EQ(Losses("run").size(), 4u);
+  };
+  expect_refused();
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000004" / "manifest.pb"));
+  // Killed before its first checkpoint, it does not begin anew by itself either.
+  const std::vector<std::string> anew = Job("run", {"--resume-ignore-no-valid-checkpoint"});
+  std::vector<std::string> unsaved = anew;
+  unsaved.push_back("--train-iters=0");
+  Result again = Run(4, unsaved);
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000004"));
+  again = Run(4, anew);
   ASSERT_EQ(again.exit_code, 0) << again.err;
-  EXPECT_THAT(again.out, HasSubstr("no checkpoint in " + Checkpoints("run").string()));
+  EXPECT_THAT(again.out, HasSubstr("it is now called step-00000004.damaged"));
   ExpectUndisturbed("run", 4);
+  fs::remove_all(Checkpoints("run") / "step-00000004");
+  fs::remove_all(Checkpoints("run") / "step-00000002");
+  for (const char* slot : {"rolling-0", "rolling-1"}) fs::remove_all(Checkpoints("run") / slot);
+  expect_refused();
 }
 
 TEST_F(SelfRestartingTest, ExitSignalHandlerSavesAndNoStepIsLost) {
@@ -520,16 +542,21 @@ TEST_F(SelfRestartingTest, DivergenceLeavesTheLastGoodCheckpointAndAWayBack) {
   EXPECT_FALSE(fs::exists(Checkpoints("run") / "step-00000006"));
   EXPECT_FALSE(fs::exists(Checkpoints("run") / "step-00000008"));
   EXPECT_EQ(Newest(Checkpoints("run")), "step-00000009");
-  // There is nothing left to train, but that is no success.
-  result = Run(9, broken);
+  // On request: there is nothing left to train, but that is no success.
+  std::vector<std::string> diverged = broken;
+  diverged.push_back("--ckpt-step=9");
+  result = Run(9, diverged);
   EXPECT_EQ(result.exit_code, 1) << result.out;
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step"));
+  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000009"));
 
-  std::vector<std::string> back = Job("run", keep);
-  back.push_back("--ckpt-step=4");
-  result = Run(9, back);
+  result = Run(9, Job("run", keep));
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000009.abandoned"));
+  EXPECT_THAT(result.out, HasSubstr("step-00000004 (step 4)"));
+  EXPECT_THAT(result.out,
+              HasSubstr("WARNING: skipped " + (Checkpoints("run") / "step-00000009").string() +
+                        ": the run had diverged at step 9: the loss was not plausible; it is now "
+                        "called step-00000009.diverged"));
   ExpectUndisturbed("run", 9);
 }
 
