@@ -45,6 +45,11 @@ std::pair<std::string, std::string> SplitPath(std::string_view path) {
   return {std::string(path.substr(0, slash)), std::string(path.substr(slash + 1))};
 }
 
+// Whether the directory of a rolling checkpoint, or its slot, is a symbolic link.
+bool IsLinked(Storage& storage, std::string_view directory) {
+  return storage.IsLink(directory) || storage.IsLink(SplitPath(directory).first);
+}
+
 // "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not taken.
 std::string FreeName(const std::set<std::string>& taken, std::string_view name,
                      std::string_view word) {
@@ -141,8 +146,11 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
       if (*dir.committed) steps[slot] = dir.step;  // ascending
     }
   }
-  const int chosen = ChooseRollingSlot(steps);
+  int chosen = ChooseRollingSlot(steps);
+  // Nothing is deleted through a link.
+  if (storage.IsLink(JoinPath(root, kRollingSlots[chosen]))) chosen = 1 - chosen;
   for (const StepDirectory& dir : directories[chosen]) {
+    if (IsLinked(storage, dir.path)) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
   }
   return JoinPath(root, kRollingSlots[chosen]);
@@ -212,7 +220,10 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   std::vector<RetentionCandidate> candidates;
   std::vector<std::pair<const SavedCheckpoint*, uint64_t>> found;
   for (const SavedCheckpoint& checkpoint : saved) {
-    if (storage_.IsLink(checkpoint.directory)) continue;
+    if (checkpoint.rolling ? IsLinked(storage_, checkpoint.directory)
+                           : storage_.IsLink(checkpoint.directory)) {
+      continue;
+    }
     const Described described =
         checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
     if (checkpoint.rolling && !described.intact) continue;

@@ -65,6 +65,8 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
 // slot's manifest goes first and durably: a crash leaves a slot that is visibly incomplete. A
 // checkpoint that is being read (read_lock.h) stays in the slot, beside the next one, until the
 // slot is emptied again.
+// Symbolic links are left alone: one in a slot stays beside the next checkpoint, and a slot that is
+// one is used only where the other one is, too, and never emptied.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root);
 
 // A save that is about to begin.

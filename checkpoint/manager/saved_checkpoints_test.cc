@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -315,6 +316,46 @@ TEST_F(SavedCheckpointsTest, RoomIsMadeWithoutTheNewestGoodOne) {
   // The newest one whose state is finite lies in a rolling slot.
   EXPECT_THAT(make_room({.newest = 1}, 2 * bytes), ElementsAre("step-00000027", "step-00000020"));
   EXPECT_EQ(Take(), 25);
+}
+
+// A slot's checkpoint that a user has moved to another disk, and linked; then the slot itself.
+TEST(LinkedSlotTest, LinksAreLeftAloneAndRollingSavesGoOn) {
+  const TemporaryDirectory folder;
+  const auto storage = *OpenPosixStorage(folder.path());
+  const auto save_rolling = [&](int64_t step) {
+    const absl::StatusOr<std::string> slot = EmptyRollingSlot(*storage, "");
+    ASSERT_TRUE(slot.ok()) << slot.status();
+    std::vector<float> elements(64, static_cast<float>(step));
+    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
+    const auto saved = Save(*storage, *slot, step, {{tensor}});
+    ASSERT_TRUE(saved.ok()) << saved.status();
+  };
+  const auto move_away_and_link = [&](const std::string& path) {
+    std::filesystem::rename(folder.path() + "/" + path, folder.path() + "/elsewhere");
+    std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/" + path);
+  };
+  for (const int64_t step : {25, 50}) save_rolling(step);
+  move_away_and_link("rolling-0/step-00000025");
+  for (const int64_t step : {75, 100, 125}) save_rolling(step);
+  EXPECT_THAT(*storage->List("rolling-0"), ElementsAre("step-00000025/", "step-00000125/"));
+  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000100/"));
+  EXPECT_TRUE(ReadIntact(*storage, "elsewhere").ok());
+
+  std::filesystem::remove(folder.path() + "/rolling-0/step-00000025");
+  std::filesystem::remove_all(folder.path() + "/elsewhere");
+  move_away_and_link("rolling-0");
+  for (const int64_t step : {150, 175}) save_rolling(step);
+  EXPECT_THAT(*storage->List("elsewhere"), ElementsAre("step-00000125/"));
+  EXPECT_THAT(*storage->List("rolling-1"), ElementsAre("step-00000175/"));
+
+  std::filesystem::remove(folder.path() + "/rolling-0");
+  std::filesystem::remove_all(folder.path() + "/elsewhere");
+  move_away_and_link("rolling-1");
+  std::filesystem::create_symlink(folder.path() + "/elsewhere", folder.path() + "/rolling-0");
+  for (const int64_t step : {200, 225}) save_rolling(step);
+  EXPECT_THAT(*storage->List("elsewhere"),
+              ElementsAre("step-00000175/", "step-00000200/", "step-00000225/"));
 }
 
 // Readers in other processes hold the same lock.
