@@ -109,6 +109,33 @@ TEST_F(S3CommandTest, ARunThatIsKilledWhileItCommitsGoesOn) {
   EXPECT_EQ(server_.upload_count(), 0);
 }
 
+// One of two ranks talks to another store, which has a bucket of the same name.
+TEST_F(S3CommandTest, ARankWithAnotherEndpointEndsTheRunAndNothingIsRenamed) {
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  ckpt::s3::S3Server other{{.region = "us-east-1"}};
+  const auto ranks = [&](const std::string& second) {
+    std::vector<std::string> train = Command("s3://bucket/run");
+    train.back() = "--data-parallel-size=2";  // instead of --s3-endpoint
+    std::vector<std::string> command = {"/usr/bin/env", "mpirun", "--oversubscribe",
+                                        "--bind-to",    "none",   "-q"};
+    for (const std::string& endpoint : {server_.endpoint(), second}) {
+      if (command.size() > 6) command.push_back(":");
+      command.insert(command.end(), {"-n", "1", "/usr/bin/env", "AWS_ENDPOINT_URL=" + endpoint});
+      command.insert(command.end(), train.begin(), train.end());
+    }
+    return command;
+  };
+  const Result saved = Process(ranks(server_.endpoint()), scratch_).Wait();
+  ASSERT_EQ(saved.exit_code, 0) << saved.err;
+  const auto keys = server_.keys();
+  const Result refused = Process(ranks(other.endpoint()), scratch_).Wait();
+  EXPECT_EQ(refused.exit_code, 1) << refused.out;
+  EXPECT_THAT(refused.err, HasSubstr("step-00000020 reads well on rank 0, but could not be loaded "
+                                     "(rank 1: "));
+  EXPECT_EQ(server_.keys(), keys);
+}
+
 TEST_F(S3CommandTest, WhatIsMissingIsSaidBeforeTheFirstStep) {
   const Result no_bucket = Process(Command("s3://other/run"), scratch_).Wait();
   EXPECT_EQ(no_bucket.exit_code, 1);
