@@ -2,8 +2,8 @@
 #define TESSERA_CHECKPOINT_DIRECTORY_DAMAGED_PARTS_H_
 
 // Errors that say which bytes of a checkpoint are damaged, for those who look at them again. The
-// parts are a payload of the absl::Status, which an agreement (collective/agree.h) keeps, adding the
-// ranks.
+// parts are a payload of the absl::Status, which an agreement (collective/agree.h) keeps, with the
+// ranks added.
 
 #include <cstdint>
 #include <optional>

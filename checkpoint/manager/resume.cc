@@ -37,27 +37,39 @@ bool IsQuarantineWord(std::string_view suffix) {
   return suffix.starts_with(kDamaged) || suffix.starts_with(kDiverged);
 }
 
-// What earlier resumes have quarantined under `root`, as far as it has not been moved away.
-absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage, std::string_view root) {
-  std::vector<std::string> found;
+// The root, and the slots of rolling checkpoints.
+std::vector<std::string> PlacesUnder(std::string_view root) {
   std::vector<std::string> places = {std::string(root)};
   for (const std::string_view slot : kRollingSlots) places.push_back(JoinPath(root, slot));
+  return places;
+}
+
+// What earlier resumes have quarantined under `root`, as far as it has not been moved away. A slot
+// may have folders, in which checkpoints are.
+absl::StatusOr<std::vector<std::string>> ListQuarantined(Storage& storage, std::string_view root) {
+  std::vector<std::string> found;
+  std::vector<std::string> places = PlacesUnder(root);
+  const size_t slots_end = places.size();
   const std::string manifest = absl::StrCat(std::string(kManifestFileName), ".");
-  for (const std::string& place : places) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::string place = places[i];
     const absl::StatusOr<std::vector<std::string>> names = storage.List(place);
     if (absl::IsNotFound(names.status())) continue;
     TESSERA_RETURN_IF_ERROR(names.status());
     for (std::string_view name : *names) {
       if (!name.ends_with('/')) continue;
       name.remove_suffix(1);
+      const std::string directory = JoinPath(place, name);
       const size_t dot = name.find('.');
-      if (!ParseStepDirectoryName(name.substr(0, dot)).has_value()) continue;
+      if (!ParseStepDirectoryName(name.substr(0, dot)).has_value()) {
+        if (i > 0 && i < slots_end) places.push_back(directory);
+        continue;
+      }
       if (dot != name.npos) {
-        if (IsQuarantineWord(name.substr(dot + 1))) found.push_back(JoinPath(place, name));
+        if (IsQuarantineWord(name.substr(dot + 1))) found.push_back(directory);
         continue;
       }
       // Where directories cannot be renamed, the manifest is.
-      const std::string directory = JoinPath(place, name);
       const absl::StatusOr<std::vector<std::string>> files = storage.List(directory);
       if (absl::IsNotFound(files.status())) continue;
       TESSERA_RETURN_IF_ERROR(files.status());
@@ -97,6 +109,12 @@ class Decision {
   absl::StatusOr<std::string> Offer() {
     ResumeOffer offer;
     if (storage_ == nullptr) return offer.SerializeAsString();
+    if (seen_.empty() && options_.quarantine) {
+      // A checkpoint that was committed while its directory was being discarded gets its name back.
+      for (const std::string& place : PlacesUnder(root_)) {
+        SettleDiscarded(*storage_, place).IgnoreError();
+      }
+    }
     std::vector<StepDirectory> unreadable;
     TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved,
                              ListForResume(*storage_, root_, &unreadable));

@@ -71,14 +71,15 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 // healthy and that every rank reads without damage. `load` is called with one checkpoint after the
 // other, newest first, until it succeeds.
 //
-// Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of damage
-// (the status carries where it is: see FindDamagedParts() in checkpoint/directory/damaged_parts.h), rank 0 reads
-// the named bytes itself: if they are damaged there, too, the checkpoint is skipped; if not, the
-// call fails. Other errors of `load`, such as those of a storage that does not reply, never lead to
-// another checkpoint.
+// Rank 0 decides. It skips what it finds damaged or diverged. Where `load` failed because of
+// damage, whose place the status carries (FindDamagedParts() in
+// checkpoint/directory/damaged_parts.h), rank 0 reads the named bytes itself: if they are damaged
+// there, too, the checkpoint is skipped; if not, the call fails. Other errors of `load`, such as
+// those of a storage that does not reply, never lead to another checkpoint.
 //
-// Nothing in the storage changes before a checkpoint has been loaded by all ranks; then rank 0
-// quarantines the newer ones that were skipped. Older ones, and their contents, are not touched.
+// Nothing in the storage changes before a checkpoint has been loaded by all ranks (but for saves
+// that were being discarded when their process died: SettleDiscarded()); then rank 0 quarantines
+// the newer ones that were skipped. Older ones, and their contents, are not touched.
 //
 // Errors, the same on every rank and with nothing changed except by the last one:
 //   FailedPrecondition  there are checkpoints, or there have been and they are quarantined, and
@@ -92,8 +93,9 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 //   DeadlineExceeded, Unavailable from the group
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
 //
-// `storage` finds and renames on rank 0; elsewhere it only looks whether there are checkpoints where
-// rank 0 finds none, and may be null. No thread is started; `load` is called on the caller's.
+// `storage` finds and renames on rank 0; elsewhere it only looks whether there are checkpoints
+// where rank 0 finds none. Null: this rank has no such place. No thread is started; `load` is
+// called on the caller's.
 //
 // Collective over `group`: every rank calls it with the same options. Called where no other process
 // saves under `root` (folder_lock.h). While `load` runs, the checkpoint is marked as being read

@@ -306,6 +306,15 @@ TEST_F(ResumeTest, WithoutRenamingDirectoriesWhatWasQuarantinedIsStillKnown) {
   ExpectEnds(absl::StatusCode::kFailedPrecondition, {"step-00000004/manifest.pb.damaged"});
 }
 
+// Its process died between its rename and the next look.
+TEST_F(ResumeTest, ACheckpointThatWasCommittedWhileItWasDiscardedIsFound) {
+  Save(4);
+  Save(8);
+  ASSERT_TRUE(memory_.Rename("step-00000008", "step-00000008.discarded-1a2b3c4d").ok());
+  EXPECT_EQ(Step({.quarantine = false}), 4);
+  EXPECT_EQ(Step(), 8);
+}
+
 TEST_F(ResumeTest, WhatOnlyOtherRanksSeeEndsTheRun) {
   Save(4);
   MemoryStorage empty;

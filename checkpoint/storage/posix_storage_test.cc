@@ -161,9 +161,8 @@ TEST_F(PosixStorageTest, WhatTheDiskHasLostIsDataLossAndAnInputErrorIsNot) {
   for (const int error : {EIO, EBADMSG, EUCLEAN, ENODATA, ESTALE}) {
     read_errno = error;
     const absl::Status status = (*file)->ReadAt(4321, out);
-    EXPECT_EQ(status.code(),
-              error == ESTALE || error == EIO ? absl::StatusCode::kUnavailable
-                                              : absl::StatusCode::kDataLoss)
+    EXPECT_EQ(status.code(), error == ESTALE || error == EIO ? absl::StatusCode::kUnavailable
+                                                             : absl::StatusCode::kDataLoss)
         << status;
     EXPECT_NE(std::string(status.message()).find(storage_->Describe("file")), std::string::npos);
     EXPECT_NE(std::string(status.message()).find("at offset 4321"), std::string::npos) << status;

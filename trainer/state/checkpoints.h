@@ -59,8 +59,8 @@ absl::Status WithOlderStep(const absl::Status& status, const SavedRun& saved);
 // Whether the run saves: it has a folder to save to and has not been told to leave it alone.
 bool Saves(const TrainConfig& config);
 
-// Takes over from a checkpoint on this rank, or begins without one (nullopt). The same status on all
-// ranks where a checkpoint is damaged, as LoadTensors() returns it; see LoadOnThisRank in
+// Takes over from a checkpoint on this rank, or begins without one (nullopt). Returns the same
+// status on all ranks where a checkpoint is damaged, as LoadTensors() does; see LoadOnThisRank in
 // checkpoint/manager/resume.h.
 using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 
@@ -68,10 +68,10 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 //
 // With auto_resume and a folder `save`, that is the latest valid one there, permanent or rolling:
 // see ResumeFromLatest() for what is skipped, what ends the run, and what `use` may see before.
-// Where one has been used, newer ones that are damaged or have diverged are quarantined, with a note
-// for each, if the run Saves(); else they are left where they are. FailedPrecondition where none is
-// valid, unless resume_ignore_no_valid_checkpoint is set. ckpt_step, where `load` is empty or the
-// same folder, chooses one of its steps instead.
+// Where one has been used, newer ones that are damaged or have diverged are quarantined, with a
+// note for each, if the run Saves(); else they are left where they are. FailedPrecondition where
+// none is valid, unless resume_ignore_no_valid_checkpoint is set. ckpt_step, where `load` is empty
+// or the same folder, chooses one of its steps instead.
 //
 // Without one there, the checkpoint that `load` and `ckpt_step` name: `load` itself where it is a
 // checkpoint, under whatever name, or one of another framework, else the newest in it without
