@@ -1,7 +1,6 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 
 #include <algorithm>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/read_lock.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/manager/rolling.h"
 #include "checkpoint/verify/verify.h"
@@ -23,30 +23,20 @@ bool IsDamage(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
 
+// Bytes that were damaged on their way from a remote storage are intact the next time.
+absl::StatusOr<Manifest> ReadIntactPatiently(Storage& storage, std::string_view directory) {
+  absl::StatusOr<Manifest> manifest = ReadIntact(storage, directory);
+  for (int again = 0; again < kRereads && IsDamage(manifest.status()); ++again) {
+    manifest = ReadIntact(storage, directory);
+  }
+  return manifest;
+}
+
 // As far as is known.
 bool IsHealthy(const Manifest& manifest) {
   const TrainerState& trainer = manifest.trainer();
   return !trainer.has_health() ||
          (trainer.health().state_is_finite() && trainer.health().loss_is_sane());
-}
-
-// False, with nothing done, while the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
-  const RemovalLock lock(storage, dir.path);
-  if (lock.refused()) return false;
-  TESSERA_RETURN_IF_ERROR(RemoveStepDirectory(storage, dir));
-  return true;
-}
-
-absl::StatusOr<std::vector<SavedCheckpoint>> ListCommitted(Storage& storage, std::string_view root,
-                                                           bool rolling) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root));
-  std::vector<SavedCheckpoint> committed;
-  for (const StepDirectory& dir : directories) {
-    if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
-  }
-  return committed;
 }
 
 // "a/b" and "c" of "a/b/c".
@@ -56,42 +46,51 @@ std::pair<std::string, std::string> SplitPath(std::string_view path) {
   return {std::string(path.substr(0, slash)), std::string(path.substr(slash + 1))};
 }
 
-// "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not taken.
-std::string FreeName(const std::set<std::string>& taken, std::string_view name,
-                     std::string_view word) {
-  const std::string first = absl::StrCat(std::string(name), ".", std::string(word));
-  std::string candidate = first;
-  for (int number = 2; taken.contains(candidate) || taken.contains(candidate + "/"); ++number) {
-    candidate = absl::StrCat(first, "-", number);
+// The step directories of a slot, and of the folders of attempts in it.
+absl::StatusOr<std::vector<StepDirectory>> ListSlot(Storage& storage, std::string_view slot) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> all, ListStepDirectories(storage, slot));
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(slot);
+  if (absl::IsNotFound(names.status())) return all;
+  TESSERA_RETURN_IF_ERROR(names.status());
+  for (std::string_view name : *names) {
+    if (!name.ends_with('/')) continue;
+    name.remove_suffix(1);
+    if (!IsRollingAttempt(name)) continue;
+    TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> attempt,
+                             ListStepDirectories(storage, JoinPath(slot, name)));
+    std::ranges::move(attempt, std::back_inserter(all));
   }
-  return candidate;
+  std::ranges::stable_sort(all, {}, &StepDirectory::step);
+  return all;
 }
 
-// In a storage that cannot rename: the manifest's contents get another name. A death in between
-// leaves both.
-absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view directory,
-                                             std::string_view word) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files, storage.List(directory));
-  const std::string from = JoinPath(directory, kManifestFileName);
-  const std::string to =
-      JoinPath(directory, FreeName({files.begin(), files.end()}, kManifestFileName, word));
-  TESSERA_ASSIGN_OR_RETURN(const std::string contents, ReadAll(storage, from, kMaxManifestBytes));
-  TESSERA_RETURN_IF_ERROR(storage.Publish(to, contents, nullptr));
-  TESSERA_RETURN_IF_ERROR(storage.Delete(from));
-  TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(directory));
-  return to;
+std::vector<SavedCheckpoint> Committed(const std::vector<StepDirectory>& directories,
+                                       bool rolling) {
+  std::vector<SavedCheckpoint> committed;
+  for (const StepDirectory& dir : directories) {
+    if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
+  }
+  return committed;
+}
+
+// False, with nothing done, while the checkpoint is being read.
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
+  const RemovalLock lock(storage, dir.path);
+  if (lock.refused()) return false;
+  return RemoveStepDirectory(storage, dir);
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage,
                                                            std::string_view root) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> all,
-                           ListCommitted(storage, root, /*rolling=*/false));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> permanent,
+                           ListStepDirectories(storage, root));
+  std::vector<SavedCheckpoint> all = Committed(permanent, /*rolling=*/false);
   for (const std::string_view slot : kRollingSlots) {
-    TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> rolling,
-                             ListCommitted(storage, JoinPath(root, slot), /*rolling=*/true));
-    std::ranges::move(rolling, std::back_inserter(all));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> rolling,
+                             ListSlot(storage, JoinPath(root, slot)));
+    std::ranges::move(Committed(rolling, /*rolling=*/true), std::back_inserter(all));
   }
   std::ranges::stable_sort(all, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
     return std::tuple(-a.step, a.rolling) < std::tuple(-b.step, b.rolling);
@@ -113,13 +112,16 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 absl::StatusOr<std::optional<ResumePoint>> TakeNewestIntact(
     Storage& storage, std::string_view root, Damaged damaged,
     std::vector<SetAsideCheckpoint>* passed_over) {
+  if (damaged == Damaged::kSetAside) {
+    // A checkpoint that was committed while its directory was being discarded gets its name back.
+    SettleDiscarded(storage, root).IgnoreError();
+    for (const std::string_view slot : kRollingSlots) {
+      SettleDiscarded(storage, JoinPath(root, slot)).IgnoreError();
+    }
+  }
   TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
   for (SavedCheckpoint& checkpoint : saved) {
-    absl::StatusOr<Manifest> manifest = ReadIntact(storage, checkpoint.directory);
-    // Bytes that were damaged on their way from a remote storage are intact the next time.
-    for (int again = 0; again < kRereads && IsDamage(manifest.status()); ++again) {
-      manifest = ReadIntact(storage, checkpoint.directory);
-    }
+    absl::StatusOr<Manifest> manifest = ReadIntactPatiently(storage, checkpoint.directory);
     if (manifest.ok()) return ResumePoint{std::move(checkpoint), *std::move(manifest)};
     if (!IsDamage(manifest.status())) return manifest.status();
     std::string moved_to;
@@ -134,11 +136,10 @@ absl::StatusOr<std::optional<ResumePoint>> TakeNewestIntact(
 absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
                                      std::string_view word) {
   const auto [parent, name] = SplitPath(directory);
+  if (!storage.RenamesDirectories()) return SetManifestAside(storage, directory, word);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage.List(parent));
-  std::string to = JoinPath(parent, FreeName({siblings.begin(), siblings.end()}, name, word));
-  const absl::Status renamed = storage.Rename(directory, to);
-  if (absl::IsUnimplemented(renamed)) return SetManifestAside(storage, directory, word);
-  TESSERA_RETURN_IF_ERROR(renamed);
+  std::string to = JoinPath(parent, FreeName(siblings, name, word));
+  TESSERA_RETURN_IF_ERROR(storage.Rename(directory, to));
   TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(parent));
   return to;
 }
@@ -160,17 +161,21 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   std::array<std::vector<StepDirectory>, kRollingSlots.size()> directories;
   for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
     TESSERA_ASSIGN_OR_RETURN(directories[slot],
-                             ListStepDirectories(storage, JoinPath(root, kRollingSlots[slot])));
+                             ListSlot(storage, JoinPath(root, kRollingSlots[slot])));
     for (const StepDirectory& dir : directories[slot]) {
       TESSERA_RETURN_IF_ERROR(dir.committed.status());
       if (*dir.committed) steps[slot] = dir.step;  // ascending
     }
   }
   const int chosen = ChooseRollingSlot(steps);
+  const std::optional<int64_t> newest = std::max(steps[0], steps[1]);
   for (const StepDirectory& dir : directories[chosen]) {
+    // Another attempt may still commit it, and be the only one to have a checkpoint.
+    if (!storage.RenamesDirectories() && !*dir.committed && dir.step > newest) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
   }
-  return JoinPath(root, kRollingSlots[chosen]);
+  std::string slot = JoinPath(root, kRollingSlots[chosen]);
+  return storage.RenamesDirectories() ? slot : JoinPath(slot, MakeRollingAttempt());
 }
 
 Retention::Retention(Storage& storage, std::string_view root, const RetentionOptions& options)
@@ -186,15 +191,21 @@ absl::Status Retention::Apply(absl::Time now) {
   });
   std::vector<RetentionCandidate> candidates;
   std::vector<const StepDirectory*> committed;
+  std::vector<bool> unknown;
   for (const StepDirectory& dir : directories) {
     if (!*dir.committed) continue;
-    candidates.push_back(DescribeOnce({dir.step, dir.path}).candidate);
+    const Described described = DescribeOnce({dir.step, dir.path});
+    first_error.Update(described.unknown);
+    unknown.push_back(!described.unknown.ok());
+    candidates.push_back(described.candidate);
     committed.push_back(&dir);
   }
   if (committed.empty()) return first_error;
 
   std::vector<const StepDirectory*> deleted;
-  for (const size_t i : ChooseToDelete(options_, candidates, now)) deleted.push_back(committed[i]);
+  for (const size_t i : ChooseToDelete(options_, candidates, now)) {
+    if (!unknown[i]) deleted.push_back(committed[i]);
+  }
   for (const StepDirectory& dir : directories) {
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
@@ -240,7 +251,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     if (storage_.IsLink(checkpoint.directory)) continue;
     const Described described =
         checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
-    if (checkpoint.rolling && !described.intact) continue;
+    if (!described.unknown.ok() || (checkpoint.rolling && !described.intact)) continue;
     candidates.push_back(described.candidate);
     found.emplace_back(&checkpoint, described.bytes);
   }
@@ -253,17 +264,20 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   return droppable;
 }
 
-const Retention::Described& Retention::DescribeOnce(const SavedCheckpoint& checkpoint) {
+Retention::Described Retention::DescribeOnce(const SavedCheckpoint& checkpoint) {
   const auto known = described_.find(checkpoint.directory);
   if (known != described_.end()) return known->second;
-  return described_[checkpoint.directory] = Describe(checkpoint);
+  Described described = Describe(checkpoint);
+  if (described.unknown.ok()) described_[checkpoint.directory] = described;
+  return described;
 }
 
 Retention::Described Retention::Describe(const SavedCheckpoint& checkpoint) {
-  const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
+  const absl::StatusOr<Manifest> manifest = ReadIntactPatiently(storage_, checkpoint.directory);
   Described described = {
       .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
       .intact = manifest.ok()};
+  if (!manifest.ok() && !IsDamage(manifest.status())) described.unknown = manifest.status();
   if (!manifest.ok()) return described;
   const TrainerState& trainer = manifest->trainer();
   RetentionCandidate& candidate = described.candidate;
