@@ -107,7 +107,11 @@ absl::StatusOr<bool> Fence(Storage& storage, std::string_view dir) {
       fenced = storage.Exchange(path, *there, MakeTombstone(), nullptr);
     }
     // Where directories are renamed, what is there already keeps others from committing.
-    if (fenced.ok() || absl::IsUnimplemented(fenced)) return true;
+    if (fenced.ok() || absl::IsUnimplemented(fenced)) {
+      // Another process may just have found that an old fence can go.
+      TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage, dir));
+      return true;
+    }
     if (!absl::IsAlreadyExists(fenced) && !absl::IsAborted(fenced)) return fenced;
   }
   return false;
@@ -152,7 +156,9 @@ absl::Status ForgetFence(Storage& storage, std::string_view dir,
       if (absl::Now() - made < kTombstoneLife) return absl::OkStatus();
     }
   }
-  return storage.DeleteFiles(dir, {std::string(kManifestFileName), std::string(kFencedFileName)});
+  // A tombstone without the other file would look like a manifest.
+  TESSERA_RETURN_IF_ERROR(storage.DeleteFiles(dir, {std::string(kManifestFileName)}));
+  return storage.DeleteFiles(dir, {std::string(kFencedFileName)});
 }
 
 // Deletes all but what was set aside, in a directory that keeps its name.

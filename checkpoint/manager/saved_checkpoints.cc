@@ -73,6 +73,20 @@ std::vector<SavedCheckpoint> Committed(const std::vector<StepDirectory>& directo
   return committed;
 }
 
+// The error of a directory of a later step that cannot be listed: it may hold a checkpoint.
+absl::Status CheckLaterAreListed(Storage& storage, std::string_view root, int64_t step) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> all, ListStepDirectories(storage, root));
+  for (const std::string_view slot : kRollingSlots) {
+    TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> rolling,
+                             ListSlot(storage, JoinPath(root, slot)));
+    std::ranges::move(rolling, std::back_inserter(all));
+  }
+  for (const StepDirectory& dir : all) {
+    if (dir.step > step) TESSERA_RETURN_IF_ERROR(dir.committed.status());
+  }
+  return absl::OkStatus();
+}
+
 // False, with nothing done, while the checkpoint is being read.
 absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
   const RemovalLock lock(storage, dir.path);
@@ -146,6 +160,7 @@ absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view director
 
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
                                                       int64_t step) {
+  TESSERA_RETURN_IF_ERROR(CheckLaterAreListed(storage, root, step));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
   std::vector<std::string> moved_to;
   for (const SavedCheckpoint& checkpoint : saved) {

@@ -81,7 +81,8 @@ absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view director
                                      std::string_view word);
 
 // Sets aside, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
-// run abandons when it continues from an earlier step on request. Returns the new directories.
+// run abandons when it continues from an earlier step on request. Returns the new directories. The
+// error of a directory of a later step that cannot be listed, with nothing done.
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
                                                       int64_t step);
 

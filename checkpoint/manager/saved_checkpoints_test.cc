@@ -254,6 +254,17 @@ TEST_F(SavedCheckpointsTest, LaterCheckpointsAreAbandonedNotDeleted) {
   EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned-2"));
 }
 
+TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed) {
+  for (const int64_t step : {20, 40, 60}) Save(step);
+  storage_.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kList && operation.path == "step-00000040";
+      },
+      absl::UnavailableError("no answer"));
+  EXPECT_TRUE(absl::IsUnavailable(AbandonLater(storage_, "", 20).status()));
+  EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned"));
+}
+
 TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
   SaveWithHealth(10, true, true);
   SaveWithHealth(20, true, true);

@@ -49,15 +49,15 @@
 // while a new run saves the same step, or has saved it. They write to files of names of their own.
 // A late rank 0 cannot commit: its directory was set aside by the new run's step 2, with the
 // temporary manifest of 5 or before it could see its files there; or there is a manifest already.
-// A failed attempt deletes files of its own names only, and none once its commit may have succeeded.
+// A failed attempt deletes files of its own names only, and none once it may be committed.
 //
-// An object store has no directories to set aside. There, a save does not delete data of another
-// attempt before its own commit (step 2 only aborts uploads that are not complete), and the commit is
-// one conditional request: the creation of an object that does not exist yet. A rolling save has a
-// folder of its own. Everything that deletes what is not committed (retention, Prune, the emptying
-// of a rolling slot) does so behind a committed checkpoint of the same step or a later one, and puts
-// a tombstone (checkpoint/directory/fence.h) in the manifest's place before, so that a late commit
-// fails. A later save of that step replaces the tombstone which its step 2 has found: if it has been
+// An object store has no directories to set aside. There, a save deletes no data of another attempt
+// before its own commit (step 2 only aborts uploads that are not complete), and the commit is one
+// conditional request: the creation of an object that does not exist yet. A rolling save has a
+// folder of its own. Whatever deletes data that is not committed (retention, Prune, the emptying of
+// a rolling slot) does so behind a committed checkpoint of the same step or a later one, and puts a
+// tombstone (checkpoint/directory/fence.h) in the manifest's place before, so that a late commit
+// fails. A later save of that step replaces the tombstone that its step 2 has found: if it has been
 // fenced itself since then, another tombstone is there, and its commit fails.
 
 namespace tessera::ckpt {
