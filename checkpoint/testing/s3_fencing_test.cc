@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,12 +48,14 @@ class S3FencingTest : public ::testing::Test {
   }
 
   // Another run's save: `value` in every element.
-  absl::Status SaveStep(int64_t step, float value, bool rolling = false) {
+  absl::Status SaveStep(int64_t step, float value, bool rolling = false,
+                        std::function<absl::Status()> before_commit = nullptr) {
     std::vector<float> elements(64, value);
     ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
     tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
     const auto storage = MustOpen();
     SaveOptions options;
+    options.before_commit = std::move(before_commit);
     if (rolling) {
       options.choose_root = [&](const PlannedSave&) { return EmptyRollingSlot(*storage, ""); };
     }
@@ -263,6 +267,29 @@ TEST_F(S3FencingTest, ALateCommitOverATombstoneFailsAfterAnotherDeletion) {
       /*replaces_tombstone=*/true);
   ExpectFenced(SaveStep(8, 80));
   EXPECT_THAT(Steps(), ElementsAre(12));
+}
+
+// The deletion stands between its tombstone and the data: what the commit finds is complete.
+TEST_F(S3FencingTest, ACommitFailsAlsoBeforeItsDataIsDeleted) {
+  ASSERT_TRUE(SaveStep(12, 12).ok());
+  for (int tombstones = 0; tombstones < 3; ++tombstones) {
+    SCOPED_TRACE(tombstones);
+    std::promise<void> deleting, continues;
+    server_.AddFault({.method = "POST", .query = "delete", .meanwhile = [&] {
+                        deleting.set_value();
+                        continues.get_future().wait();
+                      }});
+    std::thread other;
+    const absl::Status saved = SaveStep(8, 8, /*rolling=*/false, [&] {
+      other = std::thread([&] { EXPECT_TRUE(Retain(1).ok()); });
+      deleting.get_future().wait();
+      return absl::OkStatus();
+    });
+    continues.set_value();
+    other.join();
+    ExpectFenced(saved);
+    EXPECT_THAT(Steps(), ElementsAre(12));
+  }
 }
 
 // No checkpoint is committed that takes its place: the data of an attempt stays.
