@@ -53,14 +53,16 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
   const std::string path = JoinPath(directory_, kManifestFileName);
+  absl::Status files_are_there;
   const auto ready = [&] {
-    absl::Status status = CheckFilesAreThere();
-    may_be_committed_ = status.ok();
-    return status;
+    files_are_there = CheckFilesAreThere();
+    may_be_committed_ = files_are_there.ok();
+    return files_are_there;
   };
   const absl::Status published = fence_.has_value()
                                      ? storage_.Exchange(path, *fence_, encoded, ready)
                                      : storage_.Publish(path, encoded, ready);
+  if (!files_are_there.ok()) return published;
   TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
   TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
   if (other_attempts_left_) DeleteOtherAttempts(storage_, directory_, manifest_).IgnoreError();
@@ -69,8 +71,7 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
 
 // Whether the manifest was committed, given the storage's answer.
 absl::Status Coordinator::SettleCommit(const absl::Status& published, const std::string& encoded) {
-  const bool refused = absl::IsAlreadyExists(published) || absl::IsAborted(published);
-  if (!refused || !may_be_committed_) return published;
+  if (!absl::IsAlreadyExists(published) && !absl::IsAborted(published)) return published;
   // The answer may be that to a repetition of a request that had succeeded.
   const absl::StatusOr<std::string> there =
       ReadAll(storage_, JoinPath(directory_, kManifestFileName), kMaxManifestBytes);
