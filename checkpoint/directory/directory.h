@@ -23,8 +23,8 @@ std::string JoinPath(std::string_view directory, std::string_view name);
 // Inverse of StepDirectoryName; nullopt for anything else.
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 
-// True if the directory holds a committed manifest; false also if the directory does not exist, for a
-// tombstone (fence.h), and where the manifest was being set aside.
+// True if the directory holds a committed manifest; false also if the directory does not exist, for
+// a tombstone (fence.h), and where the manifest was being set aside.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing

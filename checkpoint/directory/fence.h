@@ -4,9 +4,9 @@
 // Names in a checkpoint's directory other than its manifest and its data files, and the tombstone.
 //
 // A storage that cannot rename directories has no other way to take one out of a late writer's
-// reach: before the data of an attempt that may still commit is deleted, a tombstone takes the place
-// of its manifest, so that the commit, which creates that object, fails. A later save of the step
-// replaces the tombstone that it has found at its beginning (Storage::Exchange); each deletion
+// reach: before the data of an attempt that may still commit is deleted, a tombstone takes the
+// place of its manifest, so that the commit, which creates that object, fails. A later save of the
+// step replaces the tombstone that it has found at its beginning (Storage::Exchange); each deletion
 // brings a new one, which fences the attempts that found the one before.
 
 #include <cstdint>

@@ -184,18 +184,18 @@ std::string DiscardedName(std::string_view dir) {
 }
 
 absl::StatusOr<bool> RemoveRenamed(Storage& storage, const StepDirectory& dir) {
+  if (*dir.committed) {
+    TESSERA_RETURN_IF_ERROR(storage.Delete(ManifestPath(dir.path)));
+    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
+  }
   const std::string discarded = DiscardedName(dir.path);
   const absl::Status renamed = storage.Rename(dir.path, discarded);
   if (absl::IsNotFound(renamed)) return true;
   TESSERA_RETURN_IF_ERROR(renamed);
   TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, discarded));
-  if (committed && !*dir.committed) {
+  if (committed) {
     TESSERA_RETURN_IF_ERROR(storage.Rename(discarded, dir.path));
     return false;
-  }
-  if (committed) {
-    TESSERA_RETURN_IF_ERROR(storage.Delete(ManifestPath(discarded)));
-    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(discarded));
   }
   TESSERA_RETURN_IF_ERROR(storage.DeleteTree(discarded));
   return true;

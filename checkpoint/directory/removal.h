@@ -3,8 +3,8 @@
 
 // All deletions in directories of steps. Each keeps these rules:
 //
-// - What was set aside stays, the manifest and every file that it names. Where such a manifest cannot
-//   be read, nothing in its directory is deleted.
+// - What was set aside stays, the manifest and every file that it names. Where such a manifest
+//   cannot be read, nothing in its directory is deleted.
 // - What is to be deleted is taken out of other writers' reach first, so that none of them can
 //   commit what is being deleted. A directory is renamed, and looked at again: what was committed
 //   just before gets its name back. Where directories cannot be renamed, the files to delete are

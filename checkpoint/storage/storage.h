@@ -99,8 +99,8 @@ class Storage {
   virtual absl::Status Publish(std::string_view path, std::string_view contents,
                                const std::function<absl::Status()>& ready);
 
-  // Whether Rename() renames directories too, so that one which is to be deleted can be taken out of
-  // other writers' reach first. Where it does not, as in object stores, Exchange() fences them.
+  // Whether Rename() renames directories too, so that one which is to be deleted can be taken out
+  // of other writers' reach first. Where it does not, as in object stores, Exchange() fences them.
   virtual bool RenamesDirectories() const { return true; }
 
   // Replaces a small file whose contents are `expected`, atomically and durably. Aborted, with

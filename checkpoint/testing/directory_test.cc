@@ -73,9 +73,7 @@ TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
   for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);
   FaultInjectingStorage faulty(storage_);
   faulty.FailWhere(
-      [](const Operation& operation) {
-        return operation.kind == OperationKind::kRename && operation.path == "step-00000001";
-      },
+      [](const Operation& operation) { return operation.path == "step-00000001/manifest.pb"; },
       absl::PermissionDeniedError("denied"));
   EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 1)));
   ASSERT_EQ(List(storage_, "")->size(), 2);

@@ -75,8 +75,8 @@ class S3Client {
   // unless this very call made it: objects carry a random number of the call that wrote them. In a
   // store that does not return this number, an object with the same contents counts as made by it.
   absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace);
-  // Replaces the object that has this etag. Aborted where it has another one or is gone, unless this
-  // very call replaced it, as above.
+  // Replaces the object that has this etag. Aborted where it has another one or is gone, unless
+  // this very call replaced it, as above.
   absl::Status Replace(const std::string& key, std::span<const std::byte> body,
                        const std::string& etag);
   // Whether the store obeys the condition of Replace(). Tries it with the contents that the object

@@ -30,7 +30,8 @@ namespace tessera::ckpt {
 //   where the nearby copy cannot be read. Nearby copies are not compared otherwise: see
 //   DropDamagedCopies() in checkpoint/verify for that.
 // - Deletions and renames apply to both.
-// - Publish() and Exchange() go to the remote storage alone, so that a commit is never read from nearby.
+// - Publish() and Exchange() go to the remote storage alone, so that a commit is never read from
+//   nearby.
 //
 // Each process of a run has one; processes of one machine may share the nearby storage.
 // Thread-safe.
