@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <optional>
 
 namespace tessera {
 namespace {
@@ -18,6 +19,12 @@ int Repeat(absl::FunctionRef<int()> call) {
     if (errno != EINTR) return errno;
   }
   return 0;
+}
+
+std::optional<struct stat> StatOf(int directory_fd, const char* name) {
+  struct stat info;
+  if (fstatat(directory_fd, name, &info, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
+  return info;
 }
 
 int Sync(int fd, absl::FunctionRef<int()> call) {
@@ -51,21 +58,34 @@ int RenameName(int from_directory_fd, const char* from, int to_directory_fd, con
 }
 
 int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to) {
+  const std::optional<struct stat> before = StatOf(from_directory_fd, from);
+  // A network file system that lost the reply to a request repeats it, and may report what the
+  // repetition finds: the new name taken, or the old one gone. What has the new name decides.
+  const auto settle = [&](int error) {
+    const std::optional<struct stat> there = StatOf(to_directory_fd, to);
+    if ((error != EEXIST && error != ENOENT) || !before.has_value() || !there.has_value() ||
+        there->st_dev != before->st_dev || there->st_ino != before->st_ino) {
+      return error;
+    }
+    if (!StatOf(from_directory_fd, from).has_value()) return 0;
+    // Both names were there before, or are one; else a link has just been made.
+    if (there->st_nlink <= before->st_nlink) return error;
+    return Repeat([&] { return unlinkat(from_directory_fd, from, 0); });
+  };
   int error = Rename([&] {
     return Repeat(
         [&] { return renameat2(from_directory_fd, from, to_directory_fd, to, RENAME_NOREPLACE); });
   });
   // Network file systems do not support the flag; an impossible request fails again below.
-  if (error != EINVAL && error != ENOSYS) return error;
+  if (error != EINVAL && error != ENOSYS) return settle(error);
   error = Rename([&] {
     return Repeat([&] { return linkat(from_directory_fd, from, to_directory_fd, to, 0); });
   });
   if (error == 0) return Repeat([&] { return unlinkat(from_directory_fd, from, 0); });
-  if (error == EEXIST) return error;
+  if (error == EEXIST) return settle(error);
   // A directory, or a file system without links.
-  struct stat info;
-  if (fstatat(to_directory_fd, to, &info, AT_SYMLINK_NOFOLLOW) == 0) return EEXIST;
-  return RenameName(from_directory_fd, from, to_directory_fd, to);
+  if (StatOf(to_directory_fd, to).has_value()) return settle(EEXIST);
+  return settle(RenameName(from_directory_fd, from, to_directory_fd, to));
 }
 
 void SetFileCallInterceptor(FileCallInterceptor* new_interceptor) {

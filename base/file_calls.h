@@ -21,7 +21,8 @@ int RenameName(int from_directory_fd, const char* from, int to_directory_fd, con
 
 // Renames a file or a directory, but replaces nothing: EEXIST. Atomic with renameat2(), or, for a
 // file, with link(); only on a file system that has neither can a name that another process takes
-// at the same moment be replaced.
+// at the same moment be replaced. A rename that was done although its reply was lost,
+// as network file systems report it, is a success.
 int RenameNameIfFree(int from_directory_fd, const char* from, int to_directory_fd, const char* to);
 
 // Intercepts the functions above. Thread-safe, as they are.

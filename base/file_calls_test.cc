@@ -87,6 +87,57 @@ TEST_P(RenameNameIfFreeTest, MovesADirectory) {
 
 TEST_P(RenameNameIfFreeTest, ReportsAMissingName) { EXPECT_EQ(Move("no-such", "to"), ENOENT); }
 
+// A network file system repeats a request whose reply was lost, and reports what that finds.
+class LosingReplies : public FileCallInterceptor {
+ public:
+  LosingReplies(int ways, int error) : ways_(ways), error_(error) { SetFileCallInterceptor(this); }
+  ~LosingReplies() override { SetFileCallInterceptor(nullptr); }
+  int Sync(int, absl::FunctionRef<int()> call) override { return call(); }
+  int Rename(absl::FunctionRef<int()> call) override {
+    if (calls_++ < ways_) return calls_ == 1 ? ENOSYS : EOPNOTSUPP;
+    const int result = call();
+    return result == 0 ? error_ : result;
+  }
+
+ private:
+  const int ways_, error_;
+  int calls_ = 0;
+};
+
+TEST_P(RenameNameIfFreeTest, ARenameWhoseReplyWasLostHasSucceeded) {
+  for (const int error : {EEXIST, ENOENT}) {
+    SCOPED_TRACE(error);
+    Write("from", "x");
+    Write("other", "y");
+    const LosingReplies losing(GetParam(), error);
+    const auto move = [&](const char* from, const char* to) {
+      return RenameNameIfFree(directory_, from, directory_, to);
+    };
+    EXPECT_EQ(move("from", "to"), 0);
+    EXPECT_EQ(Read("to"), "x");
+    EXPECT_FALSE(fs::exists(root_ / "from"));
+    EXPECT_EQ(move("to", "other"), EEXIST) << "another file";
+    EXPECT_EQ(Read("to"), "x");
+    EXPECT_EQ(move("none", "to"), ENOENT);
+    fs::remove(root_ / "to");
+    fs::create_directory(root_ / "folder");
+    EXPECT_EQ(move("folder", "moved"), 0);
+    EXPECT_TRUE(fs::exists(root_ / "moved"));
+    fs::remove(root_ / "moved");
+  }
+}
+
+TEST_P(RenameNameIfFreeTest, NeverDeletesTheOnlyNameOfAFile) {
+  Write("file", "x");
+  fs::create_hard_link(root_ / "file", root_ / "other");
+  fs::create_directory_symlink(root_, root_ / "here");
+  EXPECT_EQ(Move("file", "file"), EEXIST);
+  EXPECT_EQ(Move("here/file", "file"), EEXIST);
+  EXPECT_EQ(Move("file", "other"), EEXIST) << "its name from before";
+  EXPECT_EQ(Read("file"), "x");
+  EXPECT_EQ(Read("other"), "x");
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, RenameNameIfFreeTest, testing::Values(0, 1, 2));
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/layout/bounds.h"

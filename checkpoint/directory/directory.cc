@@ -4,24 +4,21 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/directory/fence.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera::ckpt {
 namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
-constexpr std::string_view kDiscarded = ".discarded-";
 
 std::string_view FolderOf(std::string_view path) {
   return path.find('/') == path.npos ? std::string_view() : path.substr(0, path.rfind('/'));
@@ -88,44 +85,28 @@ absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_d
   const absl::StatusOr<std::vector<std::string>> names = storage.List(checkpoint_dir);
   if (absl::IsNotFound(names.status())) return false;
   TESSERA_RETURN_IF_ERROR(names.status());
-  return std::ranges::find(*names, kManifestFileName) != names->end();
-}
-
-absl::Status SettleDiscarded(Storage& storage, std::string_view folder) {
-  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
-  if (absl::IsNotFound(names.status())) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(names.status());
-  for (std::string_view name : *names) {
-    const size_t at = name.find(kDiscarded);
-    if (at == name.npos || !name.ends_with('/') || !ParseStepDirectoryName(name.substr(0, at))) {
-      continue;
-    }
-    name.remove_suffix(1);
-    const std::string path = JoinPath(folder, name);
-    TESSERA_ASSIGN_OR_RETURN(const bool committed, IsCommitted(storage, path));
-    const absl::Status settled = committed
-                                     ? storage.Rename(path, JoinPath(folder, name.substr(0, at)))
-                                     : storage.DeleteTree(path);
-    if (absl::IsNotFound(settled) || absl::IsAlreadyExists(settled)) continue;
-    TESSERA_RETURN_IF_ERROR(settled);
+  if (std::ranges::find(*names, kManifestFileName) == names->end()) return false;
+  const bool may_be_fenced = std::ranges::find(*names, kFencedFileName) != names->end();
+  const bool has_set_aside = std::ranges::any_of(*names, IsSetAsideName);
+  if (!may_be_fenced && !has_set_aside) return true;
+  const absl::StatusOr<std::string> bytes =
+      ReadAll(storage, JoinPath(checkpoint_dir, kManifestFileName), kMaxManifestBytes);
+  if (absl::IsNotFound(bytes.status())) return false;
+  // Damaged: a reader finds that out.
+  if (absl::IsDataLoss(bytes.status()) || absl::IsResourceExhausted(bytes.status())) return true;
+  TESSERA_RETURN_IF_ERROR(bytes.status());
+  if (IsTombstone(*bytes)) return false;
+  for (const std::string& name : *names) {
+    if (!IsSetAsideName(name)) continue;
+    // The same bytes: it was being set aside, and that was interrupted.
+    const absl::StatusOr<std::string> copy =
+        ReadAll(storage, JoinPath(checkpoint_dir, name), kMaxManifestBytes);
+    if (copy.ok() && *copy == *bytes) return false;
+    const bool other = copy.ok() || absl::IsNotFound(copy.status()) ||
+                       absl::IsDataLoss(copy.status()) || absl::IsResourceExhausted(copy.status());
+    if (!other) return copy.status();
   }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view checkpoint_dir) {
-  TESSERA_ASSIGN_OR_RETURN(bool committed, IsCommitted(storage, checkpoint_dir));
-  if (committed) return Leftovers::kCommitted;
-  const std::string discarded = absl::StrFormat("%s%s%08x", std::string(checkpoint_dir),
-                                                std::string(kDiscarded), std::random_device()());
-  const absl::Status renamed = storage.Rename(checkpoint_dir, discarded);
-  if (absl::IsUnimplemented(renamed)) {
-    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(checkpoint_dir));
-    return names.empty() ? Leftovers::kNone : Leftovers::kKept;
-  }
-  if (!absl::IsNotFound(renamed)) TESSERA_RETURN_IF_ERROR(renamed);
-  TESSERA_RETURN_IF_ERROR(SettleDiscarded(storage, FolderOf(checkpoint_dir)));
-  TESSERA_ASSIGN_OR_RETURN(committed, IsCommitted(storage, checkpoint_dir));
-  return committed ? Leftovers::kCommitted : Leftovers::kNone;
+  return true;
 }
 
 absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes) {
@@ -155,6 +136,12 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
   const uint64_t size_bytes = (*file)->size_bytes();
   std::string bytes(std::min<uint64_t>(size_bytes, kManifestHeaderBytes), '\0');
   TESSERA_RETURN_IF_ERROR((*file)->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+  if (IsTombstone(bytes)) {
+    return absl::NotFoundError(
+        absl::StrCat("no committed checkpoint in ", storage.Describe(checkpoint_dir),
+                     " (a save there was discarded before it was complete); ",
+                     DescribeNeighbours(storage, checkpoint_dir)));
+  }
   TESSERA_RETURN_IF_ERROR(WithPath(storage.Describe(path), CheckManifestHeader(bytes, size_bytes)));
   bytes.resize(size_bytes);
   TESSERA_RETURN_IF_ERROR(
@@ -205,38 +192,6 @@ absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
   }
   std::ranges::sort(found, {}, &StepDirectory::step);
   return found;
-}
-
-absl::Status RemoveStepDirectory(Storage& storage, const StepDirectory& dir) {
-  if (*dir.committed) {
-    TESSERA_RETURN_IF_ERROR(storage.Delete(JoinPath(dir.path, kManifestFileName)));
-    TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(dir.path));
-  }
-  return storage.DeleteTree(dir.path);
-}
-
-absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep) {
-  absl::Status first_error = SettleDiscarded(storage, root);
-  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root));
-  std::erase_if(directories, [&](const StepDirectory& dir) {
-    return !dir.committed.ok() || storage.IsLink(dir.path);
-  });
-  int64_t committed =
-      std::ranges::count_if(directories, [](const StepDirectory& dir) { return *dir.committed; });
-  int64_t excess = committed - std::max(keep, 1);
-  bool removed = false;
-  for (const StepDirectory& dir : directories) {
-    if (committed == 0) break;  // the rest is newer than the newest committed one
-    if (*dir.committed) --committed;
-    if (*dir.committed && excess-- <= 0) continue;
-    const RemovalLock lock(storage, dir.path);
-    if (lock.refused()) continue;
-    first_error.Update(RemoveStepDirectory(storage, dir));
-    removed = true;
-  }
-  if (removed) first_error.Update(storage.SyncDirectory(root));
-  return first_error;
 }
 
 }  // namespace tessera::ckpt

@@ -23,7 +23,8 @@ std::string JoinPath(std::string_view directory, std::string_view name);
 // Inverse of StepDirectoryName; nullopt for anything else.
 std::optional<int64_t> ParseStepDirectoryName(std::string_view name);
 
-// True if the directory holds a committed manifest; false also if the directory does not exist.
+// True if the directory holds a committed manifest; false also if the directory does not exist, for
+// a tombstone (fence.h), and where the manifest was being set aside.
 absl::StatusOr<bool> IsCommitted(Storage& storage, std::string_view checkpoint_dir);
 
 // Reads and checks the manifest of a committed checkpoint. Errors: NotFound (listing the existing
@@ -40,22 +41,6 @@ absl::StatusOr<std::string> ReadManifestBytes(Storage& storage, std::string_view
 absl::StatusOr<Manifest> DecodeManifestOf(Storage& storage, std::string_view checkpoint_dir,
                                           std::string_view bytes);
 
-// What there was of earlier saves in a directory that a save is about to fill.
-enum class Leftovers {
-  kNone,       // nothing, or it has been deleted
-  kCommitted,  // a committed checkpoint, which stays as it is
-  kKept,       // files of other attempts, in a storage that cannot rename directories
-};
-
-// Makes room for a save: renames a directory without a manifest to "step-N.discarded-...", so that
-// no other attempt can still commit in it, and then deletes it. Also deletes what an interrupted
-// call left of others in the same folder.
-absl::StatusOr<Leftovers> DiscardLeftovers(Storage& storage, std::string_view checkpoint_dir);
-
-// Deletes the directories that DiscardLeftovers() renamed in `folder` and, interrupted, left there.
-// One in which the other attempt had just committed gets its name back.
-absl::Status SettleDiscarded(Storage& storage, std::string_view folder);
-
 // Whether a data file that was just written is in its place, with its size. Aborted where another
 // process has removed it or written to it.
 absl::Status CheckDataFile(Storage& storage, std::string_view path, uint64_t size_bytes);
@@ -70,13 +55,6 @@ struct StepDirectory {
 // All of them under `root`, ascending by step; none if the root is not there. No manifest is read.
 absl::StatusOr<std::vector<StepDirectory>> ListStepDirectories(Storage& storage,
                                                                std::string_view root);
-
-// Deletes it; a committed one is uncommitted first, durably, so that a crash halfway leaves no
-// checkpoint that looks complete. Precondition: dir.committed is OK.
-absl::Status RemoveStepDirectory(Storage& storage, const StepDirectory& dir);
-
-// See Prune() in checkpoint.h.
-absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep);
 
 }  // namespace tessera::ckpt
 

@@ -8,12 +8,18 @@
 //   rolling-0/step-00000250/
 //   rolling-1/step-00000225/  replaced next
 //
+// Where directories cannot be renamed, as in object stores, each attempt at a save has a folder in
+// its slot, so that what another attempt has left need not be deleted before:
+//
+//   rolling-0/1a2b3c4d/step-00000250/
+//
 // The slot that is replaced is emptied before the new checkpoint is written. The other one stays
 // complete meanwhile.
 
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace tessera::ckpt {
@@ -27,6 +33,11 @@ using RollingSteps = std::array<std::optional<int64_t>, kRollingSlots.size()>;
 inline int ChooseRollingSlot(const RollingSteps& steps) {
   return steps[1] < steps[0] ? 1 : 0;  // nullopt is less than any step
 }
+
+// "1a2b3c4d": the folder of a new attempt.
+std::string MakeRollingAttempt();
+
+bool IsRollingAttempt(std::string_view name);
 
 }  // namespace tessera::ckpt
 

@@ -1,7 +1,6 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 
 #include <algorithm>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/read_lock.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/manager/rolling.h"
 #include "checkpoint/verify/verify.h"
@@ -17,25 +17,19 @@
 namespace tessera::ckpt {
 namespace {
 
-// False, with nothing done, while the checkpoint is being read.
-absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
-  const RemovalLock lock(storage, dir.path);
-  if (lock.refused()) return false;
-  TESSERA_RETURN_IF_ERROR(RemoveStepDirectory(storage, dir));
-  return true;
+constexpr int kRereads = 2;
+
+bool IsDamage(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsNotFound(status);
 }
 
-absl::StatusOr<std::vector<SavedCheckpoint>> ListCommitted(Storage& storage, std::string_view root,
-                                                           bool rolling,
-                                                           std::vector<StepDirectory>* unreadable) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> directories,
-                           ListStepDirectories(storage, root));
-  std::vector<SavedCheckpoint> committed;
-  for (const StepDirectory& dir : directories) {
-    if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
-    if (!dir.committed.ok() && unreadable != nullptr) unreadable->push_back(dir);
+// Bytes that were damaged on their way from a remote storage are intact the next time.
+absl::StatusOr<Manifest> ReadIntactPatiently(Storage& storage, std::string_view directory) {
+  absl::StatusOr<Manifest> manifest = ReadIntact(storage, directory);
+  for (int again = 0; again < kRereads && IsDamage(manifest.status()); ++again) {
+    manifest = ReadIntact(storage, directory);
   }
-  return committed;
+  return manifest;
 }
 
 // "a/b" and "c" of "a/b/c".
@@ -50,43 +44,51 @@ bool IsLinked(Storage& storage, std::string_view directory) {
   return storage.IsLink(directory) || storage.IsLink(SplitPath(directory).first);
 }
 
-// "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not taken.
-std::string FreeName(const std::set<std::string>& taken, std::string_view name,
-                     std::string_view word) {
-  const std::string first = absl::StrCat(std::string(name), ".", std::string(word));
-  std::string candidate = first;
-  for (int number = 2; taken.contains(candidate) || taken.contains(candidate + "/"); ++number) {
-    candidate = absl::StrCat(first, "-", number);
+// The step directories of a slot, and of the folders of attempts in it.
+absl::StatusOr<std::vector<StepDirectory>> ListSlot(Storage& storage, std::string_view slot) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> all, ListStepDirectories(storage, slot));
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(slot);
+  if (absl::IsNotFound(names.status())) return all;
+  TESSERA_RETURN_IF_ERROR(names.status());
+  for (std::string_view name : *names) {
+    if (!name.ends_with('/')) continue;
+    name.remove_suffix(1);
+    if (!IsRollingAttempt(name)) continue;
+    TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> attempt,
+                             ListStepDirectories(storage, JoinPath(slot, name)));
+    std::ranges::move(attempt, std::back_inserter(all));
   }
-  return candidate;
+  std::ranges::stable_sort(all, {}, &StepDirectory::step);
+  return all;
 }
 
-// In a storage that cannot rename: the manifest's contents get another name. A death in between
-// leaves both.
-absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view directory,
-                                             std::string_view word) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files, storage.List(directory));
-  const std::string from = JoinPath(directory, kManifestFileName);
-  const std::string to =
-      JoinPath(directory, FreeName({files.begin(), files.end()}, kManifestFileName, word));
-  TESSERA_ASSIGN_OR_RETURN(const std::string contents, ReadAll(storage, from, kMaxManifestBytes));
-  TESSERA_RETURN_IF_ERROR(storage.Publish(to, contents, nullptr));
-  TESSERA_RETURN_IF_ERROR(storage.Delete(from));
-  TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(directory));
-  return to;
+void AddCommitted(const std::vector<StepDirectory>& directories, bool rolling,
+                  std::vector<SavedCheckpoint>& committed, std::vector<StepDirectory>* unreadable) {
+  for (const StepDirectory& dir : directories) {
+    if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
+    if (!dir.committed.ok() && unreadable != nullptr) unreadable->push_back(dir);
+  }
+}
+
+// False, with nothing done, while the checkpoint is being read.
+absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
+  const RemovalLock lock(storage, dir.path);
+  if (lock.refused()) return false;
+  return RemoveStepDirectory(storage, dir);
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage, std::string_view root,
                                                            std::vector<StepDirectory>* unreadable) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<SavedCheckpoint> all,
-                           ListCommitted(storage, root, /*rolling=*/false, unreadable));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> permanent,
+                           ListStepDirectories(storage, root));
+  std::vector<SavedCheckpoint> all;
+  AddCommitted(permanent, /*rolling=*/false, all, unreadable);
   for (const std::string_view slot : kRollingSlots) {
-    TESSERA_ASSIGN_OR_RETURN(
-        std::vector<SavedCheckpoint> rolling,
-        ListCommitted(storage, JoinPath(root, slot), /*rolling=*/true, unreadable));
-    std::ranges::move(rolling, std::back_inserter(all));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> rolling,
+                             ListSlot(storage, JoinPath(root, slot)));
+    AddCommitted(rolling, /*rolling=*/true, all, unreadable);
   }
   std::ranges::stable_sort(all, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
     return std::tuple(-a.step, a.rolling) < std::tuple(-b.step, b.rolling);
@@ -114,18 +116,23 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
                                      std::string_view word) {
   const auto [parent, name] = SplitPath(directory);
+  if (!storage.RenamesDirectories()) return SetManifestAside(storage, directory, word);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage.List(parent));
-  std::string to = JoinPath(parent, FreeName({siblings.begin(), siblings.end()}, name, word));
-  const absl::Status renamed = storage.Rename(directory, to);
-  if (absl::IsUnimplemented(renamed)) return SetManifestAside(storage, directory, word);
-  TESSERA_RETURN_IF_ERROR(renamed);
+  std::string to = JoinPath(parent, FreeName(siblings, name, word));
+  TESSERA_RETURN_IF_ERROR(storage.Rename(directory, to));
   TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(parent));
   return to;
 }
 
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
                                                       int64_t step) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved, ListForResume(storage, root));
+  std::vector<StepDirectory> unreadable;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved,
+                           ListForResume(storage, root, &unreadable));
+  // Any of these may hold a checkpoint.
+  for (const StepDirectory& dir : unreadable) {
+    if (dir.step > step) return dir.committed.status();
+  }
   std::vector<std::string> moved_to;
   for (const SavedCheckpoint& checkpoint : saved) {
     if (checkpoint.step <= step) break;
@@ -140,7 +147,7 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   std::array<std::vector<StepDirectory>, kRollingSlots.size()> directories;
   for (size_t slot = 0; slot < kRollingSlots.size(); ++slot) {
     TESSERA_ASSIGN_OR_RETURN(directories[slot],
-                             ListStepDirectories(storage, JoinPath(root, kRollingSlots[slot])));
+                             ListSlot(storage, JoinPath(root, kRollingSlots[slot])));
     for (const StepDirectory& dir : directories[slot]) {
       TESSERA_RETURN_IF_ERROR(dir.committed.status());
       if (*dir.committed) steps[slot] = dir.step;  // ascending
@@ -149,11 +156,15 @@ absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view 
   int chosen = ChooseRollingSlot(steps);
   // Nothing is deleted through a link.
   if (storage.IsLink(JoinPath(root, kRollingSlots[chosen]))) chosen = 1 - chosen;
+  const std::optional<int64_t> newest = std::max(steps[0], steps[1]);
   for (const StepDirectory& dir : directories[chosen]) {
     if (IsLinked(storage, dir.path)) continue;
+    // Another attempt may still commit it, and be the only one to have a checkpoint.
+    if (!storage.RenamesDirectories() && !*dir.committed && dir.step > newest) continue;
     TESSERA_RETURN_IF_ERROR(RemoveUnlessRead(storage, dir).status());
   }
-  return JoinPath(root, kRollingSlots[chosen]);
+  std::string slot = JoinPath(root, kRollingSlots[chosen]);
+  return storage.RenamesDirectories() ? slot : JoinPath(slot, MakeRollingAttempt());
 }
 
 Retention::Retention(Storage& storage, std::string_view root, const RetentionOptions& options)
@@ -169,15 +180,21 @@ absl::Status Retention::Apply(absl::Time now) {
   });
   std::vector<RetentionCandidate> candidates;
   std::vector<const StepDirectory*> committed;
+  std::vector<bool> unknown;
   for (const StepDirectory& dir : directories) {
     if (!*dir.committed) continue;
-    candidates.push_back(DescribeOnce({dir.step, dir.path}).candidate);
+    const Described described = DescribeOnce({dir.step, dir.path});
+    first_error.Update(described.unknown);
+    unknown.push_back(!described.unknown.ok());
+    candidates.push_back(described.candidate);
     committed.push_back(&dir);
   }
   if (committed.empty()) return first_error;
 
   std::vector<const StepDirectory*> deleted;
-  for (const size_t i : ChooseToDelete(options_, candidates, now)) deleted.push_back(committed[i]);
+  for (const size_t i : ChooseToDelete(options_, candidates, now)) {
+    if (!unknown[i]) deleted.push_back(committed[i]);
+  }
   for (const StepDirectory& dir : directories) {
     if (!*dir.committed && dir.step < committed.back()->step) deleted.push_back(&dir);
   }
@@ -226,7 +243,7 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
     }
     const Described described =
         checkpoint.rolling ? Describe(checkpoint) : DescribeOnce(checkpoint);
-    if (checkpoint.rolling && !described.intact) continue;
+    if (!described.unknown.ok() || (checkpoint.rolling && !described.intact)) continue;
     candidates.push_back(described.candidate);
     found.emplace_back(&checkpoint, described.bytes);
   }
@@ -239,17 +256,20 @@ absl::StatusOr<Retention::Droppable> Retention::FindDroppable(const ComingSave& 
   return droppable;
 }
 
-const Retention::Described& Retention::DescribeOnce(const SavedCheckpoint& checkpoint) {
+Retention::Described Retention::DescribeOnce(const SavedCheckpoint& checkpoint) {
   const auto known = described_.find(checkpoint.directory);
   if (known != described_.end()) return known->second;
-  return described_[checkpoint.directory] = Describe(checkpoint);
+  Described described = Describe(checkpoint);
+  if (described.unknown.ok()) described_[checkpoint.directory] = described;
+  return described;
 }
 
 Retention::Described Retention::Describe(const SavedCheckpoint& checkpoint) {
-  const absl::StatusOr<Manifest> manifest = ReadIntact(storage_, checkpoint.directory);
+  const absl::StatusOr<Manifest> manifest = ReadIntactPatiently(storage_, checkpoint.directory);
   Described described = {
       .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
       .intact = manifest.ok()};
+  if (!manifest.ok() && !IsDamage(manifest.status())) described.unknown = manifest.status();
   if (!manifest.ok()) return described;
   const TrainerState& trainer = manifest->trainer();
   RetentionCandidate& candidate = described.candidate;

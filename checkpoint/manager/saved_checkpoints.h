@@ -57,14 +57,16 @@ absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view director
                                      std::string_view word);
 
 // Sets aside, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
-// run abandons when it continues from an earlier step on request. Returns the new directories.
+// run abandons when it continues from an earlier step on request. Returns the new directories. The
+// error of a directory of a later step that cannot be listed, with nothing done.
 absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::string_view root,
                                                       int64_t step);
 
-// Deletes what the next rolling checkpoint replaces, and returns the root to save it under. The
-// slot's manifest goes first and durably: a crash leaves a slot that is visibly incomplete. A
-// checkpoint that is being read (read_lock.h) stays in the slot, beside the next one, until the
-// slot is emptied again.
+// Deletes what the next rolling checkpoint replaces, and returns the root to save it under. A crash
+// leaves a slot that is visibly incomplete. A checkpoint that is being read (read_lock.h) stays in
+// the slot, beside the next one, until the slot is emptied again. Where directories cannot be
+// renamed, the root is a new folder in the slot, so that no other attempt shares it, and an
+// incomplete save stays until a checkpoint of its step or a later one is committed in a slot.
 // Symbolic links are left alone: one in a slot stays beside the next checkpoint, and a slot that is
 // one is used only where the other one is, too, and never emptied.
 absl::StatusOr<std::string> EmptyRollingSlot(Storage& storage, std::string_view root);
@@ -77,6 +79,7 @@ struct ComingSave {
 };
 
 // Deletes checkpoints by a policy (retention.h). Manifests of permanent checkpoints are read once.
+// One that cannot be read, for another reason than damage, stays, and is read again the next time.
 // Symbolic links, directories that cannot be listed and what was set aside are left alone and do
 // not count. A checkpoint that is being read (read_lock.h) stays until the next time. Each
 // checkpoint is uncommitted before its files are deleted, so that a crash halfway leaves none that
@@ -87,7 +90,8 @@ class Retention {
   Retention(Storage& storage, std::string_view root, const RetentionOptions& options);
 
   // Deletes the permanent checkpoints that the policy does not keep, and remains of incomplete
-  // saves that are older than the newest of them. Tries all, and returns the first error.
+  // saves that are older than the newest of them. Tries all, and returns the first error, also that
+  // of a checkpoint which could not be read.
   absl::Status Apply(absl::Time now);
 
   // Where the storage lacks space for a save: deletes what ChooseToMakeRoom() names until there is
@@ -98,12 +102,13 @@ class Retention {
   // A checkpoint, as far as its manifest and the sizes of its files tell.
   struct Described {
     RetentionCandidate candidate;
+    absl::Status unknown;  // an error that is no damage: nothing is known but the step
     bool intact = false;
     uint64_t bytes = 0;
   };
 
   Described Describe(const SavedCheckpoint& checkpoint);
-  const Described& DescribeOnce(const SavedCheckpoint& checkpoint);
+  Described DescribeOnce(const SavedCheckpoint& checkpoint);
   // What MakeRoom() may delete, in this order, and the bytes of all of it.
   struct Droppable {
     std::vector<SavedCheckpoint> checkpoints;

@@ -29,6 +29,8 @@ using ::testing::HasSubstr;
 
 class SavedCheckpointsTest : public ::testing::Test {
  protected:
+  explicit SavedCheckpointsTest(bool renames_directories = true) : memory_(renames_directories) {}
+
   // Saves `step` with that number in every element.
   void Save(int64_t step, const std::string& root = "", const Manifest& metadata = {}) {
     std::vector<float> elements(64, static_cast<float>(step));
@@ -219,15 +221,15 @@ TEST_F(SavedCheckpointsTest, WhereAllAreDamagedNothingIsLeft) {
   EXPECT_THAT(Names("rolling-0"), ElementsAre("step-00000060/", "step-00000075.damaged/"));
 }
 
-TEST_F(SavedCheckpointsTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {
+class ObjectStoreTest : public SavedCheckpointsTest {
+ protected:
+  ObjectStoreTest() : SavedCheckpointsTest(/*renames_directories=*/false) {}
+};
+
+TEST_F(ObjectStoreTest, AStorageThatCannotRenameDirectoriesRenamesTheManifest) {
   Save(50);
   Save(100);
   Damage(Data("step-00000100"), [](std::string& s) { s.pop_back(); });
-  storage_.FailWhere(
-      [](const Operation& operation) {
-        return operation.kind == OperationKind::kRename && operation.path == "step-00000100";
-      },
-      absl::UnimplementedError("no directories"));
   EXPECT_EQ(Take(), 50);
   EXPECT_THAT(Steps(), ElementsAre(50));
   EXPECT_EQ(Names("step-00000100").front(), "manifest.pb.damaged");
@@ -243,6 +245,17 @@ TEST_F(SavedCheckpointsTest, LaterCheckpointsAreAbandonedNotDeleted) {
   EXPECT_EQ(Take(), 40);
   Save(60);
   EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned-2"));
+}
+
+TEST_F(SavedCheckpointsTest, NoLaterCheckpointIsForgottenBecauseItCannotBeListed) {
+  for (const int64_t step : {20, 40, 60}) Save(step);
+  storage_.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kList && operation.path == "step-00000040";
+      },
+      absl::UnavailableError("no answer"));
+  EXPECT_TRUE(absl::IsUnavailable(AbandonLater(storage_, "", 20).status()));
+  EXPECT_THAT(*AbandonLater(storage_, "", 40), ElementsAre("step-00000060.abandoned"));
 }
 
 TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
@@ -261,6 +274,84 @@ TEST_F(SavedCheckpointsTest, RetentionNeverDeletesTheNewestGoodOne) {
   SaveWithHealth(60, true, true);
   ASSERT_TRUE(retention.Apply(absl::Now()).ok());
   EXPECT_THAT(Steps(), ElementsAre(60));
+}
+
+// The best one cannot be read for a while: it stays, that is said, and it counts again afterwards.
+TEST_F(SavedCheckpointsTest, RetentionKeepsWhatItCannotReadAndReadsItAgain) {
+  SaveWithHealth(10, true, true, 1.0);
+  SaveWithHealth(20, true, true, 2.0);
+  for (const absl::Status& error :
+       {absl::PermissionDeniedError("403"), absl::UnavailableError("no answer")}) {
+    for (const std::string& file :
+         {std::string("step-00000010/manifest.pb"), Data("step-00000010")}) {
+      SCOPED_TRACE(absl::StrCat(file, " ", error.message()));
+      SaveWithHealth(30, true, true, 3.0);
+      storage_.FailWhere(
+          [&](const Operation& operation) {
+            return operation.kind == OperationKind::kOpen && operation.path == file;
+          },
+          error);
+      Retention retention(storage_, "", {.newest = 1, .best = 1});
+      const absl::Status applied = retention.Apply(absl::Now());
+      EXPECT_EQ(applied.code(), error.code()) << applied;
+      EXPECT_THAT(std::string(applied.message()), HasSubstr(file));
+      EXPECT_THAT(Steps(), ::testing::Contains(10));
+      storage_.ClearFaults();
+      ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+      EXPECT_THAT(Steps(), ElementsAre(10, 30));
+      ASSERT_TRUE(memory_.DeleteTree("step-00000030").ok());
+      SaveWithHealth(20, true, true, 2.0);
+    }
+  }
+}
+
+TEST_F(SavedCheckpointsTest, NoRoomIsMadeOfWhatCannotBeRead) {
+  storage_.SetDiskBytes(1 << 20);
+  for (const int64_t step : {10, 20, 30}) SaveWithHealth(step, true, true);
+  storage_.FailWhere(
+      [](const Operation& operation) {
+        return operation.kind == OperationKind::kOpen &&
+               operation.path == "step-00000010/manifest.pb";
+      },
+      absl::UnavailableError("no answer"));
+  Retention retention(storage_, "", {.newest = 1});
+  const auto deleted = retention.MakeRoom({40, false, *storage_.FreeBytes() + 1}, absl::Now());
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_THAT(*deleted, ElementsAre("step-00000020"));
+  EXPECT_THAT(Steps(), ElementsAre(10, 30));
+}
+
+// A checkpoint that was copied from an object store, with what was set aside there in its folder.
+TEST_F(SavedCheckpointsTest, WhatWasSetAsideInItsFolderStaysInACopyOnADisk) {
+  Save(10);
+  ASSERT_TRUE(
+      memory_.Rename("step-00000010/manifest.pb", "step-00000010/manifest.pb.damaged").ok());
+  const std::string data = Data("step-00000010");
+  const std::string contents = Contents(data);
+  Save(10);
+  EXPECT_EQ(Names("step-00000010").size(), 4u);
+  Save(20);
+  Retention retention(storage_, "", {.newest = 1});
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_THAT(Steps(), ElementsAre(20));
+  EXPECT_EQ(Contents(data), contents);
+  EXPECT_EQ(Names("step-00000010").size(), 2u);
+  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  ASSERT_TRUE(memory_.Rename("step-00000010", "step-00000010.discarded-00000001").ok());
+  ASSERT_TRUE(retention.Apply(absl::Now()).ok());
+  EXPECT_EQ(Contents(data), contents);
+}
+
+// Committed just before its directory was renamed to be deleted, by a run that then died.
+TEST_F(SavedCheckpointsTest, ACheckpointThatWasBeingDiscardedIsFoundAgain) {
+  Save(10);
+  Save(20);
+  SaveRolling(30);
+  ASSERT_TRUE(memory_.Rename("step-00000020", "step-00000020.discarded-00000001").ok());
+  ASSERT_TRUE(
+      memory_.Rename("rolling-0/step-00000030", "rolling-0/step-00000030.discarded-00000001").ok());
+  EXPECT_EQ(Take(), 30);
+  EXPECT_THAT(Steps(), ElementsAre(10, 20));
 }
 
 TEST_F(SavedCheckpointsTest, RetentionKeepsTheBestAndLeavesRollingOnesAlone) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <random>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +9,8 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/directory/directory.h"
+#include "checkpoint/directory/fence.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/manifest.h"
 
@@ -51,21 +52,55 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
     bytes += report.bytes();
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string encoded, EncodeManifest(manifest_));
-  const absl::Status published =
-      storage_.Publish(JoinPath(directory_, kManifestFileName), encoded, [&] {
-        absl::Status status = CheckFilesAreThere();
-        may_be_committed_ = status.ok();
-        return status;
-      });
-  if (absl::IsAlreadyExists(published)) {
-    may_be_committed_ = false;
-    return absl::AlreadyExistsError(absl::StrCat("another run has committed ",
-                                                 storage_.Describe(directory_),
-                                                 " meanwhile; nothing of it was changed"));
-  }
-  TESSERA_RETURN_IF_ERROR(published);
-  DeleteOtherAttempts();
+  const std::string path = JoinPath(directory_, kManifestFileName);
+  absl::Status files_are_there;
+  const auto ready = [&] {
+    files_are_there = CheckFilesAreThere();
+    may_be_committed_ = files_are_there.ok();
+    return files_are_there;
+  };
+  const absl::Status published = fence_.has_value()
+                                     ? storage_.Exchange(path, *fence_, encoded, ready)
+                                     : storage_.Publish(path, encoded, ready);
+  if (!files_are_there.ok()) return published;
+  TESSERA_RETURN_IF_ERROR(SettleCommit(published, encoded));
+  TESSERA_RETURN_IF_ERROR(TakeBackIfFilesAreGone(encoded));
+  if (other_attempts_left_) DeleteOtherAttempts(storage_, directory_, manifest_).IgnoreError();
   return std::to_string(bytes);
+}
+
+// Whether the manifest was committed, given the storage's answer.
+absl::Status Coordinator::SettleCommit(const absl::Status& published, const std::string& encoded) {
+  if (!absl::IsAlreadyExists(published) && !absl::IsAborted(published)) return published;
+  // The answer may be that to a repetition of a request that had succeeded.
+  const absl::StatusOr<std::string> there =
+      ReadAll(storage_, JoinPath(directory_, kManifestFileName), kMaxManifestBytes);
+  if (there.ok() && *there == encoded) return storage_.SyncDirectory(directory_);
+  if (!there.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("it is not known whether ", storage_.Describe(directory_),
+                     " was committed: ", published.message(), "; ", there.status().message()));
+  }
+  may_be_committed_ = false;
+  if (IsTombstone(*there)) {
+    return absl::AbortedError(absl::StrCat("another run has discarded this save to ",
+                                           storage_.Describe(directory_), " meanwhile"));
+  }
+  return absl::AlreadyExistsError(absl::StrCat("another run has committed ",
+                                               storage_.Describe(directory_),
+                                               " meanwhile; nothing of it was changed"));
+}
+
+// A deletion that began before the commit can end after it, where it does not follow the protocol.
+absl::Status Coordinator::TakeBackIfFilesAreGone(const std::string& encoded) {
+  const absl::Status gone = CheckFilesAreThere();
+  // They were there a moment ago.
+  if (!absl::IsAborted(gone)) return absl::OkStatus();
+  const absl::Status taken_back = TakeBack(storage_, directory_, encoded);
+  may_be_committed_ = !taken_back.ok();
+  if (taken_back.ok()) return gone;
+  return absl::AbortedError(
+      absl::StrCat(gone.message(), "; its manifest is still there: ", taken_back.message()));
 }
 
 void Coordinator::Abandon() {
@@ -105,6 +140,11 @@ absl::Status Coordinator::PrepareDirectory() {
                                                  "; it is never overwritten"));
   }
   other_attempts_left_ = leftovers == Leftovers::kKept;
+  // Before anything is written: an attempt that is fenced later must fail.
+  fence_.reset();
+  if (other_attempts_left_) {
+    TESSERA_ASSIGN_OR_RETURN(fence_, ReadTombstone(storage_, directory_));
+  }
   TESSERA_RETURN_IF_ERROR(CheckRoom());
   directory_is_made_ = true;
   return storage_.MakeDirectory(directory_);
@@ -113,26 +153,15 @@ absl::Status Coordinator::PrepareDirectory() {
 // Whether what is about to be committed is still in its place: another run may have set the
 // directory aside.
 absl::Status Coordinator::CheckFilesAreThere() {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_.List(directory_));
+  const absl::StatusOr<std::vector<std::string>> names = storage_.List(directory_);
+  if (!names.ok() && !absl::IsNotFound(names.status())) return names.status();
   for (const DataFile& file : manifest_.files()) {
-    if (std::ranges::binary_search(names, file.path())) continue;
+    if (names.ok() && std::ranges::binary_search(*names, file.path())) continue;
     return absl::AbortedError(absl::StrCat(storage_.Describe(directory_), ": ", file.path(),
                                            ", written by this save, is gone: another process ",
                                            "saves or deletes there"));
   }
   return absl::OkStatus();
-}
-
-// Best effort: readers ignore such files. Once a manifest is there, no other attempt can succeed.
-void Coordinator::DeleteOtherAttempts() {
-  if (!other_attempts_left_) return;
-  const absl::StatusOr<std::vector<std::string>> names = storage_.List(directory_);
-  if (!names.ok()) return;
-  std::set<std::string> ours = {std::string(kManifestFileName)};
-  for (const DataFile& file : manifest_.files()) ours.insert(file.path());
-  for (const std::string& name : *names) {
-    if (!ours.contains(name)) storage_.Delete(JoinPath(directory_, name)).IgnoreError();
-  }
 }
 
 absl::Status Coordinator::CheckRoom() {

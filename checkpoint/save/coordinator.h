@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +44,8 @@ class Coordinator {
   absl::Status ChooseDirectory();
   absl::Status PrepareDirectory();
   absl::Status CheckFilesAreThere();
-  void DeleteOtherAttempts();
+  absl::Status SettleCommit(const absl::Status& published, const std::string& encoded);
+  absl::Status TakeBackIfFilesAreGone(const std::string& encoded);
   absl::Status CheckRoom();
   uint64_t DataBytes() const;
   void AddDigest(const TensorReport& report);
@@ -57,6 +59,7 @@ class Coordinator {
   Manifest manifest_;
   bool directory_is_made_ = false;
   bool other_attempts_left_ = false;  // files in the directory that could not be set aside
+  std::optional<std::string> fence_;  // the tombstone that the manifest replaces
   bool may_be_committed_ = false;
 };
 

@@ -36,8 +36,10 @@
 // 5. Rank 0 writes the manifest under a temporary name, makes its contents durable, and looks
 //    whether every file is there.
 // 6. Rank 0 renames the manifest to its final name, unless there is one. From here on the
-//    checkpoint exists.
-// 7. Rank 0 makes the rename durable and reports success to all ranks.
+//    checkpoint exists. If the name is taken, the manifest that has it is read: this one's bytes
+//    mean that it was renamed, and the reply was lost.
+// 7. Rank 0 makes the rename durable, looks once more whether every file is there, and reports
+//    success to all ranks. A manifest without its files is taken back, and the save fails.
 //
 // A crash before 6 leaves a directory without a manifest, which the next save of that step replaces
 // and Prune removes. A crash after it leaves the complete checkpoint. A power loss between 6 and 7
@@ -47,9 +49,16 @@
 // while a new run saves the same step, or has saved it. They write to files of names of their own.
 // A late rank 0 cannot commit: its directory was set aside by the new run's step 2, with the
 // temporary manifest of 5 or before it could see its files there; or there is a manifest already.
-// A failed attempt deletes files of its own names only. The same holds on an object store, which
-// has no directories to set aside: there, nothing of another attempt is deleted before the commit,
-// and the commit is the one creation of an object that does not exist yet.
+// A failed attempt deletes files of its own names only, and none once it may be committed.
+//
+// An object store has no directories to set aside. There, a save deletes no data of another attempt
+// before its own commit (step 2 only aborts uploads that are not complete), and the commit is one
+// conditional request: the creation of an object that does not exist yet. A rolling save has a
+// folder of its own. Whatever deletes data that is not committed (retention, Prune, the emptying of
+// a rolling slot) does so behind a committed checkpoint of the same step or a later one, and puts a
+// tombstone (checkpoint/directory/fence.h) in the manifest's place before, so that a late commit
+// fails. A later save of that step replaces the tombstone that its step 2 has found: if it has been
+// fenced itself since then, another tombstone is there, and its commit fails.
 
 namespace tessera::ckpt {
 namespace {

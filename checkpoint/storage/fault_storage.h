@@ -38,6 +38,7 @@ enum class OperationKind {
   kDelete,
   kDeleteTree,
   kFreeBytes,
+  kExchange,
 };
 
 // One call, as FaultInjectingStorage observed it.
@@ -75,6 +76,10 @@ class FaultInjectingStorage final : public Storage {
   // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
 
+  // Every rename that `matches` accepts succeeds, but is answered with `status`: the reply to the
+  // request was lost, and a repetition found it done. Until ClearFaults().
+  void MisreportRenames(std::function<bool(const Operation&)> matches, absl::Status status);
+
   // Simulates a disk with that much free space. What does not fit fails with ResourceExhausted: a
   // Create() by its hint, a write after the part that fits. Deleting frees space.
   void SetDiskBytes(uint64_t free_bytes);
@@ -98,6 +103,9 @@ class FaultInjectingStorage final : public Storage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
+  bool RenamesDirectories() const override { return base_.RenamesDirectories(); }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
@@ -144,6 +152,8 @@ class FaultInjectingStorage final : public Storage {
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
   std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> conditions_
+      ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> misreports_
       ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> free_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, uint64_t> taken_bytes_ ABSL_GUARDED_BY(mutex_);

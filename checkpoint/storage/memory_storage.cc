@@ -232,7 +232,8 @@ class MemoryStorage::Reader final : public ReadableFile {
   const uint64_t size_bytes_;
 };
 
-MemoryStorage::MemoryStorage() : shared_(std::make_shared<Shared>()) {}
+MemoryStorage::MemoryStorage(bool renames_directories)
+    : renames_directories_(renames_directories), shared_(std::make_shared<Shared>()) {}
 MemoryStorage::~MemoryStorage() {
   // A file that outlives the storage keeps only its own contents; pending edits would form
   // reference cycles.
@@ -311,6 +312,9 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
   if (node == nullptr) {
     return Fail(absl::StatusCode::kNotFound, "Rename", both, "no such file or directory");
   }
+  if (node->is_directory && !renames_directories_) {
+    return Fail(absl::StatusCode::kUnimplemented, "Rename", both, "directories are not renamed");
+  }
   const auto [from_parent, from_name] = SplitPath(from);
   const auto [to_parent, to_name] = SplitPath(to);
   absl::StatusOr<NodePtr> from_directory = shared_->FindDirectory("Rename", from_parent, both);
@@ -327,6 +331,23 @@ absl::Status MemoryStorage::Rename(std::string_view from, std::string_view to) {
   }
   shared_->Apply({{*from_directory, std::string(from_name), nullptr},
                   {*to_directory, std::string(to_name), node}});
+  return absl::OkStatus();
+}
+
+absl::Status MemoryStorage::Exchange(std::string_view path, std::string_view expected,
+                                     std::string_view contents,
+                                     const std::function<absl::Status()>& ready) {
+  if (renames_directories_) return Storage::Exchange(path, expected, contents, ready);
+  if (absl::Status status = CheckPath("Exchange", path, false); !status.ok()) return status;
+  if (ready) {
+    if (absl::Status status = ready(); !status.ok()) return status;
+  }
+  MutexLock lock(&shared_->mutex);
+  const NodePtr node = shared_->Find(path);
+  if (node == nullptr || node->is_directory || node->data != expected) {
+    return Fail(absl::StatusCode::kAborted, "Exchange", path, "other contents are there");
+  }
+  node->data = node->durable_data = std::string(contents);
   return absl::OkStatus();
 }
 

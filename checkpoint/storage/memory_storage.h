@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_STORAGE_MEMORY_STORAGE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -26,7 +27,8 @@ namespace tessera::ckpt {
 // Thread-safe; every call holds one lock. Files may outlive the storage.
 class MemoryStorage final : public Storage {
  public:
-  MemoryStorage();
+  // Without `renames_directories` it has Exchange() instead, as object stores do.
+  explicit MemoryStorage(bool renames_directories = true);
   ~MemoryStorage() override;
 
   // Drops everything that is not durable. Open files fail with Unavailable from then on; the
@@ -42,6 +44,9 @@ class MemoryStorage final : public Storage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
+  bool RenamesDirectories() const override { return renames_directories_; }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
@@ -57,6 +62,7 @@ class MemoryStorage final : public Storage {
   class Reader;
   using NodePtr = std::shared_ptr<Node>;
 
+  const bool renames_directories_;
   // Shared with open files.
   const std::shared_ptr<Shared> shared_;
 };

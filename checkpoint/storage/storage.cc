@@ -32,6 +32,23 @@ absl::Status Storage::Publish(std::string_view path, std::string_view contents,
   return SyncDirectory(ParentOf(path));
 }
 
+absl::Status Storage::Exchange(std::string_view path, std::string_view /*expected*/,
+                               std::string_view /*contents*/,
+                               const std::function<absl::Status()>& /*ready*/) {
+  return absl::UnimplementedError(absl::StrCat("Exchange ", Describe(path), ": not supported"));
+}
+
+absl::Status Storage::DeleteFiles(std::string_view directory,
+                                  const std::vector<std::string>& names) {
+  absl::Status first_error;
+  for (const std::string& name : names) {
+    const absl::Status deleted =
+        Delete(absl::StrCat(std::string(directory), directory.empty() ? "" : "/", name));
+    if (!absl::IsNotFound(deleted)) first_error.Update(deleted);
+  }
+  return first_error;
+}
+
 bool Storage::IsLink(std::string_view /*path*/) { return false; }
 
 std::optional<std::string> Storage::LocalPath(std::string_view /*path*/) const {

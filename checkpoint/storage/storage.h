@@ -99,6 +99,17 @@ class Storage {
   virtual absl::Status Publish(std::string_view path, std::string_view contents,
                                const std::function<absl::Status()>& ready);
 
+  // Whether Rename() renames directories too, so that one which is to be deleted can be taken out
+  // of other writers' reach first. Where it does not, as in object stores, Exchange() fences them.
+  virtual bool RenamesDirectories() const { return true; }
+
+  // Replaces a small file whose contents are `expected`, atomically and durably. Aborted, with
+  // nothing changed, where it has other contents or is gone. `ready` as in Publish(). Unimplemented
+  // in storages that rename directories, which need no such operation.
+  virtual absl::Status Exchange(std::string_view path, std::string_view expected,
+                                std::string_view contents,
+                                const std::function<absl::Status()>& ready);
+
   // Creates the directory and its parents; OK if they exist. All of them are durable on return,
   // including existing ones.
   virtual absl::Status MakeDirectory(std::string_view path) = 0;
@@ -113,6 +124,11 @@ class Storage {
   // Deletes one file, or an empty directory: AlreadyExists where it is not empty. A symbolic
   // link itself is deleted, not its target.
   virtual absl::Status Delete(std::string_view path) = 0;
+
+  // Deletes files of one directory; none of them need be there. Returns the first error, having
+  // tried all.
+  virtual absl::Status DeleteFiles(std::string_view directory,
+                                   const std::vector<std::string>& names);
 
   // Deletes a directory with its contents, or a file. Never follows symbolic links. NotFound if
   // nothing exists under the name; InvalidArgument for the root.

@@ -407,6 +407,38 @@ TEST_P(StorageConformance, PublishesNothingThatIsNotReady) {
   }
 }
 
+TEST_P(StorageConformance, ExchangesOnlyExpectedContentsWhereDirectoriesCannotBeRenamed) {
+  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  ASSERT_TRUE(storage_->Publish("d/file", "first", nullptr).ok());
+  if (storage_->RenamesDirectories()) {
+    EXPECT_EQ(storage_->Exchange("d/file", "first", "second", nullptr).code(),
+              absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(Get(*storage_, "d/file"), "first");
+    return;
+  }
+  const absl::Status refused = absl::AbortedError("not yet");
+  EXPECT_EQ(storage_->Exchange("d/file", "first", "second", [&] { return refused; }).code(),
+            refused.code());
+  EXPECT_EQ(storage_->Exchange("d/file", "other", "second", nullptr).code(),
+            absl::StatusCode::kAborted);
+  EXPECT_EQ(storage_->Exchange("d/none", "", "second", nullptr).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Get(*storage_, "d/file"), "first");
+  ASSERT_TRUE(storage_->Exchange("d/file", "first", "second", nullptr).ok());
+  EXPECT_EQ(Get(*storage_, "d/file"), "second");
+  EXPECT_EQ(*storage_->List("d"), Names({"file"}));
+}
+
+TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
+  ASSERT_TRUE(storage_->MakeDirectory("d").ok());
+  for (const char* name : {"d/a", "d/b", "d/c"}) Put(*storage_, name, "x");
+  ASSERT_TRUE(storage_->DeleteFiles("d", {"a", "gone", "c"}).ok());
+  EXPECT_EQ(*storage_->List("d"), Names({"b"}));
+  ASSERT_TRUE(storage_->DeleteFiles("d", {}).ok());
+  Put(*storage_, "top", "x");
+  ASSERT_TRUE(storage_->DeleteFiles("", {"top"}).ok());
+  EXPECT_EQ(*storage_->List(""), Names({"d/"}));
+}
+
 // Of any number of writers at the same time, exactly one succeeds, and its contents are there.
 TEST_P(StorageConformance, PublishesOneOfManyAtTheSameTime) {
   constexpr int kWriters = 8;

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -21,8 +22,10 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
+#include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/temporary_directory.h"
@@ -42,12 +45,12 @@ constexpr int64_t kStep = 7;
 
 // One rank of a run that saves `value` in every element.
 absl::Status SaveAsRank(Storage& storage, ProcessGroup& group, float value,
-                        absl::Duration deadline = absl::Minutes(5)) {
+                        absl::Duration deadline = absl::Minutes(5), int64_t step = kStep) {
   std::vector<float> elements(kElements, value);
-  ShardedTensor tensor = {.name = "x", .global_shape = {kRanks * kElements}};
+  ShardedTensor tensor = {.name = "x", .global_shape = {group.size() * kElements}};
   tensor.shards = {
       Shard::Of(elements, {.global_offset = {group.rank() * kElements}, .shape = {kElements}})};
-  return Save(storage, "", kStep, {{tensor}},
+  return Save(storage, "", step, {{tensor}},
               {.group = &group,
                .deadline = deadline,
                .checksum_chunk_bytes = 4096,
@@ -57,11 +60,11 @@ absl::Status SaveAsRank(Storage& storage, ProcessGroup& group, float value,
 }
 
 // A whole run with a storage for each rank; rank 0's result.
-absl::Status SaveAsRun(const std::string& root, float value) {
+absl::Status SaveAsRun(const std::string& root, float value, int64_t step = kStep) {
   absl::Status result;
   RunRanks(kRanks, [&](ProcessGroup& group) {
     const auto storage = *OpenPosixStorage(root, {.create_root = true});
-    const absl::Status status = SaveAsRank(*storage, group, value);
+    const absl::Status status = SaveAsRank(*storage, group, value, absl::Minutes(5), step);
     if (group.rank() == 0) result = status;
   });
   return result;
@@ -201,6 +204,88 @@ TEST(FencingTest, ARankThatStoodStillChangesNothingThatIsCommitted) {
     EXPECT_EQ(SavedValue(folder.path()), 2);
   }
   EXPECT_GT(operation, 4);
+}
+
+// A run that stands before its commit continues while another one deletes what is incomplete, at
+// each operation of that one in turn. What it then commits is whole, and stays.
+TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
+  const std::vector<std::function<absl::Status(Storage&)>> ways = {
+      [](Storage& storage) { return Prune(storage, "", 5); },
+      [](Storage& storage) { return Retention(storage, "", {.newest = 5}).Apply(absl::Now()); },
+      [](Storage& storage) { return EmptyRollingSlot(storage, "").status(); }};
+  for (size_t way = 0; way < ways.size(); ++way) {
+    const bool rolling = way == 2;
+    int committed = 0;
+    bool happened = true;
+    for (int64_t operation = 0; happened; ++operation) {
+      SCOPED_TRACE(absl::StrCat("way ", way, ", before operation ", operation));
+      const TemporaryDirectory folder;
+      const std::string root = rolling ? absl::StrCat(folder.path(), "/rolling-0") : folder.path();
+      fs::create_directories(root);
+      if (!rolling) {
+        ASSERT_TRUE(SaveAsRun(root, 3, kStep + 1).ok());
+      }
+      std::promise<void> stands, continues;
+      absl::Status late;
+      std::thread run([&] {
+        const auto posix = *OpenPosixStorage(root);
+        FaultInjectingStorage storage(*posix);
+        storage.FailWhere(
+            [&](const Operation& operation) {
+              if (operation.kind == OperationKind::kRename &&
+                  operation.to_path.ends_with("/manifest.pb")) {
+                stands.set_value();
+                continues.get_future().wait();
+              }
+              return false;
+            },
+            absl::InternalError("no operation fails"));
+        SingleProcessGroup alone;
+        late = SaveAsRank(storage, alone, 1);
+      });
+      stands.get_future().wait();
+      const auto posix = *OpenPosixStorage(folder.path());
+      {
+        Interrupted interrupted(*posix, operation, [&] {
+          continues.set_value();
+          run.join();
+        });
+        const absl::Status deleted = ways[way](interrupted.storage());
+        EXPECT_TRUE(deleted.ok()) << deleted;
+        happened = interrupted.happened();
+      }
+      if (!happened) {
+        continues.set_value();
+        run.join();
+        EXPECT_FALSE(late.ok());
+      }
+      EXPECT_EQ(Committed(root).empty(), !late.ok()) << late;
+      if (late.ok()) EXPECT_EQ(SavedValue(root), 1);
+      committed += late.ok() ? 1 : 0;
+    }
+    EXPECT_GT(committed, 1);
+  }
+}
+
+// The reply to the request that commits is lost, and its repetition finds the name taken.
+TEST(FencingTest, ACommitWhoseReplyIsLostKeepsItsData) {
+  const auto commits = [](const Operation& operation) {
+    return operation.to_path.ends_with("/manifest.pb");
+  };
+  for (const absl::Status& reply : {absl::AlreadyExistsError("the name is taken"),
+                                    absl::UnavailableError("Input/output error")}) {
+    const TemporaryDirectory folder;
+    const auto posix = *OpenPosixStorage(folder.path());
+    FaultInjectingStorage storage(*posix);
+    storage.MisreportRenames(commits, reply);
+    SingleProcessGroup alone;
+    const absl::Status saved = SaveAsRank(storage, alone, 1);
+    EXPECT_EQ(saved.ok(), absl::IsAlreadyExists(reply)) << saved;
+    EXPECT_EQ(SavedValue(folder.path()), 1);
+    EXPECT_EQ(Committed(folder.path()).size(), 2u);
+    EXPECT_TRUE(absl::IsAlreadyExists(SaveAsRun(folder.path(), 2)));
+    EXPECT_EQ(SavedValue(folder.path()), 1);
+  }
 }
 
 // Saves 1 in every element; returns the number of operations. `call` precedes that one.

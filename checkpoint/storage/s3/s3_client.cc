@@ -305,28 +305,69 @@ absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std:
   return std::string();
 }
 
-absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body, bool replace) {
+absl::StatusOr<bool> S3Client::Holds(const std::string& key, const ObjectInfo& info,
+                                     std::span<const std::byte> contents) {
+  if (info.size_bytes != contents.size()) return false;
+  std::vector<std::byte> there(contents.size());
+  TESSERA_RETURN_IF_ERROR(Get(key, info.etag, 0, there));
+  return std::ranges::equal(there, contents);
+}
+
+absl::Status S3Client::PutIf(const std::string& key, std::span<const std::byte> body,
+                             const std::optional<Condition>& condition) {
   const std::string writer = NewWriter(), checksum = ChecksumHeader(body);
   Request request = {.method = "PUT", .key = key, .body = body};
   request.headers = {{kWriterHeader, writer}, {kChecksumHeader, checksum}};
-  if (!replace) request.headers["if-none-match"] = "*";
+  if (condition.has_value()) request.headers.insert(*condition);
   for (int again = 0; again < kMaxDamagedTransfers; ++again) {
     const absl::StatusOr<HttpResponse> response = Send(request);
     if (response.ok()) {
       const std::string stored = Header(*response, kChecksumHeader);
       if (stored.empty() || stored == checksum) return absl::OkStatus();
-      request.headers.erase("if-none-match");  // what is there is this call's, and damaged
+      // What is there is this call's, and damaged.
+      request.headers.erase("if-none-match");
+      const std::string etag = Header(*response, "etag");
+      if (condition.has_value() && !etag.empty()) request.headers["if-match"] = etag;
       continue;
     }
-    if (!absl::IsAlreadyExists(response.status()) || replace) return response.status();
-    // It may be there because an earlier answer was lost.
+    const bool refused =
+        absl::IsAlreadyExists(response.status()) ||
+        (request.headers.contains("if-match") && absl::IsNotFound(response.status()));
+    if (!refused || !condition.has_value()) return response.status();
+    // It may be refused because an earlier answer was lost.
     const absl::StatusOr<ObjectInfo> there = Head(key);
-    if (there.ok() && there->writer == writer) return absl::OkStatus();
-    if (!absl::IsNotFound(there.status())) {
-      return there.ok() ? absl::AlreadyExistsError("the object is already there") : there.status();
+    if (there.ok()) {
+      if (there->writer == writer) return absl::OkStatus();
+      bool own = false;
+      if (there->writer.empty()) {
+        TESSERA_ASSIGN_OR_RETURN(own, Holds(key, *there, body));
+      }
+      return own ? absl::OkStatus() : absl::AlreadyExistsError("another object is there");
     }
+    if (!absl::IsNotFound(there.status())) return there.status();
+    if (request.headers.contains("if-match")) return absl::AlreadyExistsError("the object is gone");
   }
   return absl::UnavailableError("the store keeps other bytes than were sent to it");
+}
+
+absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body, bool replace) {
+  if (replace) return PutIf(key, body, std::nullopt);
+  return PutIf(key, body, Condition("if-none-match", "*"));
+}
+
+absl::Status S3Client::Replace(const std::string& key, std::span<const std::byte> body,
+                               const std::string& etag) {
+  const absl::Status replaced = PutIf(key, body, Condition("if-match", etag));
+  return absl::IsAlreadyExists(replaced) ? absl::AbortedError(replaced.message()) : replaced;
+}
+
+absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
+                                            std::span<const std::byte> contents) {
+  Request request = {.method = "PUT", .key = key, .body = contents};
+  request.headers = {{kChecksumHeader, ChecksumHeader(contents)}, {"if-match", "\"none\""}};
+  const absl::Status replaced = Send(request).status();
+  if (!replaced.ok() && !absl::IsAlreadyExists(replaced)) return replaced;
+  return !replaced.ok();
 }
 
 absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -71,8 +72,20 @@ class S3Client {
                    std::span<std::byte> out);
 
   // Creates or replaces an object. Where `replace` is false, an existing object is AlreadyExists,
-  // unless this very call made it: objects carry a random number of the call that wrote them.
+  // unless this very call made it: objects carry a random number of the call that wrote them. In a
+  // store that does not return this number, an object with the same contents counts as made by it.
   absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace);
+  // Replaces the object that has this etag. Aborted where it has another one or is gone, unless
+  // this very call replaced it, as above.
+  absl::Status Replace(const std::string& key, std::span<const std::byte> body,
+                       const std::string& etag);
+  // Whether the store obeys the condition of Replace(). Tries it with the contents that the object
+  // has, so that a store which does not loses nothing.
+  absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
+
+  // Whether the object, of which Head() has just returned `info`, has these contents.
+  absl::StatusOr<bool> Holds(const std::string& key, const ObjectInfo& info,
+                             std::span<const std::byte> contents);
 
   // A multipart upload. Its object exists once it is completed, with parts in order of number.
   struct Upload {
@@ -123,6 +136,10 @@ class S3Client {
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       uint64_t offset_bytes, std::span<std::byte> out);
+  // Writes an object on a condition, a header and its value; AlreadyExists where it does not hold.
+  using Condition = std::pair<std::string, std::string>;
+  absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
+                     const std::optional<Condition>& condition);
   // One attempt.
   absl::Status SendOnce(const Request& request, absl::Time deadline, HttpResponse& response);
   std::string PathOf(const std::string& key) const;

@@ -166,6 +166,40 @@ TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {
   EXPECT_EQ(server_.contents("other"), "theirs");
 }
 
+TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
+  server_.PutObject("key", "first");
+  const std::string etag = client_.Head("key")->etag;
+  EXPECT_TRUE(*client_.ObeysIfMatch("key", Bytes("first")));
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(client_.Replace("key", Bytes("second"), etag).ok());
+  EXPECT_EQ(server_.fault_count(), 1);
+  EXPECT_EQ(client_.Replace("key", Bytes("third"), etag).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(client_.Replace("none", Bytes("third"), etag).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(server_.contents("key"), "second");
+}
+
+// What a call stores damaged, it replaces, but not what another program has put there since.
+TEST_F(S3ClientTest, ADamagedObjectIsNotRepairedOverAnotherOne) {
+  Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
+  Fail({.method = "PUT", .skip = 0, .meanwhile = [&] { server_.PutObject("key", "theirs"); }});
+  EXPECT_EQ(client_.Put("key", Bytes("mine"), false).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(server_.contents("key"), "theirs");
+}
+
+TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMetadata) {
+  S3Server server({.keeps_metadata = false});
+  S3Client client(server.ForClient());
+  server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  EXPECT_TRUE(client.Put("key", Bytes("mine"), false).ok());
+  EXPECT_EQ(server.fault_count(), 1);
+  EXPECT_EQ(client.Put("key", Bytes("more"), false).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(*client.ObeysIfMatch("key", Bytes("mine")));
+  EXPECT_EQ(server.contents("key"), "mine");
+  S3Server careless({.ignores_conditions = true});
+  careless.PutObject("key", "mine");
+  EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", Bytes("mine")));
+}
+
 TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
   const auto upload = client_.CreateUpload("key");
   ASSERT_TRUE(upload.ok()) << upload.status();

@@ -41,10 +41,15 @@ class S3Storage final : public Storage {
   absl::Status Rename(std::string_view from, std::string_view to) override;
   absl::Status Publish(std::string_view path, std::string_view contents,
                        const std::function<absl::Status()>& ready) override;
+  bool RenamesDirectories() const override { return false; }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;
   // A whole part is sent from the caller's memory.
   uint64_t PreferredWriteBytes() const override {
@@ -152,6 +157,30 @@ absl::Status S3Storage::Publish(std::string_view path, std::string_view contents
                      client_.Put(Key(path), AsBytes(contents), /*replace=*/false));
 }
 
+absl::Status S3Storage::Exchange(std::string_view path, std::string_view expected,
+                                 std::string_view contents,
+                                 const std::function<absl::Status()>& ready) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("Exchange", path, /*root_allowed=*/false));
+  const std::string key = Key(path);
+  const auto exchange = [&]() -> absl::Status {
+    const absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(key);
+    if (absl::IsNotFound(info.status())) return absl::AbortedError("there is no such object");
+    TESSERA_RETURN_IF_ERROR(info.status());
+    TESSERA_ASSIGN_OR_RETURN(const bool same, client_.Holds(key, *info, AsBytes(expected)));
+    if (!same) return absl::AbortedError("other contents are there");
+    TESSERA_ASSIGN_OR_RETURN(const bool obeys, client_.ObeysIfMatch(key, AsBytes(expected)));
+    if (!obeys) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the store at ", options_.client.endpoint,
+                       " replaces objects although If-Match forbids it, so that two runs could "
+                       "overwrite each other's checkpoints"));
+    }
+    if (ready) TESSERA_RETURN_IF_ERROR(ready());
+    return client_.Replace(key, AsBytes(contents), info->etag);
+  };
+  return InOperation("Exchange", Describe(path), exchange());
+}
+
 // Best effort: keys without the right to list uploads can still write objects.
 int S3Storage::AbortUploads(const std::string& prefix, absl::Duration least_age) {
   const auto uploads = client_.ListUploads(prefix);
@@ -202,6 +231,14 @@ absl::Status S3Storage::Delete(std::string_view path) {
   }
   TESSERA_RETURN_IF_ERROR(InOperation("Delete", Describe(path), there));
   return InOperation("Delete", Describe(path), client_.Delete(Key(path)));
+}
+
+absl::Status S3Storage::DeleteFiles(std::string_view directory,
+                                    const std::vector<std::string>& names) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("DeleteFiles", directory, /*root_allowed=*/true));
+  std::vector<std::string> keys;
+  for (const std::string& name : names) keys.push_back(Below(directory) + name);
+  return InOperation("DeleteFiles", Describe(directory), client_.DeleteAll(keys));
 }
 
 absl::Status S3Storage::DeleteTree(std::string_view path) {

@@ -32,12 +32,12 @@ struct S3StorageOptions {
 // A prefix of a bucket of S3, or of a store that speaks its protocol.
 //
 // A file is an object, which appears as a whole at Sync() or Close(), whichever is first, and does
-// not change after that; a reader of an object that is replaced gets Unavailable. Publish() is a
-// conditional request. Directories are prefixes: each exists while there is an object in it.
-// SyncDirectory() has nothing to do. MakeDirectory() creates nothing, but aborts the uploads that
-// others have begun inside: it comes before a save, and makes room for it. So does DeleteTree().
-// Rename() of a directory is Unimplemented, since it could not be atomic; that of a small file
-// copies and deletes it, so that both names exist for a moment.
+// not change after that; a reader of an object that is replaced gets Unavailable. Publish() and
+// Exchange() are conditional requests (If-None-Match, If-Match). Directories are prefixes: each
+// exists while there is an object in it. SyncDirectory() has nothing to do. MakeDirectory() creates
+// nothing, but aborts the uploads that others have begun inside: it comes before a save, and makes
+// room for it. So does DeleteTree(). Rename() of a directory is Unimplemented, since it could not
+// be atomic; that of a small file copies and deletes it, so that both names exist for a moment.
 //
 // Errors: those of Storage; FailedPrecondition where there is no such bucket. Thread-safe.
 absl::StatusOr<std::unique_ptr<Storage>> OpenS3Storage(const S3StorageOptions& options);

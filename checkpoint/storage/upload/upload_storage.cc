@@ -174,6 +174,12 @@ absl::Status UploadStorage::Delete(std::string_view path) {
   return remote_->Delete(path);
 }
 
+absl::Status UploadStorage::DeleteFiles(std::string_view directory,
+                                        const std::vector<std::string>& names) {
+  nearby_->DeleteFiles(directory, names).IgnoreError();
+  return remote_->DeleteFiles(directory, names);
+}
+
 absl::Status UploadStorage::DeleteTree(std::string_view path) {
   nearby_->DeleteTree(path).IgnoreError();
   return remote_->DeleteTree(path);

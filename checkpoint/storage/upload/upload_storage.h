@@ -30,7 +30,8 @@ namespace tessera::ckpt {
 //   where the nearby copy cannot be read. Nearby copies are not compared otherwise: see
 //   DropDamagedCopies() in checkpoint/verify for that.
 // - Deletions and renames apply to both.
-// - Publish() goes to the remote storage alone, so that a commit is never read from nearby.
+// - Publish() and Exchange() go to the remote storage alone, so that a commit is never read from
+//   nearby.
 //
 // Each process of a run has one; processes of one machine may share the nearby storage.
 // Thread-safe.
@@ -57,10 +58,17 @@ class UploadStorage final : public Storage {
   absl::Status Rename(std::string_view from, std::string_view to) override;
   absl::Status Publish(std::string_view path, std::string_view contents,
                        const std::function<absl::Status()>& ready) override;
+  bool RenamesDirectories() const override { return remote_->RenamesDirectories(); }
+  absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
+                        const std::function<absl::Status()>& ready) override {
+    return remote_->Exchange(path, expected, contents, ready);
+  }
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;
   bool IsLink(std::string_view path) override { return remote_->IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override { return remote_->FreeBytes(); }

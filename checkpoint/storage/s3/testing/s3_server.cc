@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <pugixml.hpp>
 #include <string_view>
 #include <system_error>
@@ -250,10 +251,17 @@ HttpReply S3Server::Handle(HttpMessage& request) {
   const bool has_bucket = request.path.starts_with(bucket);
   const std::string key = has_bucket ? DecodePath(request.path.substr(bucket.size())) : "";
   const HttpReply checked = Check(request);
-  const MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   requests_.push_back(absl::StrCat(request.method, " ", key, request.query.empty() ? "" : "?",
                                    EncodeQuery(request.query)));
   const Fault* fault = FindFault(request, key);
+  if (fault != nullptr && fault->meanwhile) {
+    const std::function<void()> meanwhile = fault->meanwhile;
+    lock.Unlock();
+    meanwhile();
+    lock.Lock();
+    fault = nullptr;
+  }
   HttpReply reply;
   if (fault != nullptr && (fault->kind == FaultKind::kDrop || fault->kind == FaultKind::kStall)) {
     reply.drop = fault->kind == FaultKind::kDrop;
@@ -385,8 +393,14 @@ HttpReply S3Server::Put(const HttpMessage& request, const std::string& key) {
       !options_.ignores_conditions) {
     return Error(412, "PreconditionFailed");
   }
+  const std::string wanted = Header(request, "if-match");
+  if (!wanted.empty() && !options_.ignores_conditions) {
+    const auto there = objects_.find(key);
+    if (there == objects_.end()) return Error(404, "NoSuchKey");
+    if (there->second.etag != wanted) return Error(412, "PreconditionFailed");
+  }
   Object object = MakeObject({request.body});
-  object.metadata = MetadataOf(request);
+  if (options_.keeps_metadata) object.metadata = MetadataOf(request);
   HttpReply reply;
   reply.headers["etag"] = object.etag;
   if (options_.verify) reply.headers[kChecksum] = ChecksumOf(*request.body);

@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_STORAGE_S3_TESTING_S3_SERVER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -40,6 +41,9 @@ struct Fault {
   int skip = 0;               // requests that match, before the first that it applies to
   int period = 1;             // it applies to each so many-th of those that match after that
   int times = 1;
+  // Instead of the fault: the request is on its way until this returns, and then takes effect.
+  // Requests that it sends itself are answered meanwhile.
+  std::function<void()> meanwhile = nullptr;
 };
 
 struct S3ServerOptions {
@@ -51,7 +55,8 @@ struct S3ServerOptions {
   int max_keys = 1000;
   uint64_t min_part_bytes = uint64_t{5} << 20;
   absl::Duration clock_offset = absl::ZeroDuration();
-  bool ignores_conditions = false;  // If-None-Match
+  bool ignores_conditions = false;  // If-None-Match, If-Match
+  bool keeps_metadata = true;       // x-amz-meta-*
   std::string denied_method = "";   // is answered with AccessDenied
   // A folder in which every object is also a file, named by its key, for programs that look on.
   // Empty: none. Folders without a file in them are removed.

@@ -1,0 +1,407 @@
+// Several runs that save, set aside and delete in one place of an object store, which has no
+// directories to rename: a request of one is on its way while another one works. What is committed
+// is whole, and what was set aside stays.
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/storage/s3/s3_storage.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using s3::Fault;
+using s3::FaultKind;
+using s3::S3Server;
+using s3::S3ServerOptions;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kForever = 1 << 30;
+constexpr char kPrefix[] = "runs/";
+
+class S3FencingTest : public ::testing::Test {
+ protected:
+  explicit S3FencingTest(const S3ServerOptions& options = {})
+      : server_(options), storage_(MustOpen()) {}
+
+  std::unique_ptr<Storage> MustOpen() {
+    auto storage = OpenS3Storage({.client = server_.ForClient(), .prefix = "runs"});
+    EXPECT_TRUE(storage.ok()) << storage.status();
+    return storage.ok() ? *std::move(storage) : nullptr;
+  }
+
+  // Another run's save: `value` in every element.
+  absl::Status SaveStep(int64_t step, float value, bool rolling = false,
+                        std::function<absl::Status()> before_commit = nullptr) {
+    std::vector<float> elements(64, value);
+    ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
+    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
+    const auto storage = MustOpen();
+    SaveOptions options;
+    options.before_commit = std::move(before_commit);
+    if (rolling) {
+      options.choose_root = [&](const PlannedSave&) { return EmptyRollingSlot(*storage, ""); };
+    }
+    return Save(*storage, "", step, {{tensor}}, options).status();
+  }
+  absl::Status Retain(int64_t newest) {
+    return Retention(*storage_, "", {.newest = newest}).Apply(absl::Now());
+  }
+
+  // While the request that commits is on its way, `other` happens, before it arrives. Where a
+  // tombstone is replaced, one that tries whether the store obeys conditions comes before.
+  void WhileCommitting(const std::string& directory, std::function<void()> other,
+                       bool replaces_tombstone = false) {
+    server_.AddFault({.method = "PUT",
+                      .key_part = directory + "/manifest.pb",
+                      .skip = replaces_tombstone ? 1 : 0,
+                      .meanwhile = std::move(other)});
+  }
+
+  // The value in a committed checkpoint, of which everything is checked; -1: none is committed.
+  float Value(const std::string& directory) {
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(*storage_, directory);
+    if (absl::IsNotFound(checkpoint.status())) return -1;
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!checkpoint.ok()) return -2;
+    const auto verified = Verify(*storage_, directory, {.digests = true});
+    EXPECT_TRUE(verified.ok() && verified->damage.empty())
+        << directory << ": "
+        << (verified.ok() ? verified->damage[0].message : verified.status().ToString());
+    const auto elements = LoadTensor<float>(*checkpoint, "weight");
+    EXPECT_TRUE(elements.ok()) << elements.status();
+    return elements.ok() ? elements->front() : -2;
+  }
+  // The steps of all committed checkpoints, newest first, each of them whole.
+  std::vector<int64_t> Steps() {
+    std::vector<int64_t> steps;
+    const auto saved = ListForResume(*storage_, "");
+    EXPECT_TRUE(saved.ok()) << saved.status();
+    if (!saved.ok()) return steps;
+    for (const SavedCheckpoint& checkpoint : *saved) {
+      steps.push_back(checkpoint.step);
+      EXPECT_GE(Value(checkpoint.directory), 0) << checkpoint.directory;
+    }
+    return steps;
+  }
+
+  using Ledger = std::map<std::string, std::string>;
+  // The objects of a directory, by their names; without those of the manifest.
+  Ledger DataOf(const std::string& directory) {
+    Ledger data;
+    for (const std::string& key : server_.keys()) {
+      if (key.starts_with(kPrefix + directory + "/model-")) data[key] = server_.contents(key);
+    }
+    return data;
+  }
+  std::string ManifestOf(const std::string& directory, const std::string& suffix = "") {
+    return server_.contents(absl::StrCat(kPrefix, directory, "/manifest.pb", suffix));
+  }
+  void ExpectThere(const Ledger& ledger) {
+    EXPECT_FALSE(ledger.empty());
+    for (const auto& [key, contents] : ledger) EXPECT_EQ(server_.contents(key), contents) << key;
+  }
+  // The commit itself failed, not what the save looks at afterwards.
+  static void ExpectFenced(const absl::Status& saved) {
+    EXPECT_TRUE(absl::IsAborted(saved)) << saved;
+    EXPECT_THAT(std::string(saved.message()), HasSubstr("has discarded this save"));
+  }
+  void DeleteAll() {
+    const std::vector<SavedCheckpoint> all = *ListForResume(*storage_, "");
+    for (const SavedCheckpoint& saved : all) {
+      EXPECT_TRUE(storage_->DeleteTree(saved.directory).ok());
+    }
+  }
+  // Everything that a run deletes in the course of time.
+  void GoOn(int64_t step) {
+    ASSERT_TRUE(SaveStep(step, 1, /*rolling=*/true).ok());
+    ASSERT_TRUE(SaveStep(step + 1, 1, /*rolling=*/true).ok());
+    ASSERT_TRUE(SaveStep(step + 2, 1, /*rolling=*/true).ok());
+    ASSERT_TRUE(SaveStep(step + 3, 1).ok());
+    ASSERT_TRUE(SaveStep(step + 4, 1).ok());
+    ASSERT_TRUE(Retain(1).ok());
+    ASSERT_TRUE(Prune(*storage_, "", 1).ok());
+  }
+
+  S3Server server_;
+  std::unique_ptr<Storage> storage_;
+};
+
+TEST_F(S3FencingTest, WhatWasSetAsideStaysAndANewSaveOfTheStepStandsBesideIt) {
+  ASSERT_TRUE(SaveStep(4, 4).ok());
+  ASSERT_TRUE(SaveStep(8, 8).ok());
+  ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
+  const std::string rolling = ListForResume(*storage_, "")->at(1).directory;
+  EXPECT_THAT(rolling, ::testing::MatchesRegex("rolling-0/[0-9a-f]{8}/step-00000007"));
+  const Ledger data = DataOf("step-00000008"), rolling_data = DataOf(rolling);
+  const std::string manifest = ManifestOf("step-00000008");
+  EXPECT_THAT(*AbandonLater(*storage_, "", 4), ElementsAre("step-00000008/manifest.pb.abandoned",
+                                                           rolling + "/manifest.pb.abandoned"));
+  EXPECT_THAT(Steps(), ElementsAre(4));
+  ASSERT_TRUE(SaveStep(8, 80).ok());
+  EXPECT_EQ(Value("step-00000008"), 80);
+  ExpectThere(data);
+  // Once more: the second one gets a name of its own.
+  const Ledger again = DataOf("step-00000008");
+  EXPECT_EQ(again.size(), 2 * data.size());
+  EXPECT_THAT(*AbandonLater(*storage_, "", 4),
+              ElementsAre("step-00000008/manifest.pb.abandoned-2"));
+  ASSERT_TRUE(SaveStep(8, 81).ok());
+  GoOn(12);
+  EXPECT_EQ(ManifestOf("step-00000008", ".abandoned"), manifest);
+  EXPECT_EQ(Value("step-00000008"), -1) << "retention deletes the checkpoint beside it";
+  ExpectThere(again);
+  ExpectThere(rolling_data);
+  // It is whole.
+  for (const auto& [key, contents] : data) {
+    server_.PutObject(absl::StrCat(kPrefix, "copy", key.substr(key.rfind('/'))), contents);
+  }
+  server_.PutObject(absl::StrCat(kPrefix, "copy/manifest.pb"), manifest);
+  EXPECT_EQ(Value("copy"), 8);
+}
+
+TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
+  ASSERT_TRUE(SaveStep(4, 4).ok());
+  ASSERT_TRUE(SaveStep(8, 8).ok());
+  std::string manifest = ManifestOf("step-00000008");
+  manifest[manifest.size() / 2] ^= 1;
+  server_.PutObject(absl::StrCat(kPrefix, "step-00000008/manifest.pb"), manifest);
+  std::vector<SetAsideCheckpoint> set_aside;
+  const auto point = TakeNewestIntact(*storage_, "", Damaged::kSetAside, &set_aside);
+  ASSERT_TRUE(point.ok() && point->has_value());
+  EXPECT_EQ((*point)->checkpoint.step, 4);
+  ASSERT_TRUE(SaveStep(8, 80).ok());
+  const Ledger data = DataOf("step-00000008");
+  GoOn(12);
+  EXPECT_EQ(Value("step-00000008"), 80);
+  EXPECT_EQ(ManifestOf("step-00000008", ".damaged"), manifest);
+  ExpectThere(data);
+}
+
+// The program that sets a checkpoint aside dies at each of its requests.
+TEST_F(S3FencingTest, SettingAsideMayBeInterruptedAnywhere) {
+  ASSERT_TRUE(SaveStep(4, 4).ok());
+  bool done = false;
+  for (int number = 0; !done; ++number) {
+    SCOPED_TRACE(absl::StrCat("request ", number));
+    ASSERT_LT(number, 100);
+    ASSERT_TRUE(SaveStep(8, 8).ok());
+    const Ledger data = DataOf("step-00000008");
+    const std::string manifest = ManifestOf("step-00000008");
+    server_.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
+    done = AbandonLater(*MustOpen(), "", 4).ok();
+    server_.ClearFaults();
+    if (ManifestOf("step-00000008", ".abandoned") != manifest) {
+      EXPECT_THAT(Steps(), ElementsAre(8, 4));
+      ASSERT_TRUE(AbandonLater(*storage_, "", 4).ok());
+    }
+    EXPECT_THAT(Steps(), ElementsAre(4));
+    // The step is saved again, and once more.
+    ASSERT_TRUE(SaveStep(8, 80).ok());
+    EXPECT_EQ(Value("step-00000008"), 80);
+    ExpectThere(data);
+    ASSERT_TRUE(AbandonLater(*storage_, "", 4).ok());
+    GoOn(12);
+    ExpectThere(data);
+    int copies = 0;
+    for (const std::string& key : server_.keys()) {
+      copies += absl::StrContains(key, "step-00000008/manifest.pb.abandoned") &&
+                server_.contents(key) == manifest;
+    }
+    EXPECT_EQ(copies, 1);
+    ASSERT_TRUE(storage_->DeleteTree("step-00000008").ok());
+    DeleteAll();
+    ASSERT_TRUE(SaveStep(4, 4).ok());
+  }
+}
+
+TEST_F(S3FencingTest, ALateCommitFailsWhereRetentionHasDeletedItsData) {
+  WhileCommitting("step-00000008", [&] {
+    ASSERT_TRUE(SaveStep(12, 12).ok());
+    ASSERT_TRUE(Retain(1).ok());
+    EXPECT_THAT(DataOf("step-00000008"), IsEmpty());
+  });
+  const absl::Status late = SaveStep(8, 8);
+  ExpectFenced(late);
+  EXPECT_THAT(Steps(), ElementsAre(12));
+  EXPECT_EQ(Value("step-00000008"), -1);
+  // The tombstone is no damage, and a later save of that step can commit.
+  const auto verified = Verify(*storage_, "step-00000008", {});
+  EXPECT_TRUE(absl::IsNotFound(verified.status())) << verified.status();
+  EXPECT_THAT(verified.status().ToString(), HasSubstr("discarded"));
+  ASSERT_TRUE(SaveStep(8, 80).ok());
+  EXPECT_EQ(Value("step-00000008"), 80);
+  EXPECT_THAT(Steps(), ElementsAre(12, 8));
+}
+
+TEST_F(S3FencingTest, ALateCommitOverATombstoneFailsAfterAnotherDeletion) {
+  WhileCommitting("step-00000008", [&] {
+    ASSERT_TRUE(SaveStep(12, 12).ok());
+    ASSERT_TRUE(Retain(1).ok());
+  });
+  ExpectFenced(SaveStep(8, 8));
+  // The second attempt replaces the tombstone, which is no longer the one that it has found.
+  WhileCommitting(
+      "step-00000008",
+      [&] {
+        ASSERT_TRUE(Retain(1).ok());
+        EXPECT_THAT(DataOf("step-00000008"), IsEmpty());
+      },
+      /*replaces_tombstone=*/true);
+  ExpectFenced(SaveStep(8, 80));
+  EXPECT_THAT(Steps(), ElementsAre(12));
+}
+
+// The deletion stands between its tombstone and the data: what the commit finds is complete.
+TEST_F(S3FencingTest, ACommitFailsAlsoBeforeItsDataIsDeleted) {
+  ASSERT_TRUE(SaveStep(12, 12).ok());
+  for (int tombstones = 0; tombstones < 3; ++tombstones) {
+    SCOPED_TRACE(tombstones);
+    std::promise<void> deleting, continues;
+    server_.AddFault({.method = "POST", .query = "delete", .meanwhile = [&] {
+                        deleting.set_value();
+                        continues.get_future().wait();
+                      }});
+    std::thread other;
+    const absl::Status saved = SaveStep(8, 8, /*rolling=*/false, [&] {
+      other = std::thread([&] { EXPECT_TRUE(Retain(1).ok()); });
+      deleting.get_future().wait();
+      return absl::OkStatus();
+    });
+    continues.set_value();
+    other.join();
+    ExpectFenced(saved);
+    EXPECT_THAT(Steps(), ElementsAre(12));
+  }
+}
+
+// No checkpoint is committed that takes its place: the data of an attempt stays.
+TEST_F(S3FencingTest, DataIsDeletedOnlyBehindANewerCheckpoint) {
+  WhileCommitting("/step-00000008", [&] {
+    EXPECT_TRUE(EmptyRollingSlot(*storage_, "").ok());
+    ASSERT_TRUE(Retain(1).ok());
+  });
+  ASSERT_TRUE(SaveStep(8, 8, /*rolling=*/true).ok());
+  EXPECT_THAT(Steps(), ElementsAre(8));
+}
+
+TEST_F(S3FencingTest, ALateRollingCommitIsWholeOrFails) {
+  for (int saves = 1; saves <= 4; ++saves) {
+    SCOPED_TRACE(saves);
+    WhileCommitting("/step-00000008", [&] {
+      for (int64_t step = 8; step < 8 + saves; ++step) {
+        ASSERT_TRUE(SaveStep(step, 80, /*rolling=*/true).ok());
+      }
+    });
+    const absl::Status late = SaveStep(8, 8, /*rolling=*/true);
+    const std::vector<int64_t> steps = Steps();
+    EXPECT_EQ(steps.front(), 8 + saves - 1);
+    if (saves >= 3 || !late.ok()) ExpectFenced(late);
+    DeleteAll();
+  }
+}
+
+// Another run saves the same step, deletes the late one's data, and then gives its checkpoint up.
+TEST_F(S3FencingTest, ALateCommitFailsAfterTheCheckpointThatTookItsPlaceIsGone) {
+  const std::vector<std::function<void()>> ways = {
+      [&] {
+        ASSERT_TRUE(SaveStep(12, 12).ok());
+        ASSERT_TRUE(Retain(1).ok());
+      },
+      [&] { ASSERT_TRUE(AbandonLater(*storage_, "", 4).ok()); }};
+  for (size_t way = 0; way < ways.size(); ++way) {
+    SCOPED_TRACE(way);
+    WhileCommitting("step-00000008", [&] {
+      ASSERT_TRUE(SaveStep(8, 80).ok());
+      ways[way]();
+    });
+    ExpectFenced(SaveStep(8, 8));
+    EXPECT_EQ(Value("step-00000008"), -1);
+    Steps();
+    ASSERT_TRUE(SaveStep(8, 81).ok());
+    EXPECT_EQ(Value("step-00000008"), 81);
+    ASSERT_TRUE(storage_->DeleteTree("step-00000008").ok());
+  }
+}
+
+// Another program deletes without regard to any of this.
+TEST_F(S3FencingTest, ACommitWithoutItsFilesIsTakenBack) {
+  WhileCommitting("step-00000008", [&] {
+    const Ledger data = DataOf("step-00000008");
+    for (const auto& [key, contents] : data) {
+      ASSERT_TRUE(storage_->Delete(key.substr(sizeof(kPrefix) - 1)).ok());
+    }
+  });
+  const absl::Status saved = SaveStep(8, 8);
+  EXPECT_TRUE(absl::IsAborted(saved)) << saved;
+  EXPECT_EQ(Value("step-00000008"), -1);
+  ASSERT_TRUE(SaveStep(8, 80).ok());
+  EXPECT_EQ(Value("step-00000008"), 80);
+}
+
+TEST_F(S3FencingTest, TombstonesGoAfterADay) {
+  WhileCommitting("step-00000008", [&] {
+    ASSERT_TRUE(SaveStep(12, 12).ok());
+    ASSERT_TRUE(Retain(1).ok());
+  });
+  ExpectFenced(SaveStep(8, 8));
+  const std::string key = absl::StrCat(kPrefix, "step-00000008/manifest.pb");
+  ASSERT_TRUE(Retain(1).ok());
+  std::string tombstone = server_.contents(key);
+  const size_t at = tombstone.find_first_of("0123456789");
+  ASSERT_NE(at, std::string::npos) << tombstone;
+  tombstone.replace(at, 10, absl::StrCat(absl::ToUnixSeconds(absl::Now()) - 25 * 3600));
+  server_.PutObject(key, tombstone);
+  ASSERT_TRUE(Retain(1).ok());
+  for (const std::string& left : server_.keys()) {
+    EXPECT_FALSE(absl::StrContains(left, "step-00000008")) << left;
+  }
+}
+
+// Folders that releases before attempts had folders of their own have left.
+TEST_F(S3FencingTest, RollingCheckpointsOfEarlierReleasesAreFoundAndReplaced) {
+  std::vector<float> elements(64, 5);
+  ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
+  tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
+  ASSERT_TRUE(Save(*storage_, "rolling-0", 5, {{tensor}}).ok());
+  ASSERT_TRUE(Save(*storage_, "rolling-1", 6, {{tensor}}).ok());
+  EXPECT_THAT(Steps(), ElementsAre(6, 5));
+  ASSERT_TRUE(SaveStep(7, 7, /*rolling=*/true).ok());
+  EXPECT_THAT(Steps(), ElementsAre(7, 6));
+  ASSERT_TRUE(SaveStep(8, 8, /*rolling=*/true).ok());
+  EXPECT_THAT(Steps(), ElementsAre(8, 7));
+}
+
+class S3WithoutMetadataTest : public S3FencingTest {
+ protected:
+  S3WithoutMetadataTest() : S3FencingTest({.keeps_metadata = false}) {}
+};
+
+TEST_F(S3WithoutMetadataTest, ACommitWhoseAnswerIsLostHasSucceeded) {
+  server_.AddFault(
+      {.kind = FaultKind::kLoseAnswer, .method = "PUT", .key_part = "/manifest.pb", .times = 2});
+  ASSERT_TRUE(SaveStep(8, 8).ok());
+  EXPECT_EQ(Value("step-00000008"), 8);
+  EXPECT_TRUE(absl::IsAlreadyExists(SaveStep(8, 80)));
+  EXPECT_EQ(Value("step-00000008"), 8);
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
