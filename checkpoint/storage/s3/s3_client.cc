@@ -179,7 +179,9 @@ std::string ChecksumHeader(std::span<const std::byte> data) {
   return absl::Base64Escape(std::string(bytes, sizeof(bytes)));
 }
 
-S3Client::S3Client(ClientOptions options) : options_(std::move(options)) {
+S3Client::S3Client(ClientOptions options)
+    : options_(std::move(options)),
+      http_(options_.http != nullptr ? options_.http : MakeHttpClient()) {
   const size_t colon = options_.endpoint.find("://");
   scheme_ = options_.endpoint.substr(0, colon);
   host_ = options_.endpoint.substr(colon + 3);
@@ -221,7 +223,7 @@ absl::Status S3Client::SendOnce(const Request& request, absl::Time deadline,
   http.headers.erase("host");  // libcurl's own
   http.headers["authorization"] =
       AuthorizationHeader(parts, options_.credentials, options_.region, date);
-  return http_.Perform(http, response);
+  return http_->Perform(http, response);
 }
 
 absl::StatusOr<HttpResponse> S3Client::Send(Request request, const Restart& restart) {

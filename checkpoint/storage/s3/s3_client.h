@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,6 +37,8 @@ struct ClientOptions {
   // Pauses between repetitions: random, up to a limit that doubles from the first to the second.
   absl::Duration min_backoff = absl::Milliseconds(200);
   absl::Duration max_backoff = absl::Seconds(10);
+
+  std::shared_ptr<HttpClient> http;  // sends the requests; null: MakeHttpClient()
 };
 
 // Objects and uploads of one bucket.
@@ -128,8 +131,8 @@ class S3Client {
   std::string PathOf(const std::string& key) const;
 
   const ClientOptions options_;
+  const std::shared_ptr<HttpClient> http_;
   std::string scheme_, host_;
-  HttpClient http_;
   std::atomic<int64_t> request_count_ = 0;
 };
 
