@@ -51,6 +51,10 @@ class S3Storage final : public Storage {
     return s3::ChoosePartBytes(options_.part_bytes, 0);
   }
   std::string Describe(std::string_view path) const override;
+  absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override;
+  absl::StatusOr<std::string> ReplaceVersion(std::string_view path, std::string_view contents,
+                                             const std::string& tag) override;
+  void Abandon() override { client_.Abandon(); }
 
   void RemoveStaleUploads();
 
@@ -150,6 +154,30 @@ absl::Status S3Storage::Publish(std::string_view path, std::string_view contents
   if (ready) TESSERA_RETURN_IF_ERROR(ready());
   return InOperation("Publish", Describe(path),
                      client_.Put(Key(path), AsBytes(contents), /*replace=*/false));
+}
+
+absl::StatusOr<Storage::Version> S3Storage::ReadVersion(std::string_view path, uint64_t max_bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("ReadVersion", path, /*root_allowed=*/false));
+  const auto read = [&]() -> absl::StatusOr<Version> {
+    TESSERA_ASSIGN_OR_RETURN(const S3Client::ObjectInfo info, client_.Head(Key(path)));
+    Version version = {.contents = std::string(std::min(info.size_bytes, max_bytes), '\0'),
+                       .tag = info.etag};
+    TESSERA_RETURN_IF_ERROR(client_.Get(Key(path), info.etag, 0,
+                                        std::as_writable_bytes(std::span<char>(version.contents))));
+    return version;
+  };
+  absl::StatusOr<Version> version = read();
+  if (!version.ok()) return InOperation("ReadVersion", Describe(path), version.status());
+  return version;
+}
+
+absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
+                                                      std::string_view contents,
+                                                      const std::string& tag) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("ReplaceVersion", path, /*root_allowed=*/false));
+  absl::StatusOr<std::string> replaced = client_.PutIfUnchanged(Key(path), AsBytes(contents), tag);
+  if (!replaced.ok()) return InOperation("ReplaceVersion", Describe(path), replaced.status());
+  return replaced;
 }
 
 // Best effort: keys without the right to list uploads can still write objects.

@@ -52,6 +52,7 @@ struct S3ServerOptions {
   uint64_t min_part_bytes = uint64_t{5} << 20;
   absl::Duration clock_offset = absl::ZeroDuration();
   bool ignores_conditions = false;  // If-None-Match
+  bool ignores_matches = false;     // If-Match of PUT
   std::string denied_method = "";   // is answered with AccessDenied
   // A folder in which every object is also a file, named by its key, for programs that look on.
   // Empty: none. Folders without a file in them are removed.
@@ -69,6 +70,9 @@ class S3Server {
   std::string endpoint() const { return http_.url(); }
   // For a client that may do everything, with pauses short enough for tests.
   ClientOptions ForClient() const;
+
+  // From now on accepts these alone. The token of earlier ones has expired.
+  void SetCredentials(Credentials credentials);
 
   void AddFault(Fault fault);
   // How often faults have been applied.
@@ -102,7 +106,7 @@ class S3Server {
   HttpReply Handle(HttpMessage& request);
   const Fault* FindFault(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  HttpReply Check(const HttpMessage& request) const;
+  HttpReply Check(const HttpMessage& request, const Credentials& credentials) const;
   HttpReply Dispatch(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HttpReply Get(const HttpMessage& request, const std::string& key)
@@ -124,6 +128,7 @@ class S3Server {
 
   const S3ServerOptions options_;
   mutable Mutex mutex_;
+  Credentials credentials_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Object> objects_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, PendingUpload> uploads_ ABSL_GUARDED_BY(mutex_);  // by id
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
