@@ -387,6 +387,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
                                                  const RankGroup& group, Communicator* world,
                                                  const Notes& notes) {
   TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
+  TESSERA_RETURN_IF_ERROR(CheckNearbyFolder(config));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
                            LockSaveFolder(config, group, notes));
   while (true) {

@@ -81,8 +81,8 @@ class RunSaver {
   // Waits for saves in flight.
   std::vector<SaveOutcome> Finish();
 
-  // With async_upload: deletes the copies nearby, which no restart will need. No save may be in
-  // flight.
+  // With async_upload: deletes the copies nearby, which no restart will need, and their folder. No
+  // save may be in flight.
   absl::Status ForgetNearbyCopies();
 
  private:
