@@ -14,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "checkpoint/storage/s3/certificate_authorities.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
@@ -187,7 +188,9 @@ class CurlClient final : public HttpClient {
  private:
   CURL* TakeHandle();
   void ReturnHandle(CURL* handle);
+  void SetAuthorities(CURL* handle) const;
 
+  const CertificateAuthorities authorities_ = FindCertificateAuthorities();
   Mutex mutex_;
   std::vector<CURL*> idle_ ABSL_GUARDED_BY(mutex_);
 };
@@ -219,6 +222,13 @@ void CurlClient::ReturnHandle(CURL* handle) {
   idle_.push_back(handle);
 }
 
+void CurlClient::SetAuthorities(CURL* handle) const {
+  const auto& [file, directory] = authorities_;
+  if (file.empty() && directory.empty()) return;
+  curl_easy_setopt(handle, CURLOPT_CAINFO, file.empty() ? nullptr : file.c_str());
+  curl_easy_setopt(handle, CURLOPT_CAPATH, directory.empty() ? nullptr : directory.c_str());
+}
+
 absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& response) {
   response = HttpResponse();
   CURL* const handle = TakeHandle();
@@ -231,6 +241,7 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
   curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
   if (!request.use_proxy) curl_easy_setopt(handle, CURLOPT_PROXY, "");
+  SetAuthorities(handle);
   SetMethod(handle, transfer);
   SetCallbacks(handle, transfer);
   SetLimits(handle, request);
@@ -243,7 +254,10 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   curl_slist_free_all(headers);
   ReturnHandle(handle);
   if (code == CURLE_OK) return absl::OkStatus();
-  const std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+  std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+  if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
+    absl::StrAppend(&message, "; AWS_CA_BUNDLE names the file of the authorities to trust");
+  }
   return MayPass(code) ? absl::UnavailableError(message) : absl::FailedPreconditionError(message);
 }
 
