@@ -384,6 +384,18 @@ absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std:
   return std::string();
 }
 
+absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
+                                                         uint64_t max_bytes) {
+  absl::StatusOr<HttpResponse> response =
+      Send({.method = "GET", .key = key, .headers = {{"range", RangeHeader(0, max_bytes)}}});
+  // An empty object has no such range.
+  const bool is_empty = absl::IsOutOfRange(response.status());
+  if (is_empty) response = Send({.method = "HEAD", .key = key});
+  TESSERA_RETURN_IF_ERROR(response.status());
+  return Contents{.bytes = is_empty ? "" : response->body.substr(0, max_bytes),
+                  .etag = Header(*response, "etag")};
+}
+
 absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body, bool replace) {
   const std::string writer = NewWriter(), checksum = ChecksumHeader(body);
   Request request = {.method = "PUT", .key = key, .body = body};
@@ -418,11 +430,8 @@ absl::StatusOr<std::string> S3Client::PutIfUnchanged(const std::string& key,
   if (response.ok()) return Header(*response, "etag");
   if (!absl::IsAlreadyExists(response.status())) return response.status();
   // It may be there because an earlier answer was lost.
-  TESSERA_ASSIGN_OR_RETURN(const ObjectInfo there, Head(key));
-  std::string contents(there.size_bytes == body.size() ? body.size() : 0, '\0');
-  TESSERA_RETURN_IF_ERROR(
-      Get(key, there.etag, 0, std::as_writable_bytes(std::span<char>(contents))));
-  if (std::ranges::equal(AsBytes(contents), body)) return there.etag;
+  TESSERA_ASSIGN_OR_RETURN(const Contents there, GetContents(key, body.size() + 1));
+  if (std::ranges::equal(AsBytes(there.bytes), body)) return there.etag;
   return absl::AlreadyExistsError("another program has replaced the object");
 }
 

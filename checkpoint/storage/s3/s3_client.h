@@ -78,6 +78,13 @@ class S3Client {
   absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                    std::span<std::byte> out);
 
+  // A small object with its etag, by one request; of a longer one, the first `max_bytes`.
+  struct Contents {
+    std::string bytes;
+    std::string etag;
+  };
+  absl::StatusOr<Contents> GetContents(const std::string& key, uint64_t max_bytes);
+
   // Creates or replaces an object. Where `replace` is false, an existing object is AlreadyExists,
   // unless this very call made it: objects carry a random number of the call that wrote them.
   absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace);

@@ -184,6 +184,12 @@ TEST_F(S3ClientTest, AnObjectIsReplacedWhereNobodyElseHasReplacedIt) {
   EXPECT_EQ(client_.PutIfUnchanged("none", Bytes("5"), *second).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(*client_.PutIfUnchanged("key", Bytes("6"), *second), client_.Head("key")->etag);
+  EXPECT_EQ(client_.GetContents("key", 100)->bytes, "6");
+  server_.PutObject("key", "a longer one");
+  EXPECT_EQ(client_.GetContents("key", 3)->bytes, "a l");
+  server_.PutObject("key", "");
+  EXPECT_EQ(client_.GetContents("key", 3)->bytes, "");
+  EXPECT_EQ(client_.GetContents("key", 3)->etag, client_.Head("key")->etag);
 }
 
 // What a store answers where credentials that were good are so no more.

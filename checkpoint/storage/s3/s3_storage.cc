@@ -167,17 +167,9 @@ absl::Status S3Storage::Publish(std::string_view path, std::string_view contents
 
 absl::StatusOr<Storage::Version> S3Storage::ReadVersion(std::string_view path, uint64_t max_bytes) {
   TESSERA_RETURN_IF_ERROR(CheckPath("ReadVersion", path, /*root_allowed=*/false));
-  const auto read = [&]() -> absl::StatusOr<Version> {
-    TESSERA_ASSIGN_OR_RETURN(const S3Client::ObjectInfo info, client_.Head(Key(path)));
-    Version version = {.contents = std::string(std::min(info.size_bytes, max_bytes), '\0'),
-                       .tag = info.etag};
-    TESSERA_RETURN_IF_ERROR(client_.Get(Key(path), info.etag, 0,
-                                        std::as_writable_bytes(std::span<char>(version.contents))));
-    return version;
-  };
-  absl::StatusOr<Version> version = read();
-  if (!version.ok()) return InOperation("ReadVersion", Describe(path), version.status());
-  return version;
+  absl::StatusOr<S3Client::Contents> found = client_.GetContents(Key(path), max_bytes);
+  if (!found.ok()) return InOperation("ReadVersion", Describe(path), found.status());
+  return Version{.contents = std::move(found->bytes), .tag = std::move(found->etag)};
 }
 
 absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
