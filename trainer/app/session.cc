@@ -265,6 +265,9 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
                },
            .before_commit =
                [&session] {
+                 if (session.save_folder != nullptr) {
+                   TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
+                 }
                  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Sync();
                },
            .resumed_directory =

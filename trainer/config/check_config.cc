@@ -167,18 +167,20 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
   }
   if (checkpoint.save().empty()) {
     const absl::Status status = CheckIdle(
-        "save", {{"save_interval", checkpoint.save_interval() > 0},
-                 {"non_persistent_save_interval", checkpoint.non_persistent_save_interval() > 0},
-                 {"save_interval_minutes", checkpoint.save_interval_minutes() > 0},
-                 {"save_continuously", checkpoint.save_continuously()},
-                 {"save_retain_interval", checkpoint.save_retain_interval() > 0},
-                 {"save_top_k", checkpoint.save_top_k() > 0},
-                 {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},
-                 {"async_upload", checkpoint.async_upload()},
-                 {"async_save", checkpoint.async_save()},
-                 {"no_save_optim", checkpoint.no_save_optim()},
-                 {"no_save_rng", checkpoint.no_save_rng()},
-                 {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});
+        "save",
+        {{"save_interval", checkpoint.save_interval() > 0},
+         {"non_persistent_save_interval", checkpoint.non_persistent_save_interval() > 0},
+         {"save_interval_minutes", checkpoint.save_interval_minutes() > 0},
+         {"save_continuously", checkpoint.save_continuously()},
+         {"save_retain_interval", checkpoint.save_retain_interval() > 0},
+         {"save_top_k", checkpoint.save_top_k() > 0},
+         {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},
+         {"max_minutes_without_checkpoint", checkpoint.max_minutes_without_checkpoint() > 0},
+         {"async_upload", checkpoint.async_upload()},
+         {"async_save", checkpoint.async_save()},
+         {"no_save_optim", checkpoint.no_save_optim()},
+         {"no_save_rng", checkpoint.no_save_rng()},
+         {"max_checkpoint_keep", checkpoint.max_checkpoint_keep() > 0}});
     if (!status.ok()) return status;
   }
   // A run that resumes by itself loads from `save`.
