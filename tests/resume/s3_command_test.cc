@@ -138,7 +138,7 @@ TEST_F(S3CommandTest, ATokenThatExpiresIsReadAgain) {
   renew("first");
   const Process process(
       Command("s3://bucket/token", {"--train-iters=600", "--save-interval=20", "--async-save",
-                                    "--non-persistent-save-interval=0", "--max-failed-saves=1"}),
+                                    "--non-persistent-save-interval=0"}),
       scratch_);
   ASSERT_TRUE(WaitForKey(process, "token/step-00000020/manifest.pb")) << process.Wait().err;
   renew("second");
@@ -156,7 +156,7 @@ TEST_F(S3CommandTest, SavesThatFailInARowEndTheRunOnAllRanks) {
   setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
   const Process process(
       Command("s3://bucket/failing",
-              {"--train-iters=100000", "--save-interval=5", "--async-save", "--max-failed-saves=2",
+              {"--train-iters=100000", "--save-interval=5", "--async-save",
                "--non-persistent-save-interval=0", "--topology=dp2"},
               {"/usr/bin/env", "mpirun", "--oversubscribe", "--bind-to", "none", "-q", "-n", "2"}),
       scratch_);
@@ -164,7 +164,7 @@ TEST_F(S3CommandTest, SavesThatFailInARowEndTheRunOnAllRanks) {
   server_.SetCredentials({"OTHER", "s", ""});
   const Result result = process.Wait();
   EXPECT_EQ(result.exit_code, 1) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("nothing can be saved to s3://bucket/failing: 2 saves in a row "
+  EXPECT_THAT(result.err, HasSubstr("nothing can be saved to s3://bucket/failing: 3 saves in a row "
                                     "have failed (max_failed_saves); the last one: "));
   EXPECT_THAT(result.err, HasSubstr("the same command resumes from the newest checkpoint"));
 }
