@@ -5,17 +5,27 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <system_error>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "checkpoint/manager/lease.h"
 
 namespace tessera::ckpt {
 namespace {
 
 constexpr char kLockFileName[] = ".lock";
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
+
+class FileLock final : public FolderLock {
+ public:
+  FileLock(int fd, std::string warning) : FolderLock(std::move(warning)), fd_(fd) {}
+  ~FileLock() override { ::close(fd_); }
+
+ private:
+  const int fd_;
+};
 
 // 0, or the error.
 int TryToLock(int fd) {
@@ -25,21 +35,14 @@ int TryToLock(int fd) {
   return 0;
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(const std::string& folder) {
-  return Acquire(folder, Options());
-}
-
-absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(const std::string& folder,
-                                                                const Options& options) {
+absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,
+                                                     const FolderLock::Options& options) {
   const std::string path = absl::StrCat(folder, "/", kLockFileName);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (fd < 0) {
     return absl::UnknownError(absl::StrCat("cannot create the lock file ", path, ": ",
                                            std::generic_category().message(errno)));
   }
-  std::unique_ptr<FolderLock> lock(new FolderLock(fd));
   const absl::Time deadline = absl::Now() + options.wait;
   int error = TryToLock(fd);
   if (error == EWOULDBLOCK && options.wait > absl::ZeroDuration() && options.on_wait) {
@@ -51,17 +54,26 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(const std::strin
     error = TryToLock(fd);
   }
   if (error == EWOULDBLOCK) {
+    ::close(fd);
     return absl::FailedPreconditionError(
         absl::StrCat(folder, " is in use: another process saves there"));
   }
+  std::string warning;
   if (error != 0) {
-    lock->warning_ = absl::StrCat("WARNING: ", folder, " cannot be locked (",
-                                  std::generic_category().message(error),
-                                  "): make sure that only one run at a time saves there");
+    warning = absl::StrCat("WARNING: ", folder, " cannot be locked (",
+                           std::generic_category().message(error),
+                           "): make sure that only one run at a time saves there");
   }
-  return lock;
+  return std::make_unique<FileLock>(fd, std::move(warning));
 }
 
-FolderLock::~FolderLock() { ::close(fd_); }
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(std::unique_ptr<Storage> storage,
+                                                                const Options& options) {
+  const std::optional<std::string> folder = storage->LocalPath("");
+  if (folder.has_value()) return LockFile(*folder, options);
+  return AcquireLease(std::move(storage), options);
+}
 
 }  // namespace tessera::ckpt

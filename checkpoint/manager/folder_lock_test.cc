@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -17,6 +20,13 @@ namespace tessera::ckpt {
 namespace {
 
 using ::testing::HasSubstr;
+
+absl::StatusOr<std::unique_ptr<FolderLock>> Lock(const std::string& folder,
+                                                 const FolderLock::Options& options = {}) {
+  auto storage = OpenPosixStorage(folder);
+  if (!storage.ok()) return storage.status();
+  return FolderLock::Acquire(*std::move(storage), options);
+}
 
 std::string NewFolder(const std::string& name) {
   const std::string folder = ::testing::TempDir() + "/" + name;
@@ -26,15 +36,15 @@ std::string NewFolder(const std::string& name) {
 
 TEST(FolderLockTest, OneHolderAtATime) {
   const std::string folder = NewFolder("one-holder");
-  auto first = FolderLock::Acquire(folder);
+  auto first = Lock(folder);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ((*first)->warning(), "");
-  const absl::Status second = FolderLock::Acquire(folder, {.wait = absl::ZeroDuration()}).status();
+  const absl::Status second = Lock(folder, {.wait = absl::ZeroDuration()}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
   EXPECT_THAT(std::string(second.message()), HasSubstr(folder + " is in use"));
-  EXPECT_TRUE(FolderLock::Acquire(NewFolder("another")).ok());
+  EXPECT_TRUE(Lock(NewFolder("another")).ok());
   first->reset();
-  EXPECT_TRUE(FolderLock::Acquire(folder).ok());
+  EXPECT_TRUE(Lock(folder).ok());
 }
 
 TEST(FolderLockTest, WaitsForAHolderThatEnds) {
@@ -43,7 +53,7 @@ TEST(FolderLockTest, WaitsForAHolderThatEnds) {
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();
   if (child == 0) {
-    const auto lock = FolderLock::Acquire(folder);
+    const auto lock = Lock(folder);
     const char byte = lock.ok() ? 'y' : 'n';
     if (write(ready[1], &byte, 1) == 1) pause();
     _exit(1);
@@ -53,12 +63,12 @@ TEST(FolderLockTest, WaitsForAHolderThatEnds) {
   ASSERT_EQ(byte, 'y');
   std::vector<std::string> said;
   // The holder is killed only once the wait has begun.
-  const auto lock = FolderLock::Acquire(
-      folder, {.wait = absl::Seconds(60), .on_wait = [&](const std::string& sentence) {
-                 said.push_back(sentence);
-                 kill(child, SIGKILL);
-                 waitpid(child, nullptr, 0);
-               }});
+  const auto lock =
+      Lock(folder, {.wait = absl::Seconds(60), .on_wait = [&](const std::string& sentence) {
+                      said.push_back(sentence);
+                      kill(child, SIGKILL);
+                      waitpid(child, nullptr, 0);
+                    }});
   EXPECT_TRUE(lock.ok()) << lock.status();
   ASSERT_EQ(said.size(), 1u);
   EXPECT_THAT(said[0], HasSubstr("waiting up to 1m for another process that saves to " + folder));
@@ -68,15 +78,15 @@ TEST(FolderLockTest, WaitsForAHolderThatEnds) {
 
 TEST(FolderLockTest, TheWaitIsBounded) {
   const std::string folder = NewFolder("held");
-  const auto first = FolderLock::Acquire(folder);
+  const auto first = Lock(folder);
   ASSERT_TRUE(first.ok());
   const absl::Time start = absl::Now();
-  EXPECT_FALSE(FolderLock::Acquire(folder, {.wait = absl::Milliseconds(120)}).ok());
+  EXPECT_FALSE(Lock(folder, {.wait = absl::Milliseconds(120)}).ok());
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(120));
 }
 
 TEST(FolderLockTest, AMissingFolderIsNamed) {
-  const absl::Status status = FolderLock::Acquire("/no/such/folder").status();
+  const absl::Status status = Lock("/no/such/folder").status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/folder"));
 }
 

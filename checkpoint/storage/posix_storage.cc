@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -83,6 +84,20 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
     return ErrnoStatus(errno, "DeleteTree", where);
   }
   return absl::OkStatus();
+}
+
+// What PosixStorageOptions::private_root promises, for the open directory `fd`.
+absl::Status MakePrivate(int fd, const std::string& root) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "cannot examine the folder", root);
+  if (info.st_uid != geteuid()) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(root, " belongs to another user (", info.st_uid, ")"));
+  }
+  if ((info.st_mode & (S_IRWXG | S_IRWXO)) == 0 || fchmod(fd, S_IRWXU) == 0) {
+    return absl::OkStatus();
+  }
+  return ErrnoStatus(errno, "cannot take the permissions of others away from the folder", root);
 }
 
 class PosixStorage final : public Storage {
@@ -347,8 +362,11 @@ absl::StatusOr<uint64_t> PosixStorage::FreeBytes() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root,
+absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& name,
                                                           const PosixStorageOptions& options) {
+  std::string root = name;
+  // With a slash after it, a link would be followed.
+  while (options.private_root && root.size() > 1 && root.ends_with('/')) root.pop_back();
   if (root.empty() || root.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError("the folder's name is empty or contains a NUL");
   }
@@ -361,16 +379,26 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& roo
   }
   if (options.create_root) {
     // If something else is in its place, the check below finds it.
-    const int error = MakeDirectories(AT_FDCWD, root);
+    // A private root itself is created below, with its permissions.
+    const std::string parent = (std::filesystem::path(root) / "..").lexically_normal();
+    int error = MakeDirectories(AT_FDCWD, options.private_root ? parent : root);
+    if (error == 0 && options.private_root && mkdir(root.c_str(), S_IRWXU) != 0) error = errno;
     if (error != 0 && error != EEXIST) {
       return ErrnoStatus(error, "cannot create the folder", root);
     }
   }
-  ScopedFd fd(open(root.c_str(), kDirectoryFlags));
-  if (!fd.valid() && errno == ENOTDIR) {
-    return absl::InvalidArgumentError(absl::StrCat(root, " is not a folder"));
+  ScopedFd fd(open(root.c_str(), kDirectoryFlags | (options.private_root ? O_NOFOLLOW : 0)));
+  const int error = fd.valid() ? 0 : errno;
+  struct stat info;
+  if (options.private_root && error != 0 && lstat(root.c_str(), &info) == 0 &&
+      S_ISLNK(info.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(root, " is a symbolic link"));
   }
-  if (!fd.valid()) return ErrnoStatus(errno, "cannot open the folder", root);
+  if (error == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(root, " is not a folder"));
+  if (error != 0) return ErrnoStatus(error, "cannot open the folder", root);
+  if (options.private_root) {
+    if (absl::Status status = MakePrivate(fd.get(), root); !status.ok()) return status;
+  }
   return std::make_unique<PosixStorage>(root, std::move(fd), options);
 }
 

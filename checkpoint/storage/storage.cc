@@ -59,6 +59,17 @@ absl::StatusOr<uint64_t> Storage::FreeBytes() {
   return absl::UnimplementedError(absl::StrCat(Describe(""), ": free space is not known"));
 }
 
+absl::StatusOr<Storage::Version> Storage::ReadVersion(std::string_view path,
+                                                      uint64_t /*max_bytes*/) {
+  return absl::UnimplementedError(absl::StrCat(Describe(path), ": files have no versions"));
+}
+
+absl::StatusOr<std::string> Storage::ReplaceVersion(std::string_view path,
+                                                    std::string_view /*contents*/,
+                                                    const std::string& /*tag*/) {
+  return absl::UnimplementedError(absl::StrCat(Describe(path), ": files have no versions"));
+}
+
 absl::StatusOr<std::string> ReadAll(Storage& storage, std::string_view path, uint64_t max_bytes) {
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.Open(path);
   if (!file.ok()) return file.status();

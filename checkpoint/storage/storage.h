@@ -141,6 +141,25 @@ class Storage {
   // where a storage has no such limit.
   virtual absl::StatusOr<uint64_t> FreeBytes();
 
+  // A small file that is replaced as a whole, by whichever of several programs is the first to do
+  // it. Unimplemented where a storage cannot.
+  struct Version {
+    std::string contents;
+    std::string tag;  // unlike that of any other version under this name
+  };
+  // Of longer contents, the first `max_bytes`.
+  virtual absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes);
+  // Replaces the version with this tag; creates the file where the tag is empty. Returns the new
+  // tag. AlreadyExists where another version is there. NotFound where none is. The contents must be
+  // unlike all others, which is how a request whose answer was lost is recognised.
+  virtual absl::StatusOr<std::string> ReplaceVersion(std::string_view path,
+                                                     std::string_view contents,
+                                                     const std::string& tag);
+
+  // For a process that is about to end: from now on nothing is tried again, and nobody waits for
+  // another machine that does not answer. What makes progress is completed.
+  virtual void Abandon() {}
+
   // Writes of so many bytes, at multiples of it, cost the least; 0: all sizes cost the same.
   virtual uint64_t PreferredWriteBytes() const { return 0; }
 

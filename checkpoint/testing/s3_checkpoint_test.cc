@@ -194,5 +194,24 @@ TEST(S3CheckpointTest, AProgramMayDieAtEachRequest) {
   EXPECT_LE(committed_but_failed, 1);
 }
 
+// The storage knows them by their names.
+TEST(S3CheckpointTest, UploadsOfADeadSaveAreRemovedOnceTheyAreOld) {
+  S3Server server;
+  const auto storage = MustOpen(server);
+  for (const char* method : {"POST", "DELETE"}) {
+    server.AddFault({.status = 403,
+                     .code = "AccessDenied",
+                     .method = method,
+                     .query = "uploadId",
+                     .times = kForever});
+  }
+  EXPECT_FALSE(SaveStep(*storage, 1, 2, 9'000).ok());
+  EXPECT_GT(server.upload_count(), 0);
+  server.ClearFaults();
+  server.AgeUploads(absl::Hours(25));
+  MustOpen(server);
+  EXPECT_EQ(server.upload_count(), 0);
+}
+
 }  // namespace
 }  // namespace tessera::ckpt

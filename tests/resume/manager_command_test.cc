@@ -218,6 +218,30 @@ TEST_F(ManagerCommandTest, AsyncUploadTmpFolderMayBeFull) {
   EXPECT_EQ(Losses("run"), Losses("undisturbed"));
 }
 
+TEST_F(ManagerCommandTest, AsyncUploadTmpFolderLosesNothingOfOthers) {
+  const fs::path shared = root_ / "shared";
+  fs::create_directories(shared);
+  std::ofstream(shared / "thesis.tex") << "years";
+  const Words flags = {"--save-interval=2", "--async-upload"};
+  const auto with_folder = [&](const fs::path& folder) {
+    Words words = flags;
+    words.push_back("--async-upload-tmp-folder=" + folder.string());
+    return words;
+  };
+  ASSERT_EQ(Train("run", 4, with_folder(shared)).exit_code, 0);
+  EXPECT_EQ(ReadFile(shared / "thesis.tex"), "years");
+  EXPECT_EQ(std::distance(fs::directory_iterator(shared), fs::directory_iterator()), 1);
+  fs::create_directory_symlink(root_ / "run", root_ / "link");
+  for (const fs::path& folder : {Checkpoints("run"), Checkpoints("run") / "below", root_ / "run",
+                                 root_ / "link" / "checkpoints", root_}) {
+    const Result refused = Train("run", 6, with_folder(folder));
+    EXPECT_EQ(refused.exit_code, 2) << folder;
+    EXPECT_THAT(refused.err, HasSubstr("async_upload_tmp_folder=" + folder.string() + " and "));
+    EXPECT_THAT(refused.err, HasSubstr("name a folder of its own"));
+  }
+  EXPECT_THAT(Steps("run"), ElementsAre(2, 4));
+}
+
 // As `ckpt verify` and the load of another run do.
 TEST_F(ManagerCommandTest, RetentionLeavesWhatAnotherProcessReads) {
   const Words keep = {"--save-interval=2", "--non-persistent-save-interval=0",

@@ -154,8 +154,11 @@ absl::Status RunRank(const TrainConfig& config, const Launch& launch, Communicat
                              progress_line.Message(note);
                            }));
   const absl::Status status = RunSession(*session, progress_line, stopped_by);
-  // The other ranks are notified immediately; the session then waits for a save in flight.
+  // The other ranks are notified immediately; the session then waits for a save in flight, unless
+  // nothing answers that one.
   if (!status.ok() && world != nullptr) world->Abort(status);
+  if (!status.ok() && session->save_folder != nullptr) session->save_folder->Abandon();
+  if (!status.ok() && session->saver != nullptr) session->saver->Abandon();
   return status;
 }
 

@@ -265,6 +265,9 @@ absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
                },
            .before_commit =
                [&session] {
+                 if (session.save_folder != nullptr) {
+                   TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
+                 }
                  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Sync();
                },
            .resumed_directory =
@@ -378,6 +381,7 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
                                                  const RankGroup& group, Communicator* world,
                                                  const Notes& notes) {
   TESSERA_RETURN_IF_ERROR(CheckSameNumerics(device->numerics(), config, group, notes));
+  TESSERA_RETURN_IF_ERROR(CheckNearbyFolder(config));
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
                            LockSaveFolder(config, group, notes));
   std::unique_ptr<Session> session;

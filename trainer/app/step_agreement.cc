@@ -29,7 +29,8 @@ struct Counts {
     kStopStep,
     kStopVersion,
     kSaveInFlight,
-    kSaveLackedSpace,
+    kSaveTrouble,
+    kFolderIsTaken,
     kTraffic
   };
   std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
@@ -59,7 +60,8 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
     counts.values[Counts::kStopStep] = leader.stop_file.step;
     counts.values[Counts::kStopVersion] = leader.stop_file.version;
     counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
-    counts.values[Counts::kSaveLackedSpace] = leader.save_lacked_space ? 1 : 0;
+    counts.values[Counts::kSaveTrouble] = static_cast<int64_t>(leader.save_trouble);
+    counts.values[Counts::kFolderIsTaken] = leader.folder_is_taken ? 1 : 0;
   }
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
@@ -74,7 +76,8 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
       .stop_file = {.step = counts.values[Counts::kStopStep],
                     .version = counts.values[Counts::kStopVersion]},
       .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
-      .save_lacked_space = counts.values[Counts::kSaveLackedSpace] != 0,
+      .save_trouble = static_cast<ckpt::SaveTrouble>(counts.values[Counts::kSaveTrouble]),
+      .folder_is_taken = counts.values[Counts::kFolderIsTaken] != 0,
   };
   if (mesh.pipeline() != nullptr) {
     agreement.pipeline_wait_share =

@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/parallel/mesh.h"
@@ -16,7 +17,8 @@ struct LeaderState {
   absl::Duration elapsed;       // since the run began, in whole microseconds
   ckpt::StopRequest stop_file;  // as rank 0 has read it
   bool save_in_flight = false;
-  bool save_lacked_space = false;  // the last save in the background has failed for want of room
+  ckpt::SaveTrouble save_trouble = ckpt::SaveTrouble::kNone;  // of saves in the background
+  bool folder_is_taken = false;                               // another job saves to the same place
 };
 
 // The result of an agreement after a step, the same on each rank.

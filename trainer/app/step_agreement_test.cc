@@ -57,12 +57,15 @@ TEST(AgreeOnStepTest, WhatRankZeroKnowsIsEverybodys) {
                                          {.elapsed = absl::Seconds(own),
                                           .stop_file = {.step = -own, .version = own},
                                           .save_in_flight = own > 1,
-                                          .save_lacked_space = own == 1}));
+                                          .save_trouble = own == 1 ? ckpt::SaveTrouble::kTooLong
+                                                                   : ckpt::SaveTrouble::kNone,
+                                          .folder_is_taken = own == 1}));
     EXPECT_EQ(agreed.leader.elapsed, absl::Seconds(1));
     EXPECT_EQ(agreed.leader.stop_file.step, -1);
     EXPECT_EQ(agreed.leader.stop_file.version, 1);
     EXPECT_FALSE(agreed.leader.save_in_flight);
-    EXPECT_TRUE(agreed.leader.save_lacked_space);
+    EXPECT_EQ(agreed.leader.save_trouble, ckpt::SaveTrouble::kTooLong);
+    EXPECT_TRUE(agreed.leader.folder_is_taken);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -79,6 +80,14 @@ ckpt::SaveScheduleOptions ScheduleOptions(const TrainConfig& config) {
           .saves_at_signals = checkpoint.exit_signal_handler()};
 }
 
+ckpt::FailedSavesOptions FailureOptions(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  const double minutes = checkpoint.max_minutes_without_checkpoint();
+  return {.max_failed_saves = checkpoint.max_failed_saves(),
+          .max_without_checkpoint =
+              Saves(config) && minutes > 0 ? absl::Minutes(minutes) : absl::InfiniteDuration()};
+}
+
 // A file in `save`: the identity of the stop file that has ended the last run. Even where the
 // checkpoint of that step is damaged later, the same request ends no other run.
 constexpr char kObeyedStopFile[] = ".stop_file";
@@ -109,7 +118,8 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
       config_(session.config),
       progress_line_(progress_line),
       start_(absl::Now()),
-      schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0) {
+      schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0),
+      failed_saves_(FailureOptions(config_)) {
   const std::string& stop_file = config_.checkpoint().stop_file_path();
   if (session.first_rank() && !stop_file.empty()) {
     stop_file_ = std::make_unique<ckpt::StopFile>(stop_file, ObeyedStopFile(config_));
@@ -145,8 +155,8 @@ absl::Status TrainLoop::Train() {
     const bool ends = decision.end != ckpt::EndReason::kNone;
     stopped_by_file_ = decision.end == ckpt::EndReason::kStopFile;
     SayEnd(decision.end);
-    // Without room for checkpoints, what a death costs would grow with each step.
-    if (leader_.save_lacked_space && !ends) TESSERA_RETURN_IF_ERROR(FinishSaves());
+    // Without checkpoints, what a death costs would grow with each step.
+    if (!ends || leader_.folder_is_taken) TESSERA_RETURN_IF_ERROR(CheckSaves());
     // The last save is not skipped because an earlier one is still being written.
     if (ends && session_.saver != nullptr) ReportSaves(session_.saver->Finish());
     if (decision.save != ckpt::SaveKind::kNone) TESSERA_RETURN_IF_ERROR(Save(decision.save));
@@ -194,7 +204,8 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   leader_.elapsed = absl::Now() - start_;
   if (stop_file_ != nullptr) leader_.stop_file = stop_file_->Poll();
   leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
-  leader_.save_lacked_space = absl::IsResourceExhausted(last_save_);
+  leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);
+  leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*session_.mesh, StopSignal(),
                                                              result.pipeline_wait_share, leader_));
   stopped_by_ = agreed.stop_signal;
@@ -269,12 +280,12 @@ absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
 
 void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
   for (const SaveOutcome& outcome : outcomes) {
+    failed_saves_.Add(outcome.report.status(), leader_.elapsed);
     if (absl::IsAborted(outcome.report.status())) {
       progress_line_.Message(absl::StrFormat(
           "step %d is not saved: an earlier save is still being written", outcome.step));
       continue;
     }
-    last_save_ = outcome.report.status();
     if (!outcome.report.ok()) {
       progress_line_.Message(absl::StrFormat("step %d is not saved: %s", outcome.step,
                                              std::string(outcome.report.status().message())));
@@ -302,7 +313,39 @@ void TrainLoop::RememberStopFile() const {
 absl::Status TrainLoop::FinishSaves() {
   if (session_.saver == nullptr) return absl::OkStatus();
   ReportSaves(session_.saver->Finish());
-  return last_save_;
+  return failed_saves_.last();
+}
+
+absl::Status TrainLoop::CheckSaves() {
+  const CheckpointConfig& checkpoint = config_.checkpoint();
+  if (leader_.folder_is_taken) {
+    // Rank 0 alone knows more.
+    const absl::Status taken =
+        session_.save_folder == nullptr ? absl::OkStatus() : session_.save_folder->Check();
+    if (!taken.ok()) return taken;
+    return absl::FailedPreconditionError(
+        absl::StrFormat("another job saves to %s: this run ends", checkpoint.save()));
+  }
+  const std::string last = failed_saves_.last().ok()
+                               ? ""
+                               : absl::StrCat("; the last one: ", failed_saves_.last().message());
+  constexpr char kWhatToDo[] =
+      "; the same command resumes from the newest checkpoint once it can save";
+  switch (leader_.save_trouble) {
+    case ckpt::SaveTrouble::kNone:
+      return absl::OkStatus();
+    case ckpt::SaveTrouble::kNoRoom:
+      return FinishSaves();
+    case ckpt::SaveTrouble::kFailures:
+      return absl::AbortedError(absl::StrFormat(
+          "nothing can be saved to %s: %d saves in a row have failed (max_failed_saves)%s%s",
+          checkpoint.save(), checkpoint.max_failed_saves(), last, kWhatToDo));
+    case ckpt::SaveTrouble::kTooLong:
+      return absl::AbortedError(absl::StrFormat(
+          "no checkpoint has been saved to %s for %g minutes (max_minutes_without_checkpoint)%s%s",
+          checkpoint.save(), checkpoint.max_minutes_without_checkpoint(), last, kWhatToDo));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TrainLoop::CheckNotDiverged() const {

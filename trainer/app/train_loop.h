@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/stop_file.h"
 #include "trainer/app/session.h"
@@ -46,10 +47,12 @@ class TrainLoop {
   void SayEnd(ckpt::EndReason reason);
   absl::Status Save(ckpt::SaveKind kind);
   // Reports finished saves. An asynchronous save that failed is a message, not an error: training
-  // can continue.
+  // can continue, as far as CheckSaves() allows.
   void ReportSaves(const std::vector<SaveOutcome>& outcomes);
   // Records, for the next run, that the stop file has ended this one. Failures do no harm.
   void RememberStopFile() const;
+  // Whether rank 0 has found that the run can save no more; the same on every rank.
+  absl::Status CheckSaves();
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
   // Aborted where the last loss is none that training recovers from.
@@ -66,7 +69,7 @@ class TrainLoop {
   LeaderState leader_;                         // after the last step
   bool updated_ = true;                        // by the last step
   std::optional<EvalMetrics> evaluation_;      // the last one
-  absl::Status last_save_;
+  ckpt::FailedSaves failed_saves_;
   int stopped_by_ = 0;
   bool stopped_by_file_ = false;
 };

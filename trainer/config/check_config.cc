@@ -175,6 +175,7 @@ absl::Status CheckCheckpoint(const CheckpointConfig& checkpoint) {
          {"save_retain_interval", checkpoint.save_retain_interval() > 0},
          {"save_top_k", checkpoint.save_top_k() > 0},
          {"save_retain_minutes", checkpoint.save_retain_minutes() > 0},
+         {"max_minutes_without_checkpoint", checkpoint.max_minutes_without_checkpoint() > 0},
          {"async_upload", checkpoint.async_upload()},
          {"async_save", checkpoint.async_save()},
          {"no_save_optim", checkpoint.no_save_optim()},

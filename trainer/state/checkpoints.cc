@@ -388,14 +388,14 @@ absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockOnThisRank(const Checkpoin
                                                                  const NoteSink& notes,
                                                                  absl::Duration wait) {
   TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ckpt::Storage> storage,
+      std::unique_ptr<ckpt::Storage> storage,
       ckpt::OpenStorage(config.save(), {.create_root = true, .s3_endpoint = config.s3_endpoint()}));
   TESSERA_RETURN_IF_ERROR(CheckSaveFolder(config.save(), *storage));
   const std::optional<std::string> folder = storage->LocalPath("");
-  if (!folder.has_value()) return nullptr;
-  TESSERA_RETURN_IF_ERROR(CheckWritable(*folder));
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::FolderLock> lock,
-                           ckpt::FolderLock::Acquire(*folder, {.wait = wait, .on_wait = notes}));
+  if (folder.has_value()) TESSERA_RETURN_IF_ERROR(CheckWritable(*folder));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<ckpt::FolderLock> lock,
+      ckpt::FolderLock::Acquire(std::move(storage), {.wait = wait, .on_wait = notes}));
   if (!lock->warning().empty()) notes(lock->warning());
   return lock;
 }

@@ -104,8 +104,8 @@ TrainConfig SettingsFor(TrainConfig config, const std::optional<SavedRun>& saved
 absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_t step,
                                                const std::string& s3_endpoint);
 
-// Locks the folder of a run that Saves(), until the lock is destroyed; rank 0 holds it, others
-// return null. Waits a little for another holder to end. FailedPrecondition where nothing can be
+// Locks the folder, or the prefix of an object store, of a run that Saves(), until the lock is
+// destroyed; rank 0 holds it, others return null. Waits a little for another holder to end. FailedPrecondition where nothing can be
 // written, and while another process saves. InvalidArgument where it is itself a checkpoint.
 absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(
     const TrainConfig& config, const RankGroup& group, const NoteSink& notes,

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/storage/upload/staging_folder.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/save_storage.h"
 
@@ -74,7 +75,10 @@ absl::Status RunSaver::OpenSaves() {
 }
 
 absl::Status RunSaver::ForgetNearbyCopies() {
-  return upload_ == nullptr ? absl::OkStatus() : upload_->ForgetAllBut("");
+  if (upload_ == nullptr) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(upload_->ForgetAllBut(""));
+  ckpt::RemoveStagingFolder(upload_->nearby());
+  return absl::OkStatus();
 }
 
 absl::Status RunSaver::OpenBackground(Communicator* world) {

@@ -81,8 +81,11 @@ class RunSaver {
   // Waits for saves in flight.
   std::vector<SaveOutcome> Finish();
 
-  // With async_upload: deletes the copies nearby, which no restart will need. No save may be in
-  // flight.
+  // For a process that is about to end with an error: its saves wait for nobody any more.
+  void Abandon() { storage_->Abandon(); }
+
+  // With async_upload: deletes the copies nearby, which no restart will need, and their folder. No
+  // save may be in flight.
   absl::Status ForgetNearbyCopies();
 
  private:

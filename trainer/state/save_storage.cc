@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/storage/upload/staging_folder.h"
 
 namespace tessera {
 
@@ -21,7 +22,7 @@ absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointC
                                                              .s3_endpoint = config.s3_endpoint()}));
   if (!config.async_upload()) return remote;
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> nearby,
-                           ckpt::OpenPosixStorage(NearbyFolder(config), {.create_root = true}));
+                           ckpt::OpenStagingFolder(NearbyFolder(config)));
   return std::make_unique<ckpt::UploadStorage>(std::move(nearby), std::move(remote));
 }
 
@@ -30,11 +31,31 @@ ckpt::UploadStorage* AsUploadStorage(ckpt::Storage& storage) {
 }
 
 std::string NearbyFolder(const CheckpointConfig& config) {
-  if (!config.async_upload_tmp_folder().empty()) return config.async_upload_tmp_folder();
   const std::optional<std::string> path = ckpt::LocalPathOfName(config.save());
   const std::string job =
       path.has_value() ? std::filesystem::absolute(*path).string() : config.save();
-  return absl::StrFormat("/dev/shm/tessera-%d-%08x_tmp_ckpt", getuid(), Crc32c(job));
+  const std::string& folder = config.async_upload_tmp_folder();
+  return absl::StrFormat("%s/tessera-%d-%08x_tmp_ckpt", folder.empty() ? "/dev/shm" : folder,
+                         geteuid(), Crc32c(job));
+}
+
+absl::Status CheckNearbyFolder(const TrainConfig& config) {
+  const CheckpointConfig& checkpoint = config.checkpoint();
+  if (!checkpoint.async_upload()) return absl::OkStatus();
+  const std::string& given = checkpoint.async_upload_tmp_folder();
+  const std::string folder = given.empty() ? NearbyFolder(checkpoint) : given;
+  for (const auto& [name, value] :
+       {std::pair("save", checkpoint.save()), std::pair("load", checkpoint.load()),
+        std::pair("run_dir", config.output().run_dir())}) {
+    const std::optional<std::string> path = ckpt::LocalPathOfName(value);
+    if (value.empty() || !path.has_value()) continue;
+    TESSERA_ASSIGN_OR_RETURN(const bool overlap, ckpt::FoldersOverlap(folder, *path));
+    if (!overlap) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("async_upload_tmp_folder=", folder, " and ", name, "=", value,
+                     ": one of them is, or contains, the other; name a folder of its own"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,

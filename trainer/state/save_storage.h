@@ -14,15 +14,20 @@
 
 namespace tessera {
 
-// With async_upload, an UploadStorage over NearbyFolder(). For writing, `create_root`.
+// With async_upload, an UploadStorage over NearbyFolder(), where nothing but copies of this `save`
+// may be: FailedPrecondition. For writing, `create_root`.
 absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
                                                                bool create_root = false);
 
 // The storage that OpenSaveStorage() has returned with async_upload; null for other ones.
 ckpt::UploadStorage* AsUploadStorage(ckpt::Storage& storage);
 
-// async_upload_tmp_folder, or one in memory that is this user's and this `save`'s.
+// This user's and this `save`'s own folder in async_upload_tmp_folder, or in memory.
 std::string NearbyFolder(const CheckpointConfig& config);
+
+// InvalidArgument where async_upload_tmp_folder, or NearbyFolder(), is, contains or lies in `save`,
+// `load` or run_dir.
+absl::Status CheckNearbyFolder(const TrainConfig& config);
 
 // Before a load from a storage of OpenSaveStorage(): deletes copies that are not what the
 // checkpoint in `directory` describes. Returns a sentence about those that will be read; empty

@@ -118,7 +118,8 @@ absl::Status NothingFound(S3Provider provider, const ProfileFiles& files) {
       absl::StrCat("there are no credentials: set ", absl::StrJoin(pairs, ", or "));
   if (provider == S3Provider::kS3) {
     absl::StrAppend(&message, ", or add the profile \"", files.name, "\" (AWS_PROFILE) with ",
-                    "aws_access_key_id and aws_secret_access_key to ", files.credentials_path);
+                    "aws_access_key_id and aws_secret_access_key to ", files.credentials_path,
+                    "; this machine has no role either");
   }
   return absl::FailedPreconditionError(message);
 }
@@ -131,7 +132,8 @@ std::optional<std::string> ProcessEnvironment(const std::string& name) {
   return value;
 }
 
-absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment) {
+absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment,
+                                      s3::HttpClient& http) {
   S3Account account;
   ProfileFiles files;
   if (provider == S3Provider::kS3) {
@@ -160,6 +162,14 @@ absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& en
                            Setting(files, "aws_secret_access_key"),
                            Setting(files, "aws_session_token")};
     found = !account.credentials.secret_access_key.empty();
+  }
+  if (!found && provider == S3Provider::kS3) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::optional<s3::Credentials> of_role,
+        FindRoleCredentials(environment, files.settings,
+                            account.region.empty() ? kDefaultRegion : account.region, http));
+    if (of_role.has_value()) account.credentials = *of_role;
+    found = of_role.has_value();
   }
   if (!found) return NothingFound(provider, files);
   return account;

@@ -1,21 +1,22 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_BY_NAME_CREDENTIALS_H_
 #define TESSERA_CHECKPOINT_STORAGE_BY_NAME_CREDENTIALS_H_
 
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/storage/by_name/role_credentials.h"
 #include "checkpoint/storage/by_name/storage_name.h"
+#include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/sigv4.h"
 
 namespace tessera::ckpt {
 
-// The value of an environment variable; nullopt: not set, or empty.
-using Environment = std::function<std::optional<std::string>(const std::string& name)>;
-
 // That of this process.
 std::optional<std::string> ProcessEnvironment(const std::string& name);
+
+// Where nothing names a region.
+inline constexpr char kDefaultRegion[] = "us-east-1";
 
 // What the environment and the AWS configuration files say. Empty strings for what they do not.
 struct S3Account {
@@ -34,12 +35,15 @@ struct S3Account {
 //   Aliyun    ALI_ACCESS_KEY_ID and ALI_SECRET_ACCESS_KEY_ID;
 //             OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET
 //
-// For all of them, last, ACCESS_KEY and SECRET_ACCESS_KEY. The region is AWS_REGION,
+// For all of them, then, ACCESS_KEY and SECRET_ACCESS_KEY. For S3, last, those of a role: see
+// role_credentials.h; they expire. The region is AWS_REGION,
 // AWS_DEFAULT_REGION or the profile's; the endpoint AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or the
 // profile's: for S3 alone.
 //
-// FailedPrecondition, naming the variables, where there are none or one is missing.
-absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment);
+// FailedPrecondition, naming the variables, where there are none or one is missing; the errors of
+// FindRoleCredentials().
+absl::StatusOr<S3Account> FindAccount(S3Provider provider, const Environment& environment,
+                                      s3::HttpClient& http);
 
 }  // namespace tessera::ckpt
 

@@ -1,9 +1,17 @@
 #include "checkpoint/storage/by_name/credentials.h"
 
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "checkpoint/storage/s3/http.h"
+#include "checkpoint/storage/s3/testing/http_server.h"
 #include "checkpoint/storage/temporary_directory.h"
 #include "gtest/gtest.h"
 
@@ -15,6 +23,7 @@ class CredentialsTest : public testing::Test {
   CredentialsTest() {
     variables_["AWS_SHARED_CREDENTIALS_FILE"] = directory_.path() + "/credentials";
     variables_["AWS_CONFIG_FILE"] = directory_.path() + "/config";
+    variables_["AWS_EC2_METADATA_DISABLED"] = "true";
   }
 
   void Write(const std::string& name, const std::string& text) {
@@ -22,10 +31,11 @@ class CredentialsTest : public testing::Test {
   }
 
   absl::StatusOr<S3Account> Find(S3Provider provider = S3Provider::kS3) {
-    return FindAccount(provider, [this](const std::string& name) -> std::optional<std::string> {
+    const auto environment = [this](const std::string& name) -> std::optional<std::string> {
       const auto found = variables_.find(name);
       return found == variables_.end() ? std::nullopt : std::optional(found->second);
-    });
+    };
+    return FindAccount(provider, environment, *http_);
   }
 
   std::string Id(S3Provider provider = S3Provider::kS3) {
@@ -37,6 +47,7 @@ class CredentialsTest : public testing::Test {
 
   const TemporaryDirectory directory_;
   std::map<std::string, std::string> variables_;
+  std::unique_ptr<s3::HttpClient> http_ = s3::MakeHttpClient();
 };
 
 TEST_F(CredentialsTest, VariablesComeInOrder) {
@@ -105,6 +116,144 @@ TEST_F(CredentialsTest, WhatIsMissingIsNamed) {
   variables_.erase("AWS_PROFILE");
   variables_["AWS_ACCESS_KEY_ID"] = "id";
   expect(S3Provider::kS3, "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not");
+}
+
+// Sends what is meant for a fixed address to a server of this machine.
+class RedirectingClient final : public s3::HttpClient {
+ public:
+  RedirectingClient(std::string from, std::string to)
+      : from_(std::move(from)), to_(std::move(to)), http_(s3::MakeHttpClient()) {}
+  absl::Status Perform(const s3::HttpRequest& request, s3::HttpResponse& response) override {
+    s3::HttpRequest redirected = request;
+    if (request.url.starts_with(from_)) redirected.url.replace(0, from_.size(), to_);
+    return http_->Perform(redirected, response);
+  }
+
+ private:
+  const std::string from_, to_;
+  const std::unique_ptr<s3::HttpClient> http_;
+};
+
+// A server in place of those that give credentials of roles.
+class RoleCredentialsTest : public CredentialsTest {
+ protected:
+  RoleCredentialsTest()
+      : server_([this](s3::HttpMessage& request) {
+          requests_.push_back(request);
+          if (failures_-- > 0) return Reply(503, "busy");
+          return answer_(request);
+        }) {}
+
+  static s3::HttpReply Reply(int status, const std::string& text) {
+    const auto body = std::make_shared<std::string>(text);
+    return {.status = status, .headers = {}, .body = {{body, 0, text.size()}}};
+  }
+  static s3::HttpReply Json(const std::string& id) {
+    return Reply(200, absl::StrCat(R"({"Code": "Success", "AccessKeyId": ")", id,
+                                   R"(", "SecretAccessKey": "s", "Token": "t", )",
+                                   R"("Expiration": "2033-05-18T03:33:20Z"})"));
+  }
+  std::string Error() {
+    const absl::Status status = Find().status();
+    EXPECT_FALSE(status.ok() || absl::IsNotFound(status)) << status;
+    return status.ToString();
+  }
+
+  std::function<s3::HttpReply(const s3::HttpMessage&)> answer_;
+  int failures_ = 0;
+  std::vector<s3::HttpMessage> requests_;
+  s3::HttpServer server_;
+};
+
+TEST_F(RoleCredentialsTest, AWebIdentityIsExchangedAtSts) {
+  Write("token", "the token+/=\n");
+  variables_["AWS_WEB_IDENTITY_TOKEN_FILE"] = directory_.path() + "/token";
+  variables_["AWS_ROLE_ARN"] = "arn:aws:iam::1:role/train";
+  variables_["AWS_ENDPOINT_URL_STS"] = server_.url();
+  answer_ = [](const s3::HttpMessage&) {
+    return Reply(200,
+                 "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+                 "<AccessKeyId>web</AccessKeyId><SecretAccessKey>a/b</SecretAccessKey>"
+                 "<SessionToken>t</SessionToken><Expiration>2033-05-18T03:33:20Z</Expiration>"
+                 "</Credentials></AssumeRoleWithWebIdentityResult>"
+                 "</AssumeRoleWithWebIdentityResponse>");
+  };
+  failures_ = 1;
+  EXPECT_EQ(Id(), "web/a/b/t");
+  EXPECT_EQ(Find()->credentials.expiration, absl::FromUnixSeconds(2'000'000'000));
+  EXPECT_EQ(requests_[1].method, "POST");
+  EXPECT_EQ(requests_[1].headers["content-type"], "application/x-www-form-urlencoded");
+  EXPECT_EQ(*requests_[1].body,
+            "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn=arn%3Aaws%3Aiam%3A%3A1"
+            "%3Arole%2Ftrain&RoleSessionName=tessera&WebIdentityToken=the%20token%2B%2F%3D");
+  answer_ = [](const s3::HttpMessage&) { return Reply(403, "<Code>AccessDenied</Code>"); };
+  EXPECT_NE(Error().find("answers 403 (<Code>AccessDenied"), std::string::npos) << Error();
+  variables_["AWS_WEB_IDENTITY_TOKEN_FILE"] = "/no/such/token";
+  EXPECT_NE(Error().find("/no/such/token: the file is missing"), std::string::npos) << Error();
+}
+
+TEST_F(RoleCredentialsTest, TheRegionAndTheProfileNameTheServiceAndTheRole) {
+  Write("token", "x");
+  Write("config", absl::StrCat("[default]\nregion = eu-north-1\nrole_arn = r\n",
+                               "web_identity_token_file = ", directory_.path(), "/token\n"));
+  http_ =
+      std::make_unique<RedirectingClient>("https://sts.eu-north-1.amazonaws.com", server_.url());
+  answer_ = [](const s3::HttpMessage&) { return Reply(200, "<other/>"); };
+  EXPECT_NE(Error().find("sends no credentials"), std::string::npos) << Error();
+}
+
+TEST_F(RoleCredentialsTest, AContainersServiceWantsItsToken) {
+  Write("token", "first");
+  variables_["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = server_.url() + "/v1/credentials";
+  variables_["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"] = directory_.path() + "/token";
+  answer_ = [](const s3::HttpMessage& request) {
+    return Json(absl::StrCat(request.path, " ", request.headers.at("authorization")));
+  };
+  EXPECT_EQ(Id(), "/v1/credentials first/s/t");
+  Write("token", "second");
+  EXPECT_EQ(Id(), "/v1/credentials second/s/t") << "the file is read each time";
+  variables_["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"] = "/v2/x";
+  http_ = std::make_unique<RedirectingClient>("http://169.254.170.2", server_.url());
+  EXPECT_EQ(Id(), "/v2/x second/s/t");
+  variables_.erase("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+  for (const char* url : {"http://example.org/", "http://127.0.0.1.example.org/"}) {
+    variables_["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = url;
+    EXPECT_NE(Error().find("neither https nor an address of this machine"), std::string::npos);
+  }
+}
+
+TEST_F(RoleCredentialsTest, AnInstanceHasARoleByItsMetadata) {
+  variables_.erase("AWS_EC2_METADATA_DISABLED");
+  variables_["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = server_.url() + "/";
+  const std::string roles = "/latest/meta-data/iam/security-credentials/";
+  answer_ = [&](const s3::HttpMessage& request) {
+    if (request.path == "/latest/api/token") {
+      return request.method == "PUT" ? Reply(200, "session") : Reply(405, "");
+    }
+    if (request.headers.at("x-aws-ec2-metadata-token") != "session") return Reply(401, "");
+    if (request.path == roles) return Reply(200, "the-role\n");
+    return request.path == roles + "the-role" ? Json("instance") : Reply(404, "");
+  };
+  EXPECT_EQ(Id(), "instance/s/t");
+  failures_ = 1;
+  EXPECT_EQ(Id(), "instance/s/t");
+  // What is set comes first; what is disabled is not asked.
+  requests_.clear();
+  variables_["AWS_EC2_METADATA_DISABLED"] = "TRUE";
+  EXPECT_NE(Error().find("there are no credentials"), std::string::npos);
+  variables_.erase("AWS_EC2_METADATA_DISABLED");
+  variables_["ACCESS_KEY"] = variables_["SECRET_ACCESS_KEY"] = "own";
+  EXPECT_EQ(Id(), "own/own/");
+  EXPECT_TRUE(requests_.empty());
+  // No service, and a machine without a role.
+  variables_.erase("ACCESS_KEY");
+  variables_.erase("SECRET_ACCESS_KEY");
+  answer_ = [](const s3::HttpMessage& request) {
+    return request.method == "PUT" ? Reply(200, "session") : Reply(404, "");
+  };
+  EXPECT_NE(Error().find("there are no credentials"), std::string::npos);
+  variables_["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = "http://127.0.0.1:1";
+  EXPECT_NE(Error().find("there are no credentials"), std::string::npos);
 }
 
 }  // namespace

@@ -9,21 +9,28 @@
 #include "checkpoint/storage/by_name/credentials.h"
 #include "checkpoint/storage/by_name/storage_name.h"
 #include "checkpoint/storage/posix_storage.h"
+#include "checkpoint/storage/s3/http.h"
+#include "checkpoint/storage/s3/s3_client.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kDefaultRegion[] = "us-east-1";
-
 const std::string& FirstOf(const std::string& a, const std::string& b) { return a.empty() ? b : a; }
 
 absl::StatusOr<S3StorageOptions> Resolve(const S3Name& name, const OpenStorageOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(S3Account account, FindAccount(name.provider, ProcessEnvironment));
+  const std::shared_ptr<s3::HttpClient> http = s3::MakeHttpClient();
+  TESSERA_ASSIGN_OR_RETURN(S3Account account,
+                           FindAccount(name.provider, ProcessEnvironment, *http));
   S3StorageOptions resolved = {.prefix = name.prefix, .create_root = options.create_root};
   s3::ClientOptions& client = resolved.client;
   client.bucket = name.bucket;
+  client.http = http;
   client.credentials = std::move(account.credentials);
+  client.read_credentials = [provider = name.provider, http]() -> absl::StatusOr<s3::Credentials> {
+    TESSERA_ASSIGN_OR_RETURN(S3Account again, FindAccount(provider, ProcessEnvironment, *http));
+    return again.credentials;
+  };
   client.region = FirstOf(RegionOfEndpoint(name.provider, name.endpoint),
                           FirstOf(account.region, kDefaultRegion));
   const std::string amazon = absl::StrCat("https://s3.", client.region, ".amazonaws.com");

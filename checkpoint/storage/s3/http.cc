@@ -3,15 +3,18 @@
 #include <curl/curl.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cstdio>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "checkpoint/storage/s3/certificate_authorities.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
@@ -29,6 +32,10 @@ struct Transfer {
   const HttpRequest& request;
   HttpResponse& response;
   size_t sent_bytes = 0;
+
+  // As seen by CheckAbandoned().
+  curl_off_t moved_bytes = -1;
+  std::chrono::steady_clock::time_point moved_at = {};
 };
 
 size_t SendBody(char* out, size_t size, size_t count, void* user) {
@@ -80,6 +87,20 @@ size_t ReceiveHeader(char* data, size_t size, size_t count, void* user) {
   return line.size();
 }
 
+// Called at least once a second. Not 0 ends the transfer.
+int CheckAbandoned(void* user, curl_off_t /*total*/, curl_off_t received, curl_off_t /*total*/,
+                   curl_off_t sent) {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const std::atomic<bool>* const abandoned = transfer.request.abandoned;
+  if (abandoned == nullptr || !*abandoned) return 0;
+  const auto now = std::chrono::steady_clock::now();
+  if (received + sent != transfer.moved_bytes) {
+    transfer.moved_bytes = received + sent;
+    transfer.moved_at = now;
+  }
+  return now - transfer.moved_at > absl::ToChronoMilliseconds(kAbandonedStall) ? 1 : 0;
+}
+
 bool MayPass(CURLcode code) {
   switch (code) {
     case CURLE_UNSUPPORTED_PROTOCOL:
@@ -120,6 +141,9 @@ void SetCallbacks(CURL* handle, Transfer& transfer) {
   curl_easy_setopt(handle, CURLOPT_WRITEDATA, &transfer);
   curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, ReceiveHeader);
   curl_easy_setopt(handle, CURLOPT_HEADERDATA, &transfer);
+  curl_easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, CheckAbandoned);
+  curl_easy_setopt(handle, CURLOPT_XFERINFODATA, &transfer);
+  curl_easy_setopt(handle, CURLOPT_NOPROGRESS, 0L);
 }
 
 void SetLimits(CURL* handle, const HttpRequest& request) {
@@ -147,26 +171,44 @@ curl_slist* HeaderList(const HttpRequest& request) {
     list = curl_slist_append(list, line.c_str());
   }
   // A pause before each body; a type that was not signed.
-  for (const char* line : {"Expect:", "Content-Type:"}) list = curl_slist_append(list, line);
+  list = curl_slist_append(list, "Expect:");
+  if (!request.headers.contains("content-type")) list = curl_slist_append(list, "Content-Type:");
   return list;
 }
 
-}  // namespace
+class CurlClient final : public HttpClient {
+ public:
+  CurlClient();
+  CurlClient(const CurlClient&) = delete;
+  CurlClient& operator=(const CurlClient&) = delete;
+  ~CurlClient() override;
 
-HttpClient::HttpClient() {
+  absl::Status Perform(const HttpRequest& request, HttpResponse& response) override;
+
+ private:
+  CURL* TakeHandle();
+  void ReturnHandle(CURL* handle);
+  void SetAuthorities(CURL* handle) const;
+
+  const CertificateAuthorities authorities_ = FindCertificateAuthorities();
+  Mutex mutex_;
+  std::vector<CURL*> idle_ ABSL_GUARDED_BY(mutex_);
+};
+
+CurlClient::CurlClient() {
   static std::once_flag initialized;
   std::call_once(initialized, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
 }
 
-HttpClient::~HttpClient() {
-  for (void* handle : idle_) curl_easy_cleanup(static_cast<CURL*>(handle));
+CurlClient::~CurlClient() {
+  for (CURL* handle : idle_) curl_easy_cleanup(handle);
 }
 
-void* HttpClient::TakeHandle() {
+CURL* CurlClient::TakeHandle() {
   {
     const MutexLock lock(&mutex_);
     if (!idle_.empty()) {
-      void* const handle = idle_.back();
+      CURL* const handle = idle_.back();
       idle_.pop_back();
       return handle;
     }
@@ -174,15 +216,22 @@ void* HttpClient::TakeHandle() {
   return curl_easy_init();
 }
 
-void HttpClient::ReturnHandle(void* handle) {
-  curl_easy_reset(static_cast<CURL*>(handle));  // connections stay
+void CurlClient::ReturnHandle(CURL* handle) {
+  curl_easy_reset(handle);  // connections stay
   const MutexLock lock(&mutex_);
   idle_.push_back(handle);
 }
 
-absl::Status HttpClient::Perform(const HttpRequest& request, HttpResponse& response) {
+void CurlClient::SetAuthorities(CURL* handle) const {
+  const auto& [file, directory] = authorities_;
+  if (file.empty() && directory.empty()) return;
+  curl_easy_setopt(handle, CURLOPT_CAINFO, file.empty() ? nullptr : file.c_str());
+  curl_easy_setopt(handle, CURLOPT_CAPATH, directory.empty() ? nullptr : directory.c_str());
+}
+
+absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& response) {
   response = HttpResponse();
-  auto* const handle = static_cast<CURL*>(TakeHandle());
+  CURL* const handle = TakeHandle();
   if (handle == nullptr) return absl::ResourceExhaustedError("no memory for a connection");
   Transfer transfer = {handle, request, response};
   char reason[CURL_ERROR_SIZE] = "";
@@ -191,6 +240,8 @@ absl::Status HttpClient::Perform(const HttpRequest& request, HttpResponse& respo
   curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
   curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
   curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+  if (!request.use_proxy) curl_easy_setopt(handle, CURLOPT_PROXY, "");
+  SetAuthorities(handle);
   SetMethod(handle, transfer);
   SetCallbacks(handle, transfer);
   SetLimits(handle, request);
@@ -203,8 +254,15 @@ absl::Status HttpClient::Perform(const HttpRequest& request, HttpResponse& respo
   curl_slist_free_all(headers);
   ReturnHandle(handle);
   if (code == CURLE_OK) return absl::OkStatus();
-  const std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+  std::string message = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+  if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
+    absl::StrAppend(&message, "; AWS_CA_BUNDLE names the file of the authorities to trust");
+  }
   return MayPass(code) ? absl::UnavailableError(message) : absl::FailedPreconditionError(message);
 }
+
+}  // namespace
+
+std::unique_ptr<HttpClient> MakeHttpClient() { return std::make_unique<CurlClient>(); }
 
 }  // namespace tessera::ckpt::s3

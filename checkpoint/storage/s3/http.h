@@ -1,17 +1,16 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_S3_HTTP_H_
 #define TESSERA_CHECKPOINT_STORAGE_S3_HTTP_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
 
 namespace tessera::ckpt::s3 {
 
@@ -29,7 +28,12 @@ struct HttpRequest {
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
   absl::Duration timeout = absl::Minutes(5);         // of everything
+  // Once this is true, the request ends after kAbandonedStall without a byte. May be null.
+  const std::atomic<bool>* abandoned = nullptr;
+  bool use_proxy = true;  // the one that the environment names
 };
+
+inline constexpr absl::Duration kAbandonedStall = absl::Seconds(2);
 
 struct HttpResponse {
   int status = 0;
@@ -38,27 +42,20 @@ struct HttpResponse {
   uint64_t sink_bytes = 0;  // received into the sink; also where the transfer failed later
 };
 
-// Sends requests over connections that are kept open and reused. Thread-safe: each call has a
-// connection of its own while it runs.
+// Sends requests. Thread-safe.
 class HttpClient {
  public:
-  HttpClient();
-  HttpClient(const HttpClient&) = delete;
-  HttpClient& operator=(const HttpClient&) = delete;
-  ~HttpClient();
+  virtual ~HttpClient() = default;
 
   // Sends a request and waits for the whole answer, whatever its status. Errors, naming the reason:
   // Unavailable for failures that may pass (no connection, a reset, a body shorter than announced,
   // a time-out); FailedPrecondition for those that will not (certificates, unusable URLs).
-  absl::Status Perform(const HttpRequest& request, HttpResponse& response);
-
- private:
-  void* TakeHandle();
-  void ReturnHandle(void* handle);
-
-  Mutex mutex_;
-  std::vector<void*> idle_ ABSL_GUARDED_BY(mutex_);  // CURL*
+  virtual absl::Status Perform(const HttpRequest& request, HttpResponse& response) = 0;
 };
+
+// Over libcurl, with connections that are kept open and reused: each call has a connection of its
+// own while it runs.
+std::unique_ptr<HttpClient> MakeHttpClient();
 
 }  // namespace tessera::ckpt::s3
 

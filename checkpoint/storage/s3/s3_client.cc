@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <random>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -23,6 +23,7 @@ constexpr char kWriterHeader[] = "x-amz-meta-tessera-writer";
 constexpr char kChecksumHeader[] = "x-amz-checksum-crc32c";
 constexpr size_t kMaxDeletedAtOnce = 1000;
 constexpr int kMaxDamagedTransfers = 4;
+constexpr absl::Duration kRenewalMargin = absl::Minutes(5);
 // Requests that differ more from the store's clock are refused.
 constexpr absl::Duration kMaxClockSkew = absl::Minutes(15);
 
@@ -86,6 +87,24 @@ bool MayPass(const HttpResponse& response) {
   }
 }
 
+// Whether other credentials may help.
+bool IsRefused(const std::string& method, const HttpResponse& response) {
+  if (response.status == 401 || response.status == 403) return true;
+  if (response.status != 400) return false;
+  // An answer to HEAD has no body that says why.
+  const std::string code = ErrorOf(response).code;
+  return method == "HEAD" || code == "ExpiredToken" || code == "InvalidToken" ||
+         code == "TokenRefreshRequired";
+}
+
+// Well before they expire; of short ones, after half of their time.
+absl::Time RenewalOf(const Credentials& credentials) {
+  const absl::Time now = absl::Now();
+  if (credentials.expiration == absl::InfiniteFuture()) return credentials.expiration;
+  return std::max({credentials.expiration - kRenewalMargin,
+                   now + (credentials.expiration - now) / 2, now + absl::Seconds(1)});
+}
+
 // "404 NoSuchKey (The specified key does not exist.)"
 std::string Summary(const HttpResponse& response, const ErrorDocument& error) {
   std::string text = absl::StrCat("the store answers ", response.status);
@@ -107,9 +126,8 @@ std::optional<absl::Duration> ClockSkew(const HttpResponse& response) {
 }
 
 absl::Status DeniedStatus(const HttpResponse& response, const ErrorDocument& error,
-                          const ClientOptions& options) {
+                          const std::string& id) {
   const std::optional<absl::Duration> skew = ClockSkew(response);
-  const std::string& id = options.credentials.access_key_id;
   std::string reason = absl::StrCat("the access key ", id, " may not do this");
   if (error.code == "RequestTimeTooSkewed" ||
       (skew.has_value() && absl::AbsDuration(*skew) > kMaxClockSkew)) {
@@ -125,11 +143,14 @@ absl::Status DeniedStatus(const HttpResponse& response, const ErrorDocument& err
     reason = absl::StrCat("the secret key does not belong to the access key ", id);
   } else if (error.code == "ExpiredToken") {
     reason = "the session token has expired";
+  } else if (error.code == "InvalidToken") {
+    reason = "the session token is not valid";
   }
   return absl::PermissionDeniedError(absl::StrCat(reason, "; ", Summary(response, error)));
 }
 
-absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options) {
+absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options,
+                      const std::string& method, const std::string& access_key_id) {
   const ErrorDocument error = ErrorOf(response);
   const std::string summary = Summary(response, error);
   if (error.code == "NoSuchBucket") {
@@ -146,10 +167,8 @@ absl::Status ToStatus(const HttpResponse& response, const ClientOptions& options
   if (absl::StrContains(error.code, "Quota") || error.code == "EntityTooLarge") {
     return absl::ResourceExhaustedError(summary);
   }
+  if (IsRefused(method, response)) return DeniedStatus(response, error, access_key_id);
   switch (response.status) {
-    case 401:
-    case 403:
-      return DeniedStatus(response, error, options);
     case 404:
       return absl::NotFoundError(summary);
     case 412:
@@ -179,7 +198,11 @@ std::string ChecksumHeader(std::span<const std::byte> data) {
   return absl::Base64Escape(std::string(bytes, sizeof(bytes)));
 }
 
-S3Client::S3Client(ClientOptions options) : options_(std::move(options)) {
+S3Client::S3Client(ClientOptions options)
+    : options_(std::move(options)),
+      http_(options_.http != nullptr ? options_.http : MakeHttpClient()),
+      credentials_(options_.credentials),
+      renewal_(RenewalOf(credentials_)) {
   const size_t colon = options_.endpoint.find("://");
   scheme_ = options_.endpoint.substr(0, colon);
   host_ = options_.endpoint.substr(colon + 3);
@@ -194,8 +217,54 @@ std::string S3Client::PathOf(const std::string& key) const {
   return options_.virtual_host ? object : absl::StrCat("/", options_.bucket, object);
 }
 
-absl::Status S3Client::SendOnce(const Request& request, absl::Time deadline,
-                                HttpResponse& response) {
+Credentials S3Client::CurrentCredentials() {
+  const MutexLock lock(&mutex_);
+  if (options_.read_credentials == nullptr) return credentials_;
+  // While one thread reads them, the others go on with those that are there.
+  while (reading_ && absl::Now() >= credentials_.expiration) changed_.Wait(&mutex_);
+  if (!reading_ && absl::Now() >= renewal_) ReadCredentials();
+  return credentials_;
+}
+
+absl::Status S3Client::RenewCredentials(const Credentials& refused) {
+  const MutexLock lock(&mutex_);
+  if (credentials_ != refused) return absl::OkStatus();
+  if (!reading_) {
+    ReadCredentials();
+  } else {
+    while (reading_) changed_.Wait(&mutex_);
+  }
+  return credentials_error_;
+}
+
+void S3Client::ReadCredentials() {
+  reading_ = true;
+  mutex_.unlock();
+  absl::StatusOr<Credentials> read = options_.read_credentials();
+  mutex_.lock();
+  reading_ = false;
+  credentials_error_ = read.status();
+  if (read.ok()) credentials_ = *std::move(read);
+  renewal_ = RenewalOf(credentials_);
+  changed_.NotifyAll();
+}
+
+void S3Client::Abandon() {
+  const MutexLock lock(&mutex_);
+  abandoned_ = true;
+  changed_.NotifyAll();
+}
+
+bool S3Client::Pause(absl::Duration pause) {
+  const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(pause);
+  const MutexLock lock(&mutex_);
+  bool in_time = true;
+  while (in_time && !abandoned_) in_time = changed_.WaitUntil(&mutex_, until);
+  return !abandoned_;
+}
+
+absl::Status S3Client::SendOnce(const Request& request, const Credentials& credentials,
+                                absl::Time deadline, HttpResponse& response) {
   ++request_count_;
   const std::string date = AmzDate(absl::Now());
   SignedParts parts = {request.method, PathOf(request.key), request.query, request.headers, ""};
@@ -204,8 +273,8 @@ absl::Status S3Client::SendOnce(const Request& request, absl::Time deadline,
   parts.headers["host"] = host_;
   parts.headers["x-amz-date"] = date;
   parts.headers["x-amz-content-sha256"] = parts.payload_hash;
-  if (!options_.credentials.session_token.empty()) {
-    parts.headers["x-amz-security-token"] = options_.credentials.session_token;
+  if (!credentials.session_token.empty()) {
+    parts.headers["x-amz-security-token"] = credentials.session_token;
   }
   HttpRequest http = {.method = request.method,
                       .url = absl::StrCat(scheme_, "://", host_, parts.path),
@@ -215,38 +284,48 @@ absl::Status S3Client::SendOnce(const Request& request, absl::Time deadline,
                       .sink_status = request.sink_status,
                       .connect_timeout = options_.connect_timeout,
                       .stall_timeout = options_.stall_timeout,
-                      .timeout = deadline - absl::Now()};
+                      .timeout = deadline - absl::Now(),
+                      .abandoned = &abandoned_};
   if (!request.query.empty()) absl::StrAppend(&http.url, "?", EncodeQuery(request.query));
   if (request.may_take_long) http.stall_timeout = http.timeout;
   http.headers.erase("host");  // libcurl's own
-  http.headers["authorization"] =
-      AuthorizationHeader(parts, options_.credentials, options_.region, date);
-  return http_.Perform(http, response);
+  http.headers["authorization"] = AuthorizationHeader(parts, credentials, options_.region, date);
+  return http_->Perform(http, response);
 }
 
 absl::StatusOr<HttpResponse> S3Client::Send(Request request, const Restart& restart) {
   const absl::Time start = absl::Now(), deadline = start + options_.deadline;
   absl::Duration backoff = options_.min_backoff;
   std::string answer;  // the last one; the last attempt may have had no time for any
+  bool renewed = false;
   for (int attempts = 1;; ++attempts) {
     HttpResponse response;
-    absl::Status status = SendOnce(request, deadline, response);
+    const Credentials credentials = CurrentCredentials();
+    absl::Status status = SendOnce(request, credentials, deadline, response);
     if (status.ok()) {
       if (IsSuccess(response)) return response;
-      status = ToStatus(response, options_);
+      status = ToStatus(response, options_, request.method, credentials.access_key_id);
+      if (IsRefused(request.method, response) && options_.read_credentials != nullptr && !renewed &&
+          !abandoned_) {
+        renewed = true;
+        const absl::Status read = RenewCredentials(credentials);
+        if (read.ok()) continue;
+        return absl::Status(status.code(), absl::StrCat(status.message(),
+                                                        "; the credentials cannot be read again: ",
+                                                        read.message()));
+      }
       if (!MayPass(response)) return status;
       answer = std::string(status.message());
     } else if (!absl::IsUnavailable(status)) {
       return absl::Status(status.code(), absl::StrCat(options_.endpoint, ": ", status.message()));
     }
     const absl::Duration pause = backoff * (0.5 + 0.5 * (RandomNumber() >> 11) * 0x1p-53);
-    if (absl::Now() + pause >= deadline) {
+    if (absl::Now() + pause >= deadline || !Pause(pause)) {
       return absl::UnavailableError(absl::StrCat(
           options_.endpoint, ": ", answer.empty() ? std::string(status.message()) : answer, " (",
           attempts, " attempts in ",
           absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1))), ")"));
     }
-    std::this_thread::sleep_for(absl::ToChronoNanoseconds(pause));
     backoff = std::min(backoff * 2, options_.max_backoff);
     if (restart != nullptr) restart(response, request);
   }
@@ -313,6 +392,18 @@ absl::StatusOr<bool> S3Client::Holds(const std::string& key, const ObjectInfo& i
   return std::ranges::equal(there, contents);
 }
 
+absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
+                                                         uint64_t max_bytes) {
+  absl::StatusOr<HttpResponse> response =
+      Send({.method = "GET", .key = key, .headers = {{"range", RangeHeader(0, max_bytes)}}});
+  // An empty object has no such range.
+  const bool is_empty = absl::IsOutOfRange(response.status());
+  if (is_empty) response = Send({.method = "HEAD", .key = key});
+  TESSERA_RETURN_IF_ERROR(response.status());
+  return Contents{.bytes = is_empty ? "" : response->body.substr(0, max_bytes),
+                  .etag = Header(*response, "etag")};
+}
+
 absl::Status S3Client::PutIf(const std::string& key, std::span<const std::byte> body,
                              const std::optional<Condition>& condition) {
   const std::string writer = NewWriter(), checksum = ChecksumHeader(body);
@@ -368,6 +459,21 @@ absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
   const absl::Status replaced = Send(request).status();
   if (!replaced.ok() && !absl::IsAlreadyExists(replaced)) return replaced;
   return !replaced.ok();
+}
+
+absl::StatusOr<std::string> S3Client::PutIfUnchanged(const std::string& key,
+                                                     std::span<const std::byte> body,
+                                                     const std::string& etag) {
+  Request request = {.method = "PUT", .key = key, .body = body};
+  request.headers[kChecksumHeader] = ChecksumHeader(body);
+  request.headers[etag.empty() ? "if-none-match" : "if-match"] = etag.empty() ? "*" : etag;
+  const absl::StatusOr<HttpResponse> response = Send(request);
+  if (response.ok()) return Header(*response, "etag");
+  if (!absl::IsAlreadyExists(response.status())) return response.status();
+  // It may be there because an earlier answer was lost.
+  TESSERA_ASSIGN_OR_RETURN(const Contents there, GetContents(key, body.size() + 1));
+  if (std::ranges::equal(AsBytes(there.bytes), body)) return there.etag;
+  return absl::AlreadyExistsError("another program has replaced the object");
 }
 
 absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,9 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/sigv4.h"
 #include "checkpoint/storage/s3/xml.h"
@@ -27,6 +30,9 @@ struct ClientOptions {
   std::string bucket;
   std::string region = "us-east-1";
   Credentials credentials;
+  // Reads them again: before they expire, and where the store refuses them, after which the request
+  // is repeated once. Called by one thread at a time. Null: they are what they are.
+  std::function<absl::StatusOr<Credentials>()> read_credentials;
   // bucket.host/key instead of host/bucket/key.
   bool virtual_host = false;
 
@@ -37,6 +43,8 @@ struct ClientOptions {
   // Pauses between repetitions: random, up to a limit that doubles from the first to the second.
   absl::Duration min_backoff = absl::Milliseconds(200);
   absl::Duration max_backoff = absl::Seconds(10);
+
+  std::shared_ptr<HttpClient> http;  // sends the requests; null: MakeHttpClient()
 };
 
 // Objects and uploads of one bucket.
@@ -44,7 +52,7 @@ struct ClientOptions {
 // Requests that fail in a way that may pass are repeated: lost and torn connections, time-outs,
 // 408, 409, 429, 500, 502, 503, 504, and bodies that arrived damaged. A repetition of a request
 // that had succeeded without its answer arriving has the same effect: see Put() and
-// CompleteUpload().
+// CompleteUpload(). See ClientOptions::read_credentials for what becomes of a token that expires.
 //
 // Errors: NotFound (no such key or upload), AlreadyExists (Put() that must not replace),
 // FailedPrecondition (no such bucket, another region, unusable endpoint), PermissionDenied (keys,
@@ -71,6 +79,13 @@ class S3Client {
   absl::Status Get(const std::string& key, const std::string& etag, uint64_t offset_bytes,
                    std::span<std::byte> out);
 
+  // A small object with its etag, by one request; of a longer one, the first `max_bytes`.
+  struct Contents {
+    std::string bytes;
+    std::string etag;
+  };
+  absl::StatusOr<Contents> GetContents(const std::string& key, uint64_t max_bytes);
+
   // Creates or replaces an object. Where `replace` is false, an existing object is AlreadyExists,
   // unless this very call made it: objects carry a random number of the call that wrote them. In a
   // store that does not return this number, an object with the same contents counts as made by it.
@@ -86,6 +101,13 @@ class S3Client {
   // Whether the object, of which Head() has just returned `info`, has these contents.
   absl::StatusOr<bool> Holds(const std::string& key, const ObjectInfo& info,
                              std::span<const std::byte> contents);
+
+  // Replaces the object with this etag, or creates it where that is empty, and returns the new one.
+  // AlreadyExists where another one is there, NotFound where none is. `body` must be unlike that of
+  // any other call: what is there with these bytes is this call's.
+  absl::StatusOr<std::string> PutIfUnchanged(const std::string& key,
+                                             std::span<const std::byte> body,
+                                             const std::string& etag);
 
   // A multipart upload. Its object exists once it is completed, with parts in order of number.
   struct Upload {
@@ -111,6 +133,9 @@ class S3Client {
   // OK where the key does not exist.
   absl::Status Delete(const std::string& key);
   absl::Status DeleteAll(const std::vector<std::string>& keys);
+
+  // See Storage::Abandon().
+  void Abandon();
 
   // Calls so far, those repeated included.
   int64_t request_count() const { return request_count_; }
@@ -141,12 +166,28 @@ class S3Client {
   absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
                      const std::optional<Condition>& condition);
   // One attempt.
-  absl::Status SendOnce(const Request& request, absl::Time deadline, HttpResponse& response);
+  absl::Status SendOnce(const Request& request, const Credentials& credentials, absl::Time deadline,
+                        HttpResponse& response);
+  // For the next attempt; read again where they are about to expire.
+  Credentials CurrentCredentials();
+  // Reads them again, or waits for another thread that does, unless they are other ones than
+  // `refused` by now.
+  absl::Status RenewCredentials(const Credentials& refused);
+  void ReadCredentials() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: Abandon() was called.
+  bool Pause(absl::Duration pause);
   std::string PathOf(const std::string& key) const;
 
   const ClientOptions options_;
+  const std::shared_ptr<HttpClient> http_;
   std::string scheme_, host_;
-  HttpClient http_;
+  std::atomic<bool> abandoned_ = false;
+  Mutex mutex_;
+  CondVar changed_;  // what the mutex guards, or abandoned_
+  Credentials credentials_ ABSL_GUARDED_BY(mutex_);
+  absl::Status credentials_error_ ABSL_GUARDED_BY(mutex_);  // of the last time they were read
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time renewal_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> request_count_ = 0;
 };
 

@@ -1,9 +1,13 @@
 #include "checkpoint/storage/s3/s3_client.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gtest/gtest.h"
 
@@ -195,9 +199,132 @@ TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMe
   EXPECT_EQ(client.Put("key", Bytes("more"), false).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(*client.ObeysIfMatch("key", Bytes("mine")));
   EXPECT_EQ(server.contents("key"), "mine");
-  S3Server careless({.ignores_conditions = true});
+  S3Server careless({.ignores_conditions = true, .ignores_matches = true});
   careless.PutObject("key", "mine");
   EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", Bytes("mine")));
+}
+
+TEST_F(S3ClientTest, AnObjectIsReplacedWhereNobodyElseHasReplacedIt) {
+  const auto first = client_.PutIfUnchanged("key", Bytes("1"), "");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(client_.PutIfUnchanged("key", Bytes("2"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
+  Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
+  const auto second = client_.PutIfUnchanged("key", Bytes("3"), *first);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(server_.contents("key"), "3");
+  EXPECT_EQ(client_.PutIfUnchanged("key", Bytes("4"), *first).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(client_.PutIfUnchanged("none", Bytes("5"), *second).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(*client_.PutIfUnchanged("key", Bytes("6"), *second), client_.Head("key")->etag);
+  EXPECT_EQ(client_.GetContents("key", 100)->bytes, "6");
+  server_.PutObject("key", "a longer one");
+  EXPECT_EQ(client_.GetContents("key", 3)->bytes, "a l");
+  server_.PutObject("key", "");
+  EXPECT_EQ(client_.GetContents("key", 3)->bytes, "");
+  EXPECT_EQ(client_.GetContents("key", 3)->etag, client_.Head("key")->etag);
+}
+
+// What a store answers where credentials that were good are so no more.
+TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
+  int reads = 0;
+  ClientOptions options = server_.ForClient();
+  options.credentials.session_token = "old";
+  Credentials current = options.credentials;
+  options.read_credentials = [&]() -> absl::StatusOr<Credentials> {
+    ++reads;
+    return current;
+  };
+  server_.SetCredentials(current);
+  S3Client client(options);
+  ASSERT_TRUE(client.Put("a", Bytes("1"), true).ok());
+  EXPECT_EQ(reads, 0);
+  current.session_token = "new";
+  server_.SetCredentials(current);
+  // 400 ExpiredToken; of HEAD without a word about it.
+  EXPECT_EQ(client.Head("a")->size_bytes, 1);
+  EXPECT_EQ(reads, 1);
+  current = {.access_key_id = "OTHER", .secret_access_key = "secret", .session_token = ""};
+  server_.SetCredentials(current);
+  EXPECT_TRUE(client.Put("b", Bytes("2"), false).ok());
+  EXPECT_EQ(reads, 2);
+  for (const auto& [status, code] :
+       {std::pair(400, "InvalidToken"), std::pair(403, "InvalidAccessKeyId"),
+        std::pair(403, "SignatureDoesNotMatch"), std::pair(403, "AccessDenied")}) {
+    Fail({.kind = FaultKind::kRefuse, .status = status, .code = code});
+    EXPECT_TRUE(client.Put("c", Bytes("3"), true).ok()) << code;
+  }
+  EXPECT_EQ(reads, 6);
+  // Once.
+  server_.SetCredentials({.access_key_id = "GONE", .secret_access_key = "x", .session_token = ""});
+  const int64_t before = client.request_count();
+  EXPECT_EQ(client.Delete("c").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(client.request_count(), before + 2);
+}
+
+TEST_F(S3ClientTest, CredentialsThatCannotBeReadAgainAreAnError) {
+  ClientOptions options = server_.ForClient();
+  options.credentials.session_token = "old";
+  options.read_credentials = [] { return absl::UnavailableError("no role here"); };
+  S3Client client(options);
+  const absl::Status status = client.Delete("a");
+  EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+  for (const char* part : {"the session token has expired", "no role here"}) {
+    EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
+  }
+}
+
+TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
+  std::atomic<int> reads = 0;
+  ClientOptions options = server_.ForClient();
+  options.credentials.session_token = "0";
+  options.credentials.expiration = absl::Now() + absl::Seconds(1);
+  options.read_credentials = [&]() -> absl::StatusOr<Credentials> {
+    Credentials next = server_.ForClient().credentials;
+    next.session_token = std::to_string(++reads);
+    next.expiration = absl::Now() + absl::Hours(1);
+    server_.SetCredentials(next);
+    return next;
+  };
+  server_.SetCredentials(options.credentials);
+  S3Client client(options);
+  ASSERT_TRUE(client.Delete("a").ok());
+  EXPECT_EQ(reads, 0);
+  absl::SleepFor(absl::Seconds(1.1));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] { EXPECT_TRUE(client.Delete("a").ok()); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(reads, 1);
+  for (const std::string& request : server_.requests()) EXPECT_EQ(request, "DELETE a");
+  EXPECT_EQ(server_.requests().size(), 9) << "none was refused";
+}
+
+// For five minutes otherwise.
+TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
+  Fail({.kind = FaultKind::kRefuse, .status = 503, .code = "SlowDown", .times = 1'000'000});
+  ClientOptions options = server_.ForClient();
+  options.min_backoff = options.max_backoff = absl::Minutes(4);
+  options.deadline = options.stall_timeout = absl::Minutes(5);
+  S3Client refused(options), stalled(options);
+  const absl::Time start = absl::Now();
+  std::thread waits([&] { EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a"))); });
+  while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
+  refused.Abandon();
+  waits.join();
+  EXPECT_EQ(refused.request_count(), 1);
+  EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a"))) << "tried once";
+  EXPECT_EQ(refused.request_count(), 2);
+  server_.ClearFaults();
+  Fail({.kind = FaultKind::kStall});
+  std::thread hangs([&] { EXPECT_TRUE(absl::IsUnavailable(stalled.Delete("a"))); });
+  while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
+  stalled.Abandon();
+  hangs.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+  EXPECT_TRUE(stalled.Put("b", Bytes("2"), false).ok()) << "the store answers";
 }
 
 TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <random>
+#include <regex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,14 @@ constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
 
 std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span<const char>(text));
+}
+
+// Whether a path below the root is that of a checkpoint's data file, which nothing but a save
+// writes: "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps in another directory.
+bool IsDataFile(const std::string& path) {
+  static const std::regex pattern(
+      "([^/]+/)?step-[0-9]{8,}[^/]*/[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
+  return path.size() < 1024 && std::regex_match(path, pattern);
 }
 
 class S3Storage final : public Storage {
@@ -56,6 +65,10 @@ class S3Storage final : public Storage {
     return s3::ChoosePartBytes(options_.part_bytes, 0);
   }
   std::string Describe(std::string_view path) const override;
+  absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override;
+  absl::StatusOr<std::string> ReplaceVersion(std::string_view path, std::string_view contents,
+                                             const std::string& tag) override;
+  void Abandon() override { client_.Abandon(); }
 
   void RemoveStaleUploads();
 
@@ -65,7 +78,7 @@ class S3Storage final : public Storage {
   std::string Below(std::string_view path) const;
   absl::StatusOr<bool> IsDirectory(std::string_view path);
   absl::Status RenameObject(std::string_view from, std::string_view to);
-  int AbortUploads(const std::string& prefix, absl::Duration least_age);
+  int AbortUploads(const std::string& prefix);
 
   const S3StorageOptions options_;
   S3Client client_;
@@ -181,13 +194,28 @@ absl::Status S3Storage::Exchange(std::string_view path, std::string_view expecte
   return InOperation("Exchange", Describe(path), exchange());
 }
 
+absl::StatusOr<Storage::Version> S3Storage::ReadVersion(std::string_view path, uint64_t max_bytes) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("ReadVersion", path, /*root_allowed=*/false));
+  absl::StatusOr<S3Client::Contents> found = client_.GetContents(Key(path), max_bytes);
+  if (!found.ok()) return InOperation("ReadVersion", Describe(path), found.status());
+  return Version{.contents = std::move(found->bytes), .tag = std::move(found->etag)};
+}
+
+absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
+                                                      std::string_view contents,
+                                                      const std::string& tag) {
+  TESSERA_RETURN_IF_ERROR(CheckPath("ReplaceVersion", path, /*root_allowed=*/false));
+  absl::StatusOr<std::string> replaced = client_.PutIfUnchanged(Key(path), AsBytes(contents), tag);
+  if (!replaced.ok()) return InOperation("ReplaceVersion", Describe(path), replaced.status());
+  return replaced;
+}
+
 // Best effort: keys without the right to list uploads can still write objects.
-int S3Storage::AbortUploads(const std::string& prefix, absl::Duration least_age) {
+int S3Storage::AbortUploads(const std::string& prefix) {
   const auto uploads = client_.ListUploads(prefix);
   if (!uploads.ok()) return 0;
   int aborted = 0;
   for (const s3::UploadsPage::Upload& upload : *uploads) {
-    if (least_age > absl::ZeroDuration() && absl::Now() - upload.initiated < least_age) continue;
     aborted += client_.AbortUpload(upload.key, upload.upload_id).ok();
   }
   return aborted;
@@ -195,7 +223,7 @@ int S3Storage::AbortUploads(const std::string& prefix, absl::Duration least_age)
 
 absl::Status S3Storage::MakeDirectory(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("MakeDirectory", path, /*root_allowed=*/true));
-  if (!path.empty()) AbortUploads(Below(path), absl::ZeroDuration());
+  if (!path.empty()) AbortUploads(Below(path));
   return absl::OkStatus();
 }
 
@@ -245,7 +273,7 @@ absl::Status S3Storage::DeleteTree(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("DeleteTree", path, /*root_allowed=*/false));
   const auto delete_all = [&]() -> absl::Status {
     // Uploads first: one that is completed in between becomes an object.
-    const int aborted = AbortUploads(Below(path), absl::ZeroDuration());
+    const int aborted = AbortUploads(Below(path));
     TESSERA_ASSIGN_OR_RETURN(const s3::ListPage all,
                              client_.List(Below(path), /*delimiter=*/false));
     std::vector<std::string> keys;
@@ -261,7 +289,17 @@ absl::Status S3Storage::DeleteTree(std::string_view path) {
   return InOperation("DeleteTree", Describe(path), delete_all());
 }
 
-void S3Storage::RemoveStaleUploads() { AbortUploads(Below(""), options_.stale_upload_age); }
+// Other programs may have uploads in the same place, above all in a whole bucket.
+void S3Storage::RemoveStaleUploads() {
+  const std::string below = Below("");
+  const auto uploads = client_.ListUploads(below);
+  if (!uploads.ok()) return;
+  for (const s3::UploadsPage::Upload& upload : *uploads) {
+    if (absl::Now() - upload.initiated < options_.stale_upload_age) continue;
+    if (!IsDataFile(upload.key.substr(below.size()))) continue;
+    client_.AbortUpload(upload.key, upload.upload_id).IgnoreError();
+  }
+}
 
 // Does once what a save does.
 absl::Status Ping(const S3StorageOptions& options, const std::string& name) {

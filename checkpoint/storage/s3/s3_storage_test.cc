@@ -1,5 +1,6 @@
 #include "checkpoint/storage/s3/s3_storage.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -249,16 +250,34 @@ TEST_F(S3StorageTest, PublishingIsOneConditionalRequest) {
   EXPECT_EQ(server_.contents("run/d/file"), "first");
 }
 
-TEST_F(S3StorageTest, AbandonedUploadsAreRemovedWhenTheStorageIsOpened) {
-  const std::string part = Pattern(s3::kMinPartBytes);
-  auto old = storage_->Create("old", 0);
-  ASSERT_TRUE((*old)->WriteAt(0, Bytes(part)).ok());
+TEST_F(S3StorageTest, AbandonedUploadsOfCheckpointsAreRemovedWhenTheStorageIsOpened) {
+  s3::S3Client client(server_.ForClient());
+  const std::string file = "step-00000004/model-00001-of-00002-0123abcd.safetensors";
+  std::vector<std::string> kept = {"backup.tar", "model-00001-of-00002-0123abcd.safetensors",
+                                   "step-00000004/model-00001-of-00002.safetensors",
+                                   "step-00000004/notes.txt", "mirror/of/" + file};
+  std::vector<std::string> removed = {file, "rolling-1/" + file};
+  for (const std::string prefix : {"", "run/"}) {
+    for (const std::string& key : kept) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+    for (const std::string& key : removed) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
+  }
   server_.AgeUploads(absl::Hours(25));
-  auto recent = storage_->Create("recent", 0);
-  ASSERT_TRUE((*recent)->WriteAt(0, Bytes(part)).ok());
+  auto recent = storage_->Create(file, 0);
+  ASSERT_TRUE((*recent)->WriteAt(0, Bytes(Pattern(s3::kMinPartBytes))).ok());
+  ASSERT_TRUE(
+      OpenS3Storage({.client = server_.ForClient(), .prefix = "", .create_root = true}).ok());
   ASSERT_TRUE(
       OpenS3Storage({.client = server_.ForClient(), .prefix = "run", .create_root = true}).ok());
-  EXPECT_EQ(server_.upload_count(), 1);
+  std::vector<std::string> left;
+  const auto uploads = client.ListUploads("");
+  for (const auto& upload : *uploads) left.push_back(upload.key);
+  std::vector<std::string> expected = {"run/" + file};
+  for (const std::string& key : kept) {
+    expected.push_back(key);
+    expected.push_back("run/" + key);
+  }
+  std::ranges::sort(expected);
+  EXPECT_EQ(left, expected);
   EXPECT_TRUE((*recent)->Close().ok());
 }
 

@@ -18,6 +18,9 @@ struct Credentials {
   std::string access_key_id;
   std::string secret_access_key;
   std::string session_token;  // empty: none
+  absl::Time expiration = absl::InfiniteFuture();
+
+  bool operator==(const Credentials&) const = default;
 };
 
 // The payload hash of a body that is protected by a checksum header instead.

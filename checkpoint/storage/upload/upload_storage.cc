@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/upload/staging_folder.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -185,7 +186,10 @@ absl::Status UploadStorage::DeleteTree(std::string_view path) {
   return remote_->DeleteTree(path);
 }
 
-absl::Status UploadStorage::ForgetAllBut(std::string_view kept) { return ForgetBelow("", kept); }
+absl::Status UploadStorage::ForgetAllBut(std::string_view kept) {
+  KeepStagingMarker(*nearby_);
+  return ForgetBelow("", kept);
+}
 
 absl::Status UploadStorage::ForgetBelow(const std::string& directory, std::string_view kept) {
   absl::StatusOr<std::vector<std::string>> names = nearby_->List(directory);
@@ -198,7 +202,7 @@ absl::Status UploadStorage::ForgetBelow(const std::string& directory, std::strin
     const std::string path = absl::StrCat(directory, directory.empty() ? "" : "/",
                                           absl::string_view(name.data(), name.size()));
     absl::Status status;
-    if (path == kept) {
+    if (path == kept || path == kStagingMarker) {
       continue;
     } else if (is_directory && kept.starts_with(path + "/")) {
       status = ForgetBelow(path, kept);

@@ -40,8 +40,8 @@ class UploadStorage final : public Storage {
   UploadStorage(std::unique_ptr<Storage> nearby, std::unique_ptr<Storage> remote)
       : nearby_(std::move(nearby)), remote_(std::move(remote)) {}
 
-  // Deletes the nearby copies of all files but those in directory `kept`; "" keeps none. Returns
-  // the first error, having tried all.
+  // Deletes the nearby copies of all files but those in directory `kept`; "" keeps none. The marker
+  // of a staging folder stays. Returns the first error, having tried all.
   absl::Status ForgetAllBut(std::string_view kept);
 
   Storage& nearby() { return *nearby_; }
@@ -70,6 +70,14 @@ class UploadStorage final : public Storage {
   absl::Status DeleteFiles(std::string_view directory,
                            const std::vector<std::string>& names) override;
   absl::Status DeleteTree(std::string_view path) override;
+  absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes) override {
+    return remote_->ReadVersion(path, max_bytes);
+  }
+  absl::StatusOr<std::string> ReplaceVersion(std::string_view path, std::string_view contents,
+                                             const std::string& tag) override {
+    return remote_->ReplaceVersion(path, contents, tag);
+  }
+  void Abandon() override { remote_->Abandon(); }
   bool IsLink(std::string_view path) override { return remote_->IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override { return remote_->FreeBytes(); }
   std::optional<std::string> LocalPath(std::string_view path) const override {

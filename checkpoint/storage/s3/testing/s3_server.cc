@@ -132,6 +132,7 @@ std::pair<std::string, std::string> Signatures(const HttpMessage& request,
 
 S3Server::S3Server(S3ServerOptions options)
     : options_(std::move(options)),
+      credentials_(options_.credentials),
       http_([this](HttpMessage& request) { return Handle(request); }) {}
 
 S3Server::~S3Server() = default;
@@ -145,6 +146,11 @@ ClientOptions S3Server::ForClient() const {
           .stall_timeout = absl::Seconds(1),
           .min_backoff = absl::Milliseconds(1),
           .max_backoff = absl::Milliseconds(20)};
+}
+
+void S3Server::SetCredentials(Credentials credentials) {
+  const MutexLock lock(&mutex_);
+  credentials_ = std::move(credentials);
 }
 
 void S3Server::AddFault(Fault fault) {
@@ -250,8 +256,11 @@ HttpReply S3Server::Handle(HttpMessage& request) {
   const std::string bucket = absl::StrCat("/", options_.bucket, "/");
   const bool has_bucket = request.path.starts_with(bucket);
   const std::string key = has_bucket ? DecodePath(request.path.substr(bucket.size())) : "";
-  const HttpReply checked = Check(request);
   MutexLock lock(&mutex_);
+  const Credentials credentials = credentials_;
+  lock.Unlock();
+  const HttpReply checked = Check(request, credentials);
+  lock.Lock();
   requests_.push_back(absl::StrCat(request.method, " ", key, request.query.empty() ? "" : "?",
                                    EncodeQuery(request.query)));
   const Fault* fault = FindFault(request, key);
@@ -270,7 +279,7 @@ HttpReply S3Server::Handle(HttpMessage& request) {
   }
   if (fault != nullptr && fault->kind == FaultKind::kDamageRequest) {
     FlipBit(*request.body);
-    reply = Check(request);
+    reply = Check(request, credentials);
   } else if (fault != nullptr && fault->kind == FaultKind::kRefuse) {
     reply = Error(fault->status, fault->code);
   } else {
@@ -299,11 +308,13 @@ HttpReply S3Server::Handle(HttpMessage& request) {
 }
 
 // Status 200 for a request that is signed and whole.
-HttpReply S3Server::Check(const HttpMessage& request) const {
+HttpReply S3Server::Check(const HttpMessage& request, const Credentials& credentials) const {
   if (!options_.denied_method.empty() && request.method == options_.denied_method) {
     return Error(403, "AccessDenied");
   }
   if (!options_.verify) return Empty(200);
+  const std::string token = Header(request, "x-amz-security-token");
+  if (!token.empty() && token != credentials.session_token) return Error(400, "ExpiredToken");
   absl::Time date;
   std::string ignored;
   if (!absl::ParseTime("%E4Y%m%dT%H%M%SZ", Header(request, "x-amz-date"), &date, &ignored)) {
@@ -314,7 +325,7 @@ HttpReply S3Server::Check(const HttpMessage& request) const {
   }
   const std::string authorization = Header(request, "authorization");
   if (!absl::StrContains(authorization,
-                         absl::StrCat("Credential=", options_.credentials.access_key_id, "/"))) {
+                         absl::StrCat("Credential=", credentials.access_key_id, "/"))) {
     return Error(403, "InvalidAccessKeyId");
   }
   if (!absl::StrContains(authorization, absl::StrCat("/", options_.region, "/s3/"))) {
@@ -322,7 +333,7 @@ HttpReply S3Server::Check(const HttpMessage& request) const {
     reply.headers["x-amz-bucket-region"] = options_.region;
     return reply;
   }
-  const auto [signature, expected] = Signatures(request, options_.credentials, options_.region);
+  const auto [signature, expected] = Signatures(request, credentials, options_.region);
   if (signature != expected) return Error(403, "SignatureDoesNotMatch");
   const std::string hash = Header(request, "x-amz-content-sha256");
   if (hash != kUnsignedPayload && hash != HexSha256(*request.body)) {
@@ -393,11 +404,11 @@ HttpReply S3Server::Put(const HttpMessage& request, const std::string& key) {
       !options_.ignores_conditions) {
     return Error(412, "PreconditionFailed");
   }
-  const std::string wanted = Header(request, "if-match");
-  if (!wanted.empty() && !options_.ignores_conditions) {
+  const std::string match = Header(request, "if-match");
+  if (!match.empty() && !options_.ignores_matches) {
     const auto there = objects_.find(key);
     if (there == objects_.end()) return Error(404, "NoSuchKey");
-    if (there->second.etag != wanted) return Error(412, "PreconditionFailed");
+    if (there->second.etag != match) return Error(412, "PreconditionFailed");
   }
   Object object = MakeObject({request.body});
   if (options_.keeps_metadata) object.metadata = MetadataOf(request);

@@ -55,7 +55,8 @@ struct S3ServerOptions {
   int max_keys = 1000;
   uint64_t min_part_bytes = uint64_t{5} << 20;
   absl::Duration clock_offset = absl::ZeroDuration();
-  bool ignores_conditions = false;  // If-None-Match, If-Match
+  bool ignores_conditions = false;  // If-None-Match
+  bool ignores_matches = false;     // If-Match of PUT
   bool keeps_metadata = true;       // x-amz-meta-*
   std::string denied_method = "";   // is answered with AccessDenied
   // A folder in which every object is also a file, named by its key, for programs that look on.
@@ -74,6 +75,9 @@ class S3Server {
   std::string endpoint() const { return http_.url(); }
   // For a client that may do everything, with pauses short enough for tests.
   ClientOptions ForClient() const;
+
+  // From now on accepts these alone. The token of earlier ones has expired.
+  void SetCredentials(Credentials credentials);
 
   void AddFault(Fault fault);
   // How often faults have been applied.
@@ -107,7 +111,7 @@ class S3Server {
   HttpReply Handle(HttpMessage& request);
   const Fault* FindFault(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  HttpReply Check(const HttpMessage& request) const;
+  HttpReply Check(const HttpMessage& request, const Credentials& credentials) const;
   HttpReply Dispatch(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HttpReply Get(const HttpMessage& request, const std::string& key)
@@ -129,6 +133,7 @@ class S3Server {
 
   const S3ServerOptions options_;
   mutable Mutex mutex_;
+  Credentials credentials_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Object> objects_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, PendingUpload> uploads_ ABSL_GUARDED_BY(mutex_);  // by id
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);

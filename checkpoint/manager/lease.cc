@@ -1,0 +1,305 @@
+#include "checkpoint/manager/lease.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "base/read_whole_file.h"
+#include "base/status_macros.h"
+#include "base/threads.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr char kLeaseName[] = ".lease";
+constexpr uint64_t kMaxLeaseBytes = 4096;
+constexpr int kRenewals = 4;  // in each period
+constexpr int kPolls = 20;    // likewise, by whoever waits
+// A holder that renews is alive; but one renewal may still arrive when its sender is dead.
+constexpr int kChangesOfTheLiving = 2;
+constexpr absl::Duration kMaxPeriod = absl::Minutes(10);
+constexpr std::chrono::seconds kPatience(5);  // of the destructor
+// As no object has it.
+constexpr char kNoTag[] = "\"00000000000000000000000000000000\"";
+
+std::string RandomName() { return absl::StrCat(absl::Hex(std::random_device()())); }
+
+// What the object says: "name value" a line.
+using Fields = std::map<std::string, std::string>;
+
+Fields ParseFields(const std::string& contents) {
+  Fields fields;
+  const std::vector<std::string> lines = absl::StrSplit(contents, '\n');
+  for (const std::string& line : lines) {
+    const size_t space = std::min(line.find(' '), line.size());
+    fields[line.substr(0, space)] = line.substr(std::min(space + 1, line.size()));
+  }
+  return fields;
+}
+
+absl::Duration PeriodOf(Fields& fields, absl::Duration own) {
+  int64_t milliseconds = 0;
+  if (!absl::SimpleAtoi(fields["period_ms"], &milliseconds) || milliseconds <= 0) return own;
+  return std::min(absl::Milliseconds(milliseconds), kMaxPeriod);
+}
+
+// The state and the start of a process, of /proc/PID/stat; empty where there is none.
+std::pair<char, std::string> StateAndStart(pid_t pid) {
+  const std::string stat =
+      ReadWholeFile(absl::StrCat("/proc/", pid, "/stat")).value_or(std::string());
+  // The name in parentheses may have anything in it.
+  const size_t end = stat.rfind(") ");
+  if (end == stat.npos) return {' ', ""};
+  const std::vector<std::string> words = absl::StrSplit(stat.substr(end + 2), ' ');
+  constexpr size_t kStart = 19;  // the 22nd of all
+  return {words[0].empty() ? ' ' : words[0][0], words.size() > kStart ? words[kStart] : ""};
+}
+
+// What is the same for the processes that this one can see: its machine's boot and its namespace.
+std::string Surroundings() {
+  char space[64] = "";
+  if (readlink("/proc/self/ns/pid", space, sizeof(space) - 1) <= 0) return "";
+  std::string boot = ReadWholeFile("/proc/sys/kernel/random/boot_id").value_or("");
+  std::erase(boot, '\n');
+  return boot.empty() ? "" : absl::StrCat(boot, "/", space, "/");
+}
+
+bool IsKnownToBeDead(const std::string& identity) {
+  const std::string surroundings = Surroundings();
+  if (surroundings.empty() || !identity.starts_with(surroundings)) return false;
+  const std::vector<std::string> words = absl::StrSplit(identity.substr(surroundings.size()), '/');
+  int pid = 0;
+  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &pid)) return false;
+  const auto [state, start] = StateAndStart(pid);
+  return start != words[1] || state == 'Z' || state == 'X';
+}
+
+std::string HostName() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+// Holds nothing.
+class NoLease final : public FolderLock {
+ public:
+  NoLease(const std::string& where, const absl::Status& reason)
+      : FolderLock(absl::StrCat("WARNING: the store cannot lock ", where, " (", reason.message(),
+                                "): make sure that only one run at a time saves there")) {}
+};
+
+class Lease final : public FolderLock {
+ public:
+  Lease(std::unique_ptr<Storage> storage, const Options& options)
+      : FolderLock(""), storage_(std::move(storage)), options_(options) {}
+  ~Lease() override;
+
+  // Makes the lease this object's; FailedPrecondition while another holder is alive.
+  absl::Status Take();
+  // Proves that the store refuses to replace what has changed.
+  absl::Status CheckConditions();
+  absl::Status StartRenewing();
+
+  absl::Status Check() const override {
+    const MutexLock lock(&mutex_);
+    return lost_;
+  }
+  absl::Status Confirm() override;
+  void Abandon() override { storage_->Abandon(); }
+
+ private:
+  std::string Contents(const char* state);
+  // Replaces the version with `tag`, and remembers the new one.
+  absl::Status Write(const std::string& tag, const char* state);
+  absl::Status InUse(Fields& fields) const;
+  absl::Status Renew() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Work();
+
+  const std::unique_ptr<Storage> storage_;
+  const Options options_;
+  const std::string attempt_ = RandomName();
+
+  Mutex writing_;  // held while the object is replaced
+  std::string tag_;
+  Clock::time_point written_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+std::string Lease::Contents(const char* state) {
+  return absl::StrCat("state ", state, "\nholder ", HostName(), ", pid ", getpid(), ", attempt ",
+                      attempt_, "\nprocess ", ProcessIdentity(getpid()), "\nperiod_ms ",
+                      absl::ToInt64Milliseconds(options_.lease_period), "\nrenewal ", RandomName(),
+                      RandomName(), "\n");
+}
+
+absl::Status Lease::Write(const std::string& tag, const char* state) {
+  // Counted from before: what the watcher sees is younger.
+  const Clock::time_point now = Clock::now();
+  TESSERA_ASSIGN_OR_RETURN(tag_, storage_->ReplaceVersion(kLeaseName, Contents(state), tag));
+  written_ = now;
+  return absl::OkStatus();
+}
+
+absl::Status Lease::InUse(Fields& fields) const {
+  return absl::FailedPreconditionError(absl::StrCat(storage_->Describe(""),
+                                                    " is in use: another job saves there (",
+                                                    absl::CHexEscape(fields["holder"]), ")"));
+}
+
+absl::Status Lease::Take() {
+  std::string seen;
+  Clock::time_point since;
+  bool said = false;
+  for (int versions = 0;; absl::SleepFor(options_.lease_period / kPolls)) {
+    const absl::StatusOr<Storage::Version> found =
+        storage_->ReadVersion(kLeaseName, kMaxLeaseBytes);
+    if (!found.ok() && !absl::IsNotFound(found.status())) return found.status();
+    const std::string tag = found.ok() ? found->tag : "";
+    Fields fields = ParseFields(found.ok() ? found->contents : "state free");
+    if (tag != seen || versions == 0) {
+      seen = tag;
+      since = Clock::now();
+      ++versions;
+    }
+    const absl::Duration unchanged = absl::FromChrono(Clock::now() - since);
+    const absl::Duration period = PeriodOf(fields, options_.lease_period);
+    if (fields["state"] == "free" || unchanged >= period || IsKnownToBeDead(fields["process"])) {
+      const absl::Status written = Write(tag, "held");
+      // Another one was faster.
+      if (absl::IsAlreadyExists(written) || absl::IsNotFound(written)) continue;
+      return written;
+    }
+    if (options_.wait <= absl::ZeroDuration() || versions > kChangesOfTheLiving) {
+      return InUse(fields);
+    }
+    if (!std::exchange(said, true) && options_.on_wait) {
+      options_.on_wait(absl::StrCat("waiting up to ", absl::FormatDuration(period),
+                                    " to see whether another job still saves to ",
+                                    storage_->Describe(""), " (",
+                                    absl::CHexEscape(fields["holder"]), ")"));
+    }
+  }
+}
+
+absl::Status Lease::CheckConditions() {
+  const absl::StatusOr<std::string> written =
+      storage_->ReplaceVersion(kLeaseName, Contents("held"), kNoTag);
+  if (absl::IsAlreadyExists(written.status())) return absl::OkStatus();
+  if (!written.ok()) return written.status();
+  storage_->ReplaceVersion(kLeaseName, Contents("free"), *written).IgnoreError();
+  return absl::UnimplementedError("it replaces objects although If-Match forbids it");
+}
+
+absl::Status Lease::StartRenewing() {
+  TESSERA_ASSIGN_OR_RETURN(thread_, StartThread([this] { Work(); }));
+  return absl::OkStatus();
+}
+
+absl::Status Lease::Renew() {
+  const MutexLock writing(&writing_);
+  TESSERA_RETURN_IF_ERROR(Check());
+  absl::Status status = Write(tag_, "held");
+  if (absl::IsNotFound(status)) status = Write("", "held");  // somebody has deleted it
+  if (!absl::IsAlreadyExists(status)) return status;
+  const absl::StatusOr<Storage::Version> found = storage_->ReadVersion(kLeaseName, kMaxLeaseBytes);
+  Fields fields = ParseFields(found.ok() ? found->contents : "");
+  status = absl::FailedPreconditionError(
+      absl::StrCat("another job has taken over ", storage_->Describe(""), " (",
+                   absl::CHexEscape(fields["holder"]),
+                   "): this one saves no more there; end one "
+                   "of them, or let them save to different places"));
+  const MutexLock lock(&mutex_);
+  lost_ = status;
+  return status;
+}
+
+absl::Status Lease::Confirm() {
+  TESSERA_RETURN_IF_ERROR(Check());
+  MutexLock writing(&writing_);
+  const bool is_fresh = Clock::now() - written_ < absl::ToChronoMilliseconds(options_.lease_period);
+  writing.Unlock();
+  return is_fresh ? absl::OkStatus() : Renew();
+}
+
+void Lease::Work() {
+  const auto pause = absl::ToChronoMilliseconds(options_.lease_period / kRenewals);
+  MutexLock lock(&mutex_);
+  while (!stop_ && lost_.ok()) {
+    const Clock::time_point next = Clock::now() + pause;
+    while (!stop_ && changed_.WaitUntil(&mutex_, next)) {
+    }
+    if (stop_) break;
+    lock.Unlock();
+    Renew().IgnoreError();  // what passes is tried again
+    lock.Lock();
+  }
+  const bool is_held = lost_.ok();
+  lock.Unlock();
+  if (is_held) {
+    const MutexLock writing(&writing_);
+    Write(tag_, "free").IgnoreError();
+  }
+  lock.Lock();
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+Lease::~Lease() {
+  if (!thread_.joinable()) return;
+  {
+    const MutexLock lock(&mutex_);
+    stop_ = true;
+    changed_.NotifyAll();
+    const Clock::time_point deadline = Clock::now() + kPatience;
+    while (!stopped_ && changed_.WaitUntil(&mutex_, deadline)) {
+    }
+  }
+  storage_->Abandon();
+  thread_.join();
+}
+
+}  // namespace
+
+std::string ProcessIdentity(pid_t pid) {
+  const std::string surroundings = Surroundings(), start = StateAndStart(pid).second;
+  if (surroundings.empty() || start.empty()) return "";
+  return absl::StrCat(surroundings, pid, "/", start);
+}
+
+absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage> storage,
+                                                         const FolderLock::Options& options) {
+  const std::string where = storage->Describe("");
+  auto lease = std::make_unique<Lease>(std::move(storage), options);
+  absl::Status taken = lease->Take();
+  if (taken.ok()) taken = lease->CheckConditions();
+  if (taken.ok()) taken = lease->StartRenewing();
+  if (taken.ok()) return lease;
+  // A store that does not answer, and another holder, are errors.
+  if (absl::IsFailedPrecondition(taken) || absl::IsUnavailable(taken)) return taken;
+  return std::make_unique<NoLease>(where, taken);
+}
+
+}  // namespace tessera::ckpt

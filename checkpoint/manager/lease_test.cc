@@ -1,0 +1,171 @@
+#include "checkpoint/manager/lease.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/s3/s3_storage.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using s3::FaultKind;
+using s3::S3Server;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPeriod = absl::Milliseconds(600);
+constexpr char kKey[] = "run/.lease";
+
+class LeaseTest : public testing::Test {
+ protected:
+  absl::StatusOr<std::unique_ptr<FolderLock>> Acquire(const FolderLock::Options& options) {
+    auto storage = OpenS3Storage({.client = server_.ForClient(), .prefix = "run"});
+    EXPECT_TRUE(storage.ok()) << storage.status();
+    return FolderLock::Acquire(*std::move(storage), options);
+  }
+  absl::StatusOr<std::unique_ptr<FolderLock>> Acquire(absl::Duration period = kPeriod) {
+    return Acquire({.on_wait = [this](const std::string& note) { notes_.push_back(note); },
+                    .lease_period = period});
+  }
+  // As a job on another machine leaves it.
+  void PutForeignLease(const std::string& state, absl::Duration period = kPeriod) {
+    server_.PutObject(kKey, absl::StrCat("state ", state, "\nholder far, pid 7, attempt x\n",
+                                         "process other/ns/7/1\nperiod_ms ",
+                                         absl::ToInt64Milliseconds(period), "\n"));
+  }
+  // Until the lease is known to be lost.
+  static absl::Status Lost(FolderLock& lock) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (lock.Check().ok() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+    return lock.Check();
+  }
+
+  S3Server server_;
+  std::vector<std::string> notes_;
+};
+
+TEST_F(LeaseTest, OneHolderAtATime) {
+  auto first = Acquire();
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*first)->warning(), "");
+  const absl::Status second = Acquire().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+  EXPECT_THAT(std::string(second.message()),
+              HasSubstr(absl::StrCat("s3://bucket/run is in use: another job saves there (")));
+  EXPECT_THAT(std::string(second.message()), HasSubstr(absl::StrCat(", pid ", getpid())));
+  EXPECT_THAT(notes_, ElementsAre(HasSubstr("whether another job still saves to s3://bucket/run")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Acquire({.wait = absl::ZeroDuration()}).status()));
+  EXPECT_TRUE((*first)->Check().ok() && (*first)->Confirm().ok());
+  first->reset();
+  EXPECT_THAT(server_.contents(kKey), HasSubstr("state free"));
+  const absl::Time start = absl::Now();
+  EXPECT_TRUE(Acquire(absl::Hours(1)).ok()) << "what is free is taken at once";
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+}
+
+// No two clocks are compared: the watcher sees nothing but that the object does not change.
+TEST_F(LeaseTest, AHolderThatIsSilentForItsPeriodIsTakenOverAndNothingIsDeleted) {
+  PutForeignLease("held");
+  server_.PutObject("run/step-00000004/manifest.pb", "theirs");
+  const absl::Time start = absl::Now();
+  const auto lock = Acquire(absl::Milliseconds(100));
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_GE(absl::Now() - start, kPeriod) << "the holder's, not the watcher's";
+  EXPECT_THAT(notes_, ElementsAre(HasSubstr("(far, pid 7, attempt x)")));
+  EXPECT_THAT(server_.keys(), ElementsAre(kKey, "run/step-00000004/manifest.pb"));
+}
+
+TEST_F(LeaseTest, AHolderLearnsThatItsLeaseIsTakenAndLeavesItAlone) {
+  auto lock = Acquire();
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  PutForeignLease("held");
+  const absl::Status lost = Lost(**lock);
+  EXPECT_TRUE(absl::IsFailedPrecondition(lost)) << lost;
+  EXPECT_THAT(std::string(lost.message()),
+              HasSubstr("another job has taken over s3://bucket/run (far, pid 7, attempt x)"));
+  EXPECT_FALSE((*lock)->Confirm().ok());
+  lock->reset();
+  EXPECT_THAT(server_.contents(kKey), HasSubstr("far, pid 7"));
+}
+
+// What a process that stood still finds out in the middle of its commit.
+TEST_F(LeaseTest, BeforeACommitAnOldLeaseIsAskedFor) {
+  auto lock = Acquire();
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  server_.AddFault(
+      {.kind = FaultKind::kRefuse, .status = 503, .key_part = ".lease", .times = 1'000'000});
+  absl::SleepFor(kPeriod * 1.5);
+  EXPECT_TRUE((*lock)->Check().ok()) << "a store that does not answer has not said no";
+  PutForeignLease("held");
+  server_.ClearFaults();
+  EXPECT_TRUE(absl::IsFailedPrecondition((*lock)->Confirm()));
+}
+
+TEST_F(LeaseTest, LostAnswersAndFailuresThatPassLoseNoLease) {
+  auto lock = Acquire(absl::Milliseconds(100));
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  for (const FaultKind kind : {FaultKind::kLoseAnswer, FaultKind::kDrop, FaultKind::kRefuse}) {
+    server_.AddFault({.kind = kind, .key_part = ".lease", .period = 3, .times = 4});
+  }
+  while (server_.fault_count() < 12) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_TRUE((*lock)->Confirm().ok());
+}
+
+// Of this machine: without waiting for the period.
+TEST_F(LeaseTest, AProcessOfThisMachineThatIsGoneIsKnownToBeDead) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  const std::string identity = ProcessIdentity(child);
+  ASSERT_NE(identity, "") << "no /proc?";
+  PutForeignLease("held", absl::Hours(1));
+  const std::string foreign = server_.contents(kKey);
+  server_.PutObject(kKey, absl::StrReplaceAll(foreign, {{"other/ns/7/1", identity}}));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Acquire({.wait = absl::ZeroDuration()}).status()));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(Acquire({.wait = absl::ZeroDuration()}).ok());
+}
+
+TEST_F(LeaseTest, AnyContentsAreALeaseOfSomebody) {
+  for (const std::string& contents : {std::string(), std::string("\n\n state\0", 9),
+                                      std::string(100'000, 'x'), std::string("period_ms -1\n")}) {
+    server_.PutObject(kKey, contents);
+    EXPECT_TRUE(Acquire(absl::Milliseconds(100)).ok());
+  }
+}
+
+TEST(LeaseWarningTest, AStoreWithoutConditionsIsWarnedOf) {
+  S3Server server({.ignores_matches = true});
+  auto storage = OpenS3Storage({.client = server.ForClient(), .prefix = "run"});
+  const auto lock = FolderLock::Acquire(*std::move(storage), {});
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_THAT((*lock)->warning(), HasSubstr("the store cannot lock s3://bucket/run (it replaces"));
+  EXPECT_THAT((*lock)->warning(), HasSubstr("only one run at a time"));
+  EXPECT_TRUE((*lock)->Check().ok());
+  EXPECT_THAT(server.contents(kKey), HasSubstr("state free")) << "the next run does not wait";
+}
+
+TEST(LeaseWarningTest, SoIsAStorageWithoutVersions) {
+  const auto lock = FolderLock::Acquire(std::make_unique<MemoryStorage>(), {});
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_THAT((*lock)->warning(), HasSubstr("files have no versions"));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
