@@ -238,6 +238,8 @@ absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
       AppendSubtreeSums(blocks, part.begin / kGradientBlock, Blocks(part.elements), &sums);
     }
   }
+  // An error of this rank's own work is no divergence. Nothing is queued: the sums were waited for.
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   if (data_ == nullptr) return sums;
 
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all,
