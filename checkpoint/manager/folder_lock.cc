@@ -14,7 +14,6 @@
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kLockFileName[] = ".lock";
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
 // 0, or the error.
@@ -33,7 +32,7 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(const std::strin
 
 absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(const std::string& folder,
                                                                 const Options& options) {
-  const std::string path = absl::StrCat(folder, "/", kLockFileName);
+  const std::string path = absl::StrCat(folder, "/", kFileName);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (fd < 0) {
     return absl::UnknownError(absl::StrCat("cannot create the lock file ", path, ": ",

@@ -16,6 +16,8 @@ namespace tessera::ckpt {
 // process ends; the file stays. It is opened for writing, as locks on NFS need.
 class FolderLock {
  public:
+  static constexpr char kFileName[] = ".lock";
+
   struct Options {
     // How long to wait for another holder to end: the processes of a launcher that was killed
     // notice it after a second or two.

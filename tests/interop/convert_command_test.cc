@@ -1,6 +1,11 @@
 // `ckpt` on checkpoints of other frameworks, and between their formats.
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -15,6 +21,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
@@ -455,6 +462,59 @@ TEST_F(ConvertCommandTest, DamagedHuggingFaceFolders) {
   refused(ckpt::kExitUsage, "model_type is \"bert\", known are gpt2, llama");
   replace(config, "{", "");
   refused(ckpt::kExitUsage, "config.json is not a JSON object");
+}
+
+// A conversion that is killed leaves a folder, which the next one to the same place removes: what
+// nobody has locked any more, and nothing else.
+TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
+  const std::vector<std::string> convert = {"convert", Fixture("gpt2.model.bin"), In("new"),
+                                            "--to=hf"};
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit = {4096, 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);  // SIGXFSZ in the middle of the weights
+    std::signal(SIGXFSZ, SIG_DFL);
+    Run(convert);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ) << status;
+  const auto names = [&] {
+    std::set<std::string> found;
+    for (const auto& entry : fs::directory_iterator(root_)) {
+      found.insert(entry.path().filename().string());
+    }
+    return found;
+  };
+  const std::set<std::string> left = names();
+  ASSERT_EQ(left.size(), 1);
+  EXPECT_TRUE(left.begin()->starts_with("new.unfinished-"));
+
+  const auto make = [&](const std::string& name, bool with_lock) {
+    fs::create_directory(In(name));
+    WriteFile(In(name + "/model.safetensors"), "");
+    if (with_lock) WriteFile(In(name + "/.lock"), "");
+  };
+  make("new.unfinished-00000001", true);  // being written
+  const auto writer = ckpt::FolderLock::Acquire(In("new.unfinished-00000001"));
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  make("new.unfinished-00000002", false);  // somebody's own
+  make("other.unfinished-00000003", true);
+  make("new.unfinished-4", true);
+  make("elsewhere", true);
+  fs::create_directory_symlink("elsewhere", In("new.unfinished-00000005"));
+  WriteFile(In("new.unfinished-00000006"), "");
+  std::set<std::string> kept = names();
+  kept.erase(*left.begin());
+  kept.insert("new");
+
+  ASSERT_EQ(Run(convert), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("note: " + In(*left.begin()) +
+                              " is removed: a conversion that was killed had left it"));
+  EXPECT_EQ(names(), kept);
+  EXPECT_FALSE(fs::exists(In("new/.lock")));
+  EXPECT_TRUE(fs::exists(In("elsewhere/.lock")));
 }
 
 // In an object store, the file that makes it a checkpoint comes last.
