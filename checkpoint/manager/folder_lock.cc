@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -39,13 +40,13 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Acquire(const std::strin
                                            std::generic_category().message(errno)));
   }
   std::unique_ptr<FolderLock> lock(new FolderLock(fd));
-  const absl::Time deadline = absl::Now() + options.wait;
+  const absl::Duration deadline = SteadyNow() + options.wait;
   int error = TryToLock(fd);
   if (error == EWOULDBLOCK && options.wait > absl::ZeroDuration() && options.on_wait) {
     options.on_wait(absl::StrCat("waiting up to ", absl::FormatDuration(options.wait),
                                  " for another process that saves to ", folder, " to end"));
   }
-  while (error == EWOULDBLOCK && absl::Now() < deadline) {
+  while (error == EWOULDBLOCK && SteadyNow() < deadline) {
     absl::SleepFor(kPollInterval);
     error = TryToLock(fd);
   }

@@ -23,8 +23,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/wall_clock_jump.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manifest.h"
 #include "nlohmann/json.hpp"
@@ -318,6 +320,22 @@ TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
   config.mutable_parallel()->set_numerics(Numerics::EXACT);
   EXPECT_THAT(std::string(Run(config, devices, Train).status().message()),
               HasSubstr("instruction set type 0, there type 1; EXACT needs GPUs of one type"));
+}
+
+// A clock that is set two hours ahead is no reason to end a run that may take one.
+TEST_F(SimulatedSessionTest, ALimitOfTimeIsForTimeThatHasPassed) {
+  TrainConfig config = Config("run", "single", /*on_gpus=*/false);
+  config.mutable_checkpoint()->clear_save();
+  config.mutable_training()->set_exit_duration_in_mins(60);
+  const auto body = [](Session& session) {
+    session.trainer->set_before_overwrite([](const TensorView&) {
+      if (wall_clock_jump_s.exchange(7200) == 0) absl::SleepFor(kWallClockIsReadAgainAfter);
+    });
+    return Train(session);
+  };
+  EXPECT_EQ(Run(config, body).status(), absl::OkStatus());
+  wall_clock_jump_s = 0;
+  EXPECT_EQ(LossesOf("run").size(), kLastStep + 1);  // and the evaluation
 }
 
 // On one rank alone, which the others do not wait for.

@@ -123,8 +123,8 @@ class S3Client {
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       uint64_t offset_bytes, std::span<std::byte> out);
-  // One attempt.
-  absl::Status SendOnce(const Request& request, absl::Time deadline, HttpResponse& response);
+  // One attempt, until SteadyNow() is `deadline`.
+  absl::Status SendOnce(const Request& request, absl::Duration deadline, HttpResponse& response);
   std::string PathOf(const std::string& key) const;
 
   const ClientOptions options_;
