@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -105,7 +106,7 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
                                           const DigestsByName& written) {
   std::map<std::string, const LogicalTensor*> saved;
   for (const LogicalTensor& tensor : source.manifest.tensors()) saved[tensor.name()] = &tensor;
-  int64_t compared = 0;
+  std::set<std::string_view> compared;  // a tensor may be written in several parts
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) {
       const auto at = saved.find(tensor.source_name);
@@ -118,10 +119,10 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
                                                 ": tensor ", tensor.source_name,
                                                 ": its contents do not match its digest"));
       }
-      ++compared;
+      compared.insert(tensor.name);
     }
   }
-  return compared;
+  return static_cast<int64_t>(compared.size());
 }
 
 absl::StatusOr<WriteForeignReport> WriteAndCheck(const OutputSource& source,
