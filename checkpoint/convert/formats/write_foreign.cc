@@ -33,6 +33,16 @@
 namespace tessera::ckpt::convert {
 namespace {
 
+// Empty where the model is not known.
+std::vector<std::string> ModuleOrder(const Manifest& manifest, const ModelRules& rules) {
+  if (manifest.model().text().empty()) return {};
+  const absl::StatusOr<std::string> config = rules.WriteHuggingFaceConfig(manifest.model(), F32);
+  if (!config.ok()) return {};
+  absl::StatusOr<HuggingFaceDescription> description =
+      rules.ReadHuggingFaceConfig(*config, manifest.tensors_size());
+  return description.ok() ? std::move(description->order) : std::vector<std::string>();
+}
+
 struct WrittenFormat {
   std::string_view name;
   absl::StatusOr<std::vector<OutputFile>> (*plan)(const Manifest& manifest,
@@ -60,7 +70,9 @@ constexpr WrittenFormat kFormats[] = {
     {kTorch,
      [](const Manifest& manifest,
         const WriteForeignOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanTorch(manifest, {.dtype = options.dtype, .weights_only = options.weights_only});
+       return PlanTorch(manifest, {.dtype = options.dtype,
+                                   .weights_only = options.weights_only,
+                                   .module_order = ModuleOrder(manifest, *options.rules)});
      }},
     {kDcp,
      [](const Manifest& manifest,
