@@ -122,8 +122,8 @@ class ThreadGroupHub {
     std::deque<std::shared_ptr<Side>> sends, receives;
   };
 
-  static std::chrono::system_clock::time_point Until(absl::Duration deadline) {
-    return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(deadline);
+  static std::chrono::steady_clock::time_point Until(absl::Duration deadline) {
+    return std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(deadline);
   }
 
   const int size_;

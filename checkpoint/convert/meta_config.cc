@@ -3,6 +3,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -36,7 +37,7 @@ std::optional<int64_t> Rows(std::span<const ForeignTensor> tensors, int64_t colu
 absl::StatusOr<std::string> ReadMetaConfig(Storage& storage, const std::string& path,
                                            std::span<const ForeignTensor> tensors, int64_t parts) {
   TESSERA_ASSIGN_OR_RETURN(std::string text, ReadAll(storage, path, kMaxJsonBytes));
-  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json json = ParseJson(text);
   if (!json.is_object() || IntegerOf(json, kVocabulary) != -1) return text;
   const std::optional<int64_t> rows = Rows(tensors, IntegerOf(json, "dim"), parts);
   if (!rows) return text;

@@ -10,12 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/steady_time.h"
 #include "checkpoint/manager/lease.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr char kLockFileName[] = ".lock";
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 
 class FileLock final : public FolderLock {
@@ -43,13 +43,13 @@ absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,
     return absl::UnknownError(absl::StrCat("cannot create the lock file ", path, ": ",
                                            std::generic_category().message(errno)));
   }
-  const absl::Time deadline = absl::Now() + options.wait;
+  const absl::Duration deadline = SteadyNow() + options.wait;
   int error = TryToLock(fd);
   if (error == EWOULDBLOCK && options.wait > absl::ZeroDuration() && options.on_wait) {
     options.on_wait(absl::StrCat("waiting up to ", absl::FormatDuration(options.wait),
                                  " for another process that saves to ", folder, " to end"));
   }
-  while (error == EWOULDBLOCK && absl::Now() < deadline) {
+  while (error == EWOULDBLOCK && SteadyNow() < deadline) {
     absl::SleepFor(kPollInterval);
     error = TryToLock(fd);
   }

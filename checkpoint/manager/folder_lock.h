@@ -29,6 +29,8 @@ namespace tessera::ckpt {
 // Thread-safe.
 class FolderLock {
  public:
+  static constexpr char kFileName[] = ".lock";
+
   struct Options {
     // How long to wait for another holder to end: the processes of a launcher that was killed
     // notice it after a second or two. Of a lease: zero, or as long as it takes.

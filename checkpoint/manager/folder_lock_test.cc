@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
+#include "base/wall_clock_jump.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -83,6 +85,23 @@ TEST(FolderLockTest, TheWaitIsBounded) {
   const absl::Time start = absl::Now();
   EXPECT_FALSE(Lock(folder, {.wait = absl::Milliseconds(120)}).ok());
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(120));
+}
+
+TEST(FolderLockTest, AClockThatIsSetDoesNotEndTheWait) {
+  const std::string folder = NewFolder("clock");
+  auto holder = Lock(folder);
+  ASSERT_TRUE(holder.ok());
+  std::thread ends;
+  const auto lock = Lock(folder, {.wait = absl::Seconds(60), .on_wait = [&](const std::string&) {
+                                    wall_clock_jump_s = 3600;
+                                    ends = std::thread([&] {
+                                      absl::SleepFor(kWallClockIsReadAgainAfter);
+                                      holder->reset();
+                                    });
+                                  }});
+  ends.join();
+  wall_clock_jump_s = 0;
+  EXPECT_TRUE(lock.ok()) << lock.status();
 }
 
 TEST(FolderLockTest, AMissingFolderIsNamed) {

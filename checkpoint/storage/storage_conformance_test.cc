@@ -2,6 +2,8 @@
 
 #include "checkpoint/storage/storage_conformance.h"
 
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <memory>
@@ -74,6 +76,10 @@ std::vector<StorageFixture> Fixtures() {
 
 TEST(StorageFixturesTest, OneIsOnTmpfs) {
   if (!HasTmpfs()) GTEST_SKIP() << "/dev/shm is not writable (needs: shm)";
+  struct statfs status;
+  ASSERT_EQ(statfs("/dev/shm", &status), 0);
+  EXPECT_EQ(status.f_type, TMPFS_MAGIC);
+  EXPECT_EQ(Fixtures().back().name, "PosixTmpfs");
 }
 
 INSTANTIATE_TEST_SUITE_P(Storages, StorageConformance, testing::ValuesIn(Fixtures()),

@@ -153,22 +153,33 @@ std::string ParseNumber(std::string_view text, Number least, Number most, Number
   return "";
 }
 
-// "512MiB", "1G", "1073741824".
+// "512MiB", "1G" (a GiB), "5GB" (of 1000 MB), "1073741824".
 std::string ParseSize(std::string_view text, uint64_t& out) {
-  constexpr std::pair<std::string_view, int> kUnits[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30},
-                                                         {"TiB", 40}, {"K", 10},   {"M", 20},
-                                                         {"G", 30},   {"T", 40}};
-  int shift = 0;
-  for (const auto& [unit, bits] : kUnits) {
+  constexpr uint64_t kKiB = 1024, kKB = 1000;
+  constexpr std::pair<std::string_view, uint64_t> kUnits[] = {{"KiB", kKiB},
+                                                              {"MiB", kKiB * kKiB},
+                                                              {"GiB", kKiB * kKiB * kKiB},
+                                                              {"TiB", kKiB * kKiB * kKiB * kKiB},
+                                                              {"KB", kKB},
+                                                              {"MB", kKB * kKB},
+                                                              {"GB", kKB * kKB * kKB},
+                                                              {"TB", kKB * kKB * kKB * kKB},
+                                                              {"K", kKiB},
+                                                              {"M", kKiB * kKiB},
+                                                              {"G", kKiB * kKiB * kKiB},
+                                                              {"T", kKiB * kKiB * kKiB * kKiB}};
+  uint64_t unit_bytes = 1;
+  for (const auto& [unit, bytes] : kUnits) {
     if (!text.ends_with(unit)) continue;
     text.remove_suffix(unit.size());
-    shift = bits;
+    unit_bytes = bytes;
     break;
   }
   uint64_t number = 0;
-  const std::string problem = ParseNumber<uint64_t>(text, 1, (uint64_t{1} << 62) >> shift, number);
-  if (!problem.empty()) return "expected a size such as 512MiB or 4GiB";
-  out = number << shift;
+  const std::string problem =
+      ParseNumber<uint64_t>(text, 1, (uint64_t{1} << 62) / unit_bytes, number);
+  if (!problem.empty()) return "expected a size such as 512MiB, 4GiB or 5GB";
+  out = number * unit_bytes;
   return "";
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
 
 TEST_F(CkptTest, Usage) {
@@ -64,6 +66,30 @@ TEST_F(CkptTest, EachCommandHasItsOwnHelp) {
   EXPECT_THAT(err_, HasSubstr("unknown command \"burn\""));
   EXPECT_EQ(Run({"--version"}), kExitOk);
   EXPECT_THAT(out_, ContainsRegex("^ckpt [0-9.]+, checkpoint format 1\\.[0-9]+\n$"));
+}
+
+// What stands in parentheses behind a flag of one value, up to a ";", is its default, or words.
+TEST_F(CkptTest, DefaultsThatTheHelpNamesAreAccepted) {
+  static const std::regex kFlag(R"(\n  (--[a-z-]+)=[^\n]*\(([0-9][0-9A-Za-z]*)[;)])");
+  std::vector<std::string> found;
+  for (const std::string command : {"ls", "inspect", "verify", "diff", "reshard", "convert"}) {
+    ASSERT_EQ(Run({"help", command}), kExitOk);
+    const std::string help = out_;
+    for (std::sregex_iterator at(help.begin(), help.end(), kFlag), end; at != end; ++at) {
+      const std::string flag = at->str(1) + "=" + at->str(2);
+      found.push_back(command + " " + flag);
+      std::vector<std::string> arguments = {command, root_ + "/nothing", flag};
+      if (command == "diff" || command == "reshard" || command == "convert") {
+        arguments.push_back(root_ + "/other");
+      }
+      if (command == "reshard") arguments.push_back("--topology=single");
+      if (command == "convert") arguments.push_back("--to=hf");
+      EXPECT_EQ(Run(arguments), kExitUsage);
+      EXPECT_THAT(err_, AllOf(HasSubstr("nothing"), Not(HasSubstr("--help")))) << flag;
+    }
+  }
+  EXPECT_THAT(found, IsSupersetOf({"verify --threads=4", "reshard --memory=1GiB",
+                                   "convert --memory=128MiB", "convert --max-file-size=5GB"}));
 }
 
 TEST_F(CkptTest, AnErrorIsAnObjectForMachines) {

@@ -48,6 +48,14 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
        .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
 }
 
+std::vector<std::string> NotesOf(const Target& source, const convert::WriteForeignReport& report) {
+  std::vector<std::string> notes = source.notes;
+  for (const std::string& path : report.removed) {
+    notes.push_back(path + " is removed: a conversion that was killed had left it");
+  }
+  return notes;
+}
+
 void PrintReport(const CommandOptions& options, const Target& source,
                  const convert::WriteForeignReport& report, std::ostream& out) {
   out << options.paths[1] << ": written in the format " << options.convert.format << ", "
@@ -59,7 +67,7 @@ void PrintReport(const CommandOptions& options, const Target& source,
     out << "; " << report.digests_compared << " match the digests there, too";
   }
   out << "\n";
-  PrintNotes(source.notes, out);
+  PrintNotes(NotesOf(source, report), out);
 }
 
 }  // namespace
@@ -81,7 +89,7 @@ int RunConvert(const CommandOptions& options, const CommandOutput& output) {
                {"files", report->files},
                {"tensors", report->tensors},
                {"digests_compared", report->digests_compared},
-               {"notes", source->notes},
+               {"notes", NotesOf(*source, *report)},
                {"seconds", report->seconds}},
               output.out);
   } else {

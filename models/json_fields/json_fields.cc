@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/parse_json.h"
 
 namespace tessera {
 namespace {
@@ -18,9 +19,10 @@ std::string Shown(const nlohmann::json& value) {
 }  // namespace
 
 absl::StatusOr<JsonFields> JsonFields::Parse(std::string_view text, std::string_view source) {
-  nlohmann::json object = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json object = ParseJson(text);
   if (object.is_object()) return JsonFields(std::move(object), std::string(source), "");
-  return absl::InvalidArgumentError(absl::StrCat(std::string(source), " is not a JSON object"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      std::string(source), " is not a JSON object of at most ", kMaxJsonDepth, " levels"));
 }
 
 const nlohmann::json* JsonFields::Find(std::string_view name) const {

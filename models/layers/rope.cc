@@ -40,6 +40,7 @@ void Rope::Prepare(int64_t sequence, Backend& backend) {
   }
   cos_ = Tensor(DType::kF32, {sequence, half}, backend.device());
   sin_ = Tensor(DType::kF32, {sequence, half}, backend.device());
+  if (cos_.view().empty() || sin_.view().empty()) return;  // see AllocationScope
   backend.Upload(cos.data(), cos_);
   backend.Upload(sin.data(), sin_);
 }

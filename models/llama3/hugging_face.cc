@@ -1,8 +1,11 @@
 #include "models/llama3/hugging_face.h"
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "models/llama3/names.h"
 
@@ -13,6 +16,8 @@ constexpr std::string_view kComputed[] = {"*.rotary_emb.inv_freq"};
 constexpr std::string_view kLayerOrder[] = {kQuery, kKey,  kValue, kOut,  kGate,
                                             kUp,    kDown, kNorm1, kNorm2};
 constexpr double kDefaultBase = 10000;  // transformers', where config.json has none
+// A field of our own: what RopeScaling() has divided.
+constexpr std::string_view kOriginalPositions = "rope_scaling_original_max_position_embeddings";
 
 // transformers 5 has one object `rope_parameters`; versions before have `rope_theta` at the top and
 // `rope_scaling`, whose type has two names.
@@ -36,11 +41,24 @@ absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
   TESSERA_ASSIGN_OR_RETURN(const double high, rope.Real("high_freq_factor"));
   TESSERA_ASSIGN_OR_RETURN(const int64_t original,
                            rope.Integer("original_max_position_embeddings"));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t undivided, fields.Integer(kOriginalPositions, original));
+  const double scale =
+      original > 0 ? static_cast<double>(undivided) / static_cast<double>(original) : 1;
   config.set_rope_scaling_factor(factor);
-  config.set_rope_scaling_low_freq_factor(low);
-  config.set_rope_scaling_high_freq_factor(high);
-  config.set_rope_scaling_original_max_position_embeddings(original);
+  config.set_rope_scaling_low_freq_factor(low * scale);
+  config.set_rope_scaling_high_freq_factor(high * scale);
+  config.set_rope_scaling_original_max_position_embeddings(undivided);
   return absl::OkStatus();
+}
+
+absl::Status CheckHeadDim(const JsonFields& fields, int64_t hidden, int64_t heads) {
+  if (!fields.Has("head_dim")) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const int64_t head_dim, fields.Integer("head_dim"));
+  const std::optional<int64_t> wanted = CheckedMultiply(heads, head_dim);
+  if (wanted == hidden) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "config.json: hidden_size must be ", wanted.has_value() ? absl::StrCat(*wanted) : "less",
+      ", num_attention_heads (", heads, ") times head_dim (", head_dim, "), but is ", hidden));
 }
 
 absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
@@ -55,7 +73,7 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   TESSERA_ASSIGN_OR_RETURN(const int64_t positions, fields.Integer("max_position_embeddings"));
   TESSERA_ASSIGN_OR_RETURN(const double epsilon, fields.Real("rms_norm_eps", 1e-6));
   TESSERA_ASSIGN_OR_RETURN(const bool tied, fields.Bool("tie_word_embeddings", false));
-  if (heads > 0) TESSERA_RETURN_IF_ERROR(fields.Require("head_dim", hidden / heads));
+  TESSERA_RETURN_IF_ERROR(CheckHeadDim(fields, hidden, heads));
   config.set_num_layers(layers);
   config.set_hidden_size(hidden);
   config.set_num_attention_heads(heads);
@@ -67,7 +85,24 @@ absl::Status ReadConfig(const JsonFields& fields, ModelConfig& config) {
   return ReadRope(fields, config);
 }
 
-// Both ways of writing the rotary settings, so that every version reads them.
+// transformers warns where the context before the stretch is not less than max_position_embeddings.
+// Divided by a power of two like both limits of frequencies, it gives the same frequencies, to the
+// last bit.
+nlohmann::ordered_json RopeScaling(const ModelConfig& config) {
+  int64_t original = config.rope_scaling_original_max_position_embeddings();
+  double scale = 1;
+  while (original >= config.max_position_embeddings() && original % 2 == 0 && original > 0) {
+    original /= 2;
+    scale *= 2;
+  }
+  return {{"rope_type", "llama3"},
+          {"factor", config.rope_scaling_factor()},
+          {"low_freq_factor", config.rope_scaling_low_freq_factor() / scale},
+          {"high_freq_factor", config.rope_scaling_high_freq_factor() / scale},
+          {"original_max_position_embeddings", original}};
+}
+
+// The rotary settings as versions before 5 have them, which later ones read, too.
 void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["hidden_act"] = "silu";
   json["num_hidden_layers"] = config.num_layers();
@@ -84,13 +119,11 @@ void WriteConfig(const ModelConfig& config, nlohmann::ordered_json& json) {
   json["rope_theta"] = config.rotary_base();
   json["rope_scaling"] = nullptr;
   if (!config.use_rope_scaling()) return;
-  json["rope_scaling"] = {
-      {"rope_type", "llama3"},
-      {"rope_theta", config.rotary_base()},
-      {"factor", config.rope_scaling_factor()},
-      {"low_freq_factor", config.rope_scaling_low_freq_factor()},
-      {"high_freq_factor", config.rope_scaling_high_freq_factor()},
-      {"original_max_position_embeddings", config.rope_scaling_original_max_position_embeddings()}};
+  json["rope_scaling"] = RopeScaling(config);
+  const int64_t original = config.rope_scaling_original_max_position_embeddings();
+  if (json["rope_scaling"]["original_max_position_embeddings"] != original) {
+    json[std::string(kOriginalPositions)] = original;
+  }
 }
 
 }  // namespace

@@ -23,8 +23,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/wall_clock_jump.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manifest.h"
 #include "nlohmann/json.hpp"
@@ -44,6 +46,7 @@
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/run_saver.h"
 #include "trainer/state/run_state.h"
+#include "trainer/step/trainer.h"
 #include "trainer/tensor/device.h"
 
 namespace tessera {
@@ -319,6 +322,22 @@ TEST_F(SimulatedSessionTest, ExactNumericsNeedOneTypeOfGpu) {
               HasSubstr("instruction set type 0, there type 1; EXACT needs GPUs of one type"));
 }
 
+// A clock that is set two hours ahead is no reason to end a run that may take one.
+TEST_F(SimulatedSessionTest, ALimitOfTimeIsForTimeThatHasPassed) {
+  TrainConfig config = Config("run", "single", /*on_gpus=*/false);
+  config.mutable_checkpoint()->clear_save();
+  config.mutable_training()->set_exit_duration_in_mins(60);
+  const auto body = [](Session& session) {
+    session.trainer->set_before_overwrite([](const TensorView&) {
+      if (wall_clock_jump_s.exchange(7200) == 0) absl::SleepFor(kWallClockIsReadAgainAfter);
+    });
+    return Train(session);
+  };
+  EXPECT_EQ(Run(config, body).status(), absl::OkStatus());
+  wall_clock_jump_s = 0;
+  EXPECT_EQ(LossesOf("run").size(), kLastStep + 1);  // and the evaluation
+}
+
 // On one rank alone, which the others do not wait for.
 TEST_F(SimulatedSessionTest, AModelThatDoesNotFitTheGpuIsRefused) {
   SimulatedDevices devices({.count = 2, .memory_bytes = [](int index) -> int64_t {
@@ -353,6 +372,63 @@ TEST_F(SimulatedSessionTest, AnErrorOfAKernelEndsTheRunOnAllRanks) {
   ASSERT_EQ(statuses.size(), 2);
   EXPECT_EQ(statuses[1], absl::InternalError("a kernel: has failed"));
   EXPECT_FALSE(statuses[0].ok());
+}
+
+// A GPU of one rank runs out of memory, which another program has taken: in the middle of a step, in
+// an evaluation, in sampling, or where a trainer is built. All ranks end with its message.
+TEST_F(SimulatedSessionTest, AGpuThatRunsOutOfMemoryEndsTheRunOnAllRanks) {
+  const std::vector<int32_t> context = {1, 5, 2};
+  const auto step = [](Session& session) {
+    return session.trainer->Step(*session.train_data->loader, {}).status();
+  };
+  const auto evaluate = [](Session& session) { return EvaluateSession(session).status(); };
+  const auto sample = [&](Session& session) {
+    return session.trainer->NextLogits(context).status();
+  };
+  const auto build = [](Session& session) {
+    return Trainer::Create(session.config, {}, *session.mesh, session.device->backend()).status();
+  };
+  struct Case {
+    const char* topology;
+    const char* purpose;
+    Body body;
+    int64_t left_bytes = 0;  // for token ids and logits, or for the state of a trainer
+  };
+  for (const Case& c :
+       {Case{"single", "workspace", step}, Case{"dp2", "pieces to reduce", step},
+        Case{"pp2", "gradients", step}, Case{"dp2_zero2", "gradients", step},
+        Case{"dp2", "activations", evaluate, 100}, Case{"pp2", "activations", evaluate, 100},
+        Case{"tp2", "activations", sample, 300}, Case{"dp2", "activations", build, 222'000}}) {
+    SCOPED_TRACE(absl::StrCat(c.topology, ": ", c.purpose));
+    Mutex mutex;
+    std::map<int, absl::Status> statuses;
+    const auto body = [&](Session& session) -> absl::Status {
+      const int rank = session.mesh->rank();
+      std::optional<DeviceBuffer> taken;
+      if (rank == session.mesh->topology().world_size() - 1) {
+        TrainingDevice& gpu = *session.device->gpu();
+        TESSERA_ASSIGN_OR_RETURN(const auto memory, gpu.context->runtime().Memory());
+        TESSERA_ASSIGN_OR_RETURN(
+            DeviceBuffer buffer,
+            DeviceBuffer::Allocate(*gpu.compute, memory.free_bytes - c.left_bytes, "others"));
+        taken.emplace(std::move(buffer));
+      }
+      const absl::Status status = c.body(session);
+      const MutexLock lock(&mutex);
+      statuses[rank] = status;
+      return status;
+    };
+    SimulatedDevices devices({.count = 2, .memory_bytes = [](int) { return int64_t{16} << 20; }});
+    EXPECT_FALSE(Run(Config("run", c.topology, true), devices, body).ok());
+    ASSERT_EQ(statuses.size(), c.topology == std::string("single") ? 1 : 2);
+    for (const auto& [rank, status] : statuses) {
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << rank << ": " << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("out of device memory: ")) << rank;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(absl::StrCat(" bytes of ", c.purpose, " do not fit beside ")))
+          << rank;
+    }
+  }
 }
 
 // A copy that fails on one rank is the end of the save on all of them, which does not wait for it,

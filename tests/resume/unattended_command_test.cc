@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "gtest/gtest.h"
@@ -152,9 +153,7 @@ class UnattendedCommandTest : public ParallelCommandTest,
 };
 
 TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
-  const uint32_t seed = std::random_device()();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  random_.seed(seed);
+  random_.seed(TestSeed());
   ASSERT_EQ(Run(Command("undisturbed")).exit_code, 0);
   std::string history;
   int64_t lost = 0;

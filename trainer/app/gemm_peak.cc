@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
@@ -23,8 +24,10 @@ double SecondsSince(Clock::time_point start) {
 
 absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize& size) {
   const Device device = backend.device();
+  AllocationScope allocations;
   const Tensor x(dtype, {size.m, size.k}, device), w(dtype, {size.n, size.k}, device);
   const Tensor y(dtype, {size.m, size.n}, device);
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   backend.Fill(x, 0.5);
   backend.Fill(w, 0.25);
   double best_seconds = 1e9;

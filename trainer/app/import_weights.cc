@@ -2,21 +2,25 @@
 
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/tensor/dtype.h"
+#include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {
 
 // Where the backend computes.
-Tensor Moved(Tensor host, Backend& backend) {
+absl::StatusOr<Tensor> Moved(Tensor host, Backend& backend) {
   if (backend.device().type == DeviceType::kCpu) return host;
   const TensorView view = host;
+  AllocationScope allocations;
   Tensor moved(view.dtype(), view.shape(), backend.device());
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   backend.Upload(view.data(), moved);
   return moved;
 }
@@ -36,7 +40,7 @@ absl::Status ImportWeights(const std::string& llmc_file, const ModelConfig& mode
     }
     Tensor read(has_master ? DType::kF32 : values.dtype(), {parameters.flat_elements()});
     TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, model, parameters, read));
-    const Tensor full = Moved(std::move(read), backend);
+    TESSERA_ASSIGN_OR_RETURN(const Tensor full, Moved(std::move(read), backend));
     backend.Copy(full, values);
     if (has_master) chunk.optimizer->SetMaster(full);
   }

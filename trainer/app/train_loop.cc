@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
@@ -117,7 +118,7 @@ TrainLoop::TrainLoop(Session& session, ProgressLine& progress_line)
     : session_(session),
       config_(session.config),
       progress_line_(progress_line),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       schedule_(ScheduleOptions(config_), session.resumed ? session.progress.step : 0),
       failed_saves_(FailureOptions(config_)) {
   const std::string& stop_file = config_.checkpoint().stop_file_path();
@@ -201,7 +202,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
                            session_.trainer->Step(*session_.train_data->loader,
                                                   {.step = progress.step,
                                                    .consumed_samples = progress.consumed_samples}));
-  leader_.elapsed = absl::Now() - start_;
+  leader_.elapsed = SteadyNow() - start_;
   if (stop_file_ != nullptr) leader_.stop_file = stop_file_->Poll();
   leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
   leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);

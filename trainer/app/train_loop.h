@@ -63,7 +63,7 @@ class TrainLoop {
   const TrainConfig& config_;
   ProgressLine& progress_line_;
   std::optional<RateMeter> rates_;  // set by Run()
-  const absl::Time start_;
+  const absl::Duration start_;      // of SteadyNow()
   ckpt::SaveSchedule schedule_;
   std::unique_ptr<ckpt::StopFile> stop_file_;  // on rank 0; null without one
   LeaderState leader_;                         // after the last step

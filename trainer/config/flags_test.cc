@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -176,6 +177,26 @@ TEST(FrozenCommandLineTest, FlagsAndDefaultsAreThoseOfTheGoldenFile) {
   const std::string actual =
       absl::StrJoin(FlagInventory(TrainConfig::default_instance()), "\n") + "\n";
   EXPECT_EQ(actual, golden.str()) << "the command line changed; it is now:\n" << actual;
+}
+
+// A default is a value of its flag, or words where it depends on other flags.
+TEST(SchemaTest, DefaultsAreAcceptedAsValues) {
+  int values = 0;
+  const auto* type = TrainConfig::descriptor();
+  for (int g = 0; g < type->field_count(); ++g) {
+    const auto* group = type->field(g)->message_type();
+    for (int f = 0; f < group->field_count(); ++f) {
+      const auto& field = *group->field(f);
+      const std::string text = DefaultText(field);
+      if (text.empty() || (field.options().HasExtension(default_text) &&
+                           (text.find(' ') != text.npos || !std::isdigit(text[0])))) {
+        continue;
+      }
+      EXPECT_EQ(Error({"--" + field.name() + "=" + text}), "");
+      ++values;
+    }
+  }
+  EXPECT_GT(values, 60);
 }
 
 TEST(FieldTextTest, ReadsBackToTheSameBits) {

@@ -238,6 +238,8 @@ absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
       AppendSubtreeSums(blocks, part.begin / kGradientBlock, Blocks(part.elements), &sums);
     }
   }
+  // An error of this rank's own work is no divergence. Nothing is queued: the sums were waited for.
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   if (data_ == nullptr) return sums;
 
   TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all,
@@ -298,22 +300,22 @@ absl::StatusOr<std::vector<double>> GradientNorm::MakeExchange(const Exchange& e
   return sums;
 }
 
-absl::Status GradientNorm::CompareOwners(const std::vector<double>& sums,
-                                         const OnDivergence& on_divergence) {
-  if (replicas_.group == nullptr) return absl::OkStatus();
+absl::StatusOr<std::vector<double>> GradientNorm::CompareOwners(std::vector<double> sums,
+                                                                const OnDivergence& on_divergence) {
+  if (replicas_.group == nullptr) return sums;
   const int64_t own = Crc32c(std::as_bytes(std::span(sums)));
   std::vector<int64_t> all(replicas_.group->size());
   TESSERA_RETURN_IF_ERROR(replicas_.group->AllGather(ConstBuffer(std::span(&own, 1)), all, {},
                                                      {.what = "checksum of gradients"}));
   if (std::all_of(all.begin(), all.end(), [&](int64_t sum) { return sum == own; })) {
-    return absl::OkStatus();
+    return sums;
   }
-  return MakeExchange(replicas_, sums, on_divergence).status();
+  return MakeExchange(replicas_, std::move(sums), on_divergence);
 }
 
 absl::StatusOr<double> GradientNorm::Compute(const OnDivergence& on_divergence) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<double> sums, ParameterSums());
-  TESSERA_RETURN_IF_ERROR(CompareOwners(sums, on_divergence));
+  TESSERA_ASSIGN_OR_RETURN(sums, CompareOwners(std::move(sums), on_divergence));
   TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(tensor_, std::move(sums), on_divergence));
   TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(pipeline_, std::move(sums), on_divergence));
   return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));

@@ -90,8 +90,10 @@ class GradientNorm {
   static absl::StatusOr<Exchange> PlanExchange(Communicator* group, Runs* runs);
   // Sums of squares, by part.
   absl::StatusOr<std::vector<double>> ParameterSums();
-  // Compares the sums of data ranks that own all gradients.
-  absl::Status CompareOwners(const std::vector<double>& sums, const OnDivergence& on_divergence);
+  // Compares the sums of data ranks that own all gradients. Returns the same sums on all of them,
+  // also where theirs differ.
+  absl::StatusOr<std::vector<double>> CompareOwners(std::vector<double> sums,
+                                                    const OnDivergence& on_divergence);
   static absl::StatusOr<std::vector<double>> MakeExchange(const Exchange& exchange,
                                                           std::vector<double> mine,
                                                           const OnDivergence& on_divergence);

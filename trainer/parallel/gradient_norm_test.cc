@@ -176,7 +176,8 @@ TEST(GradientNormTest, AddsBlocksInTheTree) {
 TEST(GradientNormTest, WhatIsNotFiniteIsSeenEverywhere) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  for (const Mesh& mesh : {Mesh{2, 2, 2, true}, Mesh{2, 1, 2, false}, Mesh{1, 3, 1, true}}) {
+  for (const Mesh& mesh : {Mesh{2, 2, 2, true}, Mesh{2, 1, 2, false}, Mesh{1, 3, 1, true},
+                           Mesh{1, 3, 1, false}, Mesh{2, 2, 2, false}}) {
     int seen = 0;
     for (int rank = 0; rank < mesh.size(); ++rank) {
       for (const float value : {kInfinity, -kInfinity, kNan}) {
@@ -189,7 +190,7 @@ TEST(GradientNormTest, WhatIsNotFiniteIsSeenEverywhere) {
       }
     }
     // Any copy is enough.
-    EXPECT_EQ(seen, 3 * mesh.tensor) << mesh.name();
+    EXPECT_EQ(seen, 3 * mesh.tensor * (mesh.zero ? 1 : mesh.data)) << mesh.name();
   }
 }
 
@@ -231,22 +232,23 @@ TEST(GradientNormTest, CopiesThatDifferAreNamed) {
 }
 
 TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
-  const Mesh mesh = {.tensor = 2};
-  std::atomic<int> calls = 0, speakers = 0;
-  std::vector<double> norms;
-  const absl::Status status = TryNorms(
-      mesh, {"3.norm", 32, 0.5, 1},
-      [&](const std::string&, bool speaks) {
-        ++calls;
-        if (speaks) ++speakers;
-        return absl::OkStatus();
-      },
-      &norms);
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(norms[0], norms[1]);
-  // Two computations on two ranks.
-  EXPECT_EQ(calls, 4);
-  EXPECT_EQ(speakers, 2);
+  for (const Mesh& mesh : {Mesh{.tensor = 2}, Mesh{.data = 2}}) {
+    std::atomic<int> calls = 0, speakers = 0;
+    std::vector<double> norms;
+    const absl::Status status = TryNorms(
+        mesh, {"3.norm", 32, 0.5, 1},
+        [&](const std::string&, bool speaks) {
+          ++calls;
+          if (speaks) ++speakers;
+          return absl::OkStatus();
+        },
+        &norms);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(norms[0], norms[1]) << mesh.name();
+    // Two computations on two ranks.
+    EXPECT_EQ(calls, 4);
+    EXPECT_EQ(speakers, 2);
+  }
 }
 
 TEST(GradientNormTest, OnlyNumbersTravel) {

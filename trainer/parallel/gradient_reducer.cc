@@ -174,11 +174,13 @@ absl::Status GradientReducer::PrepareBucket(int bucket) {
   state.prepared = true;
   const int64_t elements = buckets_[bucket].elements();
   MemoryScope scope(MemoryCategory::kGradients);
+  AllocationScope allocations;
   state.work = by_micro_batch_ ? TensorView() : state.sum.Place(micro_batch_);
   if (state.work.empty()) {
     TESSERA_ASSIGN_OR_RETURN(state.loan, Borrow(elements));
     state.work = state.loan.memory;
   }
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   options_.bind(buckets_[bucket].begin, buckets_[bucket].end, state.work);
   return absl::OkStatus();
 }
@@ -205,8 +207,7 @@ absl::Status GradientReducer::Ready(int64_t begin, int64_t end) {
 absl::Status GradientReducer::CompleteBucket(int bucket) {
   if (by_micro_batch_) {
     TESSERA_RETURN_IF_ERROR(WaitForBucket(bucket));
-    ReduceMicroBatch(bucket);
-    return absl::OkStatus();
+    return ReduceMicroBatch(bucket);
   }
   Bucket& state = states_[bucket];
   if (!in_place_) {
@@ -216,11 +217,13 @@ absl::Status GradientReducer::CompleteBucket(int bucket) {
   return last() && ranks() > 1 ? ReduceStep(bucket) : absl::OkStatus();
 }
 
-void GradientReducer::ReduceMicroBatch(int bucket) {
+absl::Status GradientReducer::ReduceMicroBatch(int bucket) {
   const GradientBucket& cut = buckets_[bucket];
   Bucket& state = states_[bucket];
   MemoryScope scope(MemoryCategory::kGradients);
+  AllocationScope allocations;
   TensorView piece = state.sum.Place(micro_batch_);
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   if (piece.empty()) {
     piece =
         state.work.Slice(0, cut.PieceBegin(rank()) - cut.begin, cut.PieceEnd(rank()) - cut.begin);
@@ -232,6 +235,7 @@ void GradientReducer::ReduceMicroBatch(int bucket) {
                          .piece = piece,
                          .loan = std::exchange(state.loan, {}),
                          .pending = std::move(pending)});
+  return absl::OkStatus();
 }
 
 absl::Status GradientReducer::ReduceStep(int bucket) {
@@ -316,7 +320,9 @@ absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
   const int64_t part = TieBufferElements();
   if (tie_buffer_.view().empty()) {
     MemoryScope scope(MemoryCategory::kGradients);
+    AllocationScope allocations;
     tie_buffer_ = Tensor(options_.dtype, {part}, backend_.device());
+    TESSERA_RETURN_IF_ERROR(allocations.End());
   }
   const CallOptions call = {.what = "gradients of a tied table"};
   for (int64_t begin = 0; begin < piece.elements(); begin += part) {

@@ -153,7 +153,7 @@ class GradientReducer : public GradientObserver {
   absl::Status PrepareBucket(int bucket);
   absl::StatusOr<BucketBuffers::Loan> Borrow(int64_t elements);
   absl::Status CompleteBucket(int bucket);
-  void ReduceMicroBatch(int bucket);
+  absl::Status ReduceMicroBatch(int bucket);
   absl::Status ReduceStep(int bucket);
   void EndOldest();
   absl::Status WaitForOldest();

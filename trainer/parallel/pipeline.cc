@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "glog/logging.h"
 #include "trainer/tensor/memory.h"
 
@@ -266,7 +267,10 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Create(Communicator* pipelin
                    Communicator::kTagLimit / 2, " virtual stages");
   }
   if (!options.clock) options.clock = SteadySeconds;
-  return std::unique_ptr<Pipeline>(new Pipeline(pipeline, std::move(options)));
+  AllocationScope allocations;
+  std::unique_ptr<Pipeline> made(new Pipeline(pipeline, std::move(options)));
+  TESSERA_RETURN_IF_ERROR(allocations.End());
+  return made;
 }
 
 Pipeline::Pipeline(Communicator* pipeline, PipelineOptions options)
@@ -321,7 +325,9 @@ absl::StatusOr<PipelineRun> Pipeline::Forward(PipelineStage& stage, int64_t micr
     return absl::InvalidArgumentError(
         absl::StrCat("pipeline: ", micro_batches, " micro-batches of ", rows, " rows forward"));
   }
+  AllocationScope allocations;
   GrowForwardBuffers(rows);
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   PipelineShape shape = shape_;
   shape.micro_batches = micro_batches;
   return Execute(stage, ForwardSchedule(shape), micro_batches, rows == 0 ? options_.rows : rows);

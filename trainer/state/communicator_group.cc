@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "base/steady_time.h"
 
 namespace tessera {
 namespace {
@@ -22,7 +23,7 @@ class CommunicatorMessage final : public ckpt::PendingMessage {
  public:
   explicit CommunicatorMessage(Pending pending) : pending_(std::move(pending)) {}
   absl::Status Wait(absl::Duration deadline) override {
-    const absl::Time start = absl::Now();
+    const absl::Duration start = SteadyNow();
     absl::Duration waited;
     for (int polls = 0; waited < std::min(kBackoffLimit, deadline); ++polls) {
       const absl::StatusOr<bool> ended = pending_.Test();
@@ -30,7 +31,7 @@ class CommunicatorMessage final : public ckpt::PendingMessage {
       if (*ended) return absl::OkStatus();
       if (polls < kSpinPolls) continue;
       absl::SleepFor(kPollInterval);
-      waited = absl::Now() - start;
+      waited = SteadyNow() - start;
     }
     return pending_.Wait(deadline - waited);
   }

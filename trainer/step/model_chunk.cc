@@ -41,16 +41,18 @@ absl::StatusOr<ModelChunk> ModelChunk::Create(const TrainConfig& config, uint64_
   return ModelChunk(config, mesh, layers, std::move(model), backend);
 }
 
-void ModelChunk::PrepareTraining(int64_t micro_batches, int64_t slots) {
+absl::Status ModelChunk::PrepareTraining(int64_t micro_batches, int64_t slots) {
   MakeReducer(micro_batches);
   MakeOptimizer();
   const TrainingConfig& training = config_->training();
+  AllocationScope allocations;
   for (int64_t i = 0; i < slots; ++i) {
     slots_.emplace_back(*model_, backend_->device(), training.micro_batch_size(),
                         training.seq_length(),
                         training.recompute_activations() ? ActivationUse::kTrainingRecompute
                                                          : ActivationUse::kTraining);
   }
+  return allocations.End();
 }
 
 GradientLayout ModelChunk::Layout() const {

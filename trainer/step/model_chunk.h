@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// One micro-batch's buffers.
+// One micro-batch's buffers. Made in an AllocationScope (memory.h).
 struct BatchSlot {
   BatchSlot(Model& model, Device device, int64_t batch, int64_t sequence, ActivationUse use);
 
@@ -35,8 +35,8 @@ class ModelChunk {
                                            int chunk, Backend& backend);
 
   // Allocates gradients, optimizer state and `slots` sets of activations, for `micro_batches` per
-  // step.
-  void PrepareTraining(int64_t micro_batches, int64_t slots);
+  // step. ResourceExhausted where a GPU has no memory left for activations.
+  absl::Status PrepareTraining(int64_t micro_batches, int64_t slots);
 
   Model& model() const { return *model_; }
   Backend& backend() const { return *backend_; }

@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "glog/logging.h"
+#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {
@@ -94,8 +95,10 @@ absl::Status EvaluationStage::Backward(const PipelinePass&, TensorView, TensorVi
 absl::StatusOr<double> SamplingStage::Forward(const PipelinePass& pass, TensorView input,
                                               TensorView output) {
   ModelChunk& chunk = chunks_[pass.chunk];
+  AllocationScope allocations;
   const BatchSlot slot(chunk.model(), chunk.backend().device(), 1,
                        static_cast<int64_t>(context_.size()), ActivationUse::kForwardOnly);
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   chunk.backend().Upload(context_.data(), slot.ids);
   const MicroBatch batch{.ids = slot.ids};
   TESSERA_RETURN_IF_ERROR(chunk.model().Forward(batch, *slot.activations, input, output).status());

@@ -16,6 +16,7 @@
 #include "trainer/step/model_chunk.h"
 #include "trainer/step/model_stage.h"
 #include "trainer/step/sum_losses.h"
+#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {
@@ -73,7 +74,8 @@ class Trainer::Impl {
     if (!options_.trains) return absl::OkStatus();
     std::vector<GradientPart> parts;
     for (int chunk = 0; chunk < static_cast<int>(chunks_.size()); ++chunk) {
-      chunks_[chunk].PrepareTraining(split_.local(), pipeline_->slots(chunk));
+      TESSERA_RETURN_IF_ERROR(
+          chunks_[chunk].PrepareTraining(split_.local(), pipeline_->slots(chunk)));
       chunks_[chunk].AppendGradientParts(&parts);
     }
     TESSERA_ASSIGN_OR_RETURN(norm_, GradientNorm::Create(backend_, std::move(parts),
@@ -212,7 +214,9 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
   const std::vector<int64_t>& mine = owners[mesh_.coordinate().data];
   std::vector<double> losses;
   if (!mine.empty()) {
+    AllocationScope allocations;
     EvaluationStage stage(chunks_, data, {batch, sequence}, mine);
+    TESSERA_RETURN_IF_ERROR(allocations.End());
     TESSERA_ASSIGN_OR_RETURN(
         PipelineRun run, pipeline_->Forward(stage, static_cast<int64_t>(mine.size()),
                                             chunks_.front().model().BoundaryRows(batch, sequence)));
@@ -226,7 +230,9 @@ absl::StatusOr<EvaluationResult> Trainer::Impl::Evaluate(const BatchLoader& data
 
 absl::StatusOr<std::vector<float>> Trainer::Impl::NextLogits(std::span<const int32_t> context) {
   const int64_t length = static_cast<int64_t>(context.size());
+  AllocationScope allocations;
   const Tensor logits(DType::kF32, {1, config_.model().vocab_size()}, backend_.device());
+  TESSERA_RETURN_IF_ERROR(allocations.End());
   SamplingStage stage(chunks_, context, logits);
   TESSERA_RETURN_IF_ERROR(
       pipeline_->Forward(stage, 1, chunks_.front().model().BoundaryRows(1, length)).status());

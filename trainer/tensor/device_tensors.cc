@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
 #include "trainer/tensor/device.h"
 #include "trainer/tensor/memory.h"
 #include "trainer/tensor/tensor.h"
@@ -16,12 +17,13 @@ namespace tessera {
 
 DeviceTensors::DeviceTensors(Device device, Stream& stream) : device_(device) {
   CHECK(device.type == DeviceType::kCuda);
-  SetDeviceMemory(device.index, [&stream](int64_t bytes) -> std::shared_ptr<void> {
-    absl::StatusOr<DeviceBuffer> buffer = DeviceBuffer::Allocate(
-        stream, bytes, std::string(MemoryCategoryName(CurrentMemoryCategory())));
-    if (!buffer.ok()) LOG(FATAL) << buffer.status();
-    stream.Zero(buffer->data(), bytes);
-    const auto owner = std::make_shared<DeviceBuffer>(*std::move(buffer));
+  SetDeviceMemory(device.index, [&stream](int64_t bytes) -> absl::StatusOr<std::shared_ptr<void>> {
+    TESSERA_ASSIGN_OR_RETURN(
+        DeviceBuffer buffer,
+        DeviceBuffer::Allocate(stream, bytes,
+                               std::string(MemoryCategoryName(CurrentMemoryCategory()))));
+    stream.Zero(buffer.data(), bytes);
+    const auto owner = std::make_shared<DeviceBuffer>(std::move(buffer));
     return std::shared_ptr<void>(owner, owner->data());
   });
 }

@@ -7,8 +7,8 @@
 namespace tessera {
 
 // While it exists, Tensor(dtype, shape, device) can be made: memory in the order of `stream`, whose
-// purpose is the calling thread's memory category. Where there is none left, the process ends with
-// a message that says what took it. A process has at most one for each device; the stream and the
+// purpose is the calling thread's memory category. Where there is none left, see AllocationScope in
+// memory.h. A process has at most one for each device; the stream and the
 // device's context outlive it and every tensor.
 class DeviceTensors {
  public:

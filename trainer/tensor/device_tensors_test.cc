@@ -68,6 +68,26 @@ TEST_F(DeviceTensorsDeathTest, RunningOutNamesWhatTookTheMemory) {
                "400 bytes of activations do not fit beside 800 bytes of weights");
 }
 
+TEST_F(DeviceTensorsTest, InAScopeRunningOutIsAnError) {
+  const Tensor x(DType::kF32, {200}, kGpu);
+  AllocationScope outer;
+  const int64_t before = TensorMemory().live_bytes;
+  {
+    AllocationScope inner;
+    const Tensor fits(DType::kF32, {10}, kGpu), large(DType::kF32, {100}, kGpu);
+    EXPECT_FALSE(fits.view().empty());
+    EXPECT_TRUE(large.view().empty());
+    const absl::Status status = inner.End();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_NE(status.message().find("400 bytes of other tensors do not fit beside 840 bytes"),
+              std::string::npos)
+        << status;
+  }
+  EXPECT_EQ(TensorMemory().live_bytes, before);
+  EXPECT_EQ(outer.End(), absl::OkStatus());
+  EXPECT_DEATH(Tensor(DType::kF32, {100}, kGpu), "do not fit beside 800 bytes");
+}
+
 TEST_F(DeviceTensorsDeathTest, AnUnopenedDeviceHasNoTensors) {
   EXPECT_DEATH(Tensor(DType::kF32, {1}, {DeviceType::kCuda, 4}), "GPU 4 has not been opened");
 }

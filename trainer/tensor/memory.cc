@@ -28,6 +28,7 @@ constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 thread_local MemoryCategory current_category = MemoryCategory::kOther;
+thread_local AllocationScope* current_allocations = nullptr;
 
 class Counter {
  public:
@@ -67,7 +68,7 @@ Counters& GlobalCounters() {
 
 struct DeviceFunctions {
   Mutex mutex;
-  std::map<int, std::function<std::shared_ptr<void>(int64_t)>> by_device ABSL_GUARDED_BY(mutex);
+  std::map<int, DeviceAllocator> by_device ABSL_GUARDED_BY(mutex);
 };
 
 DeviceFunctions& GlobalDeviceFunctions() {
@@ -166,9 +167,16 @@ std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes) {
   });
 }
 
+AllocationScope::AllocationScope() : previous_(current_allocations) { current_allocations = this; }
+
+absl::Status AllocationScope::End() {
+  if (!std::exchange(ended_, true)) current_allocations = previous_;
+  return status_;
+}
+
 std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes) {
   CHECK_GE(size_bytes, 0);
-  std::function<std::shared_ptr<void>(int64_t)> allocate;
+  DeviceAllocator allocate;
   {
     DeviceFunctions& functions = GlobalDeviceFunctions();
     const MutexLock lock(&functions.mutex);
@@ -176,7 +184,13 @@ std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes) {
     CHECK(found != functions.by_device.end()) << "GPU " << device << " has not been opened";
     allocate = found->second;
   }
-  std::shared_ptr<void> memory = allocate(size_bytes);
+  absl::StatusOr<std::shared_ptr<void>> allocated = allocate(size_bytes);
+  if (!allocated.ok()) {
+    if (current_allocations == nullptr) LOG(FATAL) << allocated.status();
+    current_allocations->status_.Update(allocated.status());
+    return nullptr;
+  }
+  std::shared_ptr<void> memory = *std::move(allocated);
   const MemoryCategory category = current_category;
   GlobalCounters().Add(category, size_bytes);
   void* const data = memory.get();
@@ -186,8 +200,7 @@ std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes) {
   });
 }
 
-void SetDeviceMemory(int device,
-                     std::function<std::shared_ptr<void>(int64_t size_bytes)> allocate) {
+void SetDeviceMemory(int device, DeviceAllocator allocate) {
   DeviceFunctions& functions = GlobalDeviceFunctions();
   const MutexLock lock(&functions.mutex);
   if (allocate == nullptr) {

@@ -8,6 +8,9 @@
 #include <memory>
 #include <string_view>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
 namespace tessera {
 
 // The purpose of a buffer. A buffer belongs to the category that was current when it was allocated.
@@ -58,11 +61,39 @@ int64_t AvailableHostMemory();
 // memory runs out, the process ends with a message that gives the sizes.
 std::shared_ptr<void> AllocateHostMemory(int64_t size_bytes);
 
-// Memory of a GPU, counted like host memory. Precondition: SetDeviceMemory() was called for it.
+// In its scope, a GPU that has no memory left does not end the process: the calling thread's Tensor
+// is empty, and End() says why, before anything uses the tensor. Scopes nest: the innermost one
+// takes the error.
+//
+//   AllocationScope allocations;
+//   Tensor x(DType::kF32, {rows, columns}, device);
+//   TESSERA_RETURN_IF_ERROR(allocations.End());
+class AllocationScope {
+ public:
+  AllocationScope();
+  ~AllocationScope() { End().IgnoreError(); }
+  AllocationScope(const AllocationScope&) = delete;
+  AllocationScope& operator=(const AllocationScope&) = delete;
+
+  // Ends the scope. Returns its first error: ResourceExhausted, which says what uses the memory.
+  absl::Status End();
+
+ private:
+  friend std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes);
+
+  AllocationScope* const previous_;
+  bool ended_ = false;
+  absl::Status status_;
+};
+
+// Memory of a GPU, counted like host memory. If the GPU has none left: null in an AllocationScope;
+// elsewhere the process ends with a message that says what uses it. Precondition: SetDeviceMemory()
+// was called for the GPU.
 std::shared_ptr<void> AllocateDeviceMemory(int device, int64_t size_bytes);
-// How AllocateDeviceMemory() allocates on one GPU; null: not at all from now on. The function is
-// thread-safe, and returns zeros. See device_tensors.h.
-void SetDeviceMemory(int device, std::function<std::shared_ptr<void>(int64_t size_bytes)> allocate);
+// Allocates on one GPU. Thread-safe, and returns zeros. See device_tensors.h.
+using DeviceAllocator = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t size_bytes)>;
+// How AllocateDeviceMemory() allocates on one GPU; null: not at all from now on.
+void SetDeviceMemory(int device, DeviceAllocator allocate);
 
 }  // namespace tessera
 

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/parse_json.h"
 #include "trainer/tokenizer/split_rules.h"
 #include "trainer/tokenizer/vocabulary_json.h"
 
@@ -56,7 +57,7 @@ absl::Status CheckIsGpt2(const std::string& path, const TokenIds& ids,
 absl::StatusOr<BpeVocabulary> ReadGpt2Files(const std::string& path, const std::string& vocabulary,
                                             const std::string& merges,
                                             const TokenizerConfig& config) {
-  const auto json = nlohmann::json::parse(vocabulary, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(vocabulary);
   const absl::StatusOr<TokenIds> ids = ReadTokenIds(path, json);
   if (!ids.ok()) return ids.status();
   absl::Status status = CheckIsGpt2(path, *ids, config);

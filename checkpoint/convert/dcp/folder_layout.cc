@@ -1,5 +1,6 @@
 #include "checkpoint/convert/dcp/folder_layout.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "checkpoint/convert/torch/archive_layout.h"
 #include "checkpoint/convert/torch/zip_layout.h"
 #include "checkpoint/format/dtype.h"
+#include "zlib.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -114,11 +116,14 @@ void WriteStorageInfo(const DcpBlob& blob, Writer& writer) {
   EndObject(writer);
 }
 
-// The path of a name in the state dict, which is flat.
-void WritePath(const std::string& name, Writer& writer) {
+// The path of a name in the state dict.
+void WritePath(const std::string& name, bool is_nested, Writer& writer) {
   writer.Text(name);
   writer.BeginTuple();
-  writer.Text(name);
+  const size_t dot = name.find('.');
+  const bool is_below = is_nested && (name.starts_with("model.") || name.starts_with("optimizer."));
+  if (is_below) writer.Text(name.substr(0, dot));
+  writer.Text(is_below ? name.substr(dot + 1) : name);
   writer.EndTuple();
 }
 
@@ -141,8 +146,11 @@ std::string DcpMetadataPickle(const DcpMetadata& metadata) {
   writer.EndDict();
   writer.Text("planner_data");
   writer.BeginDict();
-  for (const DcpTensor& tensor : metadata.tensors) WritePath(tensor.name, writer);
-  for (const DcpObject& object : metadata.objects) WritePath(object.name, writer);
+  const auto write_path = [&](const auto& entry) {
+    WritePath(entry.name, metadata.is_nested, writer);
+  };
+  std::ranges::for_each(metadata.tensors, write_path);
+  std::ranges::for_each(metadata.objects, write_path);
   writer.EndDict();
   writer.Text("storage_data");
   writer.BeginDict();
@@ -204,13 +212,18 @@ std::vector<OutputFile> DcpDataFiles::Finish() && {
   return std::move(files_);
 }
 
-OutputFile TorchObjectFile(std::string name, std::string pickle) {
-  const TorchArchiveLayout layout(std::move(pickle), {});
+OutputFile TorchObjectFile(std::string name, std::string pickle, std::string_view storage) {
+  const uint64_t bytes = storage.size();
+  const auto crc32 = static_cast<uint32_t>(
+      crc32_z(0, reinterpret_cast<const Bytef*>(storage.data()), storage.size()));
+  const size_t storages = storage.empty() ? 0 : 1;
+  const TorchArchiveLayout layout(std::move(pickle), std::span(&bytes, storages));
   OutputFile file = {.name = std::move(name), .size_bytes = layout.size_bytes()};
   file.header.resize(layout.size_bytes());
-  for (const OutputBytes& record : layout.Records({}, 0)) {
+  for (const OutputBytes& record : layout.Records(std::span(&crc32, storages), 0)) {
     file.header.replace(record.offset_bytes, record.bytes.size(), record.bytes);
   }
+  if (storages > 0) file.header.replace(layout.storage_offset(0), storage.size(), storage);
   return file;
 }
 

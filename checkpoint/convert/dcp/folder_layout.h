@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/convert/dcp/metadata.h"
@@ -35,8 +36,8 @@ class DcpDataFiles {
   std::vector<std::vector<PlacedArchive>> archives_;  // of each file
 };
 
-// A file of torch.save() with an object that has no tensors.
-OutputFile TorchObjectFile(std::string name, std::string pickle);
+// A file of torch.save() with an object whose one tensor, if it has any, shows `storage`.
+OutputFile TorchObjectFile(std::string name, std::string pickle, std::string_view storage = "");
 
 }  // namespace tessera::ckpt::convert
 

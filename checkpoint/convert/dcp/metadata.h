@@ -46,6 +46,7 @@ struct DcpObject {
 struct DcpMetadata {
   std::vector<DcpTensor> tensors;
   std::vector<DcpObject> objects;
+  bool is_nested = false;  // written: names are keys of a dict below "model" or "optimizer"
 };
 
 // Memory is proportional to the file. Paths stay inside the folder. Errors: DataLoss with offset or

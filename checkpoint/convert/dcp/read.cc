@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -230,6 +231,21 @@ absl::StatusOr<std::map<std::string, Role>> ReadRoles(OpenFiles& files,
   return std::map<std::string, Role>();
 }
 
+// Names that are stated by an object of the checkpoint. None if it has none.
+absl::StatusOr<std::map<std::string, std::string>> ReadNames(OpenFiles& files,
+                                                             const DcpMetadata& metadata) {
+  for (const DcpObject& object : metadata.objects) {
+    if (object.name != kTorchNamesKey) continue;
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(*file, object.blob.part));
+    std::set<std::string_view> keys;
+    for (const DcpTensor& tensor : metadata.tensors) keys.insert(tensor.name);
+    return ReadTorchNames(archive.contents.root(),
+                          [&](const std::string& key) { return keys.contains(key); });
+  }
+  return std::map<std::string, std::string>();
+}
+
 // An option of a single parameter, "optim.param_groups.layers.0.weight.lr", of which there may be
 // as many as there are parameters. Those of groups have a number.
 bool IsOption(const std::string& name) {
@@ -242,12 +258,13 @@ bool IsOption(const std::string& name) {
 
 // Adds the values of objects, each of which is a file of torch.save() of its own: in an object
 // store, reading one takes several requests. Objects without any are appended to `others`.
-absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata,
+absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
                        std::vector<ForeignValue>& values, std::vector<std::string>& others) {
   constexpr size_t kMaxObjectsRead = 256;
   size_t read = 0;
   for (const DcpObject& object : metadata.objects) {
-    if (object.name == kTorchRolesKey) continue;
+    if (object.name == kTorchRolesKey || object.name == kTorchNamesKey) continue;
+    if (has_names && IsOption(object.name)) continue;
     const size_t known = values.size();
     bool is_none = false;
     if (!IsOption(object.name) && read++ < kMaxObjectsRead) {
@@ -261,10 +278,10 @@ absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata,
   return absl::OkStatus();
 }
 
-absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata,
+absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
                       ForeignCheckpoint& checkpoint) {
   std::vector<std::string> objects, unknown;
-  TESSERA_RETURN_IF_ERROR(AddValues(files, metadata, checkpoint.values, objects));
+  TESSERA_RETURN_IF_ERROR(AddValues(files, metadata, has_names, checkpoint.values, objects));
   for (const DcpTensor& tensor : metadata.tensors) {
     if (tensor.dtype == DTYPE_UNSPECIFIED) unknown.push_back(tensor.name);
   }
@@ -296,9 +313,13 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
   checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
   const std::set<std::string> optimizers = OptimizerPrefixes(*metadata);
   TESSERA_ASSIGN_OR_RETURN(const auto roles, ReadRoles(files, *metadata));
+  TESSERA_ASSIGN_OR_RETURN(const auto names, ReadNames(files, *metadata));
   for (const DcpTensor& tensor : metadata->tensors) {
-    if (tensor.dtype == DTYPE_UNSPECIFIED) continue;
-    ForeignTensor added = {.name = tensor.name, .dtype = tensor.dtype};
+    const auto name = names.find(tensor.name);
+    const bool is_hidden = name != names.end() && name->second.empty();
+    if (tensor.dtype == DTYPE_UNSPECIFIED || is_hidden) continue;
+    ForeignTensor added = {.name = name == names.end() ? tensor.name : name->second,
+                           .dtype = tensor.dtype};
     if (IsOptimizerState(tensor.name, optimizers)) added.role = OPTIMIZER_STATE;
     if (const auto role = roles.find(tensor.name); role != roles.end()) added.role = role->second;
     added.shape = tensor.shape;
@@ -315,7 +336,7 @@ absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view fol
     checkpoint.tensors.push_back(std::move(added));
   }
   FindAliases(checkpoint.tensors);
-  TESSERA_RETURN_IF_ERROR(AddNotes(files, *metadata, checkpoint));
+  TESSERA_RETURN_IF_ERROR(AddNotes(files, *metadata, !names.empty(), checkpoint));
   return checkpoint;
 }
 

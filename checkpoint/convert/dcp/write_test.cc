@@ -48,6 +48,9 @@ class Source {
     Add("empty", ElementType::kF32, {0, 4}, TensorRole::kWeight);
     Add("exp_avg.of.2", ElementType::kF32, {5, 3}, TensorRole::kOptimizerState);
     Add("master.of.4", ElementType::kF32, {5, 3}, TensorRole::kMasterWeight);
+    for (const char* name : {"of.2.exp_avg_sq", "of.4.exp_avg", "of.4.exp_avg_sq"}) {
+      Add(name, ElementType::kF32, {5, 3}, TensorRole::kOptimizerState);
+    }
     state_.tensors.push_back(
         {.name = "tied", .dtype = ElementType::kF32, .global_shape = {5, 3}, .alias_of = "of.2"});
     const auto saved = Save(storage_, "", 7, state_);
@@ -55,6 +58,21 @@ class Source {
     auto manifest = ReadManifest(storage_, CheckpointDirectory("", 7));
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     manifest_ = *std::move(manifest);
+  }
+
+  // Two parameters in two groups. The second one has a master weight.
+  void DescribeOptimizer() {
+    OptimizerState& optimizer = *manifest_.mutable_optimizer();
+    for (const uint32_t group : {0, 1}) {
+      (*optimizer.add_groups()->mutable_options())["weight_decay"] = 0.1 * (1 - group);
+      OptimizerParameter& parameter = *optimizer.add_parameters();
+      parameter.set_group(group);
+      parameter.set_parameter(group == 0 ? "of.2" : "of.4");
+      auto& states = *parameter.mutable_states();
+      states["exp_avg"] = group == 0 ? "exp_avg.of.2" : "of.4.exp_avg";
+      states["exp_avg_sq"] = parameter.parameter() + ".exp_avg_sq";
+      if (group == 1) states["master"] = "master.of.4";
+    }
   }
 
   OutputSource output() { return {storage_, CheckpointDirectory("", 7), manifest_}; }
@@ -120,10 +138,32 @@ TEST(WriteTorchFormatsTest, RoundTripsKeepEveryDigest) {
   Source source;
   const auto expected = ReadDigests(source.output(), {});
   ASSERT_TRUE(expected.ok()) << expected.status();
-  EXPECT_EQ(expected->size(), std::size(kTypes) + 5);
+  EXPECT_EQ(expected->size(), std::size(kTypes) + 8);
   EXPECT_TRUE(TorchDigests(source, {}) == *expected);
   EXPECT_TRUE(DcpDigests(source, {}) == *expected);
   EXPECT_TRUE(DcpDigests(source, {.max_file_bytes = 5000}) == *expected);
+}
+
+// Moments are in the place where optimizers have them, and read back under their names.
+TEST(WriteTorchFormatsTest, MomentsAreThoseOfAnOptimizersStateDict) {
+  Source source;
+  const auto expected = ReadDigests(source.output(), {});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  source.DescribeOptimizer();
+  EXPECT_TRUE(TorchDigests(source, {}) == *expected);
+  EXPECT_TRUE(TorchDigests(source, {.module_order = {"of.4", "of.2"}}) == *expected);
+  EXPECT_TRUE(DcpDigests(source, {}) == *expected);
+  const auto files = PlanDcp(source.manifest(), {});
+  const auto metadata =
+      std::ranges::find(files, std::string(".metadata"), &OutputFile::name)->header;
+  for (const char* key :
+       {"model.of.2", "model.of.4", "optimizer.state.of.2.exp_avg", "optimizer.state.of.4.step",
+        "optimizer.param_groups.of.2.lr", "tessera.names"}) {
+    EXPECT_NE(metadata.find(key), metadata.npos) << key;
+  }
+  EXPECT_EQ(metadata.find("param_groups.of.3"), metadata.npos);
+  const auto weights = TorchDigests(source, {.weights_only = true});
+  EXPECT_EQ(weights.size(), std::size(kTypes) + 3);
 }
 
 TEST(WriteTorchFormatsTest, WeightsAlone) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/directory/directory.h"
@@ -50,7 +51,7 @@ absl::Status AddTorchFile(Storage& storage, std::string_view folder, const std::
 absl::Status AddTrainerState(Storage& storage, const std::string& path,
                              ForeignCheckpoint& checkpoint) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadAll(storage, path, kMaxJsonBytes));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = ParseJson(text);
   if (!json.is_object()) {
     return absl::DataLossError(absl::StrCat(storage.Describe(path), ": not a JSON object"));
   }

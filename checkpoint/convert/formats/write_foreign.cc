@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/read.h"
 #include "checkpoint/convert/dcp/write.h"
+#include "checkpoint/convert/formats/local_folder.h"
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/convert/formats/unpublished_folder.h"
 #include "checkpoint/convert/hugging_face/read.h"
@@ -33,6 +32,16 @@
 
 namespace tessera::ckpt::convert {
 namespace {
+
+// Empty where the model is not known.
+std::vector<std::string> ModuleOrder(const Manifest& manifest, const ModelRules& rules) {
+  if (manifest.model().text().empty()) return {};
+  const absl::StatusOr<std::string> config = rules.WriteHuggingFaceConfig(manifest.model(), F32);
+  if (!config.ok()) return {};
+  absl::StatusOr<HuggingFaceDescription> description =
+      rules.ReadHuggingFaceConfig(*config, manifest.tensors_size());
+  return description.ok() ? std::move(description->order) : std::vector<std::string>();
+}
 
 struct WrittenFormat {
   std::string_view name;
@@ -61,7 +70,9 @@ constexpr WrittenFormat kFormats[] = {
     {kTorch,
      [](const Manifest& manifest,
         const WriteForeignOptions& options) -> absl::StatusOr<std::vector<OutputFile>> {
-       return PlanTorch(manifest, {.dtype = options.dtype, .weights_only = options.weights_only});
+       return PlanTorch(manifest, {.dtype = options.dtype,
+                                   .weights_only = options.weights_only,
+                                   .module_order = ModuleOrder(manifest, *options.rules)});
      }},
     {kDcp,
      [](const Manifest& manifest,
@@ -72,29 +83,11 @@ constexpr WrittenFormat kFormats[] = {
      }},
 };
 
+// Keeps two writers to one place of an object store apart.
 constexpr std::string_view kUnfinished = "unfinished";
-
-// The new folder on a local disk: a temporary one beside it, which gets its name at the end.
-struct LocalFolder {
-  std::unique_ptr<Storage> storage;  // the folder above
-  std::string above;
-  std::string name;
-  std::string temporary;
-};
 
 absl::Status Exists(const std::string& folder) {
   return absl::AlreadyExistsError(absl::StrCat(folder, " exists, and nothing is ever overwritten"));
-}
-
-absl::StatusOr<LocalFolder> MakeLocalFolder(const std::string& folder, const std::string& local) {
-  std::error_code error;
-  std::filesystem::path path = std::filesystem::absolute(local, error).lexically_normal();
-  if (!path.has_filename()) path = path.parent_path();  // "a/b/"
-  if (std::filesystem::exists(std::filesystem::symlink_status(path, error))) return Exists(folder);
-  LocalFolder place = {.above = path.parent_path().string(), .name = path.filename().string()};
-  place.temporary = absl::StrFormat("%s.unfinished-%08x", place.name, std::random_device()());
-  TESSERA_ASSIGN_OR_RETURN(place.storage, OpenStorage(place.above, {.create_root = true}));
-  return place;
 }
 
 // Reads back what was written, as any other program would find it.
@@ -125,7 +118,7 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
                                           const DigestsByName& written) {
   std::map<std::string, const LogicalTensor*> saved;
   for (const LogicalTensor& tensor : source.manifest.tensors()) saved[tensor.name()] = &tensor;
-  int64_t compared = 0;
+  std::set<std::string_view> compared;  // a tensor may be written in several parts
   for (const OutputFile& file : files) {
     for (const OutputTensor& tensor : file.tensors) {
       const auto at = saved.find(tensor.source_name);
@@ -138,27 +131,25 @@ absl::StatusOr<int64_t> CompareWithSource(const OutputSource& source,
                                                 ": tensor ", tensor.source_name,
                                                 ": its contents do not match its digest"));
       }
-      ++compared;
+      compared.insert(tensor.name);
     }
   }
-  return compared;
+  return static_cast<int64_t>(compared.size());
 }
 
 absl::StatusOr<WriteForeignReport> WriteAndCheck(const OutputSource& source,
                                                  const std::vector<OutputFile>& files,
-                                                 const LocalFolder& place,
+                                                 LocalFolder& place,
                                                  const WriteForeignOptions& options) {
-  TESSERA_RETURN_IF_ERROR(place.storage->MakeDirectory(place.temporary));
   const OutputOptions output = {.io_threads = options.io_threads, .progress = options.progress};
   TESSERA_ASSIGN_OR_RETURN(const DigestsByName written,
-                           WriteOutput(source, files, *place.storage, place.temporary, output));
+                           WriteOutput(source, files, place.storage(), place.temporary(), output));
   WriteForeignReport report = {.tensors = static_cast<int64_t>(written.size())};
   TESSERA_ASSIGN_OR_RETURN(report.digests_compared, CompareWithSource(source, files, written));
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> folder,
-                           OpenStorage(JoinPath(place.above, place.temporary)));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> folder, OpenStorage(place.temporary_path()));
   TESSERA_RETURN_IF_ERROR(CheckWritten(std::move(folder), written, options));
-  TESSERA_RETURN_IF_ERROR(place.storage->Rename(place.temporary, place.name));
-  TESSERA_RETURN_IF_ERROR(place.storage->SyncDirectory(""));
+  TESSERA_RETURN_IF_ERROR(place.Publish());
+  report.removed = place.removed();
   return report;
 }
 
@@ -166,9 +157,9 @@ absl::StatusOr<WriteForeignReport> WriteLocal(const OutputSource& source,
                                               const std::vector<OutputFile>& files,
                                               const std::string& folder, const std::string& local,
                                               const WriteForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const LocalFolder place, MakeLocalFolder(folder, local));
+  TESSERA_ASSIGN_OR_RETURN(LocalFolder place, LocalFolder::Create(local, folder));
   absl::StatusOr<WriteForeignReport> report = WriteAndCheck(source, files, place, options);
-  if (!report.ok()) place.storage->DeleteTree(place.temporary).IgnoreError();
+  if (!report.ok()) place.Abandon();
   return report;
 }
 

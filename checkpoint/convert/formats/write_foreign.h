@@ -34,6 +34,7 @@ struct WriteForeignReport {
   int64_t tensors = 0;           // written and, read back, equal to what was read from the source
   int64_t digests_compared = 0;  // of them: equal to the digests that the source has
   double seconds = 0;
+  std::vector<std::string> removed;  // see LocalFolder
 };
 
 std::vector<std::string> WrittenFormatNames();

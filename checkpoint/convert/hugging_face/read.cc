@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/glob.h"
 #include "base/join_first.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
@@ -44,7 +45,7 @@ absl::StatusOr<std::map<std::string, std::set<std::string>>> ReadIndex(Storage& 
                                                                        std::string_view folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadAll(storage, JoinPath(folder, kIndex), kMaxJsonBytes));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = ParseJson(text);
   const auto damaged = [&](const absl::AlphaNum& problem) {
     return Damaged(storage, folder, kIndex, problem);
   };

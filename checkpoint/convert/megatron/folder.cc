@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/directory/directory.h"
 #include "nlohmann/json.hpp"
@@ -66,7 +67,7 @@ absl::StatusOr<std::optional<MegatronFolder>> FindOne(Storage& storage, const st
     TESSERA_RETURN_IF_ERROR(first.status());
     return MegatronFolder{.path = path, .is_legacy = true};
   }
-  const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = ParseJson(*text);
   if (!json.is_object()) return std::nullopt;
   const auto backend = json.find("sharded_backend");
   if (backend == json.end()) return std::nullopt;

@@ -2,6 +2,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -92,7 +93,7 @@ absl::StatusOr<PaddleShardingMeta> ParseRank(const json& value) {
 }  // namespace
 
 absl::StatusOr<PaddleModelMeta> ParsePaddleModelMeta(std::string_view text) {
-  const json root = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json root = ParseJson(text);
   if (!root.is_object()) return absl::DataLossError("not a JSON object");
   PaddleModelMeta meta;
   if (root.contains("parallel_config")) {

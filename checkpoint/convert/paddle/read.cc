@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/join_first.h"
+#include "base/parse_json.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/foreign_layout.h"
 #include "checkpoint/convert/paddle/model_meta.h"
@@ -465,7 +466,7 @@ class PaddleReader {
     if (has_.contains(std::string(kTrainerState))) {
       TESSERA_ASSIGN_OR_RETURN(const std::string text,
                                ReadAll(storage_, JoinPath(folder_, kTrainerState), kMaxJsonBytes));
-      const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+      const nlohmann::json json = ParseJson(text);
       if (!json.is_object()) return Damaged(kTrainerState, "not a JSON object");
       const auto member = json.find("global_step");
       if (member != json.end() && member->is_number_integer()) {

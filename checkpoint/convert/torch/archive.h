@@ -4,6 +4,7 @@
 // What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -65,6 +66,14 @@ std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
 // Key of a dict, in files that this library wrote, from the names of tensors other than weights to
 // their roles as the manifest calls them.
 inline constexpr char kTorchRolesKey[] = "tessera.roles";
+
+// Key of a dict, in files that this library wrote, from the keys of tensors to the names that the
+// checkpoint has them by. An empty name: the tensor is there for torch alone.
+inline constexpr char kTorchNamesKey[] = "tessera.names";
+
+// The names in such a dict of the tensors that `is_key` knows.
+std::map<std::string, std::string> ReadTorchNames(
+    const pickle::Value& dict, const std::function<bool(const std::string&)>& is_key);
 
 // The key of what TakeTrainerValues() finds: a dict with "step" and, where it is known,
 // "consumed_samples".

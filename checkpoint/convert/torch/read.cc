@@ -76,6 +76,17 @@ class Collector {
   std::map<std::string, Noted> noted_;
 };
 
+// Aliases name their tensors by names, too.
+void RenameTensors(const std::map<std::string, std::string>& names,
+                   std::span<ForeignTensor> tensors) {
+  for (ForeignTensor& tensor : tensors) {
+    for (std::string* const name : {&tensor.name, &tensor.alias_of}) {
+      const auto at = names.find(*name);
+      if (at != names.end() && !at->second.empty()) *name = at->second;
+    }
+  }
+}
+
 absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& file) {
   archive_ = &archive;
   file_ = file;
@@ -90,9 +101,14 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
     const auto role = roles.find(checkpoint_.tensors[i].name);
     if (role != roles.end()) checkpoint_.tensors[i].role = role->second;
   }
+  const std::map<std::string, std::string> names = ReadTorchNames(
+      root.Find(kTorchNamesKey), [this](const std::string& key) { return names_.contains(key); });
+  RenameTensors(names, std::span(checkpoint_.tensors).subspan(first));
   AddPlainValues(archive.contents, "", checkpoint_.values);
-  std::erase_if(checkpoint_.values, [](const ForeignValue& value) {
-    return value.name.starts_with(absl::StrCat(kTorchRolesKey, "."));
+  std::erase_if(checkpoint_.values, [&](const ForeignValue& value) {
+    return value.name.starts_with(absl::StrCat(kTorchRolesKey, ".")) ||
+           value.name.starts_with(absl::StrCat(kTorchNamesKey, ".")) ||
+           (!names.empty() && value.name.starts_with("optimizer."));
   });
   return absl::OkStatus();
 }

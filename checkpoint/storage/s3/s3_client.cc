@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
+#include "base/steady_time.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
@@ -264,7 +265,7 @@ bool S3Client::Pause(absl::Duration pause) {
 }
 
 absl::Status S3Client::SendOnce(const Request& request, const Credentials& credentials,
-                                absl::Time deadline, HttpResponse& response) {
+                                absl::Duration deadline, HttpResponse& response) {
   ++request_count_;
   const std::string date = AmzDate(absl::Now());
   SignedParts parts = {request.method, PathOf(request.key), request.query, request.headers, ""};
@@ -284,7 +285,7 @@ absl::Status S3Client::SendOnce(const Request& request, const Credentials& crede
                       .sink_status = request.sink_status,
                       .connect_timeout = options_.connect_timeout,
                       .stall_timeout = options_.stall_timeout,
-                      .timeout = deadline - absl::Now(),
+                      .timeout = deadline - SteadyNow(),
                       .abandoned = &abandoned_};
   if (!request.query.empty()) absl::StrAppend(&http.url, "?", EncodeQuery(request.query));
   if (request.may_take_long) http.stall_timeout = http.timeout;
@@ -294,7 +295,7 @@ absl::Status S3Client::SendOnce(const Request& request, const Credentials& crede
 }
 
 absl::StatusOr<HttpResponse> S3Client::Send(Request request, const Restart& restart) {
-  const absl::Time start = absl::Now(), deadline = start + options_.deadline;
+  const absl::Duration start = SteadyNow(), deadline = start + options_.deadline;
   absl::Duration backoff = options_.min_backoff;
   std::string answer;  // the last one; the last attempt may have had no time for any
   bool renewed = false;
@@ -320,11 +321,11 @@ absl::StatusOr<HttpResponse> S3Client::Send(Request request, const Restart& rest
       return absl::Status(status.code(), absl::StrCat(options_.endpoint, ": ", status.message()));
     }
     const absl::Duration pause = backoff * (0.5 + 0.5 * (RandomNumber() >> 11) * 0x1p-53);
-    if (absl::Now() + pause >= deadline || !Pause(pause)) {
+    if (SteadyNow() + pause >= deadline || !Pause(pause)) {
       return absl::UnavailableError(absl::StrCat(
           options_.endpoint, ": ", answer.empty() ? std::string(status.message()) : answer, " (",
           attempts, " attempts in ",
-          absl::FormatDuration(absl::Trunc(absl::Now() - start, absl::Milliseconds(1))), ")"));
+          absl::FormatDuration(absl::Trunc(SteadyNow() - start, absl::Milliseconds(1))), ")"));
     }
     backoff = std::min(backoff * 2, options_.max_backoff);
     if (restart != nullptr) restart(response, request);

@@ -165,8 +165,8 @@ class S3Client {
   using Condition = std::pair<std::string, std::string>;
   absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
                      const std::optional<Condition>& condition);
-  // One attempt.
-  absl::Status SendOnce(const Request& request, const Credentials& credentials, absl::Time deadline,
+  // One attempt, until SteadyNow() is `deadline`.
+  absl::Status SendOnce(const Request& request, const Credentials& credentials, absl::Duration deadline,
                         HttpResponse& response);
   // For the next attempt; read again where they are about to expire.
   Credentials CurrentCredentials();

@@ -181,6 +181,7 @@ void DeviceKernels::AttentionBackward(const AttentionOptions& options, TensorVie
   CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
   CHECK_EQ(log_sum_exp.elements(), rows);
   float* const deltas = static_cast<float*>(Scratch(rows * static_cast<int64_t>(sizeof(float))));
+  if (deltas == nullptr) return;
   WithType(q.dtype(), [&]<typename T>(T) {
     simt::Launch<AttentionDeltas<T>>(WarpRowGrid(rows), kWarpRowThreads, 0, stream(), shape,
                                      AsHeads<T>(d_out), AsHeads<T>(out), deltas);

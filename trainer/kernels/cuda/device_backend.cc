@@ -94,13 +94,17 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   }
 
   void Upload(const void* host, TensorView to) override {
-    compute_.context().KeepError("a copy to the device",
-                                 Copies().ToDevice(host, to.bytes(), to.data()));
+    if (HostCopies* const copies = Copies(); copies != nullptr) {
+      compute_.context().KeepError("a copy to the device",
+                                   copies->ToDevice(host, to.bytes(), to.data()));
+    }
   }
   void Download(TensorView from, void* host) override {
     kernels.KeepErrors();
-    compute_.context().KeepError("a copy to the host",
-                                 Copies().ToHost(from.data(), from.bytes(), host));
+    if (HostCopies* const copies = Copies(); copies != nullptr) {
+      compute_.context().KeepError("a copy to the host",
+                                   copies->ToHost(from.data(), from.bytes(), host));
+    }
   }
 
   void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
@@ -113,13 +117,17 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   // A read before a write is seen on the simulated device.
   void* Scratch(int64_t bytes) override {
     void* const memory = Grow(bytes, &scratch_, "workspace");
-    kernels.Poison(memory, bytes);
+    if (memory != nullptr) kernels.Poison(memory, bytes);
     return memory;
   }
   void CopyToHost(const void* from, int64_t bytes, void* to) override;
 
  private:
+  // Null where there is no memory left; so are the following. The operation is then skipped, and
+  // Synchronize() returns the error.
   void* Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose);
+  void* Pinned(int64_t bytes);
+  HostCopies* Copies();
   // Calls `product` after the operands at less aligned addresses than their strides have been
   // replaced by copies.
   template <typename Product>
@@ -127,17 +135,6 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
   bool FusesGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
                  const TensorView& aux, const TensorView& c);
   void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
-  PinnedBuffer& Pinned(int64_t bytes);
-  HostCopies& Copies() {
-    if (copies_ == nullptr) copies_ = OrDie(HostCopies::Create(compute_));
-    return *copies_;
-  }
-  // An error that leaves the step without a result that it could go on with.
-  template <typename T>
-  static T OrDie(absl::StatusOr<T> value) {
-    if (!value.ok()) LOG(FATAL) << value.status();
-    return *std::move(value);
-  }
 
   const Device device_;
   Stream& compute_;
@@ -154,26 +151,47 @@ void* DeviceBackend::Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, co
   if (!buffer->has_value() || (*buffer)->bytes() < bytes) {
     const int64_t before = buffer->has_value() ? (*buffer)->bytes() : 0;
     buffer->reset();
-    buffer->emplace(OrDie(DeviceBuffer::Allocate(
-        compute_, RoundedUp(std::max(bytes, before + before / 2)), purpose)));
+    absl::StatusOr<DeviceBuffer> grown = DeviceBuffer::Allocate(
+        compute_, RoundedUp(std::max({bytes, before + before / 2, int64_t{1}})), purpose);
+    if (!grown.ok()) {
+      compute_.context().KeepError("memory of an operation", grown.status());
+      return nullptr;
+    }
+    buffer->emplace(*std::move(grown));
   }
   return (*buffer)->data();
 }
 
-PinnedBuffer& DeviceBackend::Pinned(int64_t bytes) {
+void* DeviceBackend::Pinned(int64_t bytes) {
   if (!pinned_.has_value() || pinned_->bytes() < bytes) {
     pinned_.reset();
-    pinned_.emplace(OrDie(PinnedBuffer::Allocate(compute_.context(), RoundedUp(bytes))));
+    absl::StatusOr<PinnedBuffer> grown =
+        PinnedBuffer::Allocate(compute_.context(), RoundedUp(bytes));
+    if (!grown.ok()) {
+      compute_.context().KeepError("host memory of an operation", grown.status());
+      return nullptr;
+    }
+    pinned_.emplace(*std::move(grown));
   }
-  return *pinned_;
+  return pinned_->data();
+}
+
+HostCopies* DeviceBackend::Copies() {
+  if (copies_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<HostCopies>> copies = HostCopies::Create(compute_);
+    compute_.context().KeepError("host memory of copies", copies.status());
+    if (copies.ok()) copies_ = *std::move(copies);
+  }
+  return copies_.get();
 }
 
 void DeviceBackend::CopyToHost(const void* from, int64_t bytes, void* to) {
-  PinnedBuffer& pinned = Pinned(bytes);
-  compute_.Copy(from, bytes, pinned.data());
+  void* const pinned = Pinned(bytes);
+  if (pinned == nullptr) return;
+  compute_.Copy(from, bytes, pinned);
   // Synchronize() of the backend, not of this operation, returns the error.
   compute_.context().KeepError("a copy to the host", compute_.Drain());
-  std::memcpy(to, pinned.data(), static_cast<size_t>(bytes));
+  std::memcpy(to, pinned, static_cast<size_t>(bytes));
 }
 
 // So the algorithm of a product, and with it the bits, do not depend on addresses.
@@ -186,6 +204,7 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
     bytes += RoundedUp(SpanBytes(operand.view));
   }
   char* next = bytes == 0 ? nullptr : static_cast<char*>(Grow(bytes, &aligned_, "workspace"));
+  if (bytes > 0 && next == nullptr) return;
   for (Operand& operand : operands) {
     const TensorView& x = operand.original;
     if (x.empty()) continue;
@@ -270,6 +289,7 @@ void DeviceBackend::MatMulTree(std::span<const MatMulOperands> products, TensorV
     const bool in_place = c.contiguous();
     char* memory =
         static_cast<char*>(Grow((pairs - (in_place ? 1 : 0)) * bytes, &sums_, "sums of products"));
+    if (memory == nullptr) return;
     if (!in_place) sums.clear();
     while (static_cast<int64_t>(sums.size()) < pairs) {
       sums.emplace_back(memory, DType::kF32, c.shape());

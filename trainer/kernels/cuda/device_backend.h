@@ -19,7 +19,8 @@ namespace tessera::cuda {
 // for it. Errors are reported by Synchronize(): that of a launch names the kernel, the operation
 // and the shapes of its operands.
 //
-// Memory: scratch memory grows to what the largest operation needs, and stays.
+// Memory: scratch memory grows to what the largest operation needs, and stays. An operation for
+// which there is none left does nothing, and is such an error.
 //
 // `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
 std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,

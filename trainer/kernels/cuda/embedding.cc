@@ -225,6 +225,7 @@ void DeviceKernels::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t 
     if (from.rows == 0 || to.rows == 0) return;
     const int64_t words = 2 * to.rows + 1 + 2 * from.rows;
     int32_t* const memory = static_cast<int32_t*>(Scratch(words * sizeof(int32_t)));
+    if (memory == nullptr) return;
     const RowLists lists = {.ids = ids.as<int32_t>(),
                             .rows = from.rows,
                             .first_id = first_id,

@@ -176,9 +176,10 @@ void DeviceKernels::LayerNormBackward(TensorView d_out, TensorView x, TensorView
     const float *const means = mean.as<float>(), *const rstds = rstd.as<float>();
     const bool packs =
         AllowsPacks(dy) && AllowsPacks(input) && AllowsPacks(dx) && AllowsPacks(scale);
+    void* const partials = Scratch(ColumnSumsScratchBytes<2>(rows, columns));
+    if (partials == nullptr) return;
     LaunchColumnSums<2>(stream(), LayerNormWeightBody<T>{dy, input, means, rstds}, rows, columns,
-                        accumulate, Scratch(ColumnSumsScratchBytes<2>(rows, columns)),
-                        {{d_weight.as<float>(), d_bias.as<float>()}});
+                        accumulate, partials, {{d_weight.as<float>(), d_bias.as<float>()}});
     WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
       simt::Launch<LayerNormBackwardRows<kPacks, T>>(WarpRowGrid(rows), kWarpRowThreads, 0,
                                                      stream(), dy, input, scale, means, rstds, dx,

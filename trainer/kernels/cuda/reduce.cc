@@ -47,6 +47,7 @@ void DeviceKernels::LaunchBlockSums(TensorView x, int64_t block, bool squares,
   if (sums.empty()) return;
   const int64_t bytes = static_cast<int64_t>(sums.size_bytes());
   double* const on_device = static_cast<double*>(Scratch(bytes));
+  if (on_device == nullptr) return;
   WithType(x.dtype(), [&]<typename T>(T) {
     simt::Launch<SumBlocks<T>>(WarpRowGrid(static_cast<int64_t>(sums.size())), kWarpRowThreads, 0,
                                stream(), static_cast<const T*>(x.as<T>()), count, block, squares,

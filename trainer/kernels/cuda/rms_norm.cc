@@ -143,9 +143,10 @@ void DeviceKernels::RmsNormBackward(TensorView d_out, TensorView x, TensorView w
     const float* const rstds = rstd.as<float>();
     const bool packs =
         AllowsPacks(dy) && AllowsPacks(input) && AllowsPacks(dx) && AllowsPacks(scale);
+    void* const partials = Scratch(ColumnSumsScratchBytes<1>(rows, columns));
+    if (partials == nullptr) return;
     LaunchColumnSums<1>(stream(), RmsNormWeightBody<T>{dy, input, rstds}, rows, columns, accumulate,
-                        Scratch(ColumnSumsScratchBytes<1>(rows, columns)),
-                        {{d_weight.as<float>()}});
+                        partials, {{d_weight.as<float>()}});
     WithPacks(packs, [&]<bool kPacks>(std::bool_constant<kPacks>) {
       simt::Launch<RmsNormBackwardRows<kPacks, T>>(WarpRowGrid(rows), kWarpRowThreads, 0, stream(),
                                                    dy, input, scale, rstds, dx, accumulate_dx);

@@ -31,8 +31,9 @@ void DeviceKernels::SumRows(TensorView x, TensorView out, bool accumulate) {
     const SumRowsBody<T> body = {AsRows<T>(x)};
     const int64_t rows = body.x.rows, columns = body.x.columns;
     CHECK_EQ(out.elements(), columns);
-    LaunchColumnSums<1>(stream(), body, rows, columns, accumulate,
-                        Scratch(ColumnSumsScratchBytes<1>(rows, columns)), {{out.as<float>()}});
+    void* const partials = Scratch(ColumnSumsScratchBytes<1>(rows, columns));
+    if (partials == nullptr) return;
+    LaunchColumnSums<1>(stream(), body, rows, columns, accumulate, partials, {{out.as<float>()}});
   });
 }
 

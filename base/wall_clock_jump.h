@@ -1,0 +1,31 @@
+#ifndef TESSERA_BASE_WALL_CLOCK_JUMP_H_
+#define TESSERA_BASE_WALL_CLOCK_JUMP_H_
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace tessera {
+
+// How far a test has set the machine's clock, for the whole program: what asks for the time of day
+// (absl::Now(), std::chrono::system_clock) is that much off; a steady clock does not change.
+inline std::atomic<int64_t> wall_clock_jump_s = 0;
+
+// absl::Now() extrapolates the last time that it has read for about two seconds.
+inline constexpr absl::Duration kWallClockIsReadAgainAfter = absl::Milliseconds(2300);
+
+}  // namespace tessera
+
+// Stands in for the C library's: only one source of a program may include this header.
+extern "C" int clock_gettime(clockid_t clock, timespec* now) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, now));
+  if (clock == CLOCK_REALTIME) now->tv_sec += tessera::wall_clock_jump_s;
+  return result;
+}
+
+#endif  // TESSERA_BASE_WALL_CLOCK_JUMP_H_
