@@ -33,6 +33,10 @@ constexpr uint32_t kLocalSignature = 0x04034b50;
 
 constexpr uint64_t kMaxCommentBytes = 0xFFFF;
 constexpr uint64_t kTailBytes = 4096;  // holds the whole directory of a small archive
+// An entry of the directory with the longest name, extra fields and comment. The directory is read
+// in blocks of several, since a file may have a hole of any size where the directory should be.
+constexpr uint64_t kMaxEntryBytes = kCentralBytes + 3 * uint64_t{0xFFFF};
+constexpr uint64_t kBlockBytes = 2 * kMaxEntryBytes;
 constexpr uint16_t kZip64Extra = 1;
 constexpr uint16_t kEncrypted = 1;
 constexpr uint16_t kSizesFollowData = 8;
@@ -245,13 +249,20 @@ absl::StatusOr<std::vector<ZipMember>> Directory::Read() {
                                  " bytes"));
   }
   TESSERA_ASSIGN_OR_RETURN(const End end, FindEnd());
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes,
-                           Bytes(end.directory_offset, end.directory_bytes));
   std::vector<ZipMember> members;
   absl::flat_hash_set<std::string> names;
-  std::string_view rest = bytes;
+  std::string block;
+  std::string_view rest;
+  uint64_t block_end = end.directory_offset;
   for (uint64_t i = 0; i < end.members; ++i) {
-    const uint64_t offset = end.directory_offset + bytes.size() - rest.size();
+    if (rest.size() < kMaxEntryBytes && block_end < end.offset) {
+      const uint64_t more = std::min(kBlockBytes, end.offset - block_end);
+      TESSERA_ASSIGN_OR_RETURN(const std::string next, Bytes(block_end, more));
+      block = std::string(rest) + next;
+      rest = block;
+      block_end += more;
+    }
+    const uint64_t offset = block_end - rest.size();
     TESSERA_ASSIGN_OR_RETURN(const Entry entry, ParseEntry(rest, offset));
     if (!names.insert(entry.name).second) {
       return Wrong(offset, absl::StrCat(absl::CHexEscape(entry.name), " occurs twice"));
@@ -259,7 +270,9 @@ absl::StatusOr<std::vector<ZipMember>> Directory::Read() {
     TESSERA_ASSIGN_OR_RETURN(ZipMember member, Locate(entry, end.directory_offset));
     members.push_back(std::move(member));
   }
-  if (!rest.empty()) return Wrong(end.offset - rest.size(), "unknown bytes after the directory");
+  if (const uint64_t unread = rest.size() + end.offset - block_end; unread > 0) {
+    return Wrong(end.offset - unread, "unknown bytes after the directory");
+  }
   TESSERA_RETURN_IF_ERROR(CheckDisjoint(members));
   return members;
 }
