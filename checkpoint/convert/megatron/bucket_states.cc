@@ -122,7 +122,7 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
 
 // `sizes` has the elements of the buckets of each buffer, by the dtypes of its parameters.
 absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes,
-                                    pickle::Budget budget) {
+                                    pickle::Budget& budget) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i].entry_count() != 1) {
       return absl::UnimplementedError(
@@ -144,6 +144,7 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> metadata_file,
                            storage.Open(JoinPath(folder_, kDcpMetadataFile)));
   TESSERA_ASSIGN_OR_RETURN(const DcpMetadata metadata, ReadDcpMetadata(*metadata_file));
+  pickle::Budget budget(metadata_file->size_bytes());  // objects may be in one place
   for (const DcpObject& object : metadata.objects) {
     const std::optional<int64_t> group = NumberAfter(object.name, kGroup);
     const bool is_gathered = object.name.find(kGathered) != object.name.npos;
@@ -157,7 +158,7 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
     const pickle::Value value = OnlyPart(archive.contents.root());
     absl::Status added;
     if (is_sizes) {
-      added = AddSizes(*group, value, pickle::Budget(archive.contents));
+      added = AddSizes(*group, value, budget);
     } else {
       added = AddGathered(*group, archive, value, path, where);
     }

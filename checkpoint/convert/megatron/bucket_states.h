@@ -59,7 +59,7 @@ class BucketStates {
 
   absl::Status AddGathered(int64_t group, const TorchArchive& archive, const pickle::Value& state,
                            const std::string& path, const std::string& where);
-  absl::Status AddSizes(int64_t group, const pickle::Value& sizes, pickle::Budget budget);
+  absl::Status AddSizes(int64_t group, const pickle::Value& sizes, pickle::Budget& budget);
   absl::StatusOr<int64_t> ElementsOf(const BufferKey& key, int64_t index,
                                      const Bucket& bucket) const;
   absl::StatusOr<std::map<BufferKey, StateBuffer>> MakeBuffers() const;

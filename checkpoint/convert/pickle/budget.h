@@ -13,8 +13,11 @@ namespace tessera::ckpt::pickle {
 // whatever copies texts, or walks over objects, takes the bytes that it needs from a budget first.
 class Budget {
  public:
-  explicit Budget(const Pickle& contents)
-      : bytes_left_(kRatio * contents.size_bytes() + kAllowanceBytes) {}
+  explicit Budget(const Pickle& contents) : Budget(contents.size_bytes()) {}
+  // Of several pickles, the places of which are in a file of this size.
+  explicit Budget(uint64_t input_bytes) : bytes_left_(kRatio * input_bytes + kAllowanceBytes) {}
+
+  void AddInput(uint64_t input_bytes) { bytes_left_ += kRatio * input_bytes; }
 
   // False once nothing is left. An object that is only looked at costs kVisitBytes.
   bool Has(uint64_t bytes) {
@@ -31,9 +34,9 @@ class Budget {
   }
 
   static constexpr uint64_t kVisitBytes = 8;
-  // Most objects take more bytes in the file than in memory; small files need an allowance.
-  static constexpr uint64_t kRatio = 8;
-  static constexpr uint64_t kAllowanceBytes = uint64_t{8} << 20;
+  // A tensor takes three times its bytes in the file, and a second name of one ten times.
+  static constexpr uint64_t kRatio = 16;
+  static constexpr uint64_t kAllowanceBytes = uint64_t{256} << 10;
 
  private:
   uint64_t bytes_left_;

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/utf8.h"
-#include "checkpoint/convert/pickle/budget.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -31,8 +30,8 @@ std::optional<std::vector<int64_t>> Integers(const Value& list) {
 
 class Walker {
  public:
-  Walker(const pickle::Pickle& contents, std::vector<ForeignValue>& values)
-      : values_(values), budget_(contents) {}
+  Walker(pickle::Budget& budget, std::vector<ForeignValue>& values)
+      : values_(values), budget_(budget) {}
 
   void Walk(const Value& value, const std::string& name, int depth) {
     if (name.size() > kMaxPlainTextBytes || depth > kMaxDepth) return;
@@ -91,7 +90,7 @@ class Walker {
   }
 
   std::vector<ForeignValue>& values_;
-  pickle::Budget budget_;
+  pickle::Budget& budget_;
 };
 
 }  // namespace
@@ -102,9 +101,9 @@ bool IsTorchDict(const Value& value) {
          value.IsObjectOf("__builtin__.dict");
 }
 
-void AddPlainValues(const pickle::Pickle& contents, const std::string& name,
+void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
                     std::vector<ForeignValue>& values) {
-  Walker(contents, values).Walk(contents.root(), name, 0);
+  Walker(budget, values).Walk(contents.root(), name, 0);
 }
 
 }  // namespace tessera::ckpt::convert

@@ -98,7 +98,8 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
     const auto role = roles.find(checkpoint_.tensors[i].name);
     if (role != roles.end()) checkpoint_.tensors[i].role = role->second;
   }
-  AddPlainValues(archive.contents, "", checkpoint_.values);
+  pickle::Budget values_budget(archive.contents);
+  AddPlainValues(archive.contents, "", values_budget, checkpoint_.values);
   std::erase_if(checkpoint_.values, [](const ForeignValue& value) {
     return value.name.starts_with(absl::StrCat(kTorchRolesKey, "."));
   });

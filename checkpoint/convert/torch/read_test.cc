@@ -18,7 +18,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/byte_order.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/pickle/write.h"
@@ -329,39 +328,10 @@ TEST(ZipDirectoryTest, DuplicatesAreErrors) {
   EXPECT_THAT(std::string(StatusOf(zip).message()), HasSubstr("views/data/0 occurs twice"));
 }
 
-// Zeros, with `tail` at the end: a hole of any size takes no disk.
-class FileWithHole final : public ReadableFile {
- public:
-  FileWithHole(uint64_t size_bytes, std::string tail)
-      : size_bytes_(size_bytes), tail_(std::move(tail)) {}
-
-  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    for (std::byte& byte : out) {
-      const uint64_t from_end = size_bytes_ - offset_bytes++;
-      byte = from_end > tail_.size() ? std::byte{0} : std::byte(tail_[tail_.size() - from_end]);
-    }
-    return absl::OkStatus();
-  }
-  uint64_t size_bytes() const override { return size_bytes_; }
-
- private:
-  const uint64_t size_bytes_;
-  const std::string tail_;
-};
-
 TEST(ZipDirectoryTest, AHoleInPlaceOfTheDirectoryTakesNoMemory) {
-  constexpr uint64_t kSize = uint64_t{1} << 40, kEnd64Offset = kSize - 22 - 20 - 56;
-  std::string tail = "PK\x06\x06";
-  tail.append(20, '\0');
-  for (const uint64_t number : {uint64_t{1}, uint64_t{1}, kEnd64Offset, uint64_t{0}}) {
-    AppendLittleEndian(number, tail);  // members, twice, and the directory's size and offset
-  }
-  tail += std::string("PK\x06\x07\0\0\0\0", 8);
-  AppendLittleEndian(kEnd64Offset, tail);
-  tail += std::string("\1\0\0\0PK\x05\x06", 8) + std::string(18, '\0');
-  const FileWithHole file(kSize, tail);
+  const FileWithHole file(Contents("hole.zip"));
   const MemoryMeter meter(AllowedBytes(0));
-  const auto members = ReadZipDirectory(file, {0, kSize});
+  const auto members = ReadZipDirectory(file, {0, file.size_bytes()});
   EXPECT_EQ(members.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(members.status().message()), HasSubstr("no entry of the directory"));
 }

@@ -65,6 +65,7 @@ struct Entry {
   uint64_t local_offset = 0;  // within the archive
   uint64_t flags = 0;
   uint64_t method = 0;  // 0: stored
+  uint32_t crc32 = 0;
 };
 
 class Directory {
@@ -183,7 +184,8 @@ absl::StatusOr<Entry> Directory::ParseEntry(std::string_view& rest, uint64_t off
                  .size = U32(rest, 24),
                  .local_offset = U32(rest, 42),
                  .flags = U16(rest, 8),
-                 .method = U16(rest, 10)};
+                 .method = U16(rest, 10),
+                 .crc32 = static_cast<uint32_t>(U32(rest, 16))};
   uint64_t compressed = U32(rest, 20);
   const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
   if (!ApplyZip64(rest.substr(kCentralBytes + name_bytes, extra_bytes),
@@ -212,9 +214,10 @@ absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directo
   const bool sizes_known = (U16(header, 6) & kSizesFollowData) == 0;
   const uint64_t size = U32(header, 18);
   const bool same_size = !sizes_known || size == kIn64Bits || size == entry.size;
+  const bool same_crc32 = !sizes_known || U32(header, 14) == entry.crc32;
   if (U32(header, 0) != kLocalSignature || U16(header, 8) != entry.method ||
       U16(header, 6) != entry.flags || U16(header, 26) != entry.name.size() ||
-      header.substr(kLocalBytes) != entry.name || !same_size) {
+      header.substr(kLocalBytes) != entry.name || !same_size || !same_crc32) {
     return Wrong(offset, absl::StrCat(shown(), ": directory and local header differ"));
   }
   const uint64_t room = directory_offset - offset - header_bytes;
@@ -224,7 +227,8 @@ absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directo
   }
   return ZipMember{.name = entry.name,
                    .data = {part_.offset + offset + header_bytes + extra_bytes, entry.size},
-                   .compressed = entry.method != 0};
+                   .compressed = entry.method != 0,
+                   .crc32 = entry.crc32};
 }
 
 absl::Status Directory::CheckDisjoint(std::vector<ZipMember> members) const {
