@@ -64,6 +64,16 @@ int64_t OffsetInPiece(const StoredPiece& piece, const std::vector<int64_t>& inde
   return offset;
 }
 
+// What a piece that lies inside its file takes up there, from its first to its last element.
+ByteRange BytesOf(const StoredPiece& piece, int64_t element_bytes) {
+  int64_t last = 0;
+  for (size_t d = 0; d < piece.strides.size(); ++d) {
+    last += (piece.box.shape[d] - 1) * piece.strides[d];
+  }
+  return {piece.offset_bytes,
+          piece.offset_bytes + static_cast<uint64_t>((last + 1) * element_bytes)};
+}
+
 // Reads a region of a piece to memory that holds the tensor's row-major elements.
 absl::Status ReadRegion(const ReadableFile& file, const StoredPiece& piece, const Box& region,
                         const std::vector<int64_t>& memory_strides, size_t element_bytes,
@@ -240,6 +250,7 @@ class ForeignStorage::TensorFile final : public ReadableFile {
 ForeignStorage::ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder)
     : ReadOnlyStorage("files of another format are only read"),
       base_(std::move(base)),
+      checked_(std::dynamic_pointer_cast<CheckedStorage>(base_)),
       folder_(folder) {}
 
 ForeignStorage::~ForeignStorage() = default;
@@ -259,8 +270,10 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> ForeignStorage::Create(
     return absl::DataLossError(absl::StrCat(storage->Describe(""), ": ", bytes.status().message()));
   }
   storage->manifest_ = *std::move(bytes);
-  storage->format_ = std::move(checkpoint.format);
   storage->notes_ = std::move(checkpoint.notes);
+  storage->mismatch_ = std::move(checkpoint.mismatch);
+  storage->FindChecksums();
+  storage->format_ = std::move(checkpoint.format);
   storage->values_ = std::move(checkpoint.values);
   return storage;
 }
@@ -285,6 +298,42 @@ absl::Status ForeignStorage::FindFiles(const ForeignCheckpoint& checkpoint) {
   }
   if (missing.empty()) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(Describe(""), ": missing: ", JoinFirst(missing, ", ")));
+}
+
+void ForeignStorage::FindChecksums() {
+  proof_.tensors = static_cast<int64_t>(tensors_.size());
+  if (checked_ == nullptr) return;
+  for (const auto& entry : tensors_) {
+    const StoredTensor* const tensor = entry.second.get();
+    proof_.proven += std::ranges::all_of(tensor->pieces, [&](const StoredPiece& piece) {
+      return checked_->HasChecksum(JoinPath(folder_, piece.file),
+                                   BytesOf(piece, tensor->element_bytes));
+    });
+  }
+  const std::vector<std::string> unchecked = checked_->UncheckedFiles();
+  if (unchecked.empty()) return;
+  notes_.insert(
+      notes_.begin(),
+      absl::StrCat("torch.save() was told to compute no CRC-32 (set_crc32_options(False)), so that "
+                   "damage of the "
+                   "contents cannot be noticed: ",
+                   JoinFirst(unchecked, ", "), "."));
+}
+
+std::vector<absl::Status> ForeignStorage::CheckOtherRecords() const {
+  if (checked_ == nullptr) return {};
+  std::map<std::string, std::vector<ByteRange>> ranges;
+  for (const auto& [unused, tensor] : tensors_) {
+    for (const StoredPiece& piece : tensor->pieces) {
+      const ByteRange range = BytesOf(piece, tensor->element_bytes);
+      const auto bytes =
+          static_cast<uint64_t>(ElementCount(piece.box.shape) * tensor->element_bytes);
+      // Bytes between the elements are not read.
+      if (range.end - range.begin > bytes) continue;
+      ranges[JoinPath(folder_, piece.file)].push_back(range);
+    }
+  }
+  return checked_->CheckOthers(ranges);
 }
 
 absl::Status ForeignStorage::AddTensor(ForeignTensor tensor, Manifest& manifest) {

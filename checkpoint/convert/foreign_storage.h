@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/record_checks.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/read_only_storage.h"
 #include "checkpoint/storage/storage.h"
@@ -25,7 +26,8 @@ namespace tessera::ckpt::convert {
 // each read. So everything that reads a checkpoint reads foreign ones too: Load() under any
 // sharding, Checkpoint, Verify(), Rewrite().
 //
-// The data files have no checksums, and the tensors no digests: the foreign files have none.
+// The data files have no checksums, and the tensors no digests. Where the foreign files have some,
+// a CheckedStorage as the base compares them with what is read.
 //
 // Thread-safe. Memory: the descriptions, and a buffer of kStridedBufferBytes for each read in
 // progress whose elements are not contiguous in a foreign file.
@@ -45,7 +47,19 @@ class ForeignStorage final : public ReadOnlyStorage {
 
   const std::string& format() const { return format_; }
   const std::vector<std::string>& notes() const { return notes_; }
+  const std::string& mismatch() const { return mismatch_; }  // see ForeignCheckpoint
   const std::vector<ForeignValue>& values() const { return values_; }
+
+  // Of the tensors that have elements: all, and those of which every byte has a checksum.
+  struct Proof {
+    int64_t tensors = 0;
+    int64_t proven = 0;
+  };
+  Proof proof() const { return proof_; }
+
+  // Checks what has a checksum and is not checked by reading every tensor: records of which tensors
+  // show parts. Returns an error, naming file and record, for each one that is damaged.
+  std::vector<absl::Status> CheckOtherRecords() const;
 
   bool PresentsForeignFiles() const override { return true; }
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
@@ -59,6 +73,7 @@ class ForeignStorage final : public ReadOnlyStorage {
 
   ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder);
   absl::Status FindFiles(const ForeignCheckpoint& checkpoint);
+  void FindChecksums();
   absl::Status AddTensor(ForeignTensor tensor, Manifest& manifest);
   absl::Status CompareCopies(const StoredTensor& tensor, const std::vector<StoredPiece>& copies);
   absl::StatusOr<bool> AreEqual(const StoredPiece& a, const StoredPiece& b, int64_t element_bytes);
@@ -67,9 +82,12 @@ class ForeignStorage final : public ReadOnlyStorage {
   absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
 
   const std::shared_ptr<Storage> base_;
+  const std::shared_ptr<CheckedStorage> checked_;  // the base, where it is one
   const std::string folder_;
+  Proof proof_;
   std::string format_;
   std::vector<std::string> notes_;
+  std::string mismatch_;
   std::vector<ForeignValue> values_;
   std::string manifest_;                        // bytes of manifest.pb
   std::map<std::string, uint64_t> file_bytes_;  // of the foreign files

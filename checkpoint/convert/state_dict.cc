@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,6 +25,7 @@
 #include "base/glob.h"
 #include "base/join_first.h"
 #include "base/status_macros.h"
+#include "base/typing_distance.h"
 #include "checkpoint/convert/foreign_layout.h"
 #include "checkpoint/convert/meta_config.h"
 #include "checkpoint/convert/numbered_parameters.h"
@@ -242,7 +244,10 @@ class Namer {
       TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> prefix, FindPrefix(naming));
       if (prefix.has_value()) return Name(naming, *prefix);
     }
-    checkpoint_.notes.push_back(absl::StrCat("Names are those of the files: ", missing_, "."));
+    checkpoint_.mismatch = DescribeMismatch();
+    checkpoint_.notes.push_back(
+        absl::StrCat("Names are those of the files: ",
+                     checkpoint_.mismatch.empty() ? missing_ : checkpoint_.mismatch, "."));
     return absl::OkStatus();
   }
 
@@ -303,6 +308,88 @@ class Namer {
       missing_ = absl::StrCat("the model's ", naming.front().name, " is not among them");
     }
     return found;
+  }
+
+  // The parameters of one naming that are there below one prefix.
+  struct Present {
+    const Parameters* naming = nullptr;
+    std::string prefix;
+    std::set<const ForeignParameter*> parameters;
+  };
+
+  // The naming and prefix with the most parameters.
+  Present FindMostPresent() const {
+    Present most;
+    for (const Parameters& naming : model_.namings) {
+      std::map<std::string, const ForeignParameter*> by_name;
+      size_t longest = 0;
+      for (const ForeignParameter& parameter : naming) {
+        for (const std::string& name : NamesOf(parameter)) {
+          by_name[name] = &parameter;
+          longest = std::max(longest, name.size());
+        }
+      }
+      std::map<std::string, Present> by_prefix;
+      for (const auto& [name, unused] : weights_) {
+        for (size_t begin = 0; begin <= name.size(); begin = name.find('.', begin) + 1) {
+          if (name.size() - begin <= longest) {
+            const auto found = by_name.find(name.substr(begin));
+            if (found != by_name.end()) {
+              Present& present = by_prefix[name.substr(0, begin)];
+              present.naming = &naming;
+              present.parameters.insert(found->second);
+            }
+          }
+          if (name.find('.', begin) == name.npos) break;
+        }
+      }
+      for (auto& [prefix, present] : by_prefix) {
+        present.prefix = prefix;
+        if (present.parameters.size() > most.parameters.size()) most = std::move(present);
+      }
+    }
+    return most;
+  }
+
+  // The tensor that may be meant by a name; empty where none is called alike.
+  std::string NearestTo(const std::string& name, const std::vector<std::string>& others) const {
+    constexpr size_t kMostBytes = 200, kMostOthers = 1000;
+    std::string nearest;
+    int best = 4;
+    if (name.size() > kMostBytes || others.size() > kMostOthers) return nearest;
+    for (const std::string& other : others) {
+      if (other.size() > kMostBytes) continue;
+      const int distance = TypingDistance(name, other);
+      if (distance >= best) continue;
+      best = distance;
+      nearest = other;
+    }
+    return nearest;
+  }
+
+  // Which parameters are missing, where most of the model's are there; empty for other tensors.
+  std::string DescribeMismatch() const {
+    const Present most = FindMostPresent();
+    if (most.naming == nullptr || 2 * most.parameters.size() < most.naming->size()) return "";
+    std::set<std::string> known;
+    for (const ForeignParameter& parameter : *most.naming) {
+      for (const std::string& name : NamesOf(parameter)) known.insert(most.prefix + name);
+    }
+    std::vector<std::string> unexpected, missing;
+    for (const auto& [name, unused] : weights_) {
+      if (!known.contains(name)) unexpected.push_back(name);
+    }
+    for (const ForeignParameter& parameter : *most.naming) {
+      if (parameter.blocks.empty() || most.parameters.contains(&parameter)) continue;
+      const std::string name = most.prefix + parameter.name;
+      const std::string nearest = NearestTo(name, unexpected);
+      missing.push_back(absl::StrCat(
+          "the model's ", name, " is missing",
+          nearest.empty() ? ""
+                          : absl::StrCat("; the files have ", absl::CHexEscape(nearest),
+                                         ", which no parameter is called")));
+    }
+    return missing.empty() ? "" : JoinFirst(missing, "; ");
   }
 
   absl::Status Name(const Parameters& naming, const std::string& prefix) {

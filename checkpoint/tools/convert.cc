@@ -26,6 +26,7 @@ absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& option
   }
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
                            ReadManifest(*source.storage, source.directory));
+  TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
   std::vector<convert::PlainFile> tokenizer;
   if (!options.convert.tokenizer.empty()) {
     if (options.convert.tokenizer_files == nullptr) {

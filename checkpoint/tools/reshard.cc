@@ -119,6 +119,7 @@ uint64_t MemoryBytes(const CommandOptions& options) {
 
 absl::StatusOr<RewriteReport> Write(const Work& work, const CommandOptions& options,
                                     const CommandOutput& output) {
+  TESSERA_RETURN_IF_ERROR(work.source.CheckOtherRecords());
   const std::optional<std::string> local = LocalPathOfName(work.place.folder);
   std::error_code error;
   const bool is_new = local.has_value() && !std::filesystem::exists(*local, error);

@@ -31,11 +31,18 @@ absl::StatusOr<Target> OpenForeignTarget(const std::string& name, const SourceOp
   target.notes = found.notes;
   target.notes.insert(target.notes.end(), storage->notes().begin(), storage->notes().end());
   target.values = storage->values();
+  target.foreign = storage.get();
   target.storage = std::move(storage);
   return target;
 }
 
 }  // namespace
+
+absl::Status Target::CheckOtherRecords() const {
+  if (foreign == nullptr) return absl::OkStatus();
+  const std::vector<absl::Status> damaged = foreign->CheckOtherRecords();
+  return damaged.empty() ? absl::OkStatus() : damaged.front();
+}
 
 bool IsForeignName(const std::string& name, const SourceOptions& options) {
   std::error_code error;

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/model_rules.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/storage/storage.h"
@@ -20,8 +21,13 @@ struct Target {
   std::string format;     // another framework's; empty: a checkpoint of this library
   std::vector<std::string>
       notes;  // of another framework's: which it is, and what was not understood
-  std::vector<convert::ForeignValue> values;  // what that has besides tensors
+  std::vector<convert::ForeignValue> values;         // what that has besides tensors
+  const convert::ForeignStorage* foreign = nullptr;  // `storage`, of another framework's
   ReadLock reading;  // while this lives, retention does not delete the checkpoint
+
+  // Before all tensors are converted, which checks the rest: an error for damage of a record of
+  // another framework's file.
+  absl::Status CheckOtherRecords() const;
 
   std::string Describe() const { return storage->Describe(directory); }
 };

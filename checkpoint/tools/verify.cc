@@ -18,8 +18,18 @@ namespace {
 // A sentence on what a verification without findings has proven.
 std::string Proof(const Target& target, const VerifyReport& report, bool digests) {
   if (!target.format.empty()) {
-    return "every byte can be read, and every element is there once; files of this format (" +
-           target.format + ") have no checksums";
+    const auto [tensors, proven] = target.foreign->proof();
+    const std::string read = "every byte can be read, and every element is there once; ";
+    if (proven == 0) {
+      return read + "these files (" + target.format +
+             ") have no checksums, so that damage of the contents cannot be noticed";
+    }
+    if (proven == tensors) {
+      return read + "the contents of all " + std::to_string(tensors) +
+             " tensors match the CRC-32 stored with them";
+    }
+    return read + "the contents of " + std::to_string(proven) + " of " + std::to_string(tensors) +
+           " tensors match the CRC-32 stored with them, the others have none";
   }
   std::string text = "every byte, header and shard matches the manifest";
   if (!digests) return text;
@@ -86,6 +96,24 @@ nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& repor
                               {"message", damage.message}});
   }
   return json;
+}
+
+// Adds the damage that reading every tensor does not show. What was found names file and record of
+// the other framework, and not the files as which this library presents them.
+void AddForeignDamage(const Target& target, VerifyReport& report) {
+  if (target.foreign == nullptr) return;
+  for (Damage& damage : report.damage) {
+    const std::string prefix = "tensor " + damage.tensor + ": ";
+    if (damage.message.starts_with(prefix)) damage.message.erase(0, prefix.size());
+    damage.file = target.Describe();
+  }
+  if (!target.foreign->mismatch().empty()) {
+    report.damage.push_back(
+        {target.Describe(), 0, "", target.Describe() + ": " + target.foreign->mismatch()});
+  }
+  for (const absl::Status& status : target.foreign->CheckOtherRecords()) {
+    report.damage.push_back({target.Describe(), 0, "", std::string(status.message())});
+  }
 }
 
 absl::StatusOr<VerifyReport> VerifyWithBar(Storage& storage, std::string_view directory,
@@ -166,8 +194,9 @@ int RunVerify(const CommandOptions& options, const CommandOutput& output) {
   };
   const auto target = OpenTarget(options.paths[0], options.source);
   if (!target.ok()) return fail(target.status());
-  const auto report = VerifyWithBar(*target->storage, target->directory, options, output);
+  auto report = VerifyWithBar(*target->storage, target->directory, options, output);
   if (!report.ok()) return fail(report.status());
+  AddForeignDamage(*target, *report);
   if (options.json) {
     PrintJson(ToJson(target->Describe(), *report, options.digests), output.out);
   } else {

@@ -212,7 +212,7 @@ TEST_F(ConvertCommandTest, LooksAtForeignCheckpoints) {
   EXPECT_EQ(Run({"ls", Fixture("gpt2.model.bin")}), ckpt::kExitOk) << err_;
   EXPECT_THAT(out_, HasSubstr("gpt2.model.bin (llmc)"));
   EXPECT_EQ(Run({"verify", hf}), ckpt::kExitOk) << err_;
-  EXPECT_THAT(out_, HasSubstr("files of this format (hf) have no checksums"));
+  EXPECT_THAT(out_, HasSubstr("these files (hf) have no checksums"));
   EXPECT_EQ(Run({"diff", hf, Fixture("llama3_untied.model.bin")}), ckpt::kExitOk) << out_ << err_;
   EXPECT_THAT(out_, HasSubstr("by every bit of the contents"));
   EXPECT_EQ(Run({"diff", hf, Fixture("llama3_tied.hf")}), ckpt::kExitDifferent);

@@ -9,7 +9,7 @@
 #include "checkpoint/convert/testing/packed_folder.h"
 #include "trainer/convert/model_rules.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   namespace convert = tessera::ckpt::convert;
   const std::string_view packed(reinterpret_cast<const char*>(data), size);
   const convert::ModelRules* const no_rules = nullptr;

@@ -75,7 +75,7 @@ void ReadModel(std::string_view model) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   ReadModel(bytes);
   ReadState(std::string(bytes));

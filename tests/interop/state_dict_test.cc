@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -16,12 +17,15 @@
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/foreign_storage.h"
 #include "checkpoint/convert/formats/open_foreign.h"
+#include "checkpoint/convert/testing/zip_changes.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "trainer/config/config.pb.h"
 #include "trainer/convert/model_rules.h"
+#include "trainer/state/saved_model.h"
 
 namespace tessera {
 namespace {
@@ -114,6 +118,42 @@ TEST(StateDictTest, TransformersInItsOwnNames) {
     EXPECT_TRUE(tensor.has_partition() || !tensor.alias_of().empty()) << tensor.name();
   }
   EXPECT_EQ(Load(**storage), LoadFrom(HuggingFace("gpt2.hf")));
+}
+
+// A folder with a state dict in which `from` is called `to`, and which has no checksums.
+std::string Renamed(const std::string& from, const std::string& to) {
+  const std::filesystem::path folder = ::testing::TempDir() + "/renamed";
+  std::filesystem::remove_all(folder);
+  std::filesystem::copy(Fixture("gpt2"), folder);
+  const std::filesystem::path path = folder / "pytorch_model.bin";
+  std::ifstream in(path, std::ios::binary);
+  std::string contents{std::istreambuf_iterator<char>(in), {}};
+  contents.replace(contents.find(from), from.size(), to);
+  std::ofstream(path, std::ios::binary) << ckpt::convert::WithoutChecksums(std::move(contents));
+  return folder.string();
+}
+
+TEST(StateDictTest, AParameterThatIsMissingIsNamed) {
+  const std::map<std::string, std::string> cases = {{"h.1.ln_2.weight", "h.1.lm_2.weight"},
+                                                    {"wpe.weight", "wpe.weighu"}};
+  for (const auto& [from, to] : cases) {
+    const std::string folder = Renamed(from, to);
+    const auto storage = Open(folder);
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    const std::string expected = "the model's transformer." + from +
+                                 " is missing; the files have transformer." + to +
+                                 ", which no parameter is called";
+    EXPECT_EQ((*storage)->mismatch(), expected);
+    EXPECT_FALSE(ManifestOf(**storage).has_model());
+    CheckpointConfig config;
+    config.set_load(folder);
+    const auto model = FindSavedModel(config);
+    EXPECT_EQ(model.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(model.status().message()), HasSubstr(expected));
+    config.set_allow_missing(true);
+    EXPECT_TRUE(FindSavedModel(config).ok());
+  }
+  EXPECT_EQ((*Open(Fixture("gpt2")))->mismatch(), "");
 }
 
 TEST(StateDictTest, WrappersAroundTheModel) {

@@ -1,10 +1,14 @@
 // `ckpt` on files of torch.save() and folders of torch.distributed.checkpoint.
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "checkpoint/convert/testing/zip_changes.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,6 +42,24 @@ class TorchCommandTest : public ::testing::Test {
     EXPECT_EQ(Run({"verify", written, "--digests"}), kExitOk) << out_;
   }
 
+  // A copy of a checkpoint of the tests, one file of which is changed.
+  template <typename Change>
+  std::string Changed(const std::string& path, const std::string& file, Change change) {
+    const std::filesystem::path copy =
+        std::filesystem::path(::testing::TempDir()) / ("changed_" + Name(path));
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(path, copy, std::filesystem::copy_options::recursive);
+    const std::filesystem::path changed = file.empty() ? copy : copy / file;
+    std::ifstream in(changed, std::ios::binary);
+    std::string contents{std::istreambuf_iterator<char>(in), {}};
+    change(contents);
+    std::ofstream(changed, std::ios::binary) << contents;
+    return copy.string();
+  }
+  static std::string Name(const std::string& path) {
+    return std::filesystem::path(path).filename().string();
+  }
+
   std::string out_, err_;
 };
 
@@ -57,6 +79,55 @@ TEST_F(TorchCommandTest, FoldersOfTorchDistributedCheckpoint) {
     SCOPED_TRACE(checkpoint);
     ExpectConverts(folder + checkpoint, "dcp");
   }
+}
+
+TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
+  const std::string torch = "checkpoint/convert/torch/testdata/training.pt";
+  const std::string dcp = "checkpoint/convert/dcp/testdata/one";
+  const std::string into = ::testing::TempDir() + "/from_damaged";
+  for (const auto& [path, file] : {std::pair(torch, ""), std::pair(dcp, "__0_0.distcp")}) {
+    SCOPED_TRACE(path);
+    const std::string damaged = Changed(
+        path, file, [&](std::string& zip) { ASSERT_TRUE(convert::DamageMember("/data/0", zip)); });
+    EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << out_ << err_;
+    EXPECT_THAT(out_, HasSubstr("data/0 of"));
+    EXPECT_THAT(out_, HasSubstr("its CRC-32 is"));
+    EXPECT_THAT(out_, HasSubstr("DAMAGED"));
+    std::filesystem::remove_all(into);
+    EXPECT_EQ(Run({"convert", damaged, into, "--to=tessera"}), kExitDifferent) << out_;
+    EXPECT_THAT(err_, HasSubstr("its CRC-32 is"));
+    EXPECT_FALSE(std::filesystem::exists(into + "/step-00000000"));
+    EXPECT_EQ(Run({"verify", path}), kExitOk);
+    EXPECT_THAT(out_, HasSubstr("tensors match the CRC-32 stored with them"));
+  }
+}
+
+TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
+  const std::string damaged =
+      Changed("checkpoint/convert/torch/testdata/training.pt", "",
+              [](std::string& zip) { zip.replace(zip.find("exp_avg"), 7, "exp_bvg"); });
+  EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << out_;
+  EXPECT_THAT(err_, HasSubstr("data.pkl of"));
+  EXPECT_THAT(err_, HasSubstr("its CRC-32 is"));
+}
+
+// Part of a storage that no tensor shows is checked as well.
+TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
+  const std::string views = "checkpoint/convert/torch/testdata/views.pt";
+  for (const char* storage : {"/data/0", "/data/1"}) {
+    const std::string damaged = Changed(
+        views, "", [&](std::string& zip) { ASSERT_TRUE(convert::DamageMember(storage, zip)); });
+    EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << storage << out_;
+  }
+}
+
+TEST_F(TorchCommandTest, FilesWithoutChecksumsAreReadWithANote) {
+  const std::string file =
+      Changed("checkpoint/convert/torch/testdata/training.pt", "",
+              [](std::string& zip) { zip = convert::WithoutChecksums(std::move(zip)); });
+  EXPECT_EQ(Run({"verify", file}), kExitOk) << out_ << err_;
+  EXPECT_THAT(out_, HasSubstr("these files (torch) have no checksums"));
+  EXPECT_THAT(out_, HasSubstr("set_crc32_options(False)"));
 }
 
 }  // namespace

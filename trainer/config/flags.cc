@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/flag_options.pb.h"
+#include "base/typing_distance.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {
@@ -103,25 +104,6 @@ std::string ValueKind(const FieldDescriptor& field) {
     default:
       return "integer";
   }
-}
-
-// Edit distance in which a swap of neighbours counts once, as a typing error does.
-int TypingDistance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) {
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        d[i][j] = static_cast<int>(i + j);
-        continue;
-      }
-      d[i][j] = std::min(
-          {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-      }
-    }
-  }
-  return d[a.size()][b.size()];
 }
 
 absl::Status UnknownFlag(const std::string& argument, const std::string& name,

@@ -75,10 +75,17 @@ absl::StatusOr<std::optional<SavedModel>> FindSavedModel(const CheckpointConfig&
       ckpt::convert::FindForeign(config.load(), step, options);
   if (absl::IsNotFound(found.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(found.status());
+  std::string mismatch;
   const absl::StatusOr<ckpt::Manifest> description =
-      ckpt::convert::DescribeForeign(found->name, options);
+      ckpt::convert::DescribeForeign(found->name, options, &mismatch);
   if (absl::IsNotFound(description.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(description.status());
+  const bool needs_all = !config.allow_missing() && config.load_tensors().empty();
+  if (!mismatch.empty() && needs_all) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("load=", config.load(), ": ", found->name, ": ", mismatch,
+                     "; restore the file from a copy, or give --allow-missing"));
+  }
   return ModelOf(*description, found->name);
 }
 

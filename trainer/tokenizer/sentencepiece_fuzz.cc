@@ -31,7 +31,7 @@ void CheckText(const Tokenizer& tokenizer, const std::string& text) {
 }  // namespace
 }  // namespace tessera
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const std::string input(reinterpret_cast<const char*>(data), size);
   const auto tokenizer = tessera::SentencePieceTokenizer::Parse("FILE", input);
   if (!tokenizer.ok()) return 0;

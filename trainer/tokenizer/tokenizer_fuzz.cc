@@ -96,7 +96,7 @@ void CheckFiles(const std::string& contents) {
 }  // namespace
 }  // namespace tessera
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const std::string input(reinterpret_cast<const char*>(data), size);
   tessera::CheckFiles(input);
   tessera::CheckTexts(input);

@@ -18,7 +18,9 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/metadata.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/value.h"
+#include "checkpoint/convert/record_checks.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/convert/torch/plain_values.h"
 #include "checkpoint/format/safetensors.h"
@@ -64,7 +66,7 @@ absl::StatusOr<std::string> ReadPart(const ReadableFile& file, Extent part) {
 
 // Part of a file, the beginning and the end of which are read at once: what torch writes around the
 // elements of a tensor is there, in many small records.
-class EndsInMemory final : public ReadableFile {
+class EndsInMemory final : public ChecksummedFile {
  public:
   static constexpr uint64_t kBytes = 4096;
 
@@ -93,11 +95,19 @@ class EndsInMemory final : public ReadableFile {
     return file_.ReadAt(offset_bytes, out);
   }
   uint64_t size_bytes() const override { return file_.size_bytes(); }
+  void AddRecord(StoredRecord record) const override {
+    if (checked_ != nullptr) checked_->AddRecord(std::move(record));
+  }
+  void AddUnchecked() const override {
+    if (checked_ != nullptr) checked_->AddUnchecked();
+  }
 
  private:
-  EndsInMemory(const ReadableFile& file, Extent part) : file_(file), part_(part) {}
+  EndsInMemory(const ReadableFile& file, Extent part)
+      : file_(file), checked_(dynamic_cast<const ChecksummedFile*>(&file)), part_(part) {}
 
   const ReadableFile& file_;
+  const ChecksummedFile* const checked_;
   const Extent part_;
   std::string first_, last_;
 };
@@ -260,6 +270,9 @@ bool IsOption(const std::string& name) {
 // store, reading one takes several requests. Objects without any are appended to `others`.
 absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
                        std::vector<ForeignValue>& values, std::vector<std::string>& others) {
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
+  pickle::Budget budget(metadata_file->size_bytes());
+  std::set<std::pair<std::string, uint64_t>> places;  // several objects may be in one
   constexpr size_t kMaxObjectsRead = 256;
   size_t read = 0;
   for (const DcpObject& object : metadata.objects) {
@@ -270,7 +283,10 @@ absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata, bool has_n
     if (!IsOption(object.name) && read++ < kMaxObjectsRead) {
       TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
       const auto archive = ReadTorchArchive(*file, object.blob.part);
-      if (archive.ok()) AddPlainValues(archive->contents, object.name, values);
+      if (archive.ok() && places.emplace(object.blob.file, object.blob.part.offset).second) {
+        budget.AddInput(archive->contents.size_bytes());
+      }
+      if (archive.ok()) AddPlainValues(archive->contents, object.name, budget, values);
       is_none = archive.ok() && archive->contents.root().is(pickle::Kind::kNone);
     }
     if (values.size() == known && !is_none) others.push_back(object.name);

@@ -17,7 +17,7 @@ bool LeavesTheFolder(const std::string& file) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   namespace ckpt = tessera::ckpt;
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   const auto metadata = ckpt::convert::ReadDcpMetadata(file);

@@ -17,10 +17,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/byte_order.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/dcp/metadata.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
 #include "checkpoint/convert/foreign_storage.h"
+#include "checkpoint/convert/testing/memory_meter.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -187,6 +189,37 @@ TEST(ReadDcpTest, DamagedMetadataIsAnError) {
   }
   const auto other = ReadDcp(*WithMetadata("}."), "");
   EXPECT_THAT(std::string(other.status().message()), HasSubstr("not written by DCP"));
+}
+
+// Metadata whose storage data has one long name with many offsets, all for one object.
+std::string LongNamesMetadata(size_t name_bytes, int entries) {
+  const auto text = [](const std::string& text) {
+    std::string opcodes = "X";
+    AppendLittleEndian(static_cast<uint32_t>(text.size()), opcodes);
+    return opcodes + text;
+  };
+  const std::string module = "ctorch.distributed.checkpoint.metadata\n";
+  std::string pickle = module + "Metadata\n)\x81}(" + text("state_dict_metadata") + "}" +
+                       text("storage_data") + "}(";
+  for (int i = 0; i < entries; ++i) {
+    const auto once = [&](char number, const std::string& opcodes) {
+      return i == 0 ? opcodes + "q" + number : std::string("h") + number;
+    };
+    pickle += once('\1', module + "MetadataIndex\n") + ")\x81}(" + once('\2', text("fqn")) +
+              once('\3', text(std::string(name_bytes, 'n'))) + once('\4', text("offset")) + "(J";
+    AppendLittleEndian(static_cast<uint32_t>(i), pickle);
+    pickle += "tubN";
+  }
+  return pickle + "uub.";
+}
+
+TEST(ReadDcpTest, SharedNamesTakeNoMoreMemoryThanTheFileAllows) {
+  const std::string metadata = LongNamesMetadata(500'000, 20'000);
+  const auto storage = WithMetadata(metadata);
+  const MemoryMeter meter(AllowedBytes(metadata.size()));
+  const auto read = ReadDcp(*storage, "");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_TRUE(read->tensors.empty());
 }
 
 TEST(ReadDcpTest, MissingFilesAreNamed) {

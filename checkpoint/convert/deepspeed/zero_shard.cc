@@ -6,6 +6,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/torch/torch_file.h"
 #include "checkpoint/layout/box.h"
@@ -35,10 +36,12 @@ absl::Status AddVector(const TorchArchive& archive, const ForeignKind& kind, con
   return absl::OkStatus();
 }
 
-absl::Status AddSlices(const Value& slices, ZeroGroup& group) {
+absl::Status AddSlices(const Value& slices, pickle::Budget& budget, ZeroGroup& group) {
   for (size_t i = 0; i < slices.entry_count(); ++i) {
     const auto [key, slice] = slices.entry(i);
-    const std::string name(key.AsText().value_or(""));
+    const std::string_view text = key.AsText().value_or("");
+    TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(ZeroSlice) + text.size()));
+    const std::string name(text);
     const std::optional<int64_t> start = slice.state().Find("start").AsInt();
     const std::optional<int64_t> count = slice.state().Find("numel").AsInt();
     if (name.empty() || !start || !count) {
@@ -82,11 +85,13 @@ absl::StatusOr<ZeroShard> Read(const TorchArchive& archive) {
     return absl::DataLossError(absl::StrCat(fp32.size(), " groups of fp32 weights, ", slices.size(),
                                             " of param_slice_mappings"));
   }
+  pickle::Budget budget(archive.contents);
   for (size_t i = 0; i < fp32.size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(ZeroGroup) + 3 * sizeof(TorchTensor)));
     ZeroGroup& group = shard.groups.emplace_back();
     absl::Status status = AddVector(archive, kForeignWeight, fp32[i], group);
     if (status.ok()) status = AddMoments(archive, base, i, group);
-    if (status.ok() && !shard.cuts_parameters) status = AddSlices(slices[i], group);
+    if (status.ok() && !shard.cuts_parameters) status = AddSlices(slices[i], budget, group);
     if (!status.ok()) {
       return absl::Status(status.code(), absl::StrCat("group ", i, ": ", status.message()));
     }

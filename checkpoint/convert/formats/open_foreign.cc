@@ -25,6 +25,7 @@
 #include "checkpoint/convert/megatron/parameters.h"
 #include "checkpoint/convert/megatron/read.h"
 #include "checkpoint/convert/paddle/read.h"
+#include "checkpoint/convert/record_checks.h"
 #include "checkpoint/convert/state_dict.h"
 #include "checkpoint/convert/torch/read.h"
 #include "checkpoint/convert/trainer_values.h"
@@ -269,8 +270,9 @@ absl::Status MissingIsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
 }
 
-absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(const ForeignPlace& place,
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(ForeignPlace place,
                                                           const OpenForeignOptions& options) {
+  place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
@@ -312,8 +314,8 @@ absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<in
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
                                                             const OpenForeignOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
-  return OpenPlace(place, options);
+  TESSERA_ASSIGN_OR_RETURN(ForeignPlace place, FindPlace(name, options));
+  return OpenPlace(std::move(place), options);
 }
 
 absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
@@ -321,11 +323,13 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
   return OpenPlace({std::move(folder), ""}, options);
 }
 
-absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options) {
+absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
+                                         std::string* mismatch) {
   TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
   TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
   absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
   if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
+  *mismatch = std::move(checkpoint->mismatch);
   return std::move(checkpoint->description);
 }
 

@@ -62,8 +62,10 @@ absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
     std::shared_ptr<Storage> folder, const OpenForeignOptions& options);
 
 // What the headers of such a checkpoint tell besides tensors: ForeignCheckpoint::description. Reads
-// no tensor. Errors: those of OpenForeign()'s index pass.
-absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options);
+// no tensor. `mismatch` gets ForeignCheckpoint::mismatch. Errors: those of OpenForeign()'s index
+// pass.
+absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
+                                         std::string* mismatch);
 
 }  // namespace tessera::ckpt::convert
 

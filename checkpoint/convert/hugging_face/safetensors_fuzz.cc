@@ -41,7 +41,7 @@ void CheckWrittenAgain(ckpt::SafetensorsHeader header) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const std::string_view file(reinterpret_cast<const char*>(data), size);
   const auto header_bytes = ckpt::SafetensorsHeaderBytes(file.substr(0, 8), size);
   if (!header_bytes.ok()) return 0;

@@ -22,7 +22,7 @@ void Check(bool condition) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   (void)ckpt::convert::FindInfiniTrainNumber(file.contents(), "global_step");
   const auto tensors = ckpt::convert::ReadInfiniTrainStateFile(file);

@@ -73,7 +73,7 @@ void CheckPlan(const ckpt::convert::InternEvoPlan& plan, size_t node_count) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   ReadNames(file.contents());
   const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});

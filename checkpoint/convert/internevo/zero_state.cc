@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/torch/torch_file.h"
 
 namespace tessera::ckpt::convert {
@@ -19,6 +20,7 @@ using pickle::Value;
 // Dense models have up to three.
 constexpr size_t kMaxGroups = 64;
 constexpr size_t kMaxIdBytes = 200;
+constexpr size_t kMaxIdDims = 8;
 constexpr std::string_view kPlanKey = "zero_devide_optim_plan";
 
 // "3_16_8" is the parameter of index 3 and shape [16, 8].
@@ -37,6 +39,7 @@ std::optional<InternEvoPlannedParameter> ParseId(std::string_view text) {
     }
     is_first = false;
   }
+  if (parameter.shape.size() > kMaxIdDims) return std::nullopt;
   return parameter;
 }
 
@@ -79,15 +82,15 @@ absl::Status AddVectors(const TorchArchive& archive, const Value& weights, const
 absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
                                                  const Value& plan) {
   InternEvoPlan parsed;
-  // Lists may be shared in a pickle, ids of parameters are not.
-  size_t remaining = contents.node_count();
-  const auto take = [&]() { return remaining > 0 && remaining-- > 0; };
+  pickle::Budget budget(contents);
   for (size_t g = 0; g < plan.size(); ++g) {
     auto& group = parsed.emplace_back();
-    if (!take()) break;
-    for (size_t r = 0; r < plan[g].size() && take(); ++r) {
+    TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(group)));
+    for (size_t r = 0; r < plan[g].size(); ++r) {
       auto& rank = group.emplace_back();
-      for (size_t i = 0; i < plan[g][r].size() && take(); ++i) {
+      TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(rank)));
+      for (size_t i = 0; i < plan[g][r].size(); ++i) {
+        TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(InternEvoPlannedParameter)));
         const std::string_view text = plan[g][r][i].AsText().value_or("");
         const std::optional<InternEvoPlannedParameter> id = ParseId(text);
         if (!id) {
@@ -99,7 +102,7 @@ absl::StatusOr<InternEvoPlan> ParseInternEvoPlan(const pickle::Pickle& contents,
       }
     }
   }
-  if (remaining == 0 || parsed.empty()) {
+  if (parsed.empty()) {
     return absl::DataLossError(
         absl::StrCat(std::string(kPlanKey), " is no list of lists of parameters"));
   }

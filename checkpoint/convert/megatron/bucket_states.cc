@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/convert/dcp/metadata.h"
 #include "checkpoint/convert/megatron/optimizer_state.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/layout/box.h"
 
@@ -120,7 +121,8 @@ absl::Status BucketStates::AddTensor(const ForeignTensor& tensor) {
 }
 
 // `sizes` has the elements of the buckets of each buffer, by the dtypes of its parameters.
-absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes) {
+absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes,
+                                    pickle::Budget& budget) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i].entry_count() != 1) {
       return absl::UnimplementedError(
@@ -131,6 +133,7 @@ absl::Status BucketStates::AddSizes(int64_t group, const pickle::Value& sizes) {
     for (size_t j = 0; j < buckets.size(); ++j) {
       const std::optional<int64_t> elements = buckets[j].AsInt();
       if (!elements) return absl::DataLossError("no number of elements for each bucket");
+      TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(int64_t)));
       own.push_back(*elements);
     }
   }
@@ -141,6 +144,7 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> metadata_file,
                            storage.Open(JoinPath(folder_, kDcpMetadataFile)));
   TESSERA_ASSIGN_OR_RETURN(const DcpMetadata metadata, ReadDcpMetadata(*metadata_file));
+  pickle::Budget budget(metadata_file->size_bytes());  // objects may be in one place
   for (const DcpObject& object : metadata.objects) {
     const std::optional<int64_t> group = NumberAfter(object.name, kGroup);
     const bool is_gathered = object.name.find(kGathered) != object.name.npos;
@@ -154,7 +158,7 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
     const pickle::Value value = OnlyPart(archive.contents.root());
     absl::Status added;
     if (is_sizes) {
-      added = AddSizes(*group, value);
+      added = AddSizes(*group, value, budget);
     } else {
       added = AddGathered(*group, archive, value, path, where);
     }

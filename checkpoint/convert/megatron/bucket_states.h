@@ -20,6 +20,7 @@
 #include "checkpoint/convert/megatron/module_order.h"
 #include "checkpoint/convert/megatron/run.h"
 #include "checkpoint/convert/megatron/state_buffer.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/storage/storage.h"
@@ -58,7 +59,7 @@ class BucketStates {
 
   absl::Status AddGathered(int64_t group, const TorchArchive& archive, const pickle::Value& state,
                            const std::string& path, const std::string& where);
-  absl::Status AddSizes(int64_t group, const pickle::Value& sizes);
+  absl::Status AddSizes(int64_t group, const pickle::Value& sizes, pickle::Budget& budget);
   absl::StatusOr<int64_t> ElementsOf(const BufferKey& key, int64_t index,
                                      const Bucket& bucket) const;
   absl::StatusOr<std::map<BufferKey, StateBuffer>> MakeBuffers() const;

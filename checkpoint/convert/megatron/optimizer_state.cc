@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -18,15 +19,23 @@ absl::Status In(const std::string& what, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
-absl::Status AddVector(const TorchArchive& archive, const ForeignKind& kind, const Value& value,
+// An archive, and how much may be made of what several places of it share.
+struct Source {
+  const TorchArchive& archive;
+  pickle::Budget budget{archive.contents};
+};
+
+absl::Status AddVector(Source& source, const ForeignKind& kind, const Value& value,
                        StateVectors& vectors) {
   if (!IsTorchTensor(value)) return absl::DataLossError("no tensor");
-  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(archive, value));
+  TESSERA_ASSIGN_OR_RETURN(TorchTensor tensor, ResolveTorchTensor(source.archive, value));
+  TESSERA_RETURN_IF_ERROR(
+      source.budget.Take(sizeof(TorchTensor) + 2 * tensor.shape.size() * sizeof(int64_t)));
   vectors.emplace_back(kind, std::move(tensor));
   return absl::OkStatus();
 }
 
-absl::StatusOr<GatheredBuffer> ReadBuffer(const TorchArchive& archive, const Value& by_dtype) {
+absl::StatusOr<GatheredBuffer> ReadBuffer(Source& source, const Value& by_dtype) {
   if (by_dtype.entry_count() != 1) {
     return absl::UnimplementedError(
         absl::StrCat("parameters of ", by_dtype.entry_count(), " dtypes, expected 1"));
@@ -36,7 +45,7 @@ absl::StatusOr<GatheredBuffer> ReadBuffer(const TorchArchive& archive, const Val
   const std::pair<const char*, const ForeignKind&> kinds[] = {
       {"param", kForeignMaster}, {"exp_avg", kForeignExpAvg}, {"exp_avg_sq", kForeignExpAvgSq}};
   for (const auto& [key, kind] : kinds) {
-    const absl::Status added = AddVector(archive, kind, stored.Find(key), buffer.vectors);
+    const absl::Status added = AddVector(source, kind, stored.Find(key), buffer.vectors);
     if (!added.ok()) return In(key, added);
     const TorchTensor& tensor = buffer.vectors.back().second;
     const bool is_contiguous =
@@ -57,19 +66,19 @@ absl::StatusOr<GatheredBuffer> ReadBuffer(const TorchArchive& archive, const Val
 // The dicts of a torch optimizer's states, by number.
 using StatesByNumber = std::map<int64_t, Value>;
 
-absl::StatusOr<StateVectors> ReadMoments(const TorchArchive& archive, int64_t number,
+absl::StatusOr<StateVectors> ReadMoments(Source& source, int64_t number,
                                          const StatesByNumber& states) {
   const auto found = states.find(number);
   if (found == states.end()) return absl::DataLossError("no state");
   StateVectors vectors;
   for (const ForeignKind& kind : {kForeignExpAvg, kForeignExpAvgSq}) {
-    const absl::Status added = AddVector(archive, kind, found->second.Find(kind.state), vectors);
+    const absl::Status added = AddVector(source, kind, found->second.Find(kind.state), vectors);
     if (!added.ok()) return In(kind.state, added);
   }
   return vectors;
 }
 
-absl::StatusOr<NumberedGroup> ReadGroup(const TorchArchive& archive, const Value& group,
+absl::StatusOr<NumberedGroup> ReadGroup(Source& source, const Value& group,
                                         const StatesByNumber& states, const Value& masters) {
   const Value numbers = group.Find("params"), multiplier = group.Find("wd_mult");
   const std::optional<double> decay =
@@ -85,10 +94,10 @@ absl::StatusOr<NumberedGroup> ReadGroup(const TorchArchive& archive, const Value
   NumberedGroup read = {.has_weight_decay = *decay != 0};
   for (size_t i = 0; i < numbers.size(); ++i) {
     const int64_t number = numbers[i].AsInt().value_or(-1);
-    absl::StatusOr<StateVectors> vectors = ReadMoments(archive, number, states);
+    absl::StatusOr<StateVectors> vectors = ReadMoments(source, number, states);
     absl::Status status = vectors.status();
     if (status.ok() && masters.present()) {
-      status = AddVector(archive, kForeignMaster, masters[i], *vectors);
+      status = AddVector(source, kForeignMaster, masters[i], *vectors);
     }
     if (!status.ok()) return In(absl::StrCat("parameter ", number), status);
     read.parameters.push_back(*std::move(vectors));
@@ -113,12 +122,13 @@ absl::StatusOr<std::vector<GatheredBuffer>> ReadGatheredState(const TorchArchive
     const auto [key, value] = state.entry(i);
     if (const std::optional<int64_t> index = key.AsInt()) by_index[*index] = value;
   }
+  Source source{archive};
   std::vector<GatheredBuffer> buffers;
   for (const auto& [index, value] : by_index) {
     if (index != static_cast<int64_t>(buffers.size())) {
       return absl::DataLossError(absl::StrCat("buffer ", buffers.size(), " is missing"));
     }
-    absl::StatusOr<GatheredBuffer> buffer = ReadBuffer(archive, value);
+    absl::StatusOr<GatheredBuffer> buffer = ReadBuffer(source, value);
     if (!buffer.ok()) return In(absl::StrCat("buffer ", index), buffer.status());
     buffers.push_back(*std::move(buffer));
   }
@@ -141,10 +151,11 @@ absl::StatusOr<std::vector<NumberedGroup>> ReadNumberedState(const TorchArchive&
     if (const std::optional<int64_t> number = key.AsInt()) states[*number] = value;
   }
   const Value groups = plain.Find("param_groups");
+  Source source{archive};
   std::vector<NumberedGroup> read;
   for (size_t i = 0; i < groups.size(); ++i) {
     if (groups[i].Find("params").size() == 0) continue;
-    absl::StatusOr<NumberedGroup> group = ReadGroup(archive, groups[i], states, masters[i]);
+    absl::StatusOr<NumberedGroup> group = ReadGroup(source, groups[i], states, masters[i]);
     if (!group.ok()) return In(absl::StrCat("group ", i, " of the optimizer"), group.status());
     read.push_back(*std::move(group));
   }

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "checkpoint/convert/megatron/layer_name.h"
+#include "checkpoint/convert/pickle/budget.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -23,7 +24,8 @@ std::string Shown(std::string_view name) {
   return absl::CHexEscape(absl::string_view(name.data(), std::min<size_t>(name.size(), 200)));
 }
 
-absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& model) {
+absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& model,
+                                    pickle::Budget& budget) {
   if (model.Find("language_model").present()) {
     return absl::UnimplementedError(
         "a model of Megatron-LM before Megatron-Core (\"language_model\"): Megatron-LM's "
@@ -33,7 +35,9 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
   std::set<int64_t> layers;
   for (size_t i = 0; i < model.entry_count(); ++i) {
     const auto [key, value] = model.entry(i);
-    const std::string name(key.AsText().value_or(""));
+    const std::string_view text = key.AsText().value_or("");
+    TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(TorchTensor) + text.size()));
+    const std::string name(text);
     if (name.empty() || !IsValidUtf8(name)) {
       return absl::DataLossError("a tensor whose name is empty or not valid UTF-8");
     }
@@ -65,9 +69,10 @@ absl::StatusOr<RankChunk> ReadChunk(const TorchArchive& archive, const Value& mo
 
 absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archive) {
   const Value root = archive.contents.root();
+  pickle::Budget budget(archive.contents);
   std::vector<RankChunk> chunks;
   if (const Value model = root.Find("model"); model.present()) {
-    TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, ReadChunk(archive, model));
+    TESSERA_ASSIGN_OR_RETURN(RankChunk chunk, ReadChunk(archive, model, budget));
     chunks.push_back(std::move(chunk));
     return chunks;
   }
@@ -75,7 +80,7 @@ absl::StatusOr<std::vector<RankChunk>> ReadRankChunks(const TorchArchive& archiv
     const std::string key = absl::StrCat("model", chunks.size());
     const Value model = root.Find(key);
     if (!model.present()) break;
-    absl::StatusOr<RankChunk> chunk = ReadChunk(archive, model);
+    absl::StatusOr<RankChunk> chunk = ReadChunk(archive, model, budget);
     if (!chunk.ok()) {
       return absl::Status(chunk.status().code(), absl::StrCat(key, ": ", chunk.status().message()));
     }

@@ -38,7 +38,7 @@ void CheckVectors(const convert::StateVectors& vectors, size_t file_bytes) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   const auto archive = convert::ReadTorchArchive(file, {0, size});
   if (!archive.ok()) return 0;

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/read.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/layout/bounds.h"
@@ -53,7 +54,8 @@ std::optional<TensorValue> AsTensor(const Value& value) {
 
 DType StoredDType(DType dtype) { return dtype == U16 ? BF16 : dtype; }
 
-absl::Status AddArrays(const Value& dict, std::vector<PaddleArray>& arrays) {
+absl::Status AddArrays(const Value& dict, pickle::Budget& budget,
+                       std::vector<PaddleArray>& arrays) {
   std::set<std::string_view> keys;
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
@@ -63,6 +65,7 @@ absl::Status AddArrays(const Value& dict, std::vector<PaddleArray>& arrays) {
     if (!name || name->empty() || !IsValidUtf8(*name) || !IsValidUtf8(tensor->name)) {
       return absl::DataLossError("a tensor's name is empty or not valid UTF-8");
     }
+    TESSERA_RETURN_IF_ERROR(budget.Take(sizeof(PaddleArray) + name->size() + tensor->name.size()));
     if (!keys.insert(*name).second) {
       return InEntry(*name, absl::DataLossError("the name occurs twice"));
     }
@@ -78,7 +81,8 @@ absl::Status AddArrays(const Value& dict, std::vector<PaddleArray>& arrays) {
 }
 
 // {structured name: tensor name}, which paddle.save() adds to dicts of nothing but tensors.
-void AddTensorNames(const Value& names, std::vector<PaddleArray>& arrays) {
+absl::Status AddTensorNames(const Value& names, pickle::Budget& budget,
+                            std::vector<PaddleArray>& arrays) {
   std::map<std::string_view, std::string_view> found;
   for (size_t i = 0; i < names.entry_count(); ++i) {
     const auto [key, value] = names.entry(i);
@@ -87,8 +91,11 @@ void AddTensorNames(const Value& names, std::vector<PaddleArray>& arrays) {
   }
   for (PaddleArray& array : arrays) {
     const auto name = found.find(array.key);
-    if (name != found.end() && array.tensor_name.empty()) array.tensor_name = name->second;
+    if (name == found.end() || !array.tensor_name.empty()) continue;
+    TESSERA_RETURN_IF_ERROR(budget.Take(name->second.size()));
+    array.tensor_name = name->second;
   }
+  return absl::OkStatus();
 }
 
 // One array of {"OriginShape": shape, "slices": [keys of flat parts]}.
@@ -159,11 +166,12 @@ absl::StatusOr<PaddleStateFile> ReadPaddleStateFile(const ReadableFile& file) {
         "expected a dict, found ", absl::string_view(pickle::KindName(root.kind()).data(),
                                                      pickle::KindName(root.kind()).size())));
   }
+  pickle::Budget budget(contents);
   PaddleStateFile state;
-  TESSERA_RETURN_IF_ERROR(AddArrays(root, state.arrays));
+  TESSERA_RETURN_IF_ERROR(AddArrays(root, budget, state.arrays));
   TESSERA_RETURN_IF_ERROR(JoinBigArrays(root.Find(kBigArrays), state.arrays));
-  AddTensorNames(root.Find(kTensorNames), state.arrays);
-  TESSERA_RETURN_IF_ERROR(AddArrays(root.Find(kMasterWeights), state.master_weights));
+  TESSERA_RETURN_IF_ERROR(AddTensorNames(root.Find(kTensorNames), budget, state.arrays));
+  TESSERA_RETURN_IF_ERROR(AddArrays(root.Find(kMasterWeights), budget, state.master_weights));
   Value epoch = root.Find(kScheduler).Find("last_epoch");
   if (!epoch.present()) epoch = root.Find("last_epoch");
   state.last_epoch = epoch.AsInt();

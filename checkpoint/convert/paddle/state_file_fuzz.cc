@@ -34,7 +34,7 @@ void CheckArray(const ckpt::convert::PaddleArray& array, size_t file_bytes) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   const auto state = ckpt::convert::ReadPaddleStateFile(file);
   if (!state.ok()) return 0;

@@ -14,6 +14,7 @@ nlohmann::json ScalarToJson(const Value& value) {
     return std::isfinite(*number) ? nlohmann::json(*number) : nlohmann::json();
   }
   const auto text = value.AsText();
+  if (text && text->size() > kMaxJsonTextBytes) return {};
   return text && IsValidUtf8(*text) ? nlohmann::json(std::string(*text)) : nlohmann::json();
 }
 

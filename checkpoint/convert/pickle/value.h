@@ -83,7 +83,8 @@ class Value {
   // The value of the last entry with that text as its key. Linear in the number of entries.
   Value Find(std::string_view key) const;
 
-  // "collections.OrderedDict" of a global; empty for anything else.
+  // "collections.OrderedDict" of a global, cut where it is longer than any real one; empty for
+  // anything else.
   std::string GlobalName() const;
   bool IsGlobal(std::string_view module_and_name) const;
 
@@ -118,6 +119,8 @@ class Pickle {
   Value at(NodeId id) const { return {nodes_.get(), id}; }
   // File offset of the first byte after the pickle.
   uint64_t end_offset() const;
+  // Bytes of the file that the pickle takes.
+  uint64_t size_bytes() const;
   size_t node_count() const;
   // Estimate of the memory in use.
   size_t memory_bytes() const;

@@ -1,18 +1,20 @@
 """Fuzz targets of parsers: libFuzzer's program, and a test that needs no libFuzzer."""
 
-def fuzz_target(name, srcs, deps, corpus, folders):
+def fuzz_target(name, srcs, deps, corpus, folders, dictionaries):
     """A library NAME with the entry point, a test NAME_test over a corpus, and a program NAMEer.
 
     Precondition: NAME ends in "fuzz". The program is run with
       ./bazelw run --config=fuzz //PACKAGE:NAMEer -- FOLDER
-    and all of them by tests/interop/fuzz_campaign.sh.
+    and all of them by tests/interop/fuzz_campaign.sh. Test and program end where an input takes
+    more memory than AllowedBytes() in memory_meter.h says.
 
     Args:
       name: of the library.
-      srcs: define LLVMFuzzerTestOneInput(), which aborts where it finds a fault.
+      srcs: define FuzzOneInput(), which aborts where it finds a fault.
       deps: of the sources.
       corpus: labels of the files to begin with.
       folders: the folders that have them, relative to the workspace.
+      dictionaries: files of testing/dictionaries, without their ending: the tokens of the formats.
     """
     native.cc_library(
         name = name,
@@ -21,6 +23,13 @@ def fuzz_target(name, srcs, deps, corpus, folders):
         deps = deps,
         alwayslink = True,
     )
+    native.filegroup(
+        name = name + "_dictionaries",
+        srcs = [
+            "//checkpoint/convert/testing:dictionaries/%s.dict" % dictionary
+            for dictionary in dictionaries
+        ],
+    )
     native.cc_test(
         name = name + "_test",
         size = "small",
@@ -28,6 +37,7 @@ def fuzz_target(name, srcs, deps, corpus, folders):
         data = corpus,
         deps = [
             ":" + name,
+            "//checkpoint/convert/testing:fuzz_entry",
             "//checkpoint/convert/testing:run_corpus_main",
         ],
     )
@@ -36,5 +46,8 @@ def fuzz_target(name, srcs, deps, corpus, folders):
         testonly = True,
         linkopts = ["-fsanitize=fuzzer"],
         tags = ["manual"],
-        deps = [":" + name],
+        deps = [
+            ":" + name,
+            "//checkpoint/convert/testing:fuzz_entry",
+        ],
     )

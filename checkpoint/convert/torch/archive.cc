@@ -15,6 +15,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "checkpoint/convert/pickle/read.h"
+#include "checkpoint/convert/record_checks.h"
 #include "checkpoint/convert/torch/storage_class.h"
 #include "checkpoint/convert/torch/tar_archive.h"
 #include "checkpoint/convert/torch/tar_directory.h"
@@ -136,6 +137,33 @@ absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {
       absl::StrCat("storages in the byte order \"", absl::CHexEscape(order), "\""));
 }
 
+// Larger members are not read for the sake of their checksums alone, since a hole may be of any size.
+constexpr uint64_t kWholeRecordBytes = uint64_t{64} << 20;
+
+// Checks all members but the storages, which are checked as they are read where the file does so.
+// Where no member has a checksum, torch.save() was told not to compute any.
+absl::Status UseChecksums(const ReadableFile& file, const std::vector<ZipMember>& members,
+                          const std::string& storages) {
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+  return absl::OkStatus();  // no mutation would get past a checksum
+#endif
+  const auto* const checked = dynamic_cast<const ChecksummedFile*>(&file);
+  if (std::ranges::all_of(members, [](const ZipMember& member) { return member.crc32 == 0; })) {
+    if (checked != nullptr) checked->AddUnchecked();
+    return absl::OkStatus();
+  }
+  for (const ZipMember& member : members) {
+    if (member.compressed) continue;
+    StoredRecord record = {member.name, member.data.offset, member.data.length, member.crc32};
+    if (!absl::StartsWith(member.name, storages) && record.size_bytes <= kWholeRecordBytes) {
+      TESSERA_RETURN_IF_ERROR(CheckRecord(file, record));
+    } else if (checked != nullptr) {
+      checked->AddRecord(std::move(record));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<ZipMember> members, ReadZipDirectory(file, part));
   TESSERA_ASSIGN_OR_RETURN(const std::string folder, FindFolder(members));
@@ -159,6 +187,7 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
     if (is_order) TESSERA_RETURN_IF_ERROR(CheckByteOrder(file, member));
     if (is_storage) storages.emplace(member.name.substr(data.size()), member.data);
   }
+  TESSERA_RETURN_IF_ERROR(UseChecksums(file, members, data));
   TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, pickled));
   return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages), {}};
 }

@@ -32,7 +32,9 @@ struct TorchArchive {
   absl::flat_hash_map<std::string, TarTensor> tar_tensors;    // by number; of the tar form
 };
 
-// Reads the archive that fills part of a file. Errors: DataLoss with the offset; Unimplemented for
+// Reads the archive that fills part of a file. Of the zip form, everything but the storages is
+// compared with its CRC-32, and a ChecksummedFile is told the storages'. Errors: DataLoss with the
+// offset, or with the record that is damaged; Unimplemented for
 // what is no data: TorchScript programs, storages in big-endian byte order; the file's own.
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
 

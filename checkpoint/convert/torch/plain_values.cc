@@ -30,14 +30,12 @@ std::optional<std::vector<int64_t>> Integers(const Value& list) {
 
 class Walker {
  public:
-  // Objects may be shared, a few times in real files: see Visit().
-  Walker(const pickle::Pickle& contents, std::vector<ForeignValue>& values)
-      : values_(values),
-        visits_left_(4 * uint64_t{contents.node_count()} + 64),
-        bytes_left_(4 * uint64_t{contents.memory_bytes()} + kMaxPlainTextBytes) {}
+  Walker(pickle::Budget& budget, std::vector<ForeignValue>& values)
+      : values_(values), budget_(budget) {}
 
   void Walk(const Value& value, const std::string& name, int depth) {
-    if (name.size() > kMaxPlainTextBytes || depth > kMaxDepth || !Visit(1)) return;
+    if (name.size() > kMaxPlainTextBytes || depth > kMaxDepth) return;
+    if (!budget_.Has(pickle::Budget::kVisitBytes)) return;
     if (IsTorchDict(value)) {
       for (size_t i = 0; i < value.entry_count(); ++i) {
         const auto [key, child] = value.entry(i);
@@ -55,13 +53,6 @@ class Walker {
   }
 
  private:
-  // A walk over a graph in which each list holds the one before it ten times would not end.
-  bool Visit(uint64_t count) {
-    if (visits_left_ < count) return false;
-    visits_left_ -= count;
-    return true;
-  }
-
   static std::string Below(const std::string& name, std::string_view child) {
     std::string path = name.empty() ? "" : name + ".";
     path.append(child);
@@ -69,7 +60,7 @@ class Walker {
   }
 
   void WalkList(const Value& list, const std::string& name, int depth) {
-    if (!name.empty() && Visit(list.size())) {
+    if (!name.empty() && budget_.Has(list.size())) {
       if (std::optional<std::vector<int64_t>> integers = Integers(list)) {
         const uint64_t bytes = integers->size() * sizeof(int64_t);
         return Add(name, *std::move(integers), bytes);
@@ -92,15 +83,14 @@ class Walker {
 
   template <typename T>
   void Add(const std::string& name, T value, uint64_t value_bytes = 0) {
-    const uint64_t bytes = sizeof(ForeignValue) + name.size() + value_bytes;
-    if (bytes > bytes_left_ || !IsValidUtf8(name)) return;
-    bytes_left_ -= bytes;
+    if (!IsValidUtf8(name) || !budget_.Has(sizeof(ForeignValue) + name.size() + value_bytes)) {
+      return;
+    }
     values_.push_back({name, std::move(value)});
   }
 
   std::vector<ForeignValue>& values_;
-  uint64_t visits_left_;
-  uint64_t bytes_left_;
+  pickle::Budget& budget_;
 };
 
 }  // namespace
@@ -111,9 +101,9 @@ bool IsTorchDict(const Value& value) {
          value.IsObjectOf("__builtin__.dict");
 }
 
-void AddPlainValues(const pickle::Pickle& contents, const std::string& name,
+void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
                     std::vector<ForeignValue>& values) {
-  Walker(contents, values).Walk(contents.root(), name, 0);
+  Walker(budget, values).Walk(contents.root(), name, 0);
 }
 
 }  // namespace tessera::ckpt::convert

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
@@ -15,9 +16,9 @@ bool IsTorchDict(const pickle::Value& value);
 // Adds the numbers, truth values and texts in the dicts, lists and tuples of a pickle. `name` is
 // that of the pickle's root, whose entries have it before their own; empty for none.
 //
-// What is shared by several objects is added for each, up to limits that are proportional to the
-// pickle's size; texts and names of more than kMaxPlainTextBytes are left out.
-void AddPlainValues(const pickle::Pickle& contents, const std::string& name,
+// What is shared by several objects is added for each, as long as the budget lasts; texts and names
+// of more than kMaxPlainTextBytes are left out.
+void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
                     std::vector<ForeignValue>& values);
 
 inline constexpr size_t kMaxPlainTextBytes = 1024;

@@ -17,6 +17,7 @@
 #include "base/join_first.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/convert/torch/plain_values.h"
@@ -30,8 +31,12 @@ using pickle::Value;
 
 // Real state dicts nest five deep.
 constexpr int kMaxDepth = 64;
-// Names of one class of opaque objects or of one kind of unread tensors in the notes.
+// Keys may be long and shared: copying so many bytes of one costs as much as a visit.
+constexpr uint64_t kKeyBytesOfVisit = 32;
+// Names of one class of opaque objects or of one kind of unread tensors in the notes, and classes
+// and kinds.
 constexpr size_t kMaxNotedNames = 3;
+constexpr size_t kMaxNotes = 100;
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -58,15 +63,18 @@ class Collector {
     }
   };
 
-  absl::Status Walk(const Value& value, const std::string& name, Role role, int depth);
-  absl::Status WalkEntries(const Value& dict, const std::string& name, Role role, int depth);
-  absl::Status AddTensor(const Value& value, const std::string& name, Role role);
-  void Note(const std::string& what, const std::string& name);
+  // These use path_, the name of the value that is looked at.
+  absl::Status Walk(const Value& value, Role role, int depth);
+  absl::Status WalkEntries(const Value& dict, Role role, int depth);
+  absl::Status WalkBelow(std::string_view key, const Value& value, Role role, int depth);
+  absl::Status AddTensor(const Value& value, Role role);
+  void Note(const std::string& what);
 
   ForeignCheckpoint& checkpoint_;
   const TorchArchive* archive_ = nullptr;
   std::string file_;
-  uint64_t visits_left_ = 0;
+  std::string path_;
+  pickle::Budget* budget_ = nullptr;
   std::map<StoredView, std::string> first_names_;
   std::set<std::string> names_;
   struct Noted {
@@ -90,12 +98,12 @@ void RenameTensors(const std::map<std::string, std::string>& names,
 absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& file) {
   archive_ = &archive;
   file_ = file;
-  // Objects may be shared. Those of real files are, a few times; a walk over a graph in which each
-  // list holds the one before it ten times would not end.
-  visits_left_ = 16 * archive.contents.node_count() + 1024;
+  pickle::Budget budget(archive.contents);
+  budget_ = &budget;
   const Value root = archive.contents.root();
   const size_t first = checkpoint_.tensors.size();
-  TESSERA_RETURN_IF_ERROR(Walk(root, IsTorchTensor(root) ? "tensor" : "", WEIGHT, 0));
+  path_ = IsTorchTensor(root) ? "tensor" : "";
+  TESSERA_RETURN_IF_ERROR(Walk(root, WEIGHT, 0));
   const std::map<std::string, Role> roles = ReadTorchRoles(root.Find(kTorchRolesKey));
   for (size_t i = first; i < checkpoint_.tensors.size(); ++i) {
     const auto role = roles.find(checkpoint_.tensors[i].name);
@@ -104,7 +112,8 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
   const std::map<std::string, std::string> names = ReadTorchNames(
       root.Find(kTorchNamesKey), [this](const std::string& key) { return names_.contains(key); });
   RenameTensors(names, std::span(checkpoint_.tensors).subspan(first));
-  AddPlainValues(archive.contents, "", checkpoint_.values);
+  pickle::Budget values_budget(archive.contents);
+  AddPlainValues(archive.contents, "", values_budget, checkpoint_.values);
   std::erase_if(checkpoint_.values, [&](const ForeignValue& value) {
     return value.name.starts_with(absl::StrCat(kTorchRolesKey, ".")) ||
            value.name.starts_with(absl::StrCat(kTorchNamesKey, ".")) ||
@@ -113,11 +122,12 @@ absl::Status Collector::AddFile(const TorchArchive& archive, const std::string& 
   return absl::OkStatus();
 }
 
-void Collector::Note(const std::string& what, const std::string& name) {
-  Noted& noted = noted_[what];
+void Collector::Note(const std::string& what) {
+  const bool is_known = noted_.size() < kMaxNotes || noted_.contains(what);
+  Noted& noted = noted_[is_known ? what : "other objects"];
   if (++noted.count > kMaxNotedNames) return;
   absl::StrAppend(&noted.names, noted.count > 1 ? ", " : "",
-                  name.empty() ? "the file" : Shown(name));
+                  path_.empty() ? "the file" : Shown(path_));
 }
 
 void Collector::AddNotes() {
@@ -130,59 +140,66 @@ void Collector::AddNotes() {
   }
 }
 
-absl::Status Collector::Walk(const Value& value, const std::string& name, Role role, int depth) {
-  if (visits_left_-- == 0) {
-    return absl::DataLossError("objects are nested in each other too often");
-  }
+absl::Status Collector::Walk(const Value& value, Role role, int depth) {
+  TESSERA_RETURN_IF_ERROR(budget_->Take(pickle::Budget::kVisitBytes));
   if (depth > kMaxDepth) {
     return absl::DataLossError(absl::StrCat("objects are nested more than ", kMaxDepth, " deep"));
   }
-  if (IsTorchDict(value)) return WalkEntries(value, name, role, depth);
+  if (IsTorchDict(value)) return WalkEntries(value, role, depth);
   if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
     for (size_t i = 0; i < value.size(); ++i) {
-      const std::string child = absl::StrCat(name, name.empty() ? "" : ".", i);
-      TESSERA_RETURN_IF_ERROR(Walk(value[i], child, role, depth + 1));
+      TESSERA_RETURN_IF_ERROR(WalkBelow(absl::StrCat(i), value[i], role, depth));
     }
     return absl::OkStatus();
   }
-  if (IsTorchTensor(value)) return AddTensor(value, name, role);
+  if (IsTorchTensor(value)) return AddTensor(value, role);
   if (value.is(Kind::kObject)) {
-    Note(absl::StrCat("objects of ", Shown(value.callable().GlobalName())), name);
+    Note(absl::StrCat("objects of ", Shown(value.callable().GlobalName())));
   }
   return absl::OkStatus();
 }
 
-absl::Status Collector::WalkEntries(const Value& dict, const std::string& name, Role role,
-                                    int depth) {
+absl::Status Collector::WalkBelow(std::string_view key, const Value& value, Role role, int depth) {
+  const size_t parent_bytes = path_.size();
+  if (!path_.empty()) path_ += '.';
+  path_ += key;
+  TESSERA_RETURN_IF_ERROR(Walk(value, role, depth + 1));
+  path_.resize(parent_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Collector::WalkEntries(const Value& dict, Role role, int depth) {
   const bool is_optimizer = dict.Find("state").present() && dict.Find("param_groups").present();
   for (size_t i = 0; i < dict.entry_count(); ++i) {
     const auto [key, value] = dict.entry(i);
-    std::string child = name.empty() ? "" : name + ".";
-    if (const auto text = key.AsText()) {
-      child.append(*text);
-    } else if (const auto number = key.AsInt()) {
-      absl::StrAppend(&child, *number);
-    } else {
-      Note("entries whose key is neither a text nor a number", name);
+    const std::optional<std::string_view> text = key.AsText();
+    const std::optional<int64_t> number = key.AsInt();
+    if (!text && !number) {
+      Note("entries whose key is neither a text nor a number");
       continue;
     }
-    const bool is_state = is_optimizer && key.IsText("state");
-    TESSERA_RETURN_IF_ERROR(Walk(value, child, is_state ? OPTIMIZER_STATE : role, depth + 1));
+    TESSERA_RETURN_IF_ERROR(budget_->Take(text ? text->size() / kKeyBytesOfVisit : 0));
+    const bool is_state = is_optimizer && text == "state";
+    const std::string digits = number ? absl::StrCat(*number) : "";
+    TESSERA_RETURN_IF_ERROR(
+        WalkBelow(text.value_or(digits), value, is_state ? OPTIMIZER_STATE : role, depth));
   }
   return absl::OkStatus();
 }
 
-absl::Status Collector::AddTensor(const Value& value, const std::string& name, Role role) {
+absl::Status Collector::AddTensor(const Value& value, Role role) {
+  const std::string& name = path_;
   const auto in_tensor = [&](const absl::Status& status) {
     return absl::Status(status.code(),
                         absl::StrCat("tensor ", Shown(name), ": ", status.message()));
   };
+  TESSERA_RETURN_IF_ERROR(budget_->Take(sizeof(ForeignTensor) + name.size()));
   if (name.empty() || !IsValidUtf8(name)) {
     return in_tensor(absl::DataLossError("the name is empty or not valid UTF-8"));
   }
   absl::StatusOr<TorchTensor> tensor = ResolveTorchTensor(*archive_, value);
   if (tensor.status().code() == absl::StatusCode::kUnimplemented) {
-    Note(std::string(tensor.status().message()), name);
+    Note(std::string(tensor.status().message()));
     return absl::OkStatus();
   }
   if (!tensor.ok()) return in_tensor(tensor.status());

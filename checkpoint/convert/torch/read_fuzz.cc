@@ -1,16 +1,22 @@
-// A fuzz target: any bytes are an archive whose tensors lie inside the file, or an error.
+// A fuzz target: any bytes, with a hole of a TiB in their middle and without, are an archive whose
+// tensors lie inside the file, with a name each, or an error.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <set>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/testing/string_file.h"
 #include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/convert/torch/read.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/box.h"
+#include "checkpoint/storage/memory_storage.h"
 
 namespace {
 
@@ -30,12 +36,24 @@ void CheckTensor(const ckpt::convert::TorchTensor& tensor, size_t file_bytes) {
   Check(static_cast<uint64_t>(ckpt::ElementCount(tensor.shape)) <= file_bytes);
 }
 
+void ReadNames(std::string_view contents) {
+  ckpt::MemoryStorage storage;
+  Check(ckpt::WriteAll(storage, "file.pt", contents).ok());
+  const auto read = ckpt::convert::ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+  if (!read.ok()) return;
+  std::set<std::string_view> names;
+  for (const auto& tensor : read->tensors) Check(names.insert(tensor.name).second);
+}
+
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const ckpt::convert::FileWithHole with_hole(file.contents());
+  (void)ckpt::convert::ReadTorchArchive(with_hole, {0, with_hole.size_bytes()});
   const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
   if (!archive.ok()) return 0;
+  ReadNames(file.contents());
   for (size_t i = 0; i < archive->contents.node_count(); ++i) {
     const ckpt::pickle::Value value = archive->contents.at(i);
     if (!ckpt::convert::IsTorchTensor(value)) continue;

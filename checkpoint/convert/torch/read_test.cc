@@ -8,16 +8,23 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/foreign_checkpoint.h"
+#include "checkpoint/convert/pickle/write.h"
+#include "checkpoint/convert/testing/memory_meter.h"
 #include "checkpoint/convert/testing/string_file.h"
 #include "checkpoint/convert/torch/archive.h"
+#include "checkpoint/convert/torch/archive_layout.h"
 #include "checkpoint/convert/torch/zip_directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
@@ -319,6 +326,77 @@ TEST(ZipDirectoryTest, DuplicatesAreErrors) {
   std::string zip = Contents("views.pt");
   while (zip.find("views/data/1") != zip.npos) zip = Replaced(zip, "views/data/1", "views/data/0");
   EXPECT_THAT(std::string(StatusOf(zip).message()), HasSubstr("views/data/0 occurs twice"));
+}
+
+TEST(ZipDirectoryTest, AHoleInPlaceOfTheDirectoryTakesNoMemory) {
+  const FileWithHole file(Contents("hole.zip"));
+  const MemoryMeter meter(AllowedBytes(0));
+  const auto members = ReadZipDirectory(file, {0, file.size_bytes()});
+  EXPECT_EQ(members.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(members.status().message()), HasSubstr("no entry of the directory"));
+}
+
+// A file of torch.save() with this pickle, and a storage of one float.
+std::string TorchFile(std::string pickle) {
+  constexpr uint32_t kCrcOfZeros = 0x2144DF1C;
+  const uint64_t bytes = sizeof(float);
+  const TorchArchiveLayout layout(std::move(pickle), std::span(&bytes, 1));
+  std::string file(layout.size_bytes(), '\0');
+  for (const OutputBytes& record : layout.Records(std::span(&kCrcOfZeros, 1), 0)) {
+    file.replace(record.offset_bytes, record.bytes.size(), record.bytes);
+  }
+  return file;
+}
+
+// The opcodes of one object.
+template <typename Write>
+std::string Opcodes(Write write) {
+  pickle::Writer writer;
+  write(writer);
+  const std::string pickle = std::move(writer).Finish();
+  return pickle.substr(2, pickle.size() - 3);
+}
+std::string TextOpcodes(const std::string& text) {
+  return Opcodes([&](pickle::Writer& writer) { writer.Text(text); });
+}
+
+// Dicts in each other, all under one long key, around one of many names of one tensor.
+std::string LongNamesPickle(int depth, size_t key_bytes, int tensors) {
+  std::string pickle = "\x80\x02";
+  for (int i = 0; i < depth; ++i) {
+    pickle += i == 0 ? "}" + TextOpcodes(std::string(key_bytes, 'k')) + std::string("q\0", 2)
+                     : std::string("}h\0", 3);
+  }
+  pickle += "}(";
+  for (int i = 0; i < tensors; ++i) {
+    pickle += TextOpcodes(absl::StrCat("t", i));
+    pickle += i > 0 ? "h\1" : Opcodes([](pickle::Writer& writer) {
+                                WriteTorchTensor(F32, {1}, 0, writer);
+                              }) + "q\1";
+  }
+  return pickle + "u" + std::string(depth, 's') + ".";
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadContents(const std::string& contents) {
+  MemoryStorage storage;
+  EXPECT_TRUE(WriteAll(storage, "file.pt", contents).ok());
+  const MemoryMeter meter(AllowedBytes(contents.size()));
+  return ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+}
+
+TEST(ReadTorchTest, SharedKeysTakeNoMoreMemoryThanTheFileAllows) {
+  const auto good = ReadContents(TorchFile(LongNamesPickle(2, 100, 300)));
+  ASSERT_TRUE(good.ok()) << good.status();
+  ASSERT_EQ(good->tensors.size(), 300);
+  EXPECT_EQ(good->tensors[299].name, std::string(100, 'k') + "." + std::string(100, 'k') + ".t299");
+  for (const auto& [depth, key_bytes, tensors] :
+       {std::tuple(30, 30'000, 3000), std::tuple(60, 1'000'000, 100),
+        std::tuple(1, 100, 500'000)}) {
+    const std::string contents = TorchFile(LongNamesPickle(depth, key_bytes, tensors));
+    const auto read = ReadContents(contents);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << contents.size();
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr("again and again"));
+  }
 }
 
 }  // namespace

@@ -33,6 +33,10 @@ constexpr uint32_t kLocalSignature = 0x04034b50;
 
 constexpr uint64_t kMaxCommentBytes = 0xFFFF;
 constexpr uint64_t kTailBytes = 4096;  // holds the whole directory of a small archive
+// An entry of the directory with the longest name, extra fields and comment. The directory is read
+// in blocks of several, since a file may have a hole of any size where the directory should be.
+constexpr uint64_t kMaxEntryBytes = kCentralBytes + 3 * uint64_t{0xFFFF};
+constexpr uint64_t kBlockBytes = 2 * kMaxEntryBytes;
 constexpr uint16_t kZip64Extra = 1;
 constexpr uint16_t kEncrypted = 1;
 constexpr uint16_t kSizesFollowData = 8;
@@ -61,6 +65,7 @@ struct Entry {
   uint64_t local_offset = 0;  // within the archive
   uint64_t flags = 0;
   uint64_t method = 0;  // 0: stored
+  uint32_t crc32 = 0;
 };
 
 class Directory {
@@ -179,7 +184,8 @@ absl::StatusOr<Entry> Directory::ParseEntry(std::string_view& rest, uint64_t off
                  .size = U32(rest, 24),
                  .local_offset = U32(rest, 42),
                  .flags = U16(rest, 8),
-                 .method = U16(rest, 10)};
+                 .method = U16(rest, 10),
+                 .crc32 = static_cast<uint32_t>(U32(rest, 16))};
   uint64_t compressed = U32(rest, 20);
   const auto shown = [&] { return absl::CHexEscape(entry.name.substr(0, 200)); };
   if (!ApplyZip64(rest.substr(kCentralBytes + name_bytes, extra_bytes),
@@ -208,9 +214,10 @@ absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directo
   const bool sizes_known = (U16(header, 6) & kSizesFollowData) == 0;
   const uint64_t size = U32(header, 18);
   const bool same_size = !sizes_known || size == kIn64Bits || size == entry.size;
+  const bool same_crc32 = !sizes_known || U32(header, 14) == entry.crc32;
   if (U32(header, 0) != kLocalSignature || U16(header, 8) != entry.method ||
       U16(header, 6) != entry.flags || U16(header, 26) != entry.name.size() ||
-      header.substr(kLocalBytes) != entry.name || !same_size) {
+      header.substr(kLocalBytes) != entry.name || !same_size || !same_crc32) {
     return Wrong(offset, absl::StrCat(shown(), ": directory and local header differ"));
   }
   const uint64_t room = directory_offset - offset - header_bytes;
@@ -220,7 +227,8 @@ absl::StatusOr<ZipMember> Directory::Locate(const Entry& entry, uint64_t directo
   }
   return ZipMember{.name = entry.name,
                    .data = {part_.offset + offset + header_bytes + extra_bytes, entry.size},
-                   .compressed = entry.method != 0};
+                   .compressed = entry.method != 0,
+                   .crc32 = entry.crc32};
 }
 
 absl::Status Directory::CheckDisjoint(std::vector<ZipMember> members) const {
@@ -245,13 +253,20 @@ absl::StatusOr<std::vector<ZipMember>> Directory::Read() {
                                  " bytes"));
   }
   TESSERA_ASSIGN_OR_RETURN(const End end, FindEnd());
-  TESSERA_ASSIGN_OR_RETURN(const std::string bytes,
-                           Bytes(end.directory_offset, end.directory_bytes));
   std::vector<ZipMember> members;
   absl::flat_hash_set<std::string> names;
-  std::string_view rest = bytes;
+  std::string block;
+  std::string_view rest;
+  uint64_t block_end = end.directory_offset;
   for (uint64_t i = 0; i < end.members; ++i) {
-    const uint64_t offset = end.directory_offset + bytes.size() - rest.size();
+    if (rest.size() < kMaxEntryBytes && block_end < end.offset) {
+      const uint64_t more = std::min(kBlockBytes, end.offset - block_end);
+      TESSERA_ASSIGN_OR_RETURN(const std::string next, Bytes(block_end, more));
+      block = std::string(rest) + next;
+      rest = block;
+      block_end += more;
+    }
+    const uint64_t offset = block_end - rest.size();
     TESSERA_ASSIGN_OR_RETURN(const Entry entry, ParseEntry(rest, offset));
     if (!names.insert(entry.name).second) {
       return Wrong(offset, absl::StrCat(absl::CHexEscape(entry.name), " occurs twice"));
@@ -259,7 +274,9 @@ absl::StatusOr<std::vector<ZipMember>> Directory::Read() {
     TESSERA_ASSIGN_OR_RETURN(ZipMember member, Locate(entry, end.directory_offset));
     members.push_back(std::move(member));
   }
-  if (!rest.empty()) return Wrong(end.offset - rest.size(), "unknown bytes after the directory");
+  if (const uint64_t unread = rest.size() + end.offset - block_end; unread > 0) {
+    return Wrong(end.offset - unread, "unknown bytes after the directory");
+  }
   TESSERA_RETURN_IF_ERROR(CheckDisjoint(members));
   return members;
 }

@@ -1,6 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_CONVERT_TORCH_ZIP_DIRECTORY_H_
 #define TESSERA_CHECKPOINT_CONVERT_TORCH_ZIP_DIRECTORY_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ struct ZipMember {
   std::string name;
   pickle::Extent data;  // of the file that holds the archive, as it is stored
   bool compressed = false;
+  uint32_t crc32 = 0;  // of the contents before they were compressed
 };
 
 // Whether an archive may begin here: the signature of a zip member.
@@ -23,7 +25,7 @@ bool LooksLikeZip(std::string_view first_bytes);
 // The members of the zip archive, zip64 included, that is part of a file. Strict, because programs
 // disagree about archives that are not: the archive fills the part from its beginning to its end,
 // central directory and local headers agree, no name occurs twice, no two members overlap, nothing
-// is encrypted. Checksums are not compared.
+// is encrypted. Checksums of contents are not compared.
 //
 // Memory is proportional to the central directory, which lies within the part. Errors: DataLoss
 // with offset and member; the file's own.
