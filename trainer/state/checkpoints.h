@@ -105,8 +105,9 @@ absl::StatusOr<std::string> DescribePassedOver(const std::string& folder, int64_
                                                const std::string& s3_endpoint);
 
 // Locks the folder, or the prefix of an object store, of a run that Saves(), until the lock is
-// destroyed; rank 0 holds it, others return null. Waits a little for another holder to end. FailedPrecondition where nothing can be
-// written, and while another process saves. InvalidArgument where it is itself a checkpoint.
+// destroyed; rank 0 holds it, others return null. Waits a little for another holder to end.
+// FailedPrecondition where nothing can be written, and while another process saves. InvalidArgument
+// where it is itself a checkpoint.
 absl::StatusOr<std::unique_ptr<ckpt::FolderLock>> LockSaveFolder(
     const TrainConfig& config, const RankGroup& group, const NoteSink& notes,
     absl::Duration wait = absl::Seconds(10));
