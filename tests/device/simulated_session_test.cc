@@ -374,8 +374,8 @@ TEST_F(SimulatedSessionTest, AnErrorOfAKernelEndsTheRunOnAllRanks) {
   EXPECT_FALSE(statuses[0].ok());
 }
 
-// A GPU of one rank runs out of memory, which another program has taken: in the middle of a step, in
-// an evaluation, in sampling, or where a trainer is built. All ranks end with its message.
+// A GPU of one rank runs out of memory, which another program has taken: in the middle of a step,
+// in an evaluation, in sampling, or where a trainer is built. All ranks end with its message.
 TEST_F(SimulatedSessionTest, AGpuThatRunsOutOfMemoryEndsTheRunOnAllRanks) {
   const std::vector<int32_t> context = {1, 5, 2};
   const auto step = [](Session& session) {

@@ -421,8 +421,8 @@ TEST_F(ConvertCommandTest, NamesWithoutPrefixAndCopiesOfTheHead) {
       err_, AllOf(HasSubstr("tensor transformer.wte.weight: the copies of"), HasSubstr("differ")));
 }
 
-// transformers warns where the context before the stretch is not less than that of the model, and of
-// keys in rope_scaling that it does not know.
+// transformers warns where the context before the stretch is not less than that of the model, and
+// of keys in rope_scaling that it does not know.
 TEST_F(ConvertCommandTest, RopeScalingIsAsTransformersWantsItAndReadsBackTheSame) {
   const auto& rules = RegisteredModelRules();
   for (const auto& [positions, original] : {std::pair(2048, 1024), std::pair(131072, 8192)}) {

@@ -21,9 +21,9 @@ namespace tessera::ckpt::convert {
 
 namespace {
 
-// What torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() gives beside moments, with
-// flatten_optimizer_state_dict: the number of updates of each parameter, which share one tensor, and
-// the settings of its group. Returns their file; `steps` are the keys of the numbers.
+// What get_optimizer_state_dict() of torch.distributed.checkpoint.state_dict gives beside moments,
+// with flatten_optimizer_state_dict: the number of updates of each parameter, which share one
+// tensor, and the settings of its group. Returns their file; `steps` are the keys of the numbers.
 OutputFile AddOptimizer(const TorchOutputTensors& tensors, const Manifest& manifest,
                         DcpMetadata& written, std::vector<std::string>& steps) {
   OutputFile file = {.name = "__3_0.distcp"};
