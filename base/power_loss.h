@@ -9,22 +9,15 @@
 // durable as of the last sync of the file, a directory's names as of the last sync of the
 // directory, each independent of all others. Everything else may or may not be lost.
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/durable_files.h"
 
 namespace tessera {
-
-// Files after a restart: path below the root -> contents. Directories end in '/' and have no
-// contents.
-using FileImage = std::map<std::string, std::string>;
 
 struct PowerLossScenario {
   // Creates files below `root` that are durable from the beginning; may be null.

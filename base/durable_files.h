@@ -1,0 +1,88 @@
+#ifndef TESSERA_BASE_DURABLE_FILES_H_
+#define TESSERA_BASE_DURABLE_FILES_H_
+
+// For tests: real files, what is durable of them, and what a power loss could make of them by the
+// rules of power_loss.h.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+// Files after a restart: path below the root -> contents. Directories end in '/' and have no
+// contents.
+using FileImage = std::map<std::string, std::string>;
+
+// Not thread-safe.
+class DurableFiles {
+ public:
+  static constexpr int kEveryMachine = -1;
+
+  using NodeId = std::pair<dev_t, ino_t>;
+  using Entries = std::map<std::string, NodeId>;
+
+  // What is below `root` is durable.
+  explicit DurableFiles(const std::string& root);
+  DurableFiles(const DurableFiles&) = delete;
+  DurableFiles& operator=(const DurableFiles&) = delete;
+  ~DurableFiles();
+
+  const std::string& root() const { return root_; }
+
+  // The file's contents, or the directory's names as far as `machine` has changed them, are
+  // durable.
+  void MakeDurable(int fd, int machine = kEveryMachine);
+  // The machine has created, renamed or deleted `path`, below the root.
+  void NoteChange(const std::string& path, int machine);
+
+  // The current state.
+  struct Live {
+    std::map<NodeId, Entries> entries;
+    std::map<NodeId, std::string> contents;
+  };
+  Live Look();
+
+  // A file or an entry whose state is either the durable or the current one.
+  struct Doubt {
+    NodeId node;
+    std::optional<std::string> name;  // of a directory's entry; nullopt: a file's contents
+    bool operator<(const Doubt& other) const {
+      return std::tie(node, name) < std::tie(other.node, other.name);
+    }
+  };
+  std::vector<Doubt> FindDoubts(const Live& live) const;
+
+  // The files, with the current state of what is in `survivors` and the durable state of the rest.
+  // `zeros`: lost contents have their length, but not their bytes.
+  FileImage MakeImage(const Live& live, const std::set<Doubt>& survivors, bool zeros) const;
+
+ private:
+  // Keeps the node open, so that its number is not reused.
+  std::optional<NodeId> Hold(const std::string& path);
+  std::optional<NodeId> HoldFd(int fd);
+  Entries LiveEntries(int fd);
+  template <typename Function>
+  void WalkLive(const Function& function);
+  void AddToImage(const Live& live, const std::set<Doubt>& survivors, bool zeros, const NodeId& id,
+                  const std::string& path, FileImage& image) const;
+
+  const std::string root_;
+  NodeId root_id_;
+  std::map<NodeId, int> held_;
+  std::set<NodeId> directories_;
+  std::map<NodeId, std::string> durable_contents_;
+  std::map<NodeId, Entries> durable_entries_;
+  std::map<std::pair<NodeId, std::string>, int> changed_by_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_BASE_DURABLE_FILES_H_
