@@ -133,7 +133,9 @@ std::pair<std::string, std::string> Signatures(const HttpMessage& request,
 S3Server::S3Server(S3ServerOptions options)
     : options_(std::move(options)),
       credentials_(options_.credentials),
-      http_([this](HttpMessage& request) { return Handle(request); }) {}
+      http_(options_.listens ? std::make_unique<HttpServer>(
+                                   [this](HttpMessage& request) { return Handle(request); })
+                             : nullptr) {}
 
 S3Server::~S3Server() = default;
 

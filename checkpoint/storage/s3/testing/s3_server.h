@@ -62,6 +62,7 @@ struct S3ServerOptions {
   // A folder in which every object is also a file, named by its key, for programs that look on.
   // Empty: none. Folders without a file in them are removed.
   std::string mirror = "";
+  bool listens = true;  // false: requests come by Handle() alone
 };
 
 // A store that speaks the S3 protocol on a port of this machine, in memory: for tests. Path-style
@@ -72,7 +73,9 @@ class S3Server {
   explicit S3Server(S3ServerOptions options = {});
   ~S3Server();
 
-  std::string endpoint() const { return http_.url(); }
+  std::string endpoint() const { return http_ ? http_->url() : "http://store"; }
+  // Answers a request.
+  HttpReply Handle(HttpMessage& request);
   // For a client that may do everything, with pauses short enough for tests.
   ClientOptions ForClient() const;
 
@@ -108,7 +111,6 @@ class S3Server {
     absl::Time initiated;
   };
 
-  HttpReply Handle(HttpMessage& request);
   const Fault* FindFault(const HttpMessage& request, const std::string& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   HttpReply Check(const HttpMessage& request, const Credentials& credentials) const;
@@ -141,7 +143,7 @@ class S3Server {
   int fault_count_ ABSL_GUARDED_BY(mutex_) = 0;
   int last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> requests_ ABSL_GUARDED_BY(mutex_);
-  HttpServer http_;  // last: its threads use the rest
+  std::unique_ptr<HttpServer> http_;  // last: its threads use the rest
 };
 
 }  // namespace tessera::ckpt::s3

@@ -1,0 +1,158 @@
+#include "checkpoint/simulation/model.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/simulation/faults.h"
+
+namespace tessera::simulation {
+namespace {
+
+void Finding(std::string_view kind, const std::string& text) { Journal::Get().Finding(kind, text); }
+
+std::string Describe(const Sighting& sighting) {
+  return absl::StrCat(sighting.directory, " (save ", sighting.id, ")");
+}
+
+const Sighting* Find(const Model::View& view, int64_t id) {
+  const auto found =
+      std::ranges::find_if(view, [&](const Sighting& s) { return s.id == id && s.committed; });
+  return found == view.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+void Model::SaveBegins(int64_t id, int64_t step, bool rolling, bool healthy) {
+  records_[id] = {.id = id, .step = step, .rolling = rolling, .healthy = healthy};
+  Journal::Get().Note(absl::StrCat("save ", id, " of step ", step, rolling ? ", rolling" : "",
+                                   healthy ? "" : ", diverged"));
+}
+
+void Model::SaveSucceeded(int64_t id) {
+  records_[id].succeeded = true;
+  Journal::Get().Note(absl::StrCat("save ", id, " succeeded"));
+}
+
+void Model::Abandons(int64_t after_step) {
+  for (auto& [id, record] : records_) {
+    if (record.step > after_step) record.abandoned = true;
+  }
+}
+
+void Model::PowerGoes() {
+  for (auto& [id, record] : records_) {
+    record.seen = false;
+    if (record.fate == Fate::kAside) record.fate = Fate::kKept;
+  }
+}
+
+bool Model::IsSound(int64_t id) const {
+  const auto found = records_.find(id);
+  return found != records_.end() && !found->second.rotten;
+}
+
+void Model::Look(const View& view) {
+  std::set<int64_t> there;
+  for (const Sighting& sighting : view) {
+    const auto found = records_.find(sighting.id);
+    if (found == records_.end()) continue;
+    Record& record = found->second;
+    there.insert(record.id);
+    if (sighting.committed) {
+      record.seen = true;
+      // A commit that was repeated can arrive for the second time after retention's deletion.
+      const bool was_deleted = record.succeeded && MayBeDeleted(record);
+      const bool sound = !record.rotten && record.fate == Fate::kKept && !was_deleted;
+      if (!sighting.complete && sound) {
+        Finding("incomplete",
+                absl::StrCat(Describe(sighting), " is committed, but files are gone"));
+        record.rotten = true;  // said once
+      }
+    } else if (!absl::StrContains(sighting.directory, ".discarded-")) {
+      LookAtAside(record, sighting);
+    }
+  }
+  for (auto& [id, record] : records_) {
+    if (there.contains(id) || !(record.succeeded || record.seen)) continue;
+    if (record.fate == Fate::kDeleted || record.fate == Fate::kDeletedByUser) continue;
+    if (record.fate == Fate::kAside) {
+      Finding("aside-lost",
+              absl::StrCat("save ", id, ", of step ", record.step, ", was set aside and is gone"));
+    } else if (!MayBeDeleted(record)) {
+      Finding("lost", absl::StrCat("save ", id, ", of step ", record.step, ", is gone"));
+    }
+    record.fate = Fate::kDeleted;
+  }
+}
+
+void Model::LookAtAside(Record& record, const Sighting& sighting) {
+  if (record.fate == Fate::kDeletedByUser) return;
+  const std::string name = absl::StrCat(sighting.directory, "/", sighting.manifest);
+  const bool is_damaged = absl::StrContains(name, ".damaged");
+  const bool may_be = absl::StrContains(name, ".abandoned")  ? record.abandoned
+                      : absl::StrContains(name, ".diverged") ? !record.healthy
+                      : is_damaged                           ? record.rotten
+                                                             : true;
+  if (record.fate != Fate::kAside && !may_be) {
+    Finding("condemned", absl::StrCat("save ", record.id, " is intact and is set aside as ", name));
+  }
+  if (!sighting.complete && !record.rotten) {
+    Finding("aside-lost", absl::StrCat(name, " was set aside, and files of it are gone"));
+    record.rotten = true;
+  }
+  record.fate = Fate::kAside;
+}
+
+bool Model::MayBeDeleted(const Record& record) const {
+  int64_t later = 0, better = 0;
+  bool later_healthy = false, later_rolling = false;
+  for (const auto& [id, other] : records_) {
+    const bool counts = (other.succeeded || other.seen) && other.fate != Fate::kAside &&
+                        other.fate != Fate::kDeletedByUser;
+    if (!counts || id == record.id) continue;
+    if (!other.rolling && other.healthy && LossOf(id) < LossOf(record.id)) ++better;
+    if (other.step < record.step) continue;
+    if (other.step == record.step && other.rolling && !record.rolling) continue;
+    later_healthy |= other.healthy;
+    later_rolling |= other.rolling;
+    later += other.rolling ? 0 : 1;
+  }
+  if (record.healthy && !later_healthy) return false;
+  if (record.rolling) return later_rolling || tight_;
+  if (!retention_.deletes()) return false;
+  if (tight_) later += 2;  // the coming one, and the newest good one where it is rolling
+  if (record.healthy && better < retention_.best) return false;
+  return later >= std::max<int64_t>(retention_.newest, 1);
+}
+
+void Model::Resumes(const View& before, const View& now, std::optional<int64_t> taken) {
+  const Sighting* newest = nullptr;
+  bool were_some = false;
+  for (const Sighting& sighting : before) {
+    if (!sighting.committed) continue;
+    were_some = true;
+    // Of those that were being abandoned, some may already be set aside.
+    const bool valid = sighting.healthy && sighting.complete && IsSound(sighting.id) &&
+                       !records_[sighting.id].abandoned;
+    if (!valid || Find(now, sighting.id) == nullptr) continue;
+    if (newest == nullptr || sighting.step > newest->step) newest = &sighting;
+  }
+  if (!taken.has_value()) {
+    Journal::Get().Note("begins anew");
+    if (were_some) Finding("anew", "a job begins at step 0 although there are checkpoints");
+    return;
+  }
+  const auto record = records_.find(*taken);
+  if (record == records_.end()) return Finding("unknown", absl::StrCat("save ", *taken));
+  Journal::Get().Note(absl::StrCat("resumes from save ", *taken));
+  if (!record->second.healthy) {
+    Finding("unhealthy", absl::StrCat("a job resumes from save ", *taken, ", which is diverged"));
+  } else if (newest != nullptr && newest->step > record->second.step) {
+    Finding("older", absl::StrCat("a job resumes from save ", *taken, " although there is ",
+                                  Describe(*newest)));
+  }
+}
+
+}  // namespace tessera::simulation

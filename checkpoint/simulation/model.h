@@ -1,0 +1,75 @@
+#ifndef TESSERA_CHECKPOINT_SIMULATION_MODEL_H_
+#define TESSERA_CHECKPOINT_SIMULATION_MODEL_H_
+
+// What the library promises to its user, without how:
+//
+// - What was committed stays loadable and equal, until retention or the user deletes it. Retention
+//   deletes what has `newest` later ones and is not among the `best`, a rolling one what has a later
+//   one, and none of them the newest healthy one.
+// - What was set aside is complete for ever; only damaged, diverged and abandoned ones are.
+// - A restart takes the newest healthy one, or ends with an error; it never begins anew where there
+//   are some.
+// - A checkpoint is one save's, as a whole.
+//
+// Broken promises are findings of the Journal.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manager/retention.h"
+#include "checkpoint/simulation/content.h"
+
+namespace tessera::simulation {
+
+class Model {
+ public:
+  // `tight`: the disk is small, so that space is made for coming saves.
+  Model(const ckpt::RetentionOptions& retention, bool tight)
+      : retention_(retention), tight_(tight) {}
+
+  // What a job does.
+  void SaveBegins(int64_t id, int64_t step, bool rolling, bool healthy);
+  void SaveSucceeded(int64_t id);
+  void Abandons(int64_t after_step);
+
+  // What happens to the storage.
+  void UserDeletes(int64_t id) { records_[id].fate = Fate::kDeletedByUser; }
+  void Rots(int64_t id) { records_[id].rotten = true; }
+  void PowerGoes();
+
+  // What is there.
+  using View = std::vector<Sighting>;
+  void Look(const View& view);
+  // A job that began to look for a checkpoint at `before` takes one of those that are there now, or
+  // begins anew.
+  void Resumes(const View& before, const View& now, std::optional<int64_t> taken);
+  // As far as is known; for a look at its contents.
+  bool IsSound(int64_t id) const;
+
+ private:
+  enum class Fate { kKept, kAside, kDeleted, kDeletedByUser };
+  struct Record {
+    int64_t id = 0;
+    int64_t step = 0;
+    bool rolling = false;
+    bool healthy = true;
+    bool succeeded = false;  // the job was told so
+    bool seen = false;       // committed since the last loss of power
+    bool rotten = false;
+    bool abandoned = false;
+    Fate fate = Fate::kKept;
+  };
+  void LookAtAside(Record& record, const Sighting& sighting);
+  bool MayBeDeleted(const Record& record) const;
+
+  const ckpt::RetentionOptions retention_;
+  const bool tight_;
+  std::map<int64_t, Record> records_;
+};
+
+}  // namespace tessera::simulation
+
+#endif  // TESSERA_CHECKPOINT_SIMULATION_MODEL_H_

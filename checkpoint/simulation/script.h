@@ -1,0 +1,64 @@
+#ifndef TESSERA_CHECKPOINT_SIMULATION_SCRIPT_H_
+#define TESSERA_CHECKPOINT_SIMULATION_SCRIPT_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/manager/retention.h"
+#include "checkpoint/simulation/faults.h"
+
+namespace tessera::simulation {
+
+// One run of a job: it resumes, trains, saves, and ends or is ended.
+struct Phase {
+  int ranks = 1;
+  int steps = 3;
+  int save_interval = 1;
+  int rolling_interval = 0;
+  bool async = false;
+  bool staging_tier = false;   // saves are uploaded from a nearby storage
+  bool overlaps = false;       // begins while the phase before is still there
+  bool goes_back = false;      // continues from an older step on request
+  bool diverges = false;       // the last step's state is not finite
+  int blind_rank = -1;         // sees an empty storage
+  int64_t clock_offset_s = 0;  // of its machine
+  // What happens to the storage before it.
+  bool user_deletes = false;
+  bool file_rots = false;
+};
+
+struct Script {
+  bool object_store = false;
+  bool loses_metadata = false;   // the store does not give back x-amz-meta-*
+  bool renames_by_link = false;  // the file system is a network's
+  uint64_t capacity_bytes = uint64_t{1} << 40;
+  ckpt::RetentionOptions retention;
+  std::vector<Phase> phases;
+  Faults::Rates rates = {};
+
+  bool tight() const { return capacity_bytes < (uint64_t{1} << 40); }
+};
+
+// All that happens, by its seed, less what was taken out of it: as text "12 -f3 -p1.async #1000017".
+struct Case {
+  uint64_t seed = 0;
+  std::set<std::string> without;             // parts of the script, see PartsOf()
+  std::optional<std::set<uint64_t>> faults;  // those that happen; nullopt: all that are drawn
+
+  std::string ToString() const;
+};
+absl::StatusOr<Case> ParseCase(const std::string& text);
+
+Script DrawScript(uint64_t seed);
+std::string Describe(const Script& script);
+// Of the script of a case, the parts that can be taken out, larger ones first.
+std::vector<std::string> PartsOf(const Script& script);
+Script ScriptOf(const Case& what);
+
+}  // namespace tessera::simulation
+
+#endif  // TESSERA_CHECKPOINT_SIMULATION_SCRIPT_H_

@@ -1,0 +1,91 @@
+#include "checkpoint/simulation/site.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/simulation/content.h"
+#include "checkpoint/simulation/faults.h"
+#include "checkpoint/simulation/network.h"
+#include "checkpoint/simulation/scheduler.h"
+#include "checkpoint/storage/s3/s3_storage.h"
+
+namespace tessera::simulation {
+
+SimulatedSite::SimulatedSite(const Script& script, const std::string& root, Model& model)
+    : script_(script), root_(root), model_(model) {
+  if (script.object_store) {
+    for (auto* const store : {&store_, &other_}) {
+      *store = std::make_unique<ckpt::s3::S3Server>(
+          ckpt::s3::S3ServerOptions{.keeps_metadata = !script.loses_metadata, .listens = false});
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<ckpt::Storage>> SimulatedSite::Open(const Phase& phase, bool blind) {
+  auto remote = OpenRemote(blind, /*create_root=*/true);
+  if (!remote.ok() || !phase.staging_tier) return remote;
+  auto nearby = ckpt::OpenPosixStorage(root_ + "/nearby", {.create_root = true});
+  if (!nearby.ok()) return nearby;
+  auto upload = std::make_unique<ckpt::UploadStorage>(*std::move(nearby), *std::move(remote));
+  const absl::Status forgotten = upload->ForgetAllBut("");
+  if (!forgotten.ok()) return forgotten;
+  return upload;
+}
+
+Model::View SimulatedSite::Look() {
+  const Frozen frozen;
+  const auto storage = OpenRemote(/*blind=*/false, /*create_root=*/false);
+  const absl::StatusOr<Model::View> view =
+      storage.ok() ? LookAround(**storage) : absl::StatusOr<Model::View>(storage.status());
+  if (!view.ok()) {
+    Journal::Get().Finding("unreadable", std::string(view.status().message()));
+    return {};
+  }
+  model_.Look(*view);
+  for (const Sighting& sighting : *view) {
+    if (!sighting.committed || !sighting.complete || !model_.IsSound(sighting.id)) continue;
+    const std::string wrong = ReadBack(**storage, sighting);
+    if (!wrong.empty()) {
+      Journal::Get().Finding("mixed", absl::StrCat(sighting.directory, ": ", wrong));
+    }
+  }
+  return *view;
+}
+
+void SimulatedSite::DeleteTree(const std::string& directory) {
+  const Frozen frozen;
+  const auto storage = OpenRemote(/*blind=*/false, /*create_root=*/false);
+  if (storage.ok()) (*storage)->DeleteTree(directory).IgnoreError();
+}
+void SimulatedSite::Rot(const std::string& directory) {
+  const Frozen frozen;
+  const auto storage = OpenRemote(/*blind=*/false, /*create_root=*/false);
+  const auto manifest = ckpt::ReadManifest(**storage, directory);
+  if (!manifest.ok()) return;
+  const std::string path = ckpt::JoinPath(directory, manifest->files(0).path());
+  auto bytes = ckpt::ReadAll(**storage, path, 1 << 20);
+  if (!bytes.ok() || bytes->empty()) return;
+  bytes->back() = static_cast<char>(bytes->back() ^ 1);
+  if (ckpt::WriteAll(**storage, path, *bytes).ok()) Journal::Get().Note("rots: " + path);
+}
+
+absl::StatusOr<std::unique_ptr<ckpt::Storage>> SimulatedSite::OpenRemote(bool blind,
+                                                                         bool create_root) {
+  if (!script_.object_store) {
+    return ckpt::OpenPosixStorage(root_ + (blind ? "/other" : "/saves"),
+                                  {.create_root = create_root});
+  }
+  ckpt::s3::S3Server& store = blind ? *other_ : *store_;
+  ckpt::S3StorageOptions options = {.client = store.ForClient(), .prefix = "saves"};
+  options.client.http = MakeSimulatedClient(store);
+  options.client.deadline = absl::Minutes(5);
+  options.client.stall_timeout = absl::Seconds(30);
+  options.client.min_backoff = absl::Milliseconds(200);
+  options.client.max_backoff = absl::Seconds(10);
+  options.create_root = create_root;
+  return ckpt::OpenS3Storage(options);
+}
+
+}  // namespace tessera::simulation

@@ -1,0 +1,40 @@
+#ifndef TESSERA_CHECKPOINT_SIMULATION_SITE_H_
+#define TESSERA_CHECKPOINT_SIMULATION_SITE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/simulation/job.h"
+#include "checkpoint/simulation/model.h"
+#include "checkpoint/simulation/script.h"
+#include "checkpoint/storage/s3/testing/s3_server.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::simulation {
+
+// A folder of the simulated disk, or a prefix of a simulated object store.
+class SimulatedSite final : public Site {
+ public:
+  // Works in `root`, a folder of the simulated disk. Look() is told to the model.
+  SimulatedSite(const Script& script, const std::string& root, Model& model);
+
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) override;
+  Model::View Look() override;
+
+  // As a user does it; as a disk does.
+  void DeleteTree(const std::string& directory);
+  void Rot(const std::string& directory);
+
+ private:
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenRemote(bool blind, bool create_root);
+
+  const Script& script_;
+  const std::string root_;
+  Model& model_;
+  std::unique_ptr<ckpt::s3::S3Server> store_, other_;
+};
+
+}  // namespace tessera::simulation
+
+#endif  // TESSERA_CHECKPOINT_SIMULATION_SITE_H_

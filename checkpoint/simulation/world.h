@@ -1,0 +1,44 @@
+#ifndef TESSERA_CHECKPOINT_SIMULATION_WORLD_H_
+#define TESSERA_CHECKPOINT_SIMULATION_WORLD_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/simulation/job.h"
+#include "checkpoint/simulation/model.h"
+#include "checkpoint/simulation/script.h"
+#include "checkpoint/simulation/site.h"
+
+namespace tessera::simulation {
+
+// Plays a case: starts its jobs, lets happen what is to happen to them and to the storage, and
+// compares with the model. What was found is in the Journal. One in a process: it uses the process's
+// Scheduler, Disk, Faults and Journal.
+class World {
+ public:
+  // `stop` ends the process, where something waits for ever.
+  World(const Case& what, const std::string& root, std::function<void()> stop);
+  void Run();
+
+ private:
+  void Begin(const Phase& phase);
+  void AwaitJobs();
+  void End();
+  void Die(int process, bool all);
+  void Kill(int process);
+  void LosePower();
+
+  const Script script_;
+  const uint64_t seed_;
+  const std::function<void()> stop_;
+  Model model_;
+  std::unique_ptr<SimulatedSite> site_;
+  std::vector<std::unique_ptr<Job>> jobs_;
+};
+
+}  // namespace tessera::simulation
+
+#endif  // TESSERA_CHECKPOINT_SIMULATION_WORLD_H_
