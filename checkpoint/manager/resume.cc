@@ -15,6 +15,7 @@
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/read_lock.h"
+#include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/resume_messages.pb.h"
