@@ -37,7 +37,7 @@ int TryToLock(int fd) {
 
 absl::StatusOr<std::unique_ptr<FolderLock>> LockFile(const std::string& folder,
                                                      const FolderLock::Options& options) {
-  const std::string path = absl::StrCat(folder, "/", FileLock::kFileName);
+  const std::string path = absl::StrCat(folder, "/", FolderLock::kFileName);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (fd < 0) {
     return absl::UnknownError(absl::StrCat("cannot create the lock file ", path, ": ",

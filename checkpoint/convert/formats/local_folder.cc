@@ -25,7 +25,8 @@ constexpr size_t kHexDigits = 8;
 constexpr int kAttempts = 3;
 
 absl::StatusOr<std::unique_ptr<FolderLock>> TryLock(const std::string& folder) {
-  return FolderLock::Acquire(folder, {.wait = absl::ZeroDuration(), .on_wait = nullptr});
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage, OpenStorage(folder, {}));
+  return FolderLock::Acquire(std::move(storage), {.wait = absl::ZeroDuration()});
 }
 
 bool IsUnfinished(std::string_view entry, std::string_view name) {

@@ -30,10 +30,10 @@ std::span<const std::byte> AsBytes(std::string_view text) {
 }
 
 // Whether a path below the root is that of a checkpoint's data file, which nothing but a save
-// writes: "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps in another directory.
+// writes: "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.
 bool IsDataFile(const std::string& path) {
   static const std::regex pattern(
-      "([^/]+/)?step-[0-9]{8,}[^/]*/[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
+      "([^/]+/){0,2}step-[0-9]{8,}[^/]*/[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
   return path.size() < 1024 && std::regex_match(path, pattern);
 }
 

@@ -256,7 +256,7 @@ TEST_F(S3StorageTest, AbandonedUploadsOfCheckpointsAreRemovedWhenTheStorageIsOpe
   std::vector<std::string> kept = {"backup.tar", "model-00001-of-00002-0123abcd.safetensors",
                                    "step-00000004/model-00001-of-00002.safetensors",
                                    "step-00000004/notes.txt", "mirror/of/" + file};
-  std::vector<std::string> removed = {file, "rolling-1/" + file};
+  std::vector<std::string> removed = {file, "rolling-1/" + file, "rolling-1/1a2b3c4d/" + file};
   for (const std::string prefix : {"", "run/"}) {
     for (const std::string& key : kept) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
     for (const std::string& key : removed) ASSERT_TRUE(client.CreateUpload(prefix + key).ok());
