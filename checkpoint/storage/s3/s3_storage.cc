@@ -33,7 +33,8 @@ std::span<const std::byte> AsBytes(std::string_view text) {
 // writes: "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.
 bool IsDataFile(const std::string& path) {
   static const std::regex pattern(
-      "([^/]+/){0,2}step-[0-9]{8,}[^/]*/[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
+      "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
+      "[a-z]+-[0-9]{5,}-of-[0-9]{5,}-[0-9a-f]{8}\\.safetensors");
   return path.size() < 1024 && std::regex_match(path, pattern);
 }
 
