@@ -49,8 +49,8 @@ struct ForeignCheckpoint {
   // the files tell; a message that is absent is unknown.
   Manifest description;
   std::vector<ForeignTensor> tensors;
-  // Where the files describe a model and have most of its parameters, but not all: which are missing.
-  // The tensors then have the names of the files.
+  // Where the files describe a model and have most of its parameters, but not all: which ones are
+  // missing. The tensors then have the names of the files.
   std::string mismatch;
   bool in_module_order = false;  // tensors of a model are in the order in which its modules are
   std::vector<ForeignValue> values;

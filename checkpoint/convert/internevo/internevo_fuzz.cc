@@ -12,6 +12,7 @@
 #include "checkpoint/convert/internevo/names.h"
 #include "checkpoint/convert/internevo/rank_files.h"
 #include "checkpoint/convert/internevo/zero_state.h"
+#include "checkpoint/convert/pickle/budget.h"
 #include "checkpoint/convert/pickle/value.h"
 #include "checkpoint/convert/testing/string_file.h"
 #include "checkpoint/convert/torch/archive.h"
@@ -63,12 +64,14 @@ void CheckState(const ckpt::convert::InternEvoZeroState& state, size_t file_byte
   }
 }
 
-void CheckPlan(const ckpt::convert::InternEvoPlan& plan, size_t node_count) {
+void CheckPlan(const ckpt::convert::InternEvoPlan& plan, size_t file_bytes) {
   size_t parameters = 0;
   for (const auto& group : plan) {
     for (const auto& rank : group) parameters += rank.size();
   }
-  Check(parameters < node_count);
+  using ckpt::pickle::Budget;
+  Check(parameters * sizeof(ckpt::convert::InternEvoPlannedParameter) <=
+        Budget::kRatio * file_bytes + Budget::kAllowanceBytes);
 }
 
 }  // namespace
@@ -81,10 +84,10 @@ extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::pickle::Value root = archive->contents.root();
   ReadTensorNames(root);
   const auto plan = ckpt::convert::ParseInternEvoPlan(archive->contents, root);
-  if (plan.ok()) CheckPlan(*plan, archive->contents.node_count());
+  if (plan.ok()) CheckPlan(*plan, size);
   const auto state = ckpt::convert::ParseInternEvoZeroState(*archive);
   if (!state.ok()) return 0;
   CheckState(*state, size);
-  if (state->plan) CheckPlan(*state->plan, archive->contents.node_count());
+  if (state->plan) CheckPlan(*state->plan, size);
   return 0;
 }

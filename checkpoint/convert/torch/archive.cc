@@ -137,7 +137,7 @@ absl::Status CheckByteOrder(const ReadableFile& file, const ZipMember& member) {
       absl::StrCat("storages in the byte order \"", absl::CHexEscape(order), "\""));
 }
 
-// Larger members are not read for the sake of their checksums alone, since a hole may be of any size.
+// Larger members are not read for their checksums alone, since a hole may be of any size.
 constexpr uint64_t kWholeRecordBytes = uint64_t{64} << 20;
 
 // Checks all members but the storages, which are checked as they are read where the file does so.

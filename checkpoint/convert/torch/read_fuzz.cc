@@ -1,5 +1,5 @@
-// A fuzz target: any bytes, with a hole of a TiB in their middle and without, are an archive whose
-// tensors lie inside the file, with a name each, or an error.
+// A fuzz target: any bytes are an archive whose tensors lie inside the file, with a name each, or
+// an error; and so is their zip directory behind a hole of a TiB.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include "checkpoint/convert/testing/string_file.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/convert/torch/read.h"
+#include "checkpoint/convert/torch/zip_directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/layout/box.h"
 #include "checkpoint/storage/memory_storage.h"
@@ -50,7 +51,7 @@ void ReadNames(std::string_view contents) {
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
   const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
   const ckpt::convert::FileWithHole with_hole(file.contents());
-  (void)ckpt::convert::ReadTorchArchive(with_hole, {0, with_hole.size_bytes()});
+  (void)ckpt::convert::ReadZipDirectory(with_hole, {0, with_hole.size_bytes()});
   const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
   if (!archive.ok()) return 0;
   ReadNames(file.contents());
