@@ -38,7 +38,7 @@ Phase DrawPhase(Dice& dice, bool object_store, bool is_first) {
   phase.diverges = dice.OneIn(8);
   if (phase.ranks > 1 && dice.OneIn(10)) phase.blind_rank = 1;
   if (dice.OneIn(10)) phase.clock_offset_s = dice.Below(1200) - 600;
-  phase.user_deletes = !is_first && dice.OneIn(10);
+  phase.user_deletes = !is_first && dice.OneIn(10) && !phase.overlaps;
   phase.file_rots = !is_first && dice.OneIn(10);
   return phase;
 }
