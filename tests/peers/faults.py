@@ -4,8 +4,9 @@
             [--results=FILE] [--scratch=DIR]
 
 Every element of the state is known, so that a load that succeeds is compared with what was saved,
-bit for bit. --results adds to what the file has of other libraries; the table is that of all.
-Exit code 1 where Tessera loads other values or loses what it reported as saved.
+bit for bit. With --results, a run adds the scenarios that the file does not have, and the table is
+that of the whole file.
+Exit code 1 where Tessera loads other values, loses what it reported as saved, or does not answer.
 """
 
 import argparse
@@ -32,8 +33,13 @@ DATA_BYTES = 256 << 10  # files of this size and more hold the weights
 
 EQUAL, OTHER, ERROR, NONE = "equal", "other values", "error", "none"
 BEFORE = "the one before loads"
-WRONG = "**other values load, without an error**"
-LOST = "**reported as saved, but the one before loads**"
+WRONG = "other values load, without an error"
+MIX = "a mix of both loads, without an error"
+LOST = "reported as saved, but the one before loads"
+SUPPLANTED = "the state of the other loads"
+OLDER = "steps older loads"
+NOTHING = "finds nothing"
+BROKEN = (WRONG, MIX, LOST, SUPPLANTED, OLDER, NOTHING, "no answer")
 NOT_RUN = "not run: nothing can be mounted here"
 
 
@@ -155,10 +161,10 @@ class Faults:
         found = self.load(folder, "newest", mode)
         if found[0] == EQUAL:
             return (BEFORE if found[1] == newest - 1 else "the newest loads" if found[1] == newest
-                    else f"one {newest - found[1]} steps older loads")
+                    else f"one {newest - found[1]} {OLDER}")
         if found[0] == OTHER:
             return WRONG
-        failed = "finds nothing" if found[0] == NONE else f"ends: {found[0]}"
+        failed = NOTHING if found[0] == NONE else f"ends: {found[0]}"
         return self.after_error(failed, folder, newest - 1)
 
     def count(self, trials):
@@ -326,9 +332,9 @@ class Faults:
             if found[0] == EQUAL:
                 outcome = ("what it saved loads" if saved == [found[2]] else
                            "the state of one loads" if found[2] in saved or not saved else
-                           "**the state of the other loads**")
+                           SUPPLANTED)
             elif found[0] == OTHER:
-                outcome = "**a mix of both loads, without an error**"
+                outcome = MIX
             else:
                 outcome = self.after_error(found[0], folder, 1)
             yield f"{('none', 'one', 'both')[len(saved)]} reported as saved, {outcome}"
@@ -385,23 +391,27 @@ SCENARIOS = [
 ]
 
 
-def run(library, options):
+def run(library, options, results):
+    """Adds to `results` the scenarios that it does not have yet."""
     faults = Faults(library, options)
-    rows = {}
+    rows = results.setdefault(library.name, {"rows": {}})["rows"]
+    results[library.name]["versions"] = library.versions()
     for title, _, method, *arguments in SCENARIOS:
-        if options.only and options.only not in title:
+        if options.only not in title or title in rows:
             continue
         arguments = [getattr(faults, argument) if method == "load_damaged" and
                      isinstance(argument, str) else argument for argument in arguments]
         begin = time.monotonic()
         rows[title] = collections.Counter(getattr(faults, method)(*arguments))
         say(f"{library.title}: {title} ({time.monotonic() - begin:.0f} s): {dict(rows[title])}")
+        if options.results:
+            with open(options.results, "w", encoding="utf-8") as file:
+                json.dump(results, file, indent=1)
     for mode in list(faults.jobs):
         faults.drop(mode)
     shutil.rmtree(faults.root)
     for message, times in faults.messages.most_common(40):
         say(f"  {times} x {message}")
-    return {"versions": library.versions(), "rows": rows}
 
 
 def cell(outcomes):
@@ -437,8 +447,8 @@ def main():
     parser.add_argument("--scale", type=float, default=1, help="of the numbers of trials")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", help="scenarios whose title has this in it")
-    parser.add_argument("--results", help="a JSON file that results are added to")
+    parser.add_argument("--only", default="", help="scenarios whose title has this in it")
+    parser.add_argument("--results", help="a JSON file of what is done")
     parser.add_argument("--scratch", default=os.environ.get("TEST_TMPDIR"))
     options = parser.parse_args()
     libraries = [jobs.Dcp("dcp"), jobs.Orbax("orbax"), jobs.Tessera(options.tessera_rank)]
@@ -447,17 +457,11 @@ def main():
         with open(options.results, encoding="utf-8") as file:
             results = json.load(file)
     for library in libraries:
-        if library.name not in options.libraries.split(","):
-            continue
-        ran = run(library, options)
-        ran["rows"] = {**results.get(library.name, {}).get("rows", {}), **ran["rows"]}
-        results[library.name] = ran
-        if options.results:
-            with open(options.results, "w", encoding="utf-8") as file:
-                json.dump(results, file, indent=1)
+        if library.name in options.libraries.split(","):
+            run(library, options, results)
     print_table(libraries, results, options)
     broken = [outcome for row in results.get("tessera", {"rows": {}})["rows"].values()
-              for outcome in row if "**" in outcome]
+              for outcome in row if any(phrase in outcome for phrase in BROKEN)]
     sys.exit(f"Tessera: {broken}" if broken else 0)
 
 
