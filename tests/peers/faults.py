@@ -197,7 +197,7 @@ class Faults:
 
     def saved_again(self):
         mode = self.library.mode
-        for moment in self.moments(12):
+        for moment in self.moments(24):
             folder = self.saved_folder()
             self.begin_save(mode, folder, 2, variant=1)
             time.sleep(moment * self.typical(mode))
