@@ -27,8 +27,10 @@ import time
 import job as jobs
 
 TENSORS = 8  # of 4 MiB
-LIMIT = 400  # seconds for the answer to a save or load
-GRACE = 30  # for the other ranks once one has failed and ends, but LIMIT the first time
+# Seconds for the answer to a save or load, and for the other ranks once one has failed and ends.
+# Each is LIMIT until a rank did not answer in it.
+LIMIT = 400
+LATER_LIMIT, LATER_GRACE = 60, 30
 DATA_BYTES = 256 << 10  # files of this size and more hold the weights
 
 EQUAL, OTHER, ERROR, NONE = "equal", "other values", "error", "none"
@@ -37,9 +39,10 @@ WRONG = "other values load, without an error"
 MIX = "a mix of both loads, without an error"
 LOST = "reported as saved, but the one before loads"
 SUPPLANTED = "the state of the other loads"
+UNLOADABLE = "it does not load"
 OLDER = "steps older loads"
 NOTHING = "finds nothing"
-BROKEN = (WRONG, MIX, LOST, SUPPLANTED, OLDER, NOTHING, "no answer")
+BROKEN = (WRONG, MIX, LOST, SUPPLANTED, UNLOADABLE, OLDER, NOTHING, "no answer")
 NOT_RUN = "not run: nothing can be mounted here"
 
 
@@ -67,7 +70,7 @@ class Faults:
         self.jobs = {}  # by mode
         self.messages = collections.Counter()
         self.seconds = {}  # of saves, by mode
-        self.grace = LIMIT
+        self.limit = self.grace = LIMIT
         self.root = tempfile.mkdtemp(prefix="folders-", dir=options.scratch)
         self.folders = 0
         self.saved = None  # a folder with steps 1 and 2
@@ -90,9 +93,11 @@ class Faults:
         self.messages.update(answer[:160] for answer in answers if answer.startswith("error"))
 
     def wait(self, job):
-        answers = job.wait(LIMIT, self.grace)
-        if "silent" in answers or "died" in answers:
-            self.grace = GRACE
+        answers = job.wait(self.limit, self.grace)
+        if all(answer == "silent" for answer in answers):
+            self.limit = LATER_LIMIT
+        elif "silent" in answers or "died" in answers:
+            self.grace = LATER_GRACE
         self.note(answers)
         return answers
 
@@ -292,7 +297,7 @@ class Faults:
             subprocess.run(["umount", "--lazy", folder], check=True)
 
     def disk_full(self):
-        for _ in range(self.count(6)):
+        for _ in range(self.count(4)):
             with self.mounted(self.random.uniform(0.1, 0.99)) as folder:
                 yield NOT_RUN if folder is None else self.save_and_restart(folder)
 
@@ -336,7 +341,8 @@ class Faults:
             elif found[0] == OTHER:
                 outcome = MIX
             else:
-                outcome = self.after_error(found[0], folder, 1)
+                new = f"{UNLOADABLE} ({found[0]})" if saved else "no new state"
+                outcome = self.after_error(new, folder, 1)
             yield f"{('none', 'one', 'both')[len(saved)]} reported as saved, {outcome}"
         if other:
             other.end()
@@ -379,10 +385,10 @@ SCENARIOS = [
     ("damaged newest", "step 1 is whole, step 2 has a truncated shard, a flipped byte in a weight, "
      "a missing file, an empty metadata file (in this order, equally many); a restart without a "
      "step", "restart_from_damaged"),
-    ("disk full", "a tmpfs with room for 10 to 99 % of the second checkpoint; then a restart",
-     "disk_full"),
     ("read-only folder", "the file system is mounted read-only after the first checkpoint; then a "
      "restart", "read_only"),
+    ("disk full", "a tmpfs with room for 10 to 99 % of the second checkpoint; then a restart",
+     "disk_full"),
     ("two writers", "two jobs save the same step, with other values, at once; then it is loaded",
      "two_writers"),
     ("a rank dies while the others save", f"it is killed before it begins, no launcher ends the "
@@ -428,9 +434,9 @@ def print_table(libraries, results, options):
         print(f"| {title} | " + " | ".join(cells) + " |")
     paragraph = (f"{options.ranks} ranks on {os.cpu_count()} cores, Linux {platform.release()}, "
                  f"Python {platform.python_version()}. The state is {TENSORS} matrices of 4 MiB, "
-                 "split by rows, and a vector that each rank has. Where a rank fails, its process "
-                 f"ends, and the others have {GRACE} s, or {LIMIT} s the first time; where none "
-                 f"does, they have {LIMIT} s.")
+                 "split by rows, and a vector that each rank has. A save or load has "
+                 f"{LIMIT} s; once a library has not answered in it, {LATER_LIMIT} s. A rank that "
+                 f"fails ends, and the others then have {LIMIT} s, later {LATER_GRACE} s.")
     print("\n" + textwrap.fill(paragraph, 100) + "\n")
     items = [f"{title}: {how}." for title, how, *_ in SCENARIOS]
     items += [f"{library.title} ({results[library.name]['versions']}): {library.note}"

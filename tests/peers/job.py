@@ -166,7 +166,7 @@ class Job:
                 os.kill(self.pids[rank], signal.SIGKILL)
 
     def end(self):
-        """Kills what is left. Returns the last answers, those that came before the kill included."""
+        """Kills what is left. Returns the last answers, also those from just before the kill."""
         self.kill()
         for process in self.processes:
             process.kill()
