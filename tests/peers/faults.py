@@ -322,12 +322,13 @@ class Faults:
             for variant, writer in enumerate(writers):
                 writer.tell(f"save {folder} 2 {variant}")
                 time.sleep(self.random.uniform(0, 0.5 * self.typical(mode)))
-            saved = []
+            saved, failed, begin = [], set(), time.monotonic()
             for variant, writer in enumerate(writers):
                 answers = self.wait(writer)
                 if all(answer == "saved" for answer in answers):
                     saved.append(variant)
                     continue
+                failed.add(what_failed(answers, time.monotonic() - begin))
                 writer.end()
                 if variant == 0:
                     del self.jobs[mode]
@@ -343,7 +344,8 @@ class Faults:
             else:
                 new = f"{UNLOADABLE} ({found[0]})" if saved else "no new state"
                 outcome = self.after_error(new, folder, 1)
-            yield f"{('none', 'one', 'both')[len(saved)]} reported as saved, {outcome}"
+            ends = f" ({', '.join(sorted(failed))})" if failed else ""
+            yield f"{('none', 'one', 'both')[len(saved)]} reported as saved{ends}, {outcome}"
         if other:
             other.end()
 
@@ -389,7 +391,8 @@ SCENARIOS = [
      "restart", "read_only"),
     ("disk full", "a tmpfs with room for 10 to 99 % of the second checkpoint; then a restart",
      "disk_full"),
-    ("two writers", "two jobs save the same step, with other values, at once; then it is loaded",
+    ("two writers", "two jobs save the same step, with other values, at once; then it is loaded; in "
+     "brackets: what the others answer",
      "two_writers"),
     ("a rank dies while the others save", f"it is killed before it begins, no launcher ends the "
      f"others; they have {LIMIT} s; then a restart", "rank_dies", "sync"),
