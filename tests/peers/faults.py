@@ -391,9 +391,8 @@ SCENARIOS = [
      "restart", "read_only"),
     ("disk full", "a tmpfs with room for 10 to 99 % of the second checkpoint; then a restart",
      "disk_full"),
-    ("two writers", "two jobs save the same step, with other values, at once; then it is loaded; in "
-     "brackets: what the others answer",
-     "two_writers"),
+    ("two writers", "two jobs save the same step, with other values, at once; then it is loaded; "
+     "in brackets: what a job answers that does not save it", "two_writers"),
     ("a rank dies while the others save", f"it is killed before it begins, no launcher ends the "
      f"others; they have {LIMIT} s; then a restart", "rank_dies", "sync"),
     ("a rank dies while the others save asynchronously", "the same", "rank_dies", "async"),
