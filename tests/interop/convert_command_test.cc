@@ -22,7 +22,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/manager/folder_lock.h"
-#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
@@ -542,7 +542,7 @@ TEST_F(ConvertCommandTest, WhatAKilledConversionHasLeftIsRemoved) {
   };
   make("new.unfinished-00000001", true);  // being written
   const auto writer =
-      ckpt::FolderLock::Acquire(*ckpt::OpenStorage(In("new.unfinished-00000001"), {}), {});
+      ckpt::FolderLock::Acquire(*ckpt::OpenPosixStorage(In("new.unfinished-00000001")), {});
   ASSERT_TRUE(writer.ok()) << writer.status();
   make("new.unfinished-00000002", false);  // somebody's own
   make("other.unfinished-00000003", true);

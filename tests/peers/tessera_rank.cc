@@ -131,14 +131,15 @@ class Rank {
     config.mutable_training()->set_train_iters(1);
     const RankGroup ranks = {group_};
     const auto notes = [](const std::string&) {};
-    while (true) {
-      TESSERA_ASSIGN_OR_RETURN(const std::optional<SavedRun> saved,
-                               FindSavedRun(config, ranks, notes));
-      if (!saved.has_value()) return std::nullopt;
-      const absl::Status loaded = LoadFrom(*saved->storage, saved->directory);
-      if (loaded.ok()) return saved->manifest.trainer().step();
-      TESSERA_RETURN_IF_ERROR(PassOver(*saved, loaded, config, ranks, notes));
-    }
+    std::optional<int64_t> step;
+    const auto use = [&](const std::optional<SavedRun>& saved) -> absl::Status {
+      if (!saved.has_value()) return absl::OkStatus();
+      TESSERA_RETURN_IF_ERROR(LoadFrom(*saved->storage, saved->directory));
+      step = saved->manifest.trainer().step();
+      return absl::OkStatus();
+    };
+    TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, ranks, notes, use));
+    return step;
   }
 
   std::string DescribeLoaded(int64_t step) const {
