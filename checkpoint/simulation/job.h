@@ -21,7 +21,7 @@ namespace tessera::simulation {
 class Site {
  public:
   virtual ~Site() = default;
-  // For a rank of a job; `blind`: another one, which is empty.
+  // For a rank of a job; `blind`: another one.
   virtual absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) = 0;
   // What is there, without faults, and compared with the model.
   virtual Model::View Look() = 0;

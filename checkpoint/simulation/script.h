@@ -24,7 +24,7 @@ struct Phase {
   bool overlaps = false;       // begins while the phase before is still there
   bool goes_back = false;      // continues from an older step on request
   bool diverges = false;       // the last step's state is not finite
-  int blind_rank = -1;         // sees an empty storage
+  int blind_rank = -1;         // sees another storage: an empty or an older one
   int64_t clock_offset_s = 0;  // of its machine
   // What happens to the storage before it.
   bool user_deletes = false;

@@ -1,7 +1,10 @@
 #include "checkpoint/simulation/site.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
@@ -52,6 +55,21 @@ Model::View SimulatedSite::Look() {
     }
   }
   return *view;
+}
+
+void SimulatedSite::MakeStale(const std::string& newest) {
+  const Frozen frozen;
+  if (script_.object_store) {
+    for (const std::string& key : store_->keys()) {
+      if (!absl::StrContains(key, newest)) other_->PutObject(key, store_->contents(key));
+    }
+    return;
+  }
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  fs::copy(root_ + "/saves", root_ + "/other",
+           fs::copy_options::recursive | fs::copy_options::overwrite_existing, ignored);
+  fs::remove_all(absl::StrCat(root_, "/other/", newest), ignored);
 }
 
 void SimulatedSite::DeleteTree(const std::string& directory) {

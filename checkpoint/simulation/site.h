@@ -22,6 +22,8 @@ class SimulatedSite final : public Site {
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) override;
   Model::View Look() override;
 
+  // What a blind rank sees is then as it was before `newest`.
+  void MakeStale(const std::string& newest);
   // As a user does it; as a disk does.
   void DeleteTree(const std::string& directory);
   void Rot(const std::string& directory);

@@ -71,6 +71,10 @@ void World::Begin(const Phase& phase) {
     model_.Rots(chosen->id);
     site_->Rot(chosen->directory);
   }
+  if (phase.blind_rank >= 0 && !committed.empty() && Hash(seed_, 8, jobs_.size()) % 2 == 0) {
+    const auto newest = std::ranges::max_element(committed, {}, &Sighting::step);
+    site_->MakeStale(newest->directory);
+  }
   const int number = static_cast<int>(jobs_.size()) + 1;
   jobs_.push_back(std::make_unique<Job>(number, phase, script_, *site_, model_));
   std::erase_if(committed,
