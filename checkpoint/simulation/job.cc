@@ -215,7 +215,9 @@ void Job::AfterCommit(Rank& rank, const ckpt::SaveReport& report) {
   const std::string name = report.directory.substr(report.directory.rfind("step-") + 5);
   int64_t step = 0;
   if (absl::SimpleAtoi(name, &step)) model_.SaveSucceeded(IdOf(step, !permanent));
-  if (permanent) rank.retention->Apply(absl::Now()).IgnoreError();
+  if (!permanent) return;
+  model_.RetentionRuns();
+  rank.retention->Apply(absl::Now()).IgnoreError();
 }
 
 }  // namespace tessera::simulation

@@ -6,9 +6,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/simulation/faults.h"
+#include "checkpoint/simulation/scheduler.h"
 
 namespace tessera::simulation {
 namespace {
+
+constexpr int64_t kMaxLateness = 60 * kMinute;  // of a request, and until somebody looks
 
 void Finding(std::string_view kind, const std::string& text) { Journal::Get().Finding(kind, text); }
 
@@ -38,6 +41,14 @@ void Model::SaveSucceeded(int64_t id) {
 void Model::Abandons(int64_t after_step) {
   for (auto& [id, record] : records_) {
     if (record.step > after_step) record.abandoned = true;
+  }
+}
+
+void Model::RetentionRuns() {
+  for (auto& [id, record] : records_) {
+    if (MayBeDeleted(record)) {
+      record.deletable_until_ns = Scheduler::Get().now_ns() + kMaxLateness;
+    }
   }
 }
 
@@ -106,6 +117,7 @@ void Model::LookAtAside(Record& record, const Sighting& sighting) {
 }
 
 bool Model::MayBeDeleted(const Record& record) const {
+  if (record.deletable_until_ns > Scheduler::Get().now_ns()) return true;
   int64_t later = 0, better = 0;
   bool later_healthy = false, later_rolling = false;
   for (const auto& [id, other] : records_) {

@@ -4,8 +4,8 @@
 // What the library promises to its user, without how:
 //
 // - What was committed stays loadable and equal, until retention or the user deletes it. Retention
-//   deletes what has `newest` later ones and is not among the `best`, a rolling one what has a later
-//   one, and none of them the newest healthy one.
+//   deletes what has `newest` later ones and is not among the `best`, or a rolling one that has a
+//   later one, but never the newest healthy one.
 // - What was set aside is complete for ever; only damaged, diverged and abandoned ones are.
 // - A restart takes the newest healthy one, or ends with an error; it never begins anew where there
 //   are some.
@@ -34,6 +34,8 @@ class Model {
   void SaveBegins(int64_t id, int64_t step, bool rolling, bool healthy);
   void SaveSucceeded(int64_t id);
   void Abandons(int64_t after_step);
+  // Its deletions can take effect for minutes.
+  void RetentionRuns();
 
   // What happens to the storage.
   void UserDeletes(int64_t id) { records_[id].fate = Fate::kDeletedByUser; }
@@ -60,6 +62,7 @@ class Model {
     bool seen = false;       // committed since the last loss of power
     bool rotten = false;
     bool abandoned = false;
+    int64_t deletable_until_ns = 0;  // retention has chosen it
     Fate fate = Fate::kKept;
   };
   void LookAtAside(Record& record, const Sighting& sighting);

@@ -43,7 +43,7 @@ struct Script {
   bool tight() const { return capacity_bytes < (uint64_t{1} << 40); }
 };
 
-// All that happens, by its seed, less what was taken out of it: as text "12 -f3 -p1.async #1000017".
+// All that happens, by its seed, less what was taken out of it. As text: "12 -p1.async #1000017".
 struct Case {
   uint64_t seed = 0;
   std::set<std::string> without;             // parts of the script, see PartsOf()

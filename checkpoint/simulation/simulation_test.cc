@@ -34,7 +34,20 @@ TEST(SimulationTest, ACaseIsItsText) {
 // Worlds in which a promise was once broken.
 TEST(SimulationTest, OnceFound) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"a rank that cannot read condemns a checkpoint", "269 -p0.async -p2.all -p2.async #"},
+      {"a rank with an empty storage condemned every checkpoint",
+       "269 -p0.async -p2.all -p2.async #"},
+      {"a rank with an older storage condemned the newest one", "456 -p0.all -p0.ranks #"},
+      {"what was set aside was deleted by a later save", "56 -p0.all -p0.async -p2.all #"},
+      {"what was set aside was deleted with its directory", "3 -p2.all -p3.all #"},
+      {"retention deleted what it could not read once", "26 -p0.async -p0.ranks #1000026"},
+      {"retention deleted the best one after an error", "493 -p0.all -p1.rots #1000063 #1000119"},
+      {"a restart took a diverged checkpoint", "37 -p0.all -p0.blind #"},
+      {"a commit arrived after its data was deleted", "428 -p0.clock -p1.rolling"},
+      {"a commit whose reply was lost deleted its data", "130 #2000058"},
+      {"a commit whose reply was lost deleted its data", "255 -p0.async #1000065 #2000056"},
+      {"a store without metadata had a repeated commit refused", "134 -p0.rolling"},
+      {"a user's deletion beside what was set aside", "264 -p0.async -p3.all #"},
+      {"an abandonment that was interrupted", "2631 -p0.async #3000041"},
   };
   for (const auto& [what, text] : cases) {
     const Outcome outcome = RunCase(*ParseCase(text));

@@ -15,8 +15,8 @@
 namespace tessera::simulation {
 
 // Plays a case: starts its jobs, lets happen what is to happen to them and to the storage, and
-// compares with the model. What was found is in the Journal. One in a process: it uses the process's
-// Scheduler, Disk, Faults and Journal.
+// compares with the model. What was found is in the Journal. One in a process, whose Scheduler,
+// Disk, Faults and Journal it uses.
 class World {
  public:
   // `stop` ends the process, where something waits for ever.
