@@ -113,6 +113,8 @@ absl::Status Job::Resume(Rank& rank) {
     rank.step = resumed.point->checkpoint.step;
     taken = simulation::IdOf(resumed.point->manifest);
   }
+  // A job that stood still meanwhile, and whose lock was taken over, ends before it saves.
+  if (decides) TESSERA_RETURN_IF_ERROR(Confirm(rank));
   if (decides) model_.Resumes(before, site_.Look(), taken);
   return absl::OkStatus();
 }

@@ -73,6 +73,8 @@ void Model::Look(const View& view) {
     there.insert(record.id);
     if (sighting.committed) {
       record.seen = true;
+      // A deletion that was not durable is undone by a loss of power.
+      if (record.fate == Fate::kDeletedByUser && sighting.complete) record.fate = Fate::kKept;
       // A commit that was repeated can arrive for the second time after retention's deletion.
       const bool was_deleted = record.succeeded && MayBeDeleted(record);
       const bool sound = !record.rotten && record.fate == Fate::kKept && !was_deleted;

@@ -105,7 +105,8 @@ void World::End() {
   Scheduler::Get().Sleep(60 * kMinute);
   const Model::View view = site_->Look();
   const bool has_valid = std::ranges::any_of(view, [&](const Sighting& sighting) {
-    return sighting.committed && sighting.healthy && model_.IsSound(sighting.id);
+    return sighting.committed && sighting.complete && sighting.healthy &&
+           model_.IsSound(sighting.id);
   });
   Phase last;
   last.steps = 3;
