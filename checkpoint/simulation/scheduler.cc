@@ -202,10 +202,8 @@ Thread* Scheduler::NewThread(std::function<void()> body) {
 }
 
 Thread* Scheduler::Find(pthread_t handle) {
-  const auto found = by_handle_.find(handle);
-  if (found != by_handle_.end()) return found->second;
   for (const auto& thread : threads_) {
-    if (thread->handle == handle) return by_handle_[handle] = thread.get();
+    if (thread->handle == handle) return thread.get();
   }
   return nullptr;
 }
@@ -217,9 +215,9 @@ void Scheduler::Run(Thread* thread) {
   thread->done = true;
   std::erase(live_, thread);
   Wake(thread);
-  // Destructors of the thread's own variables still run: they must find every lock free.
-  ++thread->uninterrupted;
   HandOver(Choose(), thread, true);
+  // Never returns: what a thread does at its very end, it would do beside another one.
+  while (true) pause();
 }
 
 void Scheduler::Start(int process, std::function<void()> body) {

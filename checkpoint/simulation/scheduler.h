@@ -15,7 +15,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,8 +77,7 @@ class Scheduler {
   bool Wait(const void* object, int64_t until_ns = kNever);
   void Wake(const void* object, bool all = true);
   Thread* NewThread(std::function<void()> body);
-  void Run(Thread* thread);  // the new thread's first call; returns where it has ended
-  void Forget(pthread_t handle) { by_handle_.erase(handle); }
+  [[noreturn]] void Run(Thread* thread);  // the new thread's first call
   Thread* Find(pthread_t handle);
 
   uint64_t Draw();
@@ -109,7 +107,6 @@ class Scheduler {
   std::vector<Process> processes_ = {{.name = "world"}};
   std::vector<std::unique_ptr<Thread>> threads_;  // never deleted
   std::vector<Thread*> live_;                     // those that have not ended
-  std::map<pthread_t, Thread*> by_handle_;
 };
 
 // While one exists, the calling thread is not interrupted and meets no fault: for the simulation's

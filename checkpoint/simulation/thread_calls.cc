@@ -98,10 +98,7 @@ Function Real(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-void* RunThread(void* thread) {
-  Scheduler::Get().Run(static_cast<Thread*>(thread));
-  return nullptr;
-}
+void* RunThread(void* thread) { Scheduler::Get().Run(static_cast<Thread*>(thread)); }
 
 }  // namespace
 }  // namespace tessera::simulation
@@ -192,20 +189,12 @@ int pthread_create(pthread_t* handle, const pthread_attr_t* attributes, void* (*
   if (error == 0) thread->handle = *handle;
   return error;
 }
-int pthread_join(pthread_t handle, void** result) {
-  static const auto real = Real<decltype(&pthread_join)>("pthread_join");
+int pthread_join(pthread_t handle, void**) {
   Thread* const thread = Scheduler::Get().Find(handle);
   while (!thread->done) Scheduler::Get().Wait(thread);
-  Scheduler::Get().Forget(handle);
-  thread->handle = {};
-  return real(handle, result);
+  return 0;
 }
-int pthread_detach(pthread_t handle) noexcept {
-  static const auto real = Real<decltype(&pthread_detach)>("pthread_detach");
-  if (Thread* const thread = Scheduler::Get().Find(handle)) thread->handle = {};
-  Scheduler::Get().Forget(handle);
-  return real(handle);
-}
+int pthread_detach(pthread_t) noexcept { return 0; }
 
 int sched_yield() noexcept {
   Scheduler::Get().Sleep(0);
