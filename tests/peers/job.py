@@ -64,7 +64,7 @@ class Tessera:
     mode = "sync"
     note = ("`ckpt::Save` and `ckpt::Load` of `//checkpoint` with default options, asynchronous: "
             "`ckpt::AsyncSaver`, over MPI (`mpirun --enable-recovery`: the launcher does not end "
-            "ranks). A restart is that of `train`: `FindSavedRun`, load, `PassOver`. The lock by "
+            "ranks). A restart is that of `train`: `ContinueFromSaved`. The lock by "
             "which `train` keeps a second run out of a folder is not taken.")
 
     def __init__(self, program):
