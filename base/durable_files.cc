@@ -156,6 +156,12 @@ std::vector<DurableFiles::Doubt> DurableFiles::FindDoubts(const Live& live) cons
   return {doubts.begin(), doubts.end()};
 }
 
+DurableFiles::NodeId DurableFiles::NodeOf(const Live& live, const Doubt& doubt) const {
+  if (!doubt.name.has_value()) return doubt.node;
+  const NodeId now = Find(Find(live.entries, doubt.node), *doubt.name);
+  return now != NodeId() ? now : Find(Find(durable_entries_, doubt.node), *doubt.name);
+}
+
 FileImage DurableFiles::MakeImage(const Live& live, const std::set<Doubt>& survivors,
                                   bool zeros) const {
   FileImage image;

@@ -59,6 +59,8 @@ class DurableFiles {
     }
   };
   std::vector<Doubt> FindDoubts(const Live& live) const;
+  // What the entry in doubt names, or the file itself: both names of what was renamed are one's.
+  NodeId NodeOf(const Live& live, const Doubt& doubt) const;
 
   // The files, with the current state of what is in `survivors` and the durable state of the rest.
   // `zeros`: lost contents have their length, but not their bytes.

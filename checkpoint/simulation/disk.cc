@@ -37,10 +37,14 @@ void Disk::LosePower(uint64_t seed) {
   const Uninterrupted uninterrupted;
   const DurableFiles::Live live = files_->Look();
   std::set<DurableFiles::Doubt> survivors;
-  uint64_t number = 0;
+  // By the order in which they are found: numbers of nodes differ from run to run. A rename is
+  // atomic.
+  std::map<std::pair<DurableFiles::NodeId, bool>, uint64_t> numbers;
   const uint64_t mode = Hash(seed, 0) % 4;  // nothing, everything, or some survive
   for (const DurableFiles::Doubt& doubt : files_->FindDoubts(live)) {
-    if (mode == 0 || (mode > 1 && Hash(seed, ++number) % 2 == 0)) survivors.insert(doubt);
+    const auto key = std::pair(files_->NodeOf(live, doubt), doubt.name.has_value());
+    const uint64_t number = numbers.emplace(key, numbers.size() + 1).first->second;
+    if (mode == 0 || (mode > 1 && Hash(seed, number) % 2 == 0)) survivors.insert(doubt);
   }
   const FileImage image = files_->MakeImage(live, survivors, Hash(seed, 0, 1) % 2 == 0);
   files_ = nullptr;
