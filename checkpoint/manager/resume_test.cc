@@ -35,7 +35,7 @@ constexpr uint32_t kChunkBytes = 256;
 // Three ranks, each with its own view of one storage.
 class ResumeTest : public ::testing::Test {
  protected:
-  ResumeTest() {
+  explicit ResumeTest(bool renames_directories = true) : memory_(renames_directories) {
     for (int rank = 0; rank < kRanks; ++rank) {
       views_.push_back(std::make_unique<FaultInjectingStorage>(memory_));
     }
@@ -294,16 +294,21 @@ TEST_F(ResumeTest, OnlyDivergedOnesEndTheRun) {
   ExpectEnds(absl::StatusCode::kFailedPrecondition, {"step-00000004.diverged"});
 }
 
-TEST_F(ResumeTest, WithoutRenamingDirectoriesWhatWasQuarantinedIsStillKnown) {
+class ObjectStoreResumeTest : public ResumeTest {
+ protected:
+  ObjectStoreResumeTest() : ResumeTest(/*renames_directories=*/false) {}
+};
+
+TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
   Save(4);
   DamageManifest("step-00000004");
-  views_[0]->FailWhere(
-      [](const Operation& operation) {
-        return operation.kind == OperationKind::kRename && operation.path == "step-00000004";
-      },
-      absl::UnimplementedError("no directories"));
+  const absl::StatusOr<std::string> slot = EmptyRollingSlot(memory_, "");
+  ASSERT_TRUE(slot.ok()) << slot.status();
+  Save(6, *slot, /*finite=*/false);
   EXPECT_EQ(Step({.ignore_no_valid = true}), -1);
-  ExpectEnds(absl::StatusCode::kFailedPrecondition, {"step-00000004/manifest.pb.damaged"});
+  EXPECT_EQ(skipped_.size(), 2u);
+  ExpectEnds(absl::StatusCode::kFailedPrecondition,
+             {"step-00000004/manifest.pb.damaged", *slot + "/step-00000006/manifest.pb.diverged"});
 }
 
 // Its process died between its rename and the next look.

@@ -1,11 +1,13 @@
 #include "checkpoint/manager/saved_checkpoints.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/read_lock.h"
@@ -19,14 +21,10 @@ namespace {
 
 constexpr int kRereads = 2;
 
-bool IsDamage(const absl::Status& status) {
-  return absl::IsDataLoss(status) || absl::IsNotFound(status);
-}
-
 // Bytes that were damaged on their way from a remote storage are intact the next time.
 absl::StatusOr<Manifest> ReadIntactPatiently(Storage& storage, std::string_view directory) {
   absl::StatusOr<Manifest> manifest = ReadIntact(storage, directory);
-  for (int again = 0; again < kRereads && IsDamage(manifest.status()); ++again) {
+  for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
     manifest = ReadIntact(storage, directory);
   }
   return manifest;
@@ -62,14 +60,6 @@ absl::StatusOr<std::vector<StepDirectory>> ListSlot(Storage& storage, std::strin
   return all;
 }
 
-void AddCommitted(const std::vector<StepDirectory>& directories, bool rolling,
-                  std::vector<SavedCheckpoint>& committed, std::vector<StepDirectory>* unreadable) {
-  for (const StepDirectory& dir : directories) {
-    if (dir.committed.ok() && *dir.committed) committed.push_back({dir.step, dir.path, rolling});
-    if (!dir.committed.ok() && unreadable != nullptr) unreadable->push_back(dir);
-  }
-}
-
 // False, with nothing done, while the checkpoint is being read.
 absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir) {
   const RemovalLock lock(storage, dir.path);
@@ -81,14 +71,20 @@ absl::StatusOr<bool> RemoveUnlessRead(Storage& storage, const StepDirectory& dir
 
 absl::StatusOr<std::vector<SavedCheckpoint>> ListForResume(Storage& storage, std::string_view root,
                                                            std::vector<StepDirectory>* unreadable) {
+  std::vector<SavedCheckpoint> all;
+  const auto add = [&](const std::vector<StepDirectory>& directories, bool rolling) {
+    for (const StepDirectory& dir : directories) {
+      if (dir.committed.ok() && *dir.committed) all.push_back({dir.step, dir.path, rolling});
+      if (!dir.committed.ok() && unreadable != nullptr) unreadable->push_back(dir);
+    }
+  };
   TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> permanent,
                            ListStepDirectories(storage, root));
-  std::vector<SavedCheckpoint> all;
-  AddCommitted(permanent, /*rolling=*/false, all, unreadable);
+  add(permanent, /*rolling=*/false);
   for (const std::string_view slot : kRollingSlots) {
     TESSERA_ASSIGN_OR_RETURN(const std::vector<StepDirectory> rolling,
                              ListSlot(storage, JoinPath(root, slot)));
-    AddCommitted(rolling, /*rolling=*/true, all, unreadable);
+    add(rolling, /*rolling=*/true);
   }
   std::ranges::stable_sort(all, [](const SavedCheckpoint& a, const SavedCheckpoint& b) {
     return std::tuple(-a.step, a.rolling) < std::tuple(-b.step, b.rolling);
@@ -129,7 +125,7 @@ absl::StatusOr<std::vector<std::string>> AbandonLater(Storage& storage, std::str
   std::vector<StepDirectory> unreadable;
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved,
                            ListForResume(storage, root, &unreadable));
-  // Any of these may hold a checkpoint.
+  // It may hold a checkpoint.
   for (const StepDirectory& dir : unreadable) {
     if (dir.step > step) return dir.committed.status();
   }
@@ -269,7 +265,7 @@ Retention::Described Retention::Describe(const SavedCheckpoint& checkpoint) {
   Described described = {
       .candidate = {.step = checkpoint.step, .rolling = checkpoint.rolling, .good = false},
       .intact = manifest.ok()};
-  if (!manifest.ok() && !IsDamage(manifest.status())) described.unknown = manifest.status();
+  if (!manifest.ok() && !MayBeDamage(manifest.status())) described.unknown = manifest.status();
   if (!manifest.ok()) return described;
   const TrainerState& trainer = manifest->trainer();
   RetentionCandidate& candidate = described.candidate;

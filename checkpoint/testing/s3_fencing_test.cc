@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/manager/resume.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
@@ -183,10 +184,11 @@ TEST_F(S3FencingTest, NothingIsDeletedBesideASetAsideManifestThatCannotBeRead) {
   std::string manifest = ManifestOf("step-00000008");
   manifest[manifest.size() / 2] ^= 1;
   server_.PutObject(absl::StrCat(kPrefix, "step-00000008/manifest.pb"), manifest);
-  std::vector<SetAsideCheckpoint> set_aside;
-  const auto point = TakeNewestIntact(*storage_, "", Damaged::kSetAside, &set_aside);
-  ASSERT_TRUE(point.ok() && point->has_value());
-  EXPECT_EQ((*point)->checkpoint.step, 4);
+  SingleProcessGroup alone;
+  const auto resumed = ResumeFromLatest(storage_.get(), "", alone, {},
+                                        [](const ResumePoint&) { return absl::OkStatus(); });
+  ASSERT_TRUE(resumed.ok() && resumed->point.has_value());
+  EXPECT_EQ(resumed->point->checkpoint.step, 4);
   ASSERT_TRUE(SaveStep(8, 80).ok());
   const Ledger data = DataOf("step-00000008");
   GoOn(12);
