@@ -601,11 +601,13 @@ TEST_F(ConvertCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
   for (const char* part : {"hf/model-00002", "hf/model.safetensors.index", "hf/config.json"}) {
     SCOPED_TRACE(part);
     ckpt::s3::S3Server server({.region = "us-east-1"});
-    server.AddFault({.status = 403, .code = "AccessDenied", .method = "PUT", .key_part = part});
+    // Twice: credentials are read again, and the request is repeated.
+    server.AddFault(
+        {.status = 403, .code = "AccessDenied", .method = "PUT", .key_part = part, .times = 2});
     EXPECT_NE(Run({"convert", Fixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
                    "--max-file-size=4KiB", "--s3-endpoint=" + server.endpoint()}),
               0);
-    EXPECT_EQ(server.fault_count(), 1);
+    EXPECT_EQ(server.fault_count(), 2);
     EXPECT_TRUE(server.keys().empty());
   }
   // Another writer is at work, or has died.

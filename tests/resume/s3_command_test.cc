@@ -132,7 +132,8 @@ TEST_F(S3CommandTest, ARankWithAnotherEndpointEndsTheRunAndNothingIsRenamed) {
   ckpt::s3::S3Server other{{.region = "us-east-1"}};
   const auto ranks = [&](const std::string& second) {
     std::vector<std::string> train = Command("s3://bucket/run");
-    train.back() = "--data-parallel-size=2";  // instead of --s3-endpoint
+    std::ranges::replace(train, "--s3-endpoint=" + server_.endpoint(),
+                         std::string("--data-parallel-size=2"));
     std::vector<std::string> command = {"/usr/bin/env", "mpirun", "--oversubscribe",
                                         "--bind-to",    "none",   "-q"};
     for (const std::string& endpoint : {server_.endpoint(), second}) {

@@ -17,6 +17,7 @@
 #include "checkpoint/convert/dcp/folder_layout.h"
 #include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/convert/pickle/write.h"
+#include "checkpoint/convert/testing/zip_changes.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
@@ -180,7 +181,8 @@ void Exchange(const std::string& folder, const std::string& a, const std::string
     if (!entry.path().filename().string().starts_with("model_t")) continue;
     const std::string bytes = ReadFileBytes(entry.path());
     ASSERT_NE(bytes.find(a), bytes.npos);
-    WriteFileBytes(entry.path(), absl::StrReplaceAll(bytes, {{a, b}, {b, a}}));
+    WriteFileBytes(entry.path(),
+                   ckpt::convert::WithoutChecksums(absl::StrReplaceAll(bytes, {{a, b}, {b, a}})));
   }
 }
 
@@ -228,7 +230,7 @@ TEST_F(InternEvoTest, CopiesThatDifferAreRefused) {
       bytes.find(std::string(reinterpret_cast<const char*>(norm.data()), norm.size()));
   ASSERT_NE(at, bytes.npos);
   bytes[at] ^= 1;
-  WriteFileBytes(copy + "/model_tp1_pp0.pt", bytes);
+  WriteFileBytes(copy + "/model_tp1_pp0.pt", ckpt::convert::WithoutChecksums(bytes));
   EXPECT_THAT(ErrorOf(copy), AllOf(HasSubstr("model.norm.weight"), HasSubstr("model_tp0_pp0.pt"),
                                    HasSubstr("model_tp1_pp0.pt")));
 }
@@ -267,8 +269,9 @@ TEST_F(InternEvoTest, ThePlanMayBeInAFileOfItsOwn) {
   const std::string copy = Copy("zo2");
   for (const char* rank : {"0", "1"}) {
     const std::string path = copy + "/optimizer_tp0_pp0_zo" + rank + ".pt";
-    WriteFileBytes(path, absl::StrReplaceAll(ReadFileBytes(path), {{"zero_devide_optim_plan",
-                                                                    "zero_divide_optim_plan"}}));
+    WriteFileBytes(
+        path, ckpt::convert::WithoutChecksums(absl::StrReplaceAll(
+                  ReadFileBytes(path), {{"zero_devide_optim_plan", "zero_divide_optim_plan"}})));
   }
   const auto loaded = Load(copy, "single", /*bf16=*/false);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
