@@ -434,7 +434,8 @@ def print_table(libraries, results, options):
     for title, *_ in SCENARIOS:
         cells = [cell(results[library.name]["rows"].get(title, {})) for library in shown]
         print(f"| {title} | " + " | ".join(cells) + " |")
-    paragraph = (f"{options.ranks} ranks on {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, "
+    linux = platform.release().split("-")[0]
+    paragraph = (f"{options.ranks} ranks on {os.cpu_count()} cores, Linux {linux}, "
                  f"Python {platform.python_version()}. The state is {TENSORS} matrices of 4 MiB, "
                  "split by rows, and a vector that each rank has. A save or load has "
                  f"{LIMIT} s; once a library has not answered in it, {LATER_LIMIT} s. A rank that "

@@ -23,6 +23,7 @@
 #include "checkpoint/convert/record_checks.h"
 #include "checkpoint/convert/torch/archive.h"
 #include "checkpoint/convert/torch/plain_values.h"
+#include "checkpoint/convert/torch/torch_file.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/layout/box.h"
 
@@ -50,6 +51,13 @@ class OpenFiles {
       TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(PathIn(folder_, file)));
     }
     return open.get();
+  }
+
+  // The pickle of an object. Errors name its file.
+  absl::StatusOr<TorchArchive> ReadObject(const DcpObject& object) {
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
+    return InFile(storage_, PathIn(folder_, object.blob.file),
+                  ReadTorchArchive(*file, object.blob.part));
   }
 
  private:
@@ -234,8 +242,7 @@ absl::StatusOr<std::map<std::string, Role>> ReadRoles(OpenFiles& files,
                                                       const DcpMetadata& metadata) {
   for (const DcpObject& object : metadata.objects) {
     if (object.name != kTorchRolesKey) continue;
-    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
-    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(*file, object.blob.part));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
     return ReadTorchRoles(archive.contents.root());
   }
   return std::map<std::string, Role>();
@@ -246,8 +253,7 @@ absl::StatusOr<std::map<std::string, std::string>> ReadNames(OpenFiles& files,
                                                              const DcpMetadata& metadata) {
   for (const DcpObject& object : metadata.objects) {
     if (object.name != kTorchNamesKey) continue;
-    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
-    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(*file, object.blob.part));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
     std::set<std::string_view> keys;
     for (const DcpTensor& tensor : metadata.tensors) keys.insert(tensor.name);
     return ReadTorchNames(archive.contents.root(),

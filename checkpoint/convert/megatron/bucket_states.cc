@@ -12,6 +12,7 @@
 #include "checkpoint/convert/dcp/metadata.h"
 #include "checkpoint/convert/megatron/optimizer_state.h"
 #include "checkpoint/convert/pickle/budget.h"
+#include "checkpoint/convert/torch/torch_file.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/layout/box.h"
 
@@ -154,7 +155,8 @@ absl::Status BucketStates::AddObjects(Storage& storage) {
     const std::string where = absl::StrCat(storage.Describe(path), ": object ",
                                            absl::CHexEscape(object.name.substr(0, 200)));
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(path));
-    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(*file, object.blob.part));
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive,
+                             InFile(storage, path, ReadTorchArchive(*file, object.blob.part)));
     const pickle::Value value = OnlyPart(archive.contents.root());
     absl::Status added;
     if (is_sizes) {

@@ -166,8 +166,8 @@ class S3Client {
   absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
                      const std::optional<Condition>& condition);
   // One attempt, until SteadyNow() is `deadline`.
-  absl::Status SendOnce(const Request& request, const Credentials& credentials, absl::Duration deadline,
-                        HttpResponse& response);
+  absl::Status SendOnce(const Request& request, const Credentials& credentials,
+                        absl::Duration deadline, HttpResponse& response);
   // For the next attempt; read again where they are about to expire.
   Credentials CurrentCredentials();
   // Reads them again, or waits for another thread that does, unless they are other ones than
