@@ -50,7 +50,8 @@ class ForeignStorage final : public ReadOnlyStorage {
   const std::string& mismatch() const { return mismatch_; }  // see ForeignCheckpoint
   const std::vector<ForeignValue>& values() const { return values_; }
 
-  // Of the tensors that have elements: all, and those of which every byte has a checksum.
+  // Counts of the tensors that have elements: all of them, and those whose bytes all have a
+  // checksum.
   struct Proof {
     int64_t tensors = 0;
     int64_t proven = 0;

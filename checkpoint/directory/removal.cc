@@ -144,7 +144,7 @@ absl::Status Uncommit(Storage& storage, std::string_view dir, const std::vector<
   return storage.SyncDirectory(dir);
 }
 
-// Deletes what is left of a fence that nobody needs any more.
+// Deletes the remains of a fence that is no longer needed.
 absl::Status ForgetFence(Storage& storage, std::string_view dir,
                          const std::vector<std::string>& names) {
   if (!Contains(names, kFencedFileName)) return absl::OkStatus();

@@ -9,7 +9,7 @@
 //   commit what is being deleted. A directory is renamed, and looked at again: what was committed
 //   just before gets its name back. Where directories cannot be renamed, the files to delete are
 //   listed, a tombstone (fence.h) takes the manifest's place, and the files of that list alone are
-//   deleted: whoever wrote one of them can no longer commit.
+//   deleted: the attempts that wrote them can no longer commit.
 
 #include <string>
 #include <string_view>

@@ -208,7 +208,7 @@ absl::StatusOr<OpenFiles> OpenDataFiles(Storage& storage, std::string_view direc
   std::vector<DamagedPart> damaged;
   absl::StatusCode code = absl::StatusCode::kOk;
   std::optional<FileMap> map;  // created once, however many files are damaged
-  // The code is that of the first problem, or of the first that is no damage.
+  // The code comes from the first problem that is not damage, or else from the first one.
   const auto report = [&](absl::StatusCode problem_code, std::string problem,
                           const std::string& file) {
     const bool is_damage = MayBeDamage(absl::Status(problem_code, ""));

@@ -33,7 +33,7 @@ class FolderLock {
 
   struct Options {
     // How long to wait for another holder to end: the processes of a launcher that was killed
-    // notice it after a second or two. Of a lease: zero, or as long as it takes.
+    // notice it after a second or two. For a lease, any wait but zero lasts until it is decided.
     absl::Duration wait = absl::Seconds(10);
     // Receives one sentence when it begins to wait. May be null.
     std::function<void(const std::string&)> on_wait = nullptr;

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 constexpr char kLeaseName[] = ".lease";
 constexpr uint64_t kMaxLeaseBytes = 4096;
 constexpr int kRenewals = 4;  // in each period
-constexpr int kPolls = 20;    // likewise, by whoever waits
+constexpr int kPolls = 20;    // in each period, by a waiting job
 // A holder that renews is alive; but one renewal may still arrive when its sender is dead.
 constexpr int kChangesOfTheLiving = 2;
 constexpr absl::Duration kMaxPeriod = absl::Minutes(10);
@@ -60,7 +60,7 @@ absl::Duration PeriodOf(Fields& fields, absl::Duration own) {
   return std::min(absl::Milliseconds(milliseconds), kMaxPeriod);
 }
 
-// The state and the start of a process, of /proc/PID/stat; empty where there is none.
+// The state and the start time of a process, from /proc/PID/stat; empty if it does not exist.
 std::pair<char, std::string> StateAndStart(pid_t pid) {
   const std::string stat =
       ReadWholeFile(absl::StrCat("/proc/", pid, "/stat")).value_or(std::string());
@@ -222,7 +222,7 @@ absl::Status Lease::Renew() {
   const MutexLock writing(&writing_);
   TESSERA_RETURN_IF_ERROR(Check());
   absl::Status status = Write(tag_, "held");
-  if (absl::IsNotFound(status)) status = Write("", "held");  // somebody has deleted it
+  if (absl::IsNotFound(status)) status = Write("", "held");  // another program deleted it
   if (!absl::IsAlreadyExists(status)) return status;
   const absl::StatusOr<Storage::Version> found = storage_->ReadVersion(kLeaseName, kMaxLeaseBytes);
   Fields fields = ParseFields(found.ok() ? found->contents : "");

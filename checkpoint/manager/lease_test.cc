@@ -124,7 +124,7 @@ TEST_F(LeaseTest, LostAnswersAndFailuresThatPassLoseNoLease) {
   EXPECT_TRUE((*lock)->Confirm().ok());
 }
 
-// Of this machine: without waiting for the period.
+// A dead process of this machine is recognised without waiting for the period.
 TEST_F(LeaseTest, AProcessOfThisMachineThatIsGoneIsKnownToBeDead) {
   const pid_t child = fork();
   if (child == 0) {

@@ -106,7 +106,7 @@ class Decision {
   Decision(Storage* storage, std::string_view root, const ResumeOptions& options)
       : storage_(storage), root_(root), options_(options) {}
 
-  // The next checkpoint to load, as a message; without one if there is none.
+  // Returns the next checkpoint to load as a message, which is empty if none is left.
   absl::StatusOr<std::string> Offer() {
     ResumeOffer offer;
     if (storage_ == nullptr) return offer.SerializeAsString();
@@ -155,7 +155,7 @@ class Decision {
     for (SkippedCheckpoint& skipped : skipped_) {
       if (!options_.quarantine) break;
       absl::StatusOr<std::string> moved_to = SetAside(*storage_, skipped.directory, skipped.word);
-      if (absl::IsNotFound(moved_to.status())) continue;  // somebody else has moved it
+      if (absl::IsNotFound(moved_to.status())) continue;  // another process moved it
       TESSERA_RETURN_IF_ERROR(moved_to.status());
       skipped.moved_to = *std::move(moved_to);
     }

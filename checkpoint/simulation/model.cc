@@ -11,7 +11,7 @@
 namespace tessera::simulation {
 namespace {
 
-constexpr int64_t kMaxLateness = 180 * kMinute;  // of a request, and until somebody looks
+constexpr int64_t kMaxLateness = 180 * kMinute;  // of a request, and until the next look
 
 void Finding(std::string_view kind, const std::string& text) { Journal::Get().Finding(kind, text); }
 

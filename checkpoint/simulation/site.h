@@ -16,7 +16,7 @@ namespace tessera::simulation {
 // A folder of the simulated disk, or a prefix of a simulated object store.
 class SimulatedSite final : public Site {
  public:
-  // Works in `root`, a folder of the simulated disk. Look() is told to the model.
+  // Works in `root`, a folder of the simulated disk. Look() reports to the model.
   SimulatedSite(const Script& script, const std::string& root, Model& model);
 
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) override;

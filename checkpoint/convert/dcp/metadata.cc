@@ -102,7 +102,7 @@ uint32_t MetadataReader::NumberOf(const Value& name) {
   return known->second;
 }
 
-// The integers of a value; nullopt where they are none, or more than a tensor has dims.
+// The integers of a value; nullopt if it holds anything else, or more than a tensor has dims.
 std::optional<std::vector<int64_t>> DimsOf(const Value& value) {
   const Value tuple = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
   return tuple.size() <= kMaxRank ? TorchIntegers(tuple) : std::nullopt;

@@ -81,7 +81,7 @@ absl::Status LocalFolder::MakeTemporary() {
                       : problem;
 }
 
-// Where a file system has no locks, nobody can tell, and nothing is removed.
+// Removes nothing on a file system without locks, where an abandoned folder cannot be recognised.
 void LocalFolder::RemoveAbandoned() {
   std::vector<std::string> entries;
   std::error_code error;

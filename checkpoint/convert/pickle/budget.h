@@ -14,7 +14,7 @@ namespace tessera::ckpt::pickle {
 class Budget {
  public:
   explicit Budget(const Pickle& contents) : Budget(contents.size_bytes()) {}
-  // Of several pickles, the places of which are in a file of this size.
+  // For several pickles whose places are listed in a file of this size.
   explicit Budget(uint64_t input_bytes) : bytes_left_(kRatio * input_bytes + kAllowanceBytes) {}
 
   void AddInput(uint64_t input_bytes) { bytes_left_ += kRatio * input_bytes; }

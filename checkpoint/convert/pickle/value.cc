@@ -9,7 +9,7 @@ namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr Node kAbsentNode;
-// Of a module or a name; real ones are much shorter.
+// The limit of a module and of a name; real ones are much shorter.
 constexpr size_t kMaxGlobalPartBytes = 1024;
 
 const Node& NodeOf(const Nodes* nodes, NodeId id) {

@@ -21,7 +21,8 @@ inline std::string WithoutChecksums(std::string zip) {
   return zip;
 }
 
-// Inverts a byte of the contents of the first member whose name ends so. False: there is none.
+// Inverts a byte of the contents of the first member whose name ends with `end_of_name`. Returns
+// false if no member does.
 inline bool DamageMember(std::string_view end_of_name, std::string& zip) {
   constexpr std::string_view kMark = "PK\3\4";
   for (size_t at = zip.find(kMark); at != zip.npos; at = zip.find(kMark, at + kMark.size())) {

@@ -43,7 +43,7 @@ struct TorchOutputGroup {
   std::vector<TorchOutputState> states;  // in the order of the modules
 };
 
-// With moments, the state dict is that of a model and its optimizer: the key of a weight is
+// With moments, the state dict describes a model and its optimizer: the key of a weight is
 // "model.NAME", that of a moment "optimizer.state.NAME.exp_avg", and what torch has no place for
 // keeps its name. Where the weight of a parameter was not saved, its master weight is the model's.
 // Without moments, the keys are the names.

@@ -166,7 +166,7 @@ absl::StatusOr<std::optional<s3::Credentials>> OfInstance(const Environment& env
                              .timeout = kMetadataTimeout,
                              .use_proxy = false};
   s3::HttpResponse session;
-  // Most machines have no such service, and some allow nobody to use it.
+  // Most machines have no such service, and some forbid its use.
   if (!http.Perform(request, session).ok() || session.status / 100 == 4) return std::nullopt;
   const std::string service = "the metadata service";
   std::string token = session.body;
