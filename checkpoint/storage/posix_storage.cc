@@ -86,11 +86,11 @@ absl::Status RemoveBelow(int parent, const std::string& name, const std::string&
   return absl::OkStatus();
 }
 
-// What PosixStorageOptions::private_root promises, for the open directory `fd`.
-absl::Status MakePrivate(int fd, const std::string& root) {
+// What PosixStorageOptions::private_to promises, for the open directory `fd`.
+absl::Status MakePrivate(int fd, uid_t user, const std::string& root) {
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoStatus(errno, "cannot examine the folder", root);
-  if (info.st_uid != geteuid()) {
+  if (info.st_uid != user) {
     return absl::PermissionDeniedError(
         absl::StrCat(root, " belongs to another user (", info.st_uid, ")"));
   }
@@ -365,8 +365,9 @@ absl::StatusOr<uint64_t> PosixStorage::FreeBytes() {
 absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& name,
                                                           const PosixStorageOptions& options) {
   std::string root = name;
+  const bool is_private = options.private_to.has_value();
   // With a slash after it, a link would be followed.
-  while (options.private_root && root.size() > 1 && root.ends_with('/')) root.pop_back();
+  while (is_private && root.size() > 1 && root.ends_with('/')) root.pop_back();
   if (root.empty() || root.find('\0') != std::string::npos) {
     return absl::InvalidArgumentError("the folder's name is empty or contains a NUL");
   }
@@ -381,23 +382,23 @@ absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& nam
     // If something else is in its place, the check below finds it.
     // A private root itself is created below, with its permissions.
     const std::string parent = (std::filesystem::path(root) / "..").lexically_normal();
-    int error = MakeDirectories(AT_FDCWD, options.private_root ? parent : root);
-    if (error == 0 && options.private_root && mkdir(root.c_str(), S_IRWXU) != 0) error = errno;
+    int error = MakeDirectories(AT_FDCWD, is_private ? parent : root);
+    if (error == 0 && is_private && mkdir(root.c_str(), S_IRWXU) != 0) error = errno;
     if (error != 0 && error != EEXIST) {
       return ErrnoStatus(error, "cannot create the folder", root);
     }
   }
-  ScopedFd fd(open(root.c_str(), kDirectoryFlags | (options.private_root ? O_NOFOLLOW : 0)));
+  ScopedFd fd(open(root.c_str(), kDirectoryFlags | (is_private ? O_NOFOLLOW : 0)));
   const int error = fd.valid() ? 0 : errno;
   struct stat info;
-  if (options.private_root && error != 0 && lstat(root.c_str(), &info) == 0 &&
-      S_ISLNK(info.st_mode)) {
+  if (is_private && error != 0 && lstat(root.c_str(), &info) == 0 && S_ISLNK(info.st_mode)) {
     return absl::FailedPreconditionError(absl::StrCat(root, " is a symbolic link"));
   }
   if (error == ENOTDIR) return absl::InvalidArgumentError(absl::StrCat(root, " is not a folder"));
   if (error != 0) return ErrnoStatus(error, "cannot open the folder", root);
-  if (options.private_root) {
-    if (absl::Status status = MakePrivate(fd.get(), root); !status.ok()) return status;
+  if (is_private) {
+    if (absl::Status status = MakePrivate(fd.get(), *options.private_to, root); !status.ok())
+      return status;
   }
   return std::make_unique<PosixStorage>(root, std::move(fd), options);
 }

@@ -1,8 +1,11 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_POSIX_STORAGE_H_
 #define TESSERA_CHECKPOINT_STORAGE_POSIX_STORAGE_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -13,10 +16,11 @@ namespace tessera::ckpt {
 struct PosixStorageOptions {
   // Creates the root directory, with its parents, if it does not exist.
   bool create_root = false;
-  // The root must be a directory of this user, and no link; permissions of others are taken away.
-  // With create_root, it is created so. PermissionDenied for another user's, FailedPrecondition for
-  // a link. For folders with predictable names in places where everybody may write.
-  bool private_root = false;
+  // If set, the root must be a directory of that user, and no link; permissions of others are taken
+  // away. With create_root, it is created so. PermissionDenied for another user's,
+  // FailedPrecondition for a link. For folders with predictable names in places where everybody may
+  // write.
+  std::optional<uid_t> private_to;
 
   // Bypasses the page cache (O_DIRECT) where the file system allows it. Checkpoints are written
   // once and rarely read soon after: caching them costs a copy and evicts useful pages.

@@ -80,6 +80,13 @@ TEST_F(PosixStorageTest, TheRootIsMadeWhereAsked) {
             absl::StatusCode::kNotFound);
 }
 
+TEST_F(PosixStorageTest, APrivateRootBelongsToItsUser) {
+  EXPECT_TRUE(OpenPosixStorage(root(), {.private_to = geteuid()}).ok());
+  const absl::Status refused = OpenPosixStorage(root(), {.private_to = geteuid() + 1}).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+  EXPECT_EQ(refused.message(), absl::StrCat(root(), " belongs to another user (", geteuid(), ")"));
+}
+
 TEST_F(PosixStorageTest, StaysWithItsDirectory) {
   std::filesystem::rename(root(), directory_.path() + "/renamed");
   ASSERT_TRUE(WriteAll(*storage_, "file", "x").ok());

@@ -59,7 +59,7 @@ absl::StatusOr<fs::path> WithoutLinks(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Storage>> OpenStagingFolder(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
-                           OpenPosixStorage(path, {.create_root = true, .private_root = true}));
+                           OpenPosixStorage(path, {.create_root = true, .private_to = geteuid()}));
   TESSERA_RETURN_IF_ERROR(MarkIfEmpty(*storage, path));
   return storage;
 }
