@@ -88,8 +88,27 @@ bool MayPass(const HttpResponse& response) {
   }
 }
 
+// How far this machine's clock is from the store's, where the answer tells.
+std::optional<absl::Duration> ClockSkew(const HttpResponse& response) {
+  absl::Time store;
+  std::string ignored;
+  if (!absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", Header(response, "date"), &store, &ignored)) {
+    return std::nullopt;
+  }
+  return absl::Now() - store;
+}
+
+// Whether a request arrived too long after it was signed, because this process or the network stood
+// still: signed again, it passes.
+bool WasDelayed(const HttpResponse& response) {
+  const std::optional<absl::Duration> skew = ClockSkew(response);
+  return skew.has_value() && absl::AbsDuration(*skew) <= kMaxClockSkew &&
+         ErrorOf(response).code == "RequestTimeTooSkewed";
+}
+
 // Whether other credentials may help.
 bool IsRefused(const std::string& method, const HttpResponse& response) {
+  if (WasDelayed(response)) return false;
   if (response.status == 401 || response.status == 403) return true;
   if (response.status != 400) return false;
   // An answer to HEAD has no body that says why.
@@ -114,16 +133,6 @@ std::string Summary(const HttpResponse& response, const ErrorDocument& error) {
     absl::StrAppend(&text, " (", absl::CHexEscape(error.message.substr(0, 300)), ")");
   }
   return text;
-}
-
-// How far this machine's clock is from the store's, where the answer tells.
-std::optional<absl::Duration> ClockSkew(const HttpResponse& response) {
-  absl::Time store;
-  std::string ignored;
-  if (!absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", Header(response, "date"), &store, &ignored)) {
-    return std::nullopt;
-  }
-  return absl::Now() - store;
 }
 
 absl::Status DeniedStatus(const HttpResponse& response, const ErrorDocument& error,
@@ -315,7 +324,7 @@ absl::StatusOr<HttpResponse> S3Client::Send(Request request, const Restart& rest
                                                         "; the credentials cannot be read again: ",
                                                         read.message()));
       }
-      if (!MayPass(response)) return status;
+      if (!MayPass(response) && !WasDelayed(response)) return status;
       answer = std::string(status.message());
     } else if (!absl::IsUnavailable(status)) {
       return absl::Status(status.code(), absl::StrCat(options_.endpoint, ": ", status.message()));

@@ -95,6 +95,17 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
   }
 }
 
+// Its signature is of a time at which this process stood still.
+TEST_F(S3ClientTest, ARequestThatArrivesTooLateIsSignedAgain) {
+  Fail({.status = 403, .code = "RequestTimeTooSkewed"});
+  EXPECT_TRUE(client_.Put("late", Bytes("1"), false).ok());
+  Fail({.status = 403, .code = "RequestTimeTooSkewed", .times = 1000});
+  ClientOptions options = server_.ForClient();
+  options.deadline = absl::Milliseconds(50);
+  const absl::Status status = S3Client(options).Put("late", Bytes("2"), true);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
 TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
   Fail({.kind = FaultKind::kRefuse, .status = 403, .code = "AccessDenied"});
   EXPECT_EQ(client_.List("", false).status().code(), absl::StatusCode::kPermissionDenied);
