@@ -308,10 +308,13 @@ absl::Status TakeBack(Storage& storage, std::string_view checkpoint_dir,
 }
 
 absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view checkpoint_dir,
-                                             std::string_view word) {
+                                             std::string_view word, const std::string* expected) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(checkpoint_dir));
   const std::string from = ManifestPath(checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const std::string contents, ReadAll(storage, from, kMaxManifestBytes));
+  if (expected != nullptr && contents != *expected) {
+    return absl::AbortedError(absl::StrCat(storage.Describe(from), " has been replaced"));
+  }
   std::string to;
   for (const std::string& name : names) {
     if (!IsSetAsideName(name)) continue;
@@ -328,7 +331,16 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
   if (again != contents) {
     return absl::UnavailableError(absl::StrCat(storage.Describe(from), ": reads differ"));
   }
-  TESSERA_RETURN_IF_ERROR(Uncommit(storage, checkpoint_dir, names, {}));
+  // Not deleted: a repetition of the request that arrives late would delete what was committed since.
+  TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage, checkpoint_dir));
+  const absl::Status replaced = storage.Exchange(from, contents, MakeTombstone(), nullptr);
+  if (!absl::IsFailedPrecondition(replaced)) {
+    TESSERA_RETURN_IF_ERROR(replaced);
+    return to;
+  }
+  // The store has no conditional replacement, and so no tombstone could be replaced either.
+  TESSERA_RETURN_IF_ERROR(storage.Delete(from));
+  TESSERA_RETURN_IF_ERROR(storage.SyncDirectory(checkpoint_dir));
   return to;
 }
 

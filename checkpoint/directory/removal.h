@@ -54,11 +54,13 @@ absl::Status TakeBack(Storage& storage, std::string_view checkpoint_dir,
                       std::string_view manifest_bytes);
 
 // Where directories cannot be renamed: gives the manifest the name "manifest.pb.<word>", or
-// "manifest.pb.<word>-2" and so on where that is taken, which is returned as a path. Copies and
-// deletes: once the copy is there, the checkpoint is no longer committed (IsCommitted), and a call
-// that was interrupted in between is completed by the next.
+// "manifest.pb.<word>-2" and so on where that is taken, which is returned as a path. Copies it, and
+// replaces it by a tombstone: once the copy is there, the checkpoint is no longer committed
+// (IsCommitted), and a call that was interrupted in between is completed by the next. Aborted, with
+// nothing changed, if `expected` is not null and the manifest has other bytes.
 absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view checkpoint_dir,
-                                             std::string_view word);
+                                             std::string_view word,
+                                             const std::string* expected = nullptr);
 
 // "x.damaged", or the first of "x.damaged-2", "x.damaged-3" ... that is not in `names`, a listing.
 std::string FreeName(const std::vector<std::string>& names, std::string_view name,

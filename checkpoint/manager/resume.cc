@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -152,10 +153,15 @@ class Decision {
   // Renames what was skipped.
   absl::Status Quarantine() {
     reading_ = ReadLock();
+    if (!options_.quarantine || skipped_.empty()) return absl::OkStatus();
+    if (options_.lock != nullptr) TESSERA_RETURN_IF_ERROR(options_.lock->Confirm());
     for (SkippedCheckpoint& skipped : skipped_) {
-      if (!options_.quarantine) break;
-      absl::StatusOr<std::string> moved_to = SetAside(*storage_, skipped.directory, skipped.word);
-      if (absl::IsNotFound(moved_to.status())) continue;  // another process moved it
+      const auto judged = manifests_.find(skipped.directory);
+      absl::StatusOr<std::string> moved_to =
+          SetAside(*storage_, skipped.directory, skipped.word,
+                   judged == manifests_.end() ? nullptr : &judged->second);
+      // Another process has moved or replaced it.
+      if (absl::IsNotFound(moved_to.status()) || absl::IsAborted(moved_to.status())) continue;
       TESSERA_RETURN_IF_ERROR(moved_to.status());
       skipped.moved_to = *std::move(moved_to);
     }
@@ -195,6 +201,9 @@ class Decision {
   // Reads the manifest of `offered_`, and the sizes and headers of its files. Bytes that were
   // damaged on their way from a remote storage are intact the next time.
   absl::Status ReadAgain() {
+    const absl::StatusOr<std::string> bytes =
+        ReadAll(*storage_, JoinPath(offered_.directory, kManifestFileName), kMaxManifestBytes);
+    if (bytes.ok()) manifests_[offered_.directory] = *bytes;
     absl::StatusOr<Manifest> manifest = ReadIntact(*storage_, offered_.directory);
     for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
       manifest = ReadIntact(*storage_, offered_.directory);
@@ -238,6 +247,9 @@ class Decision {
   const ResumeOptions& options_;
   std::set<std::string> seen_;  // directories that are not offered again
   std::vector<SkippedCheckpoint> skipped_;
+  // By directory, as they were when the checkpoints were judged. A job that stands still meanwhile
+  // can find a checkpoint of another job in the same directory.
+  std::map<std::string, std::string> manifests_;
   SavedCheckpoint offered_;
   Manifest manifest_;  // of offered_
   ReadLock reading_;

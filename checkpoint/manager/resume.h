@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/storage/storage.h"
 
@@ -41,6 +42,8 @@ struct ResumeOptions {
   bool ignore_no_valid = false;
   // How a user sets ignore_no_valid, for the error's message: "--resume-anew begins at step 0".
   std::string ignore_no_valid_hint;
+  // On rank 0, the lock of `root`: nothing is renamed where it was lost meanwhile. May be null.
+  FolderLock* lock = nullptr;
   absl::Duration deadline = absl::Minutes(10);  // for each wait on other ranks
 };
 
@@ -90,6 +93,7 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 //                       ranks and what they saw.
 //   the error of `load` where it is not of damage
 //   the storage's       where rank 0 cannot list or read
+//   the lock's          where another job has taken it over
 //   DeadlineExceeded, Unavailable from the group
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
 //

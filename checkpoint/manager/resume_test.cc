@@ -311,6 +311,44 @@ TEST_F(ObjectStoreResumeTest, WhatWasQuarantinedIsStillKnown) {
              {"step-00000004/manifest.pb.damaged", *slot + "/step-00000006/manifest.pb.diverged"});
 }
 
+// This job stands still after its judgement; another one quarantines the step and saves it.
+void ExpectAnotherCheckpointStays(MemoryStorage& memory, const std::function<void()>& save) {
+  SingleProcessGroup alone;
+  const auto resumed = ResumeFromLatest(&memory, "", alone, {}, [&](const ResumePoint&) {
+    EXPECT_TRUE(SetAside(memory, "step-00000008", "damaged").ok());
+    save();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  ASSERT_EQ(resumed->skipped.size(), 1u);
+  EXPECT_EQ(resumed->skipped[0].moved_to, "");
+}
+
+TEST_F(ResumeTest, AnotherCheckpointInThePlaceOfADamagedOneIsNotTouched) {
+  for (const int64_t step : {4, 8}) Save(step);
+  DamageManifest("step-00000008");
+  ExpectAnotherCheckpointStays(memory_, [&] { Save(8); });
+  EXPECT_EQ(Step(), 8);
+}
+
+TEST_F(ObjectStoreResumeTest, AnotherCheckpointInThePlaceOfADamagedOneIsNotTouched) {
+  for (const int64_t step : {4, 8}) Save(step);
+  DamageManifest("step-00000008");
+  ExpectAnotherCheckpointStays(memory_, [&] { Save(8); });
+  EXPECT_EQ(Step(), 8);
+}
+
+TEST_F(ResumeTest, NothingIsRenamedByAJobThatHasLostItsLock) {
+  class LostLock final : public FolderLock {
+   public:
+    LostLock() : FolderLock("") {}
+    absl::Status Confirm() override { return absl::FailedPreconditionError("taken over"); }
+  } lock;
+  for (const int64_t step : {4, 8}) Save(step);
+  DamageManifest("step-00000008");
+  ExpectEnds(absl::StatusCode::kFailedPrecondition, {"taken over"}, {.lock = &lock});
+}
+
 // Its process died between its rename and the next look.
 TEST_F(ResumeTest, ACheckpointThatWasCommittedWhileItWasDiscardedIsFound) {
   Save(4);

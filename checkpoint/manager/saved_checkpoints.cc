@@ -110,9 +110,17 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 }
 
 absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
-                                     std::string_view word) {
+                                     std::string_view word, const std::string* expected) {
   const auto [parent, name] = SplitPath(directory);
-  if (!storage.RenamesDirectories()) return SetManifestAside(storage, directory, word);
+  if (!storage.RenamesDirectories()) return SetManifestAside(storage, directory, word, expected);
+  if (expected != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string manifest,
+        ReadAll(storage, JoinPath(directory, kManifestFileName), kMaxManifestBytes));
+    if (manifest != *expected) {
+      return absl::AbortedError(absl::StrCat(storage.Describe(directory), " has been replaced"));
+    }
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> siblings, storage.List(parent));
   std::string to = JoinPath(parent, FreeName(siblings, name, word));
   TESSERA_RETURN_IF_ERROR(storage.Rename(directory, to));

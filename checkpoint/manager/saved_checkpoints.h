@@ -53,8 +53,11 @@ absl::StatusOr<Manifest> ReadIntact(Storage& storage, std::string_view directory
 // "step-00000500.damaged-2" and so on where that exists: from then on it is no checkpoint to any
 // reader, but all of it is still there. Returns the new directory. A storage that cannot rename
 // directories keeps it in place, with its manifest renamed.
+//
+// With `expected`, the manifest's bytes, nothing but the checkpoint that they describe is renamed:
+// Aborted if another one has taken its place.
 absl::StatusOr<std::string> SetAside(Storage& storage, std::string_view directory,
-                                     std::string_view word);
+                                     std::string_view word, const std::string* expected = nullptr);
 
 // Sets aside, as "abandoned", the checkpoints of later steps than `step`: those of a future that a
 // run abandons when it continues from an earlier step on request. Returns the new directories. The

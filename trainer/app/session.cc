@@ -391,14 +391,15 @@ absl::StatusOr<std::unique_ptr<Session>> BuildOn(const std::shared_ptr<RankDevic
     session->ranks = MakeProcessGroup(world);
     session->device = device;
     absl::Status built = Continue(saved, host, world, notes, session.get());
-    if (built.ok()) built = AbandonLaterSteps(config, session->progress.step, group, notes);
+    if (built.ok())
+      built = AbandonLaterSteps(config, session->progress.step, group, lock.get(), notes);
     if (built.ok()) return built;
     // All ranks return from damage together, perhaps to another checkpoint.
     if (!ckpt::FindDamagedParts(built).has_value()) AbortDevices(*device, world, built);
     session = nullptr;
     return built;
   };
-  TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, group, notes, build));
+  TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, group, lock.get(), notes, build));
   session->save_folder = std::move(lock);
   return session;
 }

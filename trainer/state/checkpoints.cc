@@ -296,7 +296,8 @@ absl::StatusOr<std::shared_ptr<ckpt::Storage>> OpenOwn(const CheckpointConfig& c
 
 // Uses the latest checkpoint in `save`. Returns false, with nothing called, where there is none.
 absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& group,
-                               const NoteSink& notes, const UseSavedRun& use) {
+                               ckpt::FolderLock* lock, const NoteSink& notes,
+                               const UseSavedRun& use) {
   const CheckpointConfig& config = settings.checkpoint();
   const bool loads_other = !LoadsItsOwn(config) && !config.load().empty();
   TESSERA_ASSIGN_OR_RETURN(const std::shared_ptr<ckpt::Storage> storage, OpenOwn(config, group));
@@ -322,6 +323,7 @@ absl::StatusOr<bool> ResumeOwn(const TrainConfig& settings, const RankGroup& gro
       .ignore_no_valid = config.resume_ignore_no_valid_checkpoint(),
       .ignore_no_valid_hint = absl::StrCat("--resume-ignore-no-valid-checkpoint begins ",
                                            loads_other ? "from load" : "at step 0"),
+      .lock = lock,
       .deadline = group.deadline};
   TESSERA_ASSIGN_OR_RETURN(const ckpt::ResumeResult resumed,
                            ckpt::ResumeFromLatest(storage.get(), "", group.ranks, options, load));
@@ -447,10 +449,11 @@ bool Saves(const TrainConfig& config) {
 }
 
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
-                               const NoteSink& notes, const UseSavedRun& use) {
+                               ckpt::FolderLock* lock, const NoteSink& notes,
+                               const UseSavedRun& use) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   if (ResumesItsOwn(checkpoint) && !ChoosesOwnStep(checkpoint)) {
-    TESSERA_ASSIGN_OR_RETURN(const bool resumed, ResumeOwn(config, group, notes, use));
+    TESSERA_ASSIGN_OR_RETURN(const bool resumed, ResumeOwn(config, group, lock, notes, use));
     if (resumed) return absl::OkStatus();
     if (LoadsItsOwn(checkpoint)) {
       if (!checkpoint.exit_on_missing_checkpoint()) return use(std::nullopt);
@@ -474,7 +477,7 @@ absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
                                                      const NoteSink& notes) {
   std::optional<SavedRun> found;
   TESSERA_RETURN_IF_ERROR(
-      ContinueFromSaved(config, group, notes, [&](std::optional<SavedRun> saved) {
+      ContinueFromSaved(config, group, /*lock=*/nullptr, notes, [&](std::optional<SavedRun> saved) {
         found = std::move(saved);
         return absl::OkStatus();
       }));
@@ -577,12 +580,13 @@ absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_
 }
 
 absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group,
-                               const NoteSink& notes) {
+                               ckpt::FolderLock* lock, const NoteSink& notes) {
   const CheckpointConfig& checkpoint = config.checkpoint();
   if (!Saves(config) || !LoadsItsOwn(checkpoint) || !checkpoint.has_ckpt_step()) {
     return absl::OkStatus();
   }
   if (group.ranks.rank() == 0) {
+    if (lock != nullptr) TESSERA_RETURN_IF_ERROR(lock->Confirm());
     TESSERA_ASSIGN_OR_RETURN(
         const std::unique_ptr<ckpt::Storage> storage,
         ckpt::OpenStorage(checkpoint.save(), {.s3_endpoint = checkpoint.s3_endpoint()}));

@@ -81,8 +81,11 @@ using UseSavedRun = std::function<absl::Status(std::optional<SavedRun>)>;
 // nullopt where there is none and nothing asks for one: neither exit_on_missing_checkpoint nor
 // ckpt_step nor finetune. NotFound otherwise, listing what is there; DataLoss for a damaged
 // manifest. Rank 0 looks and reads, and sends the others what it found.
+//
+// `lock`: of `save`, on rank 0 of a run that saves; null otherwise.
 absl::Status ContinueFromSaved(const TrainConfig& config, const RankGroup& group,
-                               const NoteSink& notes, const UseSavedRun& use);
+                               ckpt::FolderLock* lock, const NoteSink& notes,
+                               const UseSavedRun& use);
 
 // That checkpoint, where nothing is to be tried beyond reading its manifest.
 absl::StatusOr<std::optional<SavedRun>> FindSavedRun(const TrainConfig& config,
@@ -123,7 +126,7 @@ absl::Status CheckLaterSteps(const TrainConfig& config, int64_t step, bool from_
 // Sets the checkpoints of later steps aside where ckpt_step has chosen an earlier one of the same
 // folder, with a note. Call once that one has been loaded.
 absl::Status AbandonLaterSteps(const TrainConfig& config, int64_t step, const RankGroup& group,
-                               const NoteSink& notes);
+                               ckpt::FolderLock* lock, const NoteSink& notes);
 
 }  // namespace tessera
 

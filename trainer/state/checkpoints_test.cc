@@ -292,7 +292,7 @@ TEST_F(AutoResumeTest, CkptStepGoesBackAndLosesNothing) {
   EXPECT_EQ(Resumed(), 4);
   EXPECT_TRUE(fs::exists(folder_ + "/step-00000006"));
   EXPECT_TRUE(CheckLaterSteps(config_, 4, /*from_own=*/true, group_).ok());
-  ASSERT_TRUE(AbandonLaterSteps(config_, 4, group_, Sink()).ok());
+  ASSERT_TRUE(AbandonLaterSteps(config_, 4, group_, nullptr, Sink()).ok());
   EXPECT_TRUE(fs::exists(folder_ + "/step-00000006.abandoned"));
   EXPECT_TRUE(fs::exists(folder_ + "/rolling-1/step-00000005.abandoned"));
   EXPECT_THAT(notes_, HasSubstr("ckpt_step=4: later checkpoints"));
@@ -318,7 +318,7 @@ TEST_F(AutoResumeTest, OnlyDamageThatIsThereLeadsToAnotherCheckpoint) {
   absl::Status first;
   const auto resume = [&] {
     tried.clear();
-    return ContinueFromSaved(config_, group_, Sink(), [&](std::optional<SavedRun> saved) {
+    return ContinueFromSaved(config_, group_, nullptr, Sink(), [&](std::optional<SavedRun> saved) {
       tried.push_back(saved.has_value() ? saved->directory : "(none)");
       return tried.size() == 1 ? first : absl::OkStatus();
     });
@@ -340,7 +340,7 @@ TEST_F(AutoResumeTest, OnlyDamageThatIsThereLeadsToAnotherCheckpoint) {
     return ckpt::WithDamagedParts(absl::DataLossError("checksum"), {{.file = "manifest.pb"}});
   };
   tried.clear();
-  ASSERT_TRUE(ContinueFromSaved(config_, group_, Sink(), damaged_meanwhile).ok());
+  ASSERT_TRUE(ContinueFromSaved(config_, group_, nullptr, Sink(), damaged_meanwhile).ok());
   EXPECT_EQ(tried, std::vector<std::string>({"step-00000006", "step-00000004"}));
   EXPECT_THAT(notes_, HasSubstr("it is now called step-00000006.damaged"));
 }
