@@ -107,7 +107,8 @@ absl::Status Job::Resume(Rank& rank) {
   };
   TESSERA_ASSIGN_OR_RETURN(
       const ckpt::ResumeResult resumed,
-      ckpt::ResumeFromLatest(rank.storage.get(), "", rank.group, {.deadline = kDeadline}, load));
+      ckpt::ResumeFromLatest(rank.storage.get(), "", rank.group,
+                             {.lock = rank.lock.get(), .deadline = kDeadline}, load));
   std::optional<int64_t> taken;
   if (resumed.point.has_value()) {
     rank.step = resumed.point->checkpoint.step;
