@@ -157,7 +157,8 @@ absl::Status ForgetFence(Storage& storage, std::string_view dir,
     }
   }
   // A tombstone without the other file would look like a manifest.
-  TESSERA_RETURN_IF_ERROR(storage.DeleteFiles(dir, {std::string(kManifestFileName)}));
+  const absl::Status deleted = storage.Delete(ManifestPath(dir));
+  if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
   return storage.DeleteFiles(dir, {std::string(kFencedFileName)});
 }
 

@@ -581,9 +581,12 @@ absl::StatusOr<ListPage> S3Client::List(const std::string& prefix, bool delimite
   }
 }
 
-absl::Status S3Client::Delete(const std::string& key) {
-  const absl::Status status = Send({.method = "DELETE", .key = key}).status();
-  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+absl::Status S3Client::Delete(const std::string& key, const std::string& etag) {
+  Request request = {.method = "DELETE", .key = key};
+  if (!etag.empty()) request.headers["if-match"] = etag;
+  const absl::Status status = Send(request).status();
+  if (absl::IsUnimplemented(status) && !etag.empty()) return Delete(key, "");
+  return absl::IsNotFound(status) || absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
 }
 
 absl::Status S3Client::DeleteAll(const std::vector<std::string>& keys) {

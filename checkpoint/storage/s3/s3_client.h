@@ -131,7 +131,10 @@ class S3Client {
   absl::StatusOr<ListPage> List(const std::string& prefix, bool delimiter, int max_keys = 0);
 
   // OK where the key does not exist.
-  absl::Status Delete(const std::string& key);
+  // Deletes the object that has this etag, or any if it is empty. OK if it is gone, or another one
+  // is in its place: a repetition that arrives late spares what was put there meanwhile. Stores
+  // that know no conditional deletion delete any.
+  absl::Status Delete(const std::string& key, const std::string& etag);
   absl::Status DeleteAll(const std::vector<std::string>& keys);
 
   // See Storage::Abandon().

@@ -88,8 +88,8 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
     ASSERT_TRUE(client_.CompleteUpload(*upload, {*part}).ok());
     EXPECT_EQ(ReadBack("parts"), contents);
     EXPECT_EQ(client_.List("", false)->objects.size(), 2);
-    ASSERT_TRUE(client_.Delete("key").ok());
-    ASSERT_TRUE(client_.Delete("parts").ok());
+    ASSERT_TRUE(client_.Delete("key", "").ok());
+    ASSERT_TRUE(client_.Delete("parts", "").ok());
     EXPECT_TRUE(server_.keys().empty());
     EXPECT_GE(server_.fault_count(), 2);
   }
@@ -112,7 +112,7 @@ TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
   Fail({.kind = FaultKind::kRefuse, .status = 400, .code = "EntityTooLarge"});
   EXPECT_EQ(client_.Put("a", {}, true).code(), absl::StatusCode::kResourceExhausted);
   Fail({.kind = FaultKind::kRefuse, .status = 501, .code = "NotImplemented"});
-  EXPECT_EQ(client_.Delete("a").code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(client_.Delete("a", "").code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(client_.request_count(), 3);
 }
 
@@ -194,6 +194,21 @@ TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
 }
 
 // What a call stores damaged, it replaces, but not what another program has put there since.
+TEST_F(S3ClientTest, ADeletionThatArrivesLateSparesAnotherObject) {
+  ASSERT_TRUE(client_.Put("a", Bytes("1"), true).ok());
+  const std::string etag = client_.Head("a")->etag;
+  Fail({.method = "DELETE", .meanwhile = [&] {
+          ASSERT_TRUE(client_.Delete("a", etag).ok());
+          ASSERT_TRUE(client_.Put("a", Bytes("2"), true).ok());
+        }});
+  EXPECT_TRUE(client_.Delete("a", etag).ok());
+  EXPECT_EQ(server_.contents("a"), "2");
+  // A store that refuses to look at the condition.
+  Fail({.status = 501, .code = "NotImplemented", .method = "DELETE"});
+  EXPECT_TRUE(client_.Delete("a", client_.Head("a")->etag).ok());
+  EXPECT_EQ(client_.Head("a").status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(S3ClientTest, ADamagedObjectIsNotRepairedOverAnotherOne) {
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
   Fail({.method = "PUT", .skip = 0, .meanwhile = [&] { server_.PutObject("key", "theirs"); }});
@@ -270,7 +285,7 @@ TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
   // Once.
   server_.SetCredentials({.access_key_id = "GONE", .secret_access_key = "x", .session_token = ""});
   const int64_t before = client.request_count();
-  EXPECT_EQ(client.Delete("c").code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(client.Delete("c", "").code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(client.request_count(), before + 2);
 }
 
@@ -279,7 +294,7 @@ TEST_F(S3ClientTest, CredentialsThatCannotBeReadAgainAreAnError) {
   options.credentials.session_token = "old";
   options.read_credentials = [] { return absl::UnavailableError("no role here"); };
   S3Client client(options);
-  const absl::Status status = client.Delete("a");
+  const absl::Status status = client.Delete("a", "");
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
   for (const char* part : {"the session token has expired", "no role here"}) {
     EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
@@ -300,12 +315,12 @@ TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
   };
   server_.SetCredentials(options.credentials);
   S3Client client(options);
-  ASSERT_TRUE(client.Delete("a").ok());
+  ASSERT_TRUE(client.Delete("a", "").ok());
   EXPECT_EQ(reads, 0);
   absl::SleepFor(absl::Seconds(1.1));
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&] { EXPECT_TRUE(client.Delete("a").ok()); });
+    threads.emplace_back([&] { EXPECT_TRUE(client.Delete("a", "").ok()); });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(reads, 1);
@@ -321,16 +336,16 @@ TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
   options.deadline = options.stall_timeout = absl::Minutes(5);
   S3Client refused(options), stalled(options);
   const absl::Time start = absl::Now();
-  std::thread waits([&] { EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a"))); });
+  std::thread waits([&] { EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a", ""))); });
   while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
   refused.Abandon();
   waits.join();
   EXPECT_EQ(refused.request_count(), 1);
-  EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a"))) << "tried once";
+  EXPECT_TRUE(absl::IsUnavailable(refused.Delete("a", ""))) << "tried once";
   EXPECT_EQ(refused.request_count(), 2);
   server_.ClearFaults();
   Fail({.kind = FaultKind::kStall});
-  std::thread hangs([&] { EXPECT_TRUE(absl::IsUnavailable(stalled.Delete("a"))); });
+  std::thread hangs([&] { EXPECT_TRUE(absl::IsUnavailable(stalled.Delete("a", ""))); });
   while (server_.fault_count() == 0) absl::SleepFor(absl::Milliseconds(1));
   stalled.Abandon();
   hangs.join();

@@ -78,6 +78,8 @@ class S3Storage final : public Storage {
   // Of all that is below a directory; "" for the root of the whole bucket.
   std::string Below(std::string_view path) const;
   absl::StatusOr<bool> IsDirectory(std::string_view path);
+  // InvalidArgument for a directory.
+  absl::StatusOr<S3Client::ObjectInfo> Find(std::string_view path);
   absl::Status RenameObject(std::string_view from, std::string_view to);
   int AbortUploads(const std::string& prefix);
 
@@ -115,19 +117,19 @@ absl::StatusOr<std::unique_ptr<WritableFile>> S3Storage::Create(std::string_view
       memory_);
 }
 
+absl::StatusOr<S3Client::ObjectInfo> S3Storage::Find(std::string_view path) {
+  absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(Key(path));
+  if (!absl::IsNotFound(info.status())) return info;
+  // The answer to this request says whether it is the bucket that is missing, which is no reason to
+  // look for the file elsewhere.
+  TESSERA_ASSIGN_OR_RETURN(const bool is_directory, IsDirectory(path));
+  if (is_directory) return absl::InvalidArgumentError("is a directory");
+  return absl::NotFoundError("there is no such object");
+}
+
 absl::StatusOr<std::unique_ptr<ReadableFile>> S3Storage::Open(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("Open", path, /*root_allowed=*/false));
-  absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(Key(path));
-  if (absl::IsNotFound(info.status())) {
-    // The answer to this request says whether it is the bucket that is missing, which is no reason
-    // to look for the file elsewhere.
-    const absl::StatusOr<bool> is_directory = IsDirectory(path);
-    if (!is_directory.ok()) return InOperation("Open", Describe(path), is_directory.status());
-    if (*is_directory) {
-      return absl::InvalidArgumentError(absl::StrCat("Open ", Describe(path), ": is a directory"));
-    }
-    return absl::NotFoundError(absl::StrCat("Open ", Describe(path), ": there is no such object"));
-  }
+  absl::StatusOr<S3Client::ObjectInfo> info = Find(path);
   if (!info.ok()) return InOperation("Open", Describe(path), info.status());
   return std::make_unique<s3::S3ReadableFile>(Describe(path), Key(path), *std::move(info), client_);
 }
@@ -143,7 +145,7 @@ absl::Status S3Storage::RenameObject(std::string_view from, std::string_view to)
   TESSERA_RETURN_IF_ERROR(
       client_.Get(Key(from), info.etag, 0, std::as_writable_bytes(std::span<char>(contents))));
   TESSERA_RETURN_IF_ERROR(client_.Put(Key(to), AsBytes(contents), /*replace=*/false));
-  return client_.Delete(Key(from));
+  return client_.Delete(Key(from), info.etag);
 }
 
 absl::Status S3Storage::Rename(std::string_view from, std::string_view to) {
@@ -253,13 +255,13 @@ absl::StatusOr<std::vector<std::string>> S3Storage::List(std::string_view path) 
 absl::Status S3Storage::Delete(std::string_view path) {
   TESSERA_RETURN_IF_ERROR(CheckPath("Delete", path, /*root_allowed=*/false));
   // A store does not say whether there was something to delete.
-  const absl::Status there = Open(path).status();
-  if (absl::IsInvalidArgument(there)) {
+  const absl::StatusOr<S3Client::ObjectInfo> there = Find(path);
+  if (absl::IsInvalidArgument(there.status())) {
     return absl::AlreadyExistsError(
         absl::StrCat("Delete ", Describe(path), ": the directory is not empty"));
   }
-  TESSERA_RETURN_IF_ERROR(InOperation("Delete", Describe(path), there));
-  return InOperation("Delete", Describe(path), client_.Delete(Key(path)));
+  return InOperation("Delete", Describe(path),
+                     there.ok() ? client_.Delete(Key(path), there->etag) : there.status());
 }
 
 absl::Status S3Storage::DeleteFiles(std::string_view directory,
@@ -322,7 +324,8 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
     return cannot("write to", written);
   }
   const absl::Status again = client.Put(key, AsBytes("2"), /*replace=*/false);
-  if (const auto deleted = client.Delete(key); !deleted.ok()) return cannot("delete from", deleted);
+  if (const auto deleted = client.Delete(key, /*etag=*/""); !deleted.ok())
+    return cannot("delete from", deleted);
   if (absl::IsAlreadyExists(again)) return absl::OkStatus();
   if (!again.ok()) return cannot("write to", again);
   return absl::FailedPreconditionError(absl::StrCat(

@@ -366,6 +366,12 @@ HttpReply S3Server::Dispatch(const HttpMessage& request, const std::string& key)
       return uploads_.erase(Parameter(request, "uploadId")) > 0 ? Empty(204)
                                                                 : Error(404, "NoSuchUpload");
     }
+    const std::string match = Header(request, "if-match");
+    const auto there = objects_.find(key);
+    if (there != objects_.end() && !match.empty() && !options_.ignores_matches &&
+        match != there->second.etag) {
+      return Error(412, "PreconditionFailed");
+    }
     Erase(key);
     return Empty(204);
   }
