@@ -332,7 +332,7 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
   if (again != contents) {
     return absl::UnavailableError(absl::StrCat(storage.Describe(from), ": reads differ"));
   }
-  // Not deleted: a repetition of the request that arrives late would delete what was committed since.
+  // A deletion whose repetition arrives late could delete what was committed since.
   TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage, checkpoint_dir));
   const absl::Status replaced = storage.Exchange(from, contents, MakeTombstone(), nullptr);
   if (!absl::IsFailedPrecondition(replaced)) {
