@@ -138,7 +138,7 @@ class Rank {
       step = saved->manifest.trainer().step();
       return absl::OkStatus();
     };
-    TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, ranks, notes, use));
+    TESSERA_RETURN_IF_ERROR(ContinueFromSaved(config, ranks, /*lock=*/nullptr, notes, use));
     return step;
   }
 
