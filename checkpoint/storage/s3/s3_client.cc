@@ -414,8 +414,8 @@ absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
                   .etag = Header(*response, "etag")};
 }
 
-absl::Status S3Client::PutIf(const std::string& key, std::span<const std::byte> body,
-                             const std::optional<Condition>& condition) {
+absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<const std::byte> body,
+                                            const std::optional<Condition>& condition) {
   const std::string writer = NewWriter(), checksum = ChecksumHeader(body);
   Request request = {.method = "PUT", .key = key, .body = body};
   request.headers = {{kWriterHeader, writer}, {kChecksumHeader, checksum}};
@@ -424,10 +424,10 @@ absl::Status S3Client::PutIf(const std::string& key, std::span<const std::byte> 
     const absl::StatusOr<HttpResponse> response = Send(request);
     if (response.ok()) {
       const std::string stored = Header(*response, kChecksumHeader);
-      if (stored.empty() || stored == checksum) return absl::OkStatus();
+      const std::string etag = Header(*response, "etag");
+      if (stored.empty() || stored == checksum) return etag;
       // What is there is this call's, and damaged.
       request.headers.erase("if-none-match");
-      const std::string etag = Header(*response, "etag");
       if (condition.has_value() && !etag.empty()) request.headers["if-match"] = etag;
       continue;
     }
@@ -438,28 +438,27 @@ absl::Status S3Client::PutIf(const std::string& key, std::span<const std::byte> 
     // It may be refused because an earlier answer was lost.
     const absl::StatusOr<ObjectInfo> there = Head(key);
     if (there.ok()) {
-      if (there->writer == writer) return absl::OkStatus();
-      bool own = false;
+      bool own = there->writer == writer;
       if (there->writer.empty()) {
         TESSERA_ASSIGN_OR_RETURN(own, Holds(key, *there, body));
       }
-      return own ? absl::OkStatus() : absl::AlreadyExistsError("another object is there");
+      if (own) return there->etag;
+      return absl::AlreadyExistsError("another object is there");
     }
     if (!absl::IsNotFound(there.status())) return there.status();
-    if (request.headers.contains("if-match")) return absl::AlreadyExistsError("the object is gone");
+    if (request.headers.contains("if-match")) return absl::NotFoundError("the object is gone");
   }
   return absl::UnavailableError("the store keeps other bytes than were sent to it");
 }
 
-absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body, bool replace) {
-  if (replace) return PutIf(key, body, std::nullopt);
-  return PutIf(key, body, Condition("if-none-match", "*"));
+absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body) {
+  return Write(key, body, std::nullopt).status();
 }
 
-absl::Status S3Client::Replace(const std::string& key, std::span<const std::byte> body,
-                               const std::string& etag) {
-  const absl::Status replaced = PutIf(key, body, Condition("if-match", etag));
-  return absl::IsAlreadyExists(replaced) ? absl::AbortedError(replaced.message()) : replaced;
+absl::StatusOr<std::string> S3Client::PutIf(const std::string& key, std::span<const std::byte> body,
+                                            const std::string& etag) {
+  return Write(key, body,
+               etag.empty() ? Condition("if-none-match", "*") : Condition("if-match", etag));
 }
 
 absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
@@ -469,21 +468,6 @@ absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
   const absl::Status replaced = Send(request).status();
   if (!replaced.ok() && !absl::IsAlreadyExists(replaced)) return replaced;
   return !replaced.ok();
-}
-
-absl::StatusOr<std::string> S3Client::PutIfUnchanged(const std::string& key,
-                                                     std::span<const std::byte> body,
-                                                     const std::string& etag) {
-  Request request = {.method = "PUT", .key = key, .body = body};
-  request.headers[kChecksumHeader] = ChecksumHeader(body);
-  request.headers[etag.empty() ? "if-none-match" : "if-match"] = etag.empty() ? "*" : etag;
-  const absl::StatusOr<HttpResponse> response = Send(request);
-  if (response.ok()) return Header(*response, "etag");
-  if (!absl::IsAlreadyExists(response.status())) return response.status();
-  // It may be there because an earlier answer was lost.
-  TESSERA_ASSIGN_OR_RETURN(const Contents there, GetContents(key, body.size() + 1));
-  if (std::ranges::equal(AsBytes(there.bytes), body)) return there.etag;
-  return absl::AlreadyExistsError("another program has replaced the object");
 }
 
 absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) {

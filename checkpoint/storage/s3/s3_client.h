@@ -51,10 +51,10 @@ struct ClientOptions {
 //
 // Requests that fail in a way that may pass are repeated: lost and torn connections, time-outs,
 // 408, 409, 429, 500, 502, 503, 504, and bodies that arrived damaged. A repetition of a request
-// that had succeeded without its answer arriving has the same effect: see Put() and
+// that had succeeded without its answer arriving has the same effect: see PutIf() and
 // CompleteUpload(). See ClientOptions::read_credentials for what becomes of a token that expires.
 //
-// Errors: NotFound (no such key or upload), AlreadyExists (Put() that must not replace),
+// Errors: NotFound (no such key or upload), AlreadyExists (PutIf() that must not replace),
 // FailedPrecondition (no such bucket, another region, unusable endpoint), PermissionDenied (keys,
 // rights, a wrong clock), ResourceExhausted (quota, sizes), Unavailable (the rest, at the deadline
 // with the last reason). Messages say what the store answered; the caller adds operation and name.
@@ -69,7 +69,7 @@ class S3Client {
   struct ObjectInfo {
     uint64_t size_bytes = 0;
     std::string etag;
-    std::string writer;  // see Put()
+    std::string writer;  // see PutIf()
   };
   absl::StatusOr<ObjectInfo> Head(const std::string& key);
 
@@ -86,28 +86,22 @@ class S3Client {
   };
   absl::StatusOr<Contents> GetContents(const std::string& key, uint64_t max_bytes);
 
-  // Creates or replaces an object. Where `replace` is false, an existing object is AlreadyExists,
-  // unless this very call made it: objects carry a random number of the call that wrote them. In a
-  // store that does not return this number, an object with the same contents counts as made by it.
-  absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace);
-  // Replaces the object that has this etag. Aborted where it has another one or is gone, unless
-  // this very call replaced it, as above.
-  absl::Status Replace(const std::string& key, std::span<const std::byte> body,
-                       const std::string& etag);
-  // Whether the store obeys the condition of Replace(). Tries it with the contents that the object
-  // has, so that a store which does not loses nothing.
+  // Creates or replaces an object.
+  absl::Status Put(const std::string& key, std::span<const std::byte> body);
+  // Replaces the object that has this etag, or creates one where `etag` is empty; returns the new
+  // etag. AlreadyExists where another object is there, NotFound where the one to be replaced is
+  // gone, unless this very call wrote what is there: objects carry a random number of the call that
+  // wrote them. In a store that does not return this number, an object with the same contents
+  // counts as written by it.
+  absl::StatusOr<std::string> PutIf(const std::string& key, std::span<const std::byte> body,
+                                    const std::string& etag);
+  // Whether the store obeys an etag of PutIf(). Tries it with the contents that the object has, so
+  // that a store which does not loses nothing.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
 
   // Whether the object, of which Head() has just returned `info`, has these contents.
   absl::StatusOr<bool> Holds(const std::string& key, const ObjectInfo& info,
                              std::span<const std::byte> contents);
-
-  // Replaces the object with this etag, or creates it where that is empty, and returns the new one.
-  // AlreadyExists where another one is there, NotFound where none is. `body` must be unlike that of
-  // any other call: what is there with these bytes is this call's.
-  absl::StatusOr<std::string> PutIfUnchanged(const std::string& key,
-                                             std::span<const std::byte> body,
-                                             const std::string& etag);
 
   // A multipart upload. Its object exists once it is completed, with parts in order of number.
   struct Upload {
@@ -130,7 +124,6 @@ class S3Client {
   // their part up to it. At most about `max_keys` where that is not 0.
   absl::StatusOr<ListPage> List(const std::string& prefix, bool delimiter, int max_keys = 0);
 
-  // OK where the key does not exist.
   // Deletes the object that has this etag, or any if it is empty. OK if it is gone, or another one
   // is in its place: a repetition that arrives late spares what was put there meanwhile. Stores
   // that know no conditional deletion delete any.
@@ -164,10 +157,10 @@ class S3Client {
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       uint64_t offset_bytes, std::span<std::byte> out);
-  // Writes an object on a condition, a header and its value; AlreadyExists where it does not hold.
+  // See PutIf(); the condition is a header and its value.
   using Condition = std::pair<std::string, std::string>;
-  absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
-                     const std::optional<Condition>& condition);
+  absl::StatusOr<std::string> Write(const std::string& key, std::span<const std::byte> body,
+                                    const std::optional<Condition>& condition);
   // One attempt, until SteadyNow() is `deadline`.
   absl::Status SendOnce(const Request& request, const Credentials& credentials,
                         absl::Duration deadline, HttpResponse& response);

@@ -45,7 +45,7 @@ class S3ClientTest : public testing::Test {
 
 TEST_F(S3ClientTest, ObjectsComeBack) {
   const std::string contents = Pattern(100'000);
-  ASSERT_TRUE(client_.Put("a/b c+%", Bytes(contents), true).ok());
+  ASSERT_TRUE(client_.Put("a/b c+%", Bytes(contents)).ok());
   EXPECT_EQ(server_.contents("a/b c+%"), contents);
   EXPECT_EQ(ReadBack("a/b c+%"), contents);
   std::string part(1000, '\0');
@@ -79,7 +79,7 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
       fault.method = method;
       Fail(fault);
     }
-    ASSERT_TRUE(client_.Put("key", Bytes(contents), true).ok());
+    ASSERT_TRUE(client_.Put("key", Bytes(contents)).ok());
     EXPECT_EQ(ReadBack("key"), contents);
     auto upload = client_.CreateUpload("parts");
     ASSERT_TRUE(upload.ok()) << upload.status();
@@ -98,11 +98,11 @@ TEST_F(S3ClientTest, FailuresThatPassAreRepeated) {
 // Its signature is of a time at which this process stood still.
 TEST_F(S3ClientTest, ARequestThatArrivesTooLateIsSignedAgain) {
   Fail({.status = 403, .code = "RequestTimeTooSkewed"});
-  EXPECT_TRUE(client_.Put("late", Bytes("1"), false).ok());
+  EXPECT_TRUE(client_.PutIf("late", Bytes("1"), "").ok());
   Fail({.status = 403, .code = "RequestTimeTooSkewed", .times = 1000});
   ClientOptions options = server_.ForClient();
   options.deadline = absl::Milliseconds(50);
-  const absl::Status status = S3Client(options).Put("late", Bytes("2"), true);
+  const absl::Status status = S3Client(options).Put("late", Bytes("2"));
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
@@ -110,7 +110,7 @@ TEST_F(S3ClientTest, WhatDoesNotPassIsNotRepeated) {
   Fail({.kind = FaultKind::kRefuse, .status = 403, .code = "AccessDenied"});
   EXPECT_EQ(client_.List("", false).status().code(), absl::StatusCode::kPermissionDenied);
   Fail({.kind = FaultKind::kRefuse, .status = 400, .code = "EntityTooLarge"});
-  EXPECT_EQ(client_.Put("a", {}, true).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(client_.Put("a", {}).code(), absl::StatusCode::kResourceExhausted);
   Fail({.kind = FaultKind::kRefuse, .status = 501, .code = "NotImplemented"});
   EXPECT_EQ(client_.Delete("a", "").code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(client_.request_count(), 3);
@@ -121,7 +121,7 @@ TEST_F(S3ClientTest, ThereIsADeadline) {
   ClientOptions options = server_.ForClient();
   options.deadline = absl::Milliseconds(100);
   S3Client client(options);
-  const absl::Status status = client.Put("a", {}, true);
+  const absl::Status status = client.Put("a", {});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   for (const char* part : {"503 SlowDown", "attempts", "http://127.0.0.1"}) {
     EXPECT_NE(status.ToString().find(part), std::string::npos) << status;
@@ -164,42 +164,31 @@ TEST_F(S3ClientTest, AnAnswerWithOtherBytesIsAskedForAgainAFewTimes) {
 }
 
 TEST_F(S3ClientTest, AConditionalPutNeverReplaces) {
-  ASSERT_TRUE(client_.Put("key", Bytes("first"), false).ok());
-  EXPECT_EQ(client_.Put("key", Bytes("first"), false).code(), absl::StatusCode::kAlreadyExists)
+  ASSERT_TRUE(client_.PutIf("key", Bytes("first"), "").ok());
+  EXPECT_EQ(client_.PutIf("key", Bytes("first"), "").status().code(),
+            absl::StatusCode::kAlreadyExists)
       << "not even by the same bytes of another call";
   EXPECT_EQ(server_.contents("key"), "first");
 }
 
 TEST_F(S3ClientTest, AConditionalPutRecognisesItsOwnObject) {
   Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(client_.Put("key", Bytes("mine"), false).ok());
+  EXPECT_TRUE(client_.PutIf("key", Bytes("mine"), "").ok());
   EXPECT_EQ(server_.fault_count(), 1);
   // The answer is lost and, before the request is repeated, another program's object is there.
   Fail({.kind = FaultKind::kDrop, .method = "PUT", .key_part = "other"});
   server_.PutObject("other", "theirs");
-  EXPECT_EQ(client_.Put("other", Bytes("mine"), false).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(client_.PutIf("other", Bytes("mine"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(server_.contents("other"), "theirs");
 }
 
-TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
-  server_.PutObject("key", "first");
-  const std::string etag = client_.Head("key")->etag;
-  EXPECT_TRUE(*client_.ObeysIfMatch("key", Bytes("first")));
-  Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(client_.Replace("key", Bytes("second"), etag).ok());
-  EXPECT_EQ(server_.fault_count(), 1);
-  EXPECT_EQ(client_.Replace("key", Bytes("third"), etag).code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(client_.Replace("none", Bytes("third"), etag).code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(server_.contents("key"), "second");
-}
-
-// What a call stores damaged, it replaces, but not what another program has put there since.
 TEST_F(S3ClientTest, ADeletionThatArrivesLateSparesAnotherObject) {
-  ASSERT_TRUE(client_.Put("a", Bytes("1"), true).ok());
+  ASSERT_TRUE(client_.Put("a", Bytes("1")).ok());
   const std::string etag = client_.Head("a")->etag;
   Fail({.method = "DELETE", .meanwhile = [&] {
           ASSERT_TRUE(client_.Delete("a", etag).ok());
-          ASSERT_TRUE(client_.Put("a", Bytes("2"), true).ok());
+          ASSERT_TRUE(client_.Put("a", Bytes("2")).ok());
         }});
   EXPECT_TRUE(client_.Delete("a", etag).ok());
   EXPECT_EQ(server_.contents("a"), "2");
@@ -209,10 +198,12 @@ TEST_F(S3ClientTest, ADeletionThatArrivesLateSparesAnotherObject) {
   EXPECT_EQ(client_.Head("a").status().code(), absl::StatusCode::kNotFound);
 }
 
+// What a call stores damaged, it replaces, but not what another program has put there since.
 TEST_F(S3ClientTest, ADamagedObjectIsNotRepairedOverAnotherOne) {
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
   Fail({.method = "PUT", .skip = 0, .meanwhile = [&] { server_.PutObject("key", "theirs"); }});
-  EXPECT_EQ(client_.Put("key", Bytes("mine"), false).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(client_.PutIf("key", Bytes("mine"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(server_.contents("key"), "theirs");
 }
 
@@ -220,9 +211,10 @@ TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMe
   S3Server server({.keeps_metadata = false});
   S3Client client(server.ForClient());
   server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  EXPECT_TRUE(client.Put("key", Bytes("mine"), false).ok());
+  EXPECT_TRUE(client.PutIf("key", Bytes("mine"), "").ok());
   EXPECT_EQ(server.fault_count(), 1);
-  EXPECT_EQ(client.Put("key", Bytes("more"), false).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(client.PutIf("key", Bytes("more"), "").status().code(),
+            absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(*client.ObeysIfMatch("key", Bytes("mine")));
   EXPECT_EQ(server.contents("key"), "mine");
   S3Server careless({.ignores_conditions = true, .ignores_matches = true});
@@ -230,21 +222,24 @@ TEST(S3ClientMetadataTest, AConditionalPutRecognisesItsContentsInAStoreWithoutMe
   EXPECT_FALSE(*S3Client(careless.ForClient()).ObeysIfMatch("key", Bytes("mine")));
 }
 
-TEST_F(S3ClientTest, AnObjectIsReplacedWhereNobodyElseHasReplacedIt) {
-  const auto first = client_.PutIfUnchanged("key", Bytes("1"), "");
+TEST_F(S3ClientTest, AnObjectIsReplacedOnlyWhereItHasTheEtag) {
+  const auto first = client_.PutIf("key", Bytes("1"), "");
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(client_.PutIfUnchanged("key", Bytes("2"), "").status().code(),
-            absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(*client_.ObeysIfMatch("key", Bytes("1")));
   Fail({.kind = FaultKind::kLoseAnswer, .method = "PUT"});
-  const auto second = client_.PutIfUnchanged("key", Bytes("3"), *first);
+  const auto second = client_.PutIf("key", Bytes("2"), *first);
   ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_EQ(server_.contents("key"), "3");
-  EXPECT_EQ(client_.PutIfUnchanged("key", Bytes("4"), *first).status().code(),
+  EXPECT_EQ(*second, client_.Head("key")->etag);
+  EXPECT_EQ(server_.fault_count(), 1);
+  EXPECT_EQ(client_.PutIf("key", Bytes("3"), *first).status().code(),
             absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(client_.PutIfUnchanged("none", Bytes("5"), *second).status().code(),
+  EXPECT_EQ(client_.PutIf("none", Bytes("3"), *second).status().code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(*client_.PutIfUnchanged("key", Bytes("6"), *second), client_.Head("key")->etag);
-  EXPECT_EQ(client_.GetContents("key", 100)->bytes, "6");
+  EXPECT_EQ(client_.GetContents("key", 100)->bytes, "2");
+  EXPECT_EQ(*client_.PutIf("key", Bytes("4"), *second), client_.Head("key")->etag);
+}
+
+TEST_F(S3ClientTest, OfALongerObjectTheBeginningIsRead) {
   server_.PutObject("key", "a longer one");
   EXPECT_EQ(client_.GetContents("key", 3)->bytes, "a l");
   server_.PutObject("key", "");
@@ -264,7 +259,7 @@ TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
   };
   server_.SetCredentials(current);
   S3Client client(options);
-  ASSERT_TRUE(client.Put("a", Bytes("1"), true).ok());
+  ASSERT_TRUE(client.Put("a", Bytes("1")).ok());
   EXPECT_EQ(reads, 0);
   current.session_token = "new";
   server_.SetCredentials(current);
@@ -273,13 +268,13 @@ TEST_F(S3ClientTest, RefusedCredentialsAreReadAgainAndTheRequestRepeatedOnce) {
   EXPECT_EQ(reads, 1);
   current = {.access_key_id = "OTHER", .secret_access_key = "secret", .session_token = ""};
   server_.SetCredentials(current);
-  EXPECT_TRUE(client.Put("b", Bytes("2"), false).ok());
+  EXPECT_TRUE(client.PutIf("b", Bytes("2"), "").ok());
   EXPECT_EQ(reads, 2);
   for (const auto& [status, code] :
        {std::pair(400, "InvalidToken"), std::pair(403, "InvalidAccessKeyId"),
         std::pair(403, "SignatureDoesNotMatch"), std::pair(403, "AccessDenied")}) {
     Fail({.kind = FaultKind::kRefuse, .status = status, .code = code});
-    EXPECT_TRUE(client.Put("c", Bytes("3"), true).ok()) << code;
+    EXPECT_TRUE(client.Put("c", Bytes("3")).ok()) << code;
   }
   EXPECT_EQ(reads, 6);
   // Once.
@@ -350,7 +345,7 @@ TEST_F(S3ClientTest, WhatIsAbandonedWaitsForNothing) {
   stalled.Abandon();
   hangs.join();
   EXPECT_LT(absl::Now() - start, absl::Seconds(30));
-  EXPECT_TRUE(stalled.Put("b", Bytes("2"), false).ok()) << "the store answers";
+  EXPECT_TRUE(stalled.PutIf("b", Bytes("2"), "").ok()) << "the store answers";
 }
 
 TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
@@ -383,7 +378,7 @@ TEST_F(S3ClientTest, AnUploadThatWasCreatedTwiceLeavesNothing) {
 
 TEST_F(S3ClientTest, BytesThatAreStoredDamagedAreSentAgain) {
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});
-  ASSERT_TRUE(client_.Put("key", Bytes("contents"), false).ok());
+  ASSERT_TRUE(client_.PutIf("key", Bytes("contents"), "").ok());
   EXPECT_EQ(server_.contents("key"), "contents");
   const auto upload = client_.CreateUpload("parts");
   Fail({.kind = FaultKind::kDamageStored, .method = "PUT"});

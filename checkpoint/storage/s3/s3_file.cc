@@ -328,7 +328,7 @@ absl::Status S3WritableFile::UploadRest(uint64_t size_bytes) {
 
 absl::Status S3WritableFile::PutWhole(uint64_t size_bytes) {
   return SendPart(0, size_bytes, [&](std::span<const std::byte> bytes) {
-    return client_.Put(key_, bytes, /*replace=*/true);
+    return client_.Put(key_, bytes);
   });
 }
 

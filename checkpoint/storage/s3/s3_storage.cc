@@ -22,6 +22,7 @@ namespace {
 using s3::InOperation;
 using s3::S3Client;
 
+constexpr char kNoObject[] = "";  // see S3Client::PutIf()
 // Renaming reads and writes the contents; it is for manifests.
 constexpr uint64_t kMaxRenamedBytes = uint64_t{256} << 20;
 
@@ -144,7 +145,7 @@ absl::Status S3Storage::RenameObject(std::string_view from, std::string_view to)
   std::string contents(info.size_bytes, '\0');
   TESSERA_RETURN_IF_ERROR(
       client_.Get(Key(from), info.etag, 0, std::as_writable_bytes(std::span<char>(contents))));
-  TESSERA_RETURN_IF_ERROR(client_.Put(Key(to), AsBytes(contents), /*replace=*/false));
+  TESSERA_RETURN_IF_ERROR(client_.PutIf(Key(to), AsBytes(contents), kNoObject).status());
   return client_.Delete(Key(from), info.etag);
 }
 
@@ -170,7 +171,7 @@ absl::Status S3Storage::Publish(std::string_view path, std::string_view contents
   TESSERA_RETURN_IF_ERROR(CheckPath("Publish", path, /*root_allowed=*/false));
   if (ready) TESSERA_RETURN_IF_ERROR(ready());
   return InOperation("Publish", Describe(path),
-                     client_.Put(Key(path), AsBytes(contents), /*replace=*/false));
+                     client_.PutIf(Key(path), AsBytes(contents), kNoObject).status());
 }
 
 absl::Status S3Storage::Exchange(std::string_view path, std::string_view expected,
@@ -192,7 +193,9 @@ absl::Status S3Storage::Exchange(std::string_view path, std::string_view expecte
                        "overwrite each other's checkpoints"));
     }
     if (ready) TESSERA_RETURN_IF_ERROR(ready());
-    return client_.Replace(key, AsBytes(contents), info->etag);
+    const absl::Status replaced = client_.PutIf(key, AsBytes(contents), info->etag).status();
+    const bool is_other = absl::IsAlreadyExists(replaced) || absl::IsNotFound(replaced);
+    return is_other ? absl::AbortedError(replaced.message()) : replaced;
   };
   return InOperation("Exchange", Describe(path), exchange());
 }
@@ -208,7 +211,7 @@ absl::StatusOr<std::string> S3Storage::ReplaceVersion(std::string_view path,
                                                       std::string_view contents,
                                                       const std::string& tag) {
   TESSERA_RETURN_IF_ERROR(CheckPath("ReplaceVersion", path, /*root_allowed=*/false));
-  absl::StatusOr<std::string> replaced = client_.PutIfUnchanged(Key(path), AsBytes(contents), tag);
+  absl::StatusOr<std::string> replaced = client_.PutIf(Key(path), AsBytes(contents), tag);
   if (!replaced.ok()) return InOperation("ReplaceVersion", Describe(path), replaced.status());
   return replaced;
 }
@@ -320,10 +323,10 @@ absl::Status Ping(const S3StorageOptions& options, const std::string& name) {
   const std::string key =
       absl::StrCat(below, ".write-test-", absl::Hex(std::random_device()(), absl::kZeroPad8),
                    absl::Hex(std::random_device()(), absl::kZeroPad8));
-  if (const auto written = client.Put(key, AsBytes("1"), /*replace=*/false); !written.ok()) {
-    return cannot("write to", written);
+  if (const auto written = client.PutIf(key, AsBytes("1"), kNoObject); !written.ok()) {
+    return cannot("write to", written.status());
   }
-  const absl::Status again = client.Put(key, AsBytes("2"), /*replace=*/false);
+  const absl::Status again = client.PutIf(key, AsBytes("2"), kNoObject).status();
   if (const auto deleted = client.Delete(key, /*etag=*/""); !deleted.ok())
     return cannot("delete from", deleted);
   if (absl::IsAlreadyExists(again)) return absl::OkStatus();
