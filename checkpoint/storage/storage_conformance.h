@@ -6,10 +6,14 @@
 //   INSTANTIATE_TEST_SUITE_P(Mine, StorageConformance, testing::Values(StorageFixture{...}),
 //                            StorageFixtureName);
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/storage/storage.h"
 #include "gtest/gtest.h"
 
@@ -54,6 +58,24 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
     ASSERT_TRUE(storage_->MakeDirectory(path).ok()) << path;
     if (traits().has_directories) return;
     ASSERT_TRUE(WriteAll(*storage_, path + "/.kept", "").ok()) << path;
+  }
+
+  void Put(std::string_view path, std::string_view contents) {
+    const absl::Status status = WriteAll(*storage_, path, contents);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  std::string Get(std::string_view path) {
+    absl::StatusOr<std::string> contents = ReadAll(*storage_, path, uint64_t{1} << 30);
+    EXPECT_TRUE(contents.ok()) << contents.status();
+    return contents.ok() ? *contents : "(unreadable)";
+  }
+
+  // Expects an error with the right code that names the operation and the path.
+  static void ExpectError(const absl::Status& status, absl::StatusCode code,
+                          const std::string& operation, const std::string& path) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_NE(std::string(status.message()).find(operation), std::string::npos) << status;
+    EXPECT_NE(std::string(status.message()).find(path), std::string::npos) << status;
   }
 
   std::shared_ptr<Storage> storage_;

@@ -1,0 +1,292 @@
+// The part of the contract that is about the contents of files.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/storage_conformance.h"
+
+namespace tessera::ckpt {
+namespace {
+
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span<const char>(text));
+}
+
+std::span<std::byte> Bytes(std::string& text) {
+  return std::as_writable_bytes(std::span<char>(text));
+}
+
+// Values at any two offsets a sector or a block apart differ.
+std::string Pattern(size_t size_bytes, uint64_t seed) {
+  std::string text(size_bytes, '\0');
+  for (size_t i = 0; i < size_bytes; ++i) {
+    text[i] = static_cast<char>((i + seed) * 0x9E3779B97F4A7C15u >> 56);
+  }
+  return text;
+}
+
+// Does not use EXPECT_EQ, which would print megabytes.
+void ExpectSameBytes(std::string_view found, std::string_view expected, const std::string& what) {
+  if (found == expected) return;
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  const auto f = std::mismatch(found.begin(), found.end(), expected.begin()).first;
+  FAIL() << what << ": first difference at " << (f - found.begin());
+}
+
+TEST_P(StorageConformance, WrittenBytesComeBack) {
+  for (size_t size : {1, 511, 512, 4095, 4096, 4097, 65536, 100'000, 1 << 20, (1 << 20) + 1}) {
+    const std::string contents = Pattern(size, size);
+    Put("file", contents);
+    ExpectSameBytes(Get("file"), contents, std::to_string(size));
+  }
+}
+
+TEST_P(StorageConformance, EmptyFile) {
+  Put("empty", "");
+  auto file = storage_->Open("empty");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->size_bytes(), 0);
+  EXPECT_TRUE((*file)->ReadAt(0, {}).ok());
+  EXPECT_EQ(Get("empty"), "");
+}
+
+TEST_P(StorageConformance, TheHintDoesNotDetermineTheLength) {
+  for (uint64_t hint : {0, 1, 5000, 1'000'000}) {
+    for (bool sync : {false, true}) {
+      const std::string contents = Pattern(70'001, hint);
+      auto file = storage_->Create("file", hint);
+      ASSERT_TRUE(file.ok()) << file.status();
+      ASSERT_TRUE((*file)->WriteAt(0, Bytes(std::string_view(contents))).ok());
+      if (sync) {
+        ASSERT_TRUE((*file)->Sync().ok());
+        const absl::Status changed = (*file)->WriteAt(70'001, Bytes("tail"));
+        EXPECT_EQ(changed.code(), traits().files_change_after_sync
+                                      ? absl::StatusCode::kOk
+                                      : absl::StatusCode::kFailedPrecondition)
+            << changed;
+      }
+      ASSERT_TRUE((*file)->Close().ok());
+      const bool has_tail = sync && traits().files_change_after_sync;
+      ExpectSameBytes(Get("file"), contents + (has_tail ? "tail" : ""), std::to_string(hint));
+    }
+  }
+}
+
+TEST_P(StorageConformance, PartsNeverWrittenAreZeros) {
+  const std::string piece = Pattern(10'000, 3);
+  auto file = storage_->Create("holes", 300'000);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE((*file)->WriteAt(200'001, Bytes(std::string_view(piece))).ok());
+  ASSERT_TRUE((*file)->WriteAt(5'000, Bytes(std::string_view(piece))).ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  std::string expected(210'001, '\0');
+  expected.replace(200'001, piece.size(), piece).replace(5'000, piece.size(), piece);
+  ExpectSameBytes(Get("holes"), expected, "holes");
+}
+
+TEST_P(StorageConformance, AnEmptyWriteDoesNotLengthen) {
+  auto file = storage_->Create("file", 0);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->WriteAt(1'000, {}).ok());
+  EXPECT_TRUE((*file)->WriteAt(0, Bytes("abc")).ok());
+  EXPECT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(Get("file"), "abc");
+}
+
+TEST_P(StorageConformance, AlignedBuffersMoveAtAnyOffset) {
+  AlignedBuffer out = *AlignedBuffer::Allocate(300'000), in = *AlignedBuffer::Allocate(300'000);
+  const std::string contents = Pattern(300'000, 11);
+  std::copy_n(Bytes(std::string_view(contents)).begin(), contents.size(), out.data());
+  for (uint64_t offset : {0, 1, 512, 4095, 4096, 8192, 12'289}) {
+    for (size_t size : {size_t{65'536}, size_t{131'072}, size_t{131'073}, size_t{300'000}}) {
+      auto writer = storage_->Create("file", offset + size);
+      ASSERT_TRUE(writer.ok()) << writer.status();
+      ASSERT_TRUE((*writer)->WriteAt(offset, out.span().first(size)).ok());
+      ASSERT_TRUE((*writer)->Close().ok());
+      auto reader = storage_->Open("file");
+      ASSERT_TRUE(reader.ok()) << reader.status();
+      ASSERT_EQ((*reader)->size_bytes(), offset + size);
+      std::fill_n(in.data(), in.size_bytes(), std::byte{0xAA});
+      ASSERT_TRUE((*reader)->ReadAt(offset, in.span().first(size)).ok());
+      EXPECT_TRUE(std::equal(in.data(), in.data() + size, out.data())) << offset << " " << size;
+    }
+  }
+}
+
+TEST_P(StorageConformance, ReadsAtEveryAlignment) {
+  const std::string contents = Pattern(400'003, 5);
+  Put("file", contents);
+  auto file = storage_->Open("file");
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::string out(contents.size() + 64, '\0');
+  for (uint64_t offset : {0, 1, 511, 4096, 4097, 65'536, 399'999}) {
+    for (size_t shift : {0, 1, 16}) {
+      for (size_t size : {1, 4096, 65'536, 70'000, 200'000, 400'003}) {
+        const size_t n = std::min(size, contents.size() - offset);
+        ASSERT_TRUE((*file)->ReadAt(offset, Bytes(out).subspan(shift, n)).ok());
+        ExpectSameBytes(std::string_view(out).substr(shift, n),
+                        std::string_view(contents).substr(offset, n), std::to_string(offset));
+      }
+    }
+  }
+}
+
+TEST_P(StorageConformance, ReadsPastTheEndAreDataLoss) {
+  Put("file", Pattern(100'000, 1));
+  auto file = storage_->Open("file");
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::string out(100'001, '\0');
+  struct Case {
+    uint64_t offset, size, found;
+  };
+  constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+  for (const Case& c : {Case{0, 100'001, 100'000}, Case{99'999, 2, 1}, Case{100'000, 1, 0},
+                        Case{4096, 100'000, 95'904}, Case{1 << 30, 1, 0}, Case{kMax, 1, 0},
+                        Case{kMax - 10, 100'001, 0}}) {
+    const absl::Status status = (*file)->ReadAt(c.offset, Bytes(out).first(c.size));
+    ExpectError(status, absl::StatusCode::kDataLoss, "ReadAt", storage_->Describe("file"));
+    const std::string message(status.message());
+    for (uint64_t number : {c.offset, c.size, c.found, uint64_t{100'000}}) {
+      EXPECT_NE(message.find(std::to_string(number)), std::string::npos)
+          << number << ": " << message;
+    }
+  }
+  EXPECT_TRUE((*file)->ReadAt(100'000, {}).ok());
+}
+
+TEST_P(StorageConformance, ImpossibleOffsetsAreRefused) {
+  auto file = storage_->Create("file", 0);
+  ASSERT_TRUE(file.ok()) << file.status();
+  constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+  for (uint64_t offset : {kMax, kMax / 2, kMax - 2}) {
+    ExpectError((*file)->WriteAt(offset, Bytes("abc")), absl::StatusCode::kResourceExhausted,
+                "WriteAt", storage_->Describe("file"));
+  }
+  EXPECT_TRUE((*file)->WriteAt(0, Bytes("abc")).ok());
+  EXPECT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(Get("file"), "abc");
+}
+
+TEST_P(StorageConformance, AClosedFileRefusesEverything) {
+  auto file = storage_->Create("file", 0);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE((*file)->Close().ok());
+  const std::string where = storage_->Describe("file");
+  constexpr auto kCode = absl::StatusCode::kFailedPrecondition;
+  ExpectError((*file)->WriteAt(0, Bytes("abc")), kCode, "WriteAt", where);
+  ExpectError((*file)->Sync(), kCode, "Sync", where);
+  ExpectError((*file)->Close(), kCode, "Close", where);
+}
+
+TEST_P(StorageConformance, CreateReplacesAndOldReadersKeepWhatTheyHave) {
+  Put("file", "the old, longer contents");
+  auto old_reader = storage_->Open("file");
+  ASSERT_TRUE(old_reader.ok()) << old_reader.status();
+  Put("file", "new");
+  EXPECT_EQ(Get("file"), "new");
+  std::string out((*old_reader)->size_bytes(), '\0');
+  const absl::Status read = (*old_reader)->ReadAt(0, Bytes(out));
+  if (!traits().readers_keep_replaced_files) {
+    ExpectError(read, absl::StatusCode::kUnavailable, "ReadAt", storage_->Describe("file"));
+    return;
+  }
+  ASSERT_TRUE(read.ok()) << read;
+  EXPECT_EQ(out, "the old, longer contents");
+}
+
+TEST_P(StorageConformance, ReadAllIsBounded) {
+  Put("file", "12345");
+  EXPECT_EQ(*ReadAll(*storage_, "file", 5), "12345");
+  const absl::Status status = ReadAll(*storage_, "file", 4).status();
+  ExpectError(status, absl::StatusCode::kResourceExhausted, "5 bytes", storage_->Describe("file"));
+}
+
+TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
+  constexpr int kThreads = 4;
+  constexpr size_t kPiece = 100'003;  // not aligned: neighbours share blocks
+  constexpr int kPieces = 24;
+  const std::string contents = Pattern(kPiece * kPieces, 77);
+  auto file = storage_->Create("file", contents.size());
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::atomic<int> next = 0, failures = 0;
+  const auto run = [&](const std::function<bool(size_t offset)>& piece) {
+    next = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&] {
+        for (int i = next++; i < kPieces; i = next++) failures += !piece(i * kPiece);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  run([&](size_t offset) {
+    return (*file)->WriteAt(offset, Bytes(std::string_view(contents).substr(offset, kPiece))).ok();
+  });
+  ASSERT_TRUE((*file)->Sync().ok());
+  ASSERT_TRUE((*file)->Close().ok());
+  auto reader = storage_->Open("file");
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string found(contents.size(), '\0');
+  run([&](size_t offset) {
+    return (*reader)->ReadAt(offset, Bytes(found).subspan(offset, kPiece)).ok();
+  });
+  EXPECT_EQ(failures, 0);
+  ExpectSameBytes(found, contents, "threads");
+}
+
+// Compared with a string: sequential overlapping writes of any size at any offset.
+TEST_P(StorageConformance, RandomWritesAgreeWithAString) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  const auto below = [&random](uint64_t n) { return random() % n; };
+  AlignedBuffer aligned = *AlignedBuffer::Allocate(400'000);
+  for (int round = 0; round < 4; ++round) {
+    std::string expected;
+    auto file = storage_->Create("file", below(2) * below(1'000'000));
+    ASSERT_TRUE(file.ok()) << file.status();
+    for (int write = 0; write < 20; ++write) {
+      const uint64_t unit = below(2) == 0 ? 1 : 4096;
+      const uint64_t offset = below(600'000) / unit * unit;
+      const size_t size = (below(3) == 0 ? below(300'000) : below(9'000)) / unit * unit;
+      const size_t shift = below(2) * below(64);
+      const std::string piece = Pattern(size, random());
+      std::copy_n(Bytes(std::string_view(piece)).begin(), size, aligned.data() + shift);
+      ASSERT_TRUE((*file)->WriteAt(offset, aligned.span().subspan(shift, size)).ok());
+      if (size > 0) {
+        expected.resize(std::max(expected.size(), offset + size));
+        expected.replace(offset, size, piece);
+      }
+      if (below(10) == 0 && traits().files_change_after_sync) {
+        ASSERT_TRUE((*file)->Sync().ok());
+      }
+    }
+    ASSERT_TRUE((*file)->Close().ok());
+    ExpectSameBytes(Get("file"), expected, "whole, round " + std::to_string(round));
+    auto reader = storage_->Open("file");
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    for (int read = 0; read < 20; ++read) {
+      const uint64_t offset = below(expected.size() + 1);
+      const size_t size = below(std::min<uint64_t>(expected.size() - offset, 390'000) + 1);
+      const size_t shift = below(64);
+      ASSERT_TRUE((*reader)->ReadAt(offset, aligned.span().subspan(shift, size)).ok());
+      const auto* found = reinterpret_cast<const char*>(aligned.data() + shift);
+      ExpectSameBytes({found, size}, std::string_view(expected).substr(offset, size), "part");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
