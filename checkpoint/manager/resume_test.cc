@@ -381,34 +381,5 @@ TEST_F(ResumeTest, ALaterStepThatCannotBeListedIsNotSkipped) {
   EXPECT_EQ(Step(), 8);
 }
 
-// Nothing is renamed before a checkpoint has been loaded, and a death in between loses nothing.
-TEST_F(ResumeTest, ADeathWhileQuarantiningLosesNothing) {
-  for (int64_t death = 0;; ++death) {
-    MemoryStorage memory;
-    std::vector<float> elements(kRows);
-    ShardedTensor tensor = {.name = "weight", .global_shape = {kRows}};
-    tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {kRows}})};
-    for (const int64_t step : {4, 8, 12}) {
-      ASSERT_TRUE(ckpt::Save(memory, "", step, {{tensor}}).ok());
-      if (step == 4) continue;
-      const std::string manifest = CheckpointDirectory("", step) + "/manifest.pb";
-      ASSERT_TRUE(memory.Delete(manifest).ok());
-      ASSERT_TRUE(WriteAll(memory, manifest, "no manifest").ok());
-      ASSERT_TRUE(memory.SyncDirectory(CheckpointDirectory("", step)).ok());
-    }
-    SingleProcessGroup alone;
-    const LoadOnThisRank load = [](const ResumePoint&) { return absl::OkStatus(); };
-    FaultInjectingStorage dying(memory);
-    dying.DieAt(death);
-    const bool survived = ResumeFromLatest(&dying, "", alone, {}, load).ok();
-    memory.SimulatePowerLoss(static_cast<uint64_t>(death));
-    const auto again = ResumeFromLatest(&memory, "", alone, {}, load);
-    ASSERT_TRUE(again.ok()) << "death at operation " << death << ": " << again.status();
-    ASSERT_TRUE(again->point.has_value()) << "death at operation " << death;
-    EXPECT_EQ(again->point->checkpoint.step, 4);
-    if (survived) break;
-  }
-}
-
 }  // namespace
 }  // namespace tessera::ckpt

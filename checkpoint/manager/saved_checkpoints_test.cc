@@ -123,43 +123,6 @@ TEST_F(SavedCheckpointsTest, AnIncompleteSlotIsTheNextOne) {
   EXPECT_THAT(Names("rolling-1"), ElementsAre("step-00000075/"));
 }
 
-// The process dies at each operation of a rolling save in turn.
-TEST_F(SavedCheckpointsTest, ADeathWhileOverwritingLeavesTheOtherSlotComplete) {
-  for (int64_t death = 0;; ++death) {
-    MemoryStorage memory;
-    const auto save = [](Storage& storage, int64_t step) -> absl::Status {
-      std::vector<float> elements(64, static_cast<float>(step));
-      ShardedTensor tensor = {.name = "weight", .global_shape = {64}};
-      tensor.shards = {Shard::Of(elements, {.global_offset = {0}, .shape = {64}})};
-      return ckpt::Save(storage, "", step, {{tensor}},
-                        {.choose_root =
-                             [&](const PlannedSave& planned) {
-                               EXPECT_EQ(planned.step, step);
-                               EXPECT_GE(planned.data_bytes, 256u);
-                               return EmptyRollingSlot(storage, "");
-                             }})
-          .status();
-    };
-    ASSERT_TRUE(save(memory, 25).ok());
-    ASSERT_TRUE(save(memory, 50).ok());
-    FaultInjectingStorage dying(memory);
-    dying.DieAt(death);
-    const bool survived = save(dying, 75).ok();
-    memory.SimulatePowerLoss(static_cast<uint64_t>(death));
-    SingleProcessGroup alone;
-    const auto resumed = ResumeFromLatest(&memory, "", alone, {},
-                                          [](const ResumePoint&) { return absl::OkStatus(); });
-    ASSERT_TRUE(resumed.ok()) << resumed.status();
-    ASSERT_TRUE(resumed->point.has_value()) << "death at operation " << death;
-    EXPECT_GE(resumed->point->checkpoint.step, 50);
-    EXPECT_TRUE(resumed->skipped.empty()) << resumed->skipped.front().reason;
-    if (survived) {
-      EXPECT_EQ(resumed->point->checkpoint.step, 75);
-      break;
-    }
-  }
-}
-
 TEST_F(SavedCheckpointsTest, NewestFirstAndPermanentBeforeRolling) {
   Save(50);
   Save(100);

@@ -68,17 +68,12 @@ class FaultInjectingStorage final : public Storage {
   void FailAt(int64_t number, absl::Status status, uint64_t torn_bytes = 0);
 
   // Simulates the death of the process: operation `number` (torn as above) and all later ones fail
-  // with Unavailable and have no effect. Combined with MemoryStorage::SimulatePowerLoss(),
-  // simulates a power loss of the machine.
+  // with Unavailable and have no effect.
   void DieAt(int64_t number, uint64_t torn_bytes = 0);
 
   // Fails every operation that `matches` accepts, until ClearFaults(). `matches` is called under a
   // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
-
-  // Every rename that `matches` accepts succeeds, but is answered with `status`: the reply to the
-  // request was lost, and a repetition found it done. Until ClearFaults().
-  void MisreportRenames(std::function<bool(const Operation&)> matches, absl::Status status);
 
   // Simulates a disk with that much free space. What does not fit fails with ResourceExhausted: a
   // Create() by its hint, a write after the part that fits. Deleting frees space.
@@ -152,8 +147,6 @@ class FaultInjectingStorage final : public Storage {
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
   std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> conditions_
-      ABSL_GUARDED_BY(mutex_);
-  std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> misreports_
       ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> free_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, uint64_t> taken_bytes_ ABSL_GUARDED_BY(mutex_);

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,13 +15,7 @@
 
 namespace tessera::ckpt {
 
-// A storage for tests that distinguishes durable from volatile state, and can simulate a power
-// loss.
-//
-// It keeps the promises of Storage and no more: a file's contents are durable as of its last
-// Sync(); a creation, a deletion or a rename is durable once every directory that it touches has
-// been synced. The contents of one file, and the entries of one directory, are independent of all
-// others.
+// A storage for tests. What is in it is gone with it.
 //
 // Thread-safe; every call holds one lock. Files may outlive the storage.
 class MemoryStorage final : public Storage {
@@ -30,15 +23,6 @@ class MemoryStorage final : public Storage {
   // Without `renames_directories` it has Exchange() instead, as object stores do.
   explicit MemoryStorage(bool renames_directories = true);
   ~MemoryStorage() override;
-
-  // Drops everything that is not durable. Open files fail with Unavailable from then on; the
-  // storage itself remains usable, as after a restart.
-  void SimulatePowerLoss();
-
-  // The same, except that the disk had already written some of what was not durable: any of the
-  // unsynced sectors of each file, and any of the unsynced changes of the directories, chosen by
-  // `seed`. A rename stays atomic.
-  void SimulatePowerLoss(uint64_t seed);
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override;
@@ -57,7 +41,6 @@ class MemoryStorage final : public Storage {
  private:
   struct Shared;
   struct Node;
-  class OpenFile;
   class Writer;
   class Reader;
   using NodePtr = std::shared_ptr<Node>;

@@ -1,5 +1,5 @@
 // Checkpoints in an object store: saved by some ranks and loaded by others, through failures that
-// pass, and by programs that die at each request.
+// pass.
 
 #include <memory>
 #include <random>
@@ -154,44 +154,6 @@ TEST(S3CheckpointTest, FailuresThatPassAreNotNoticed) {
   server.AgeUploads(absl::Hours(25));
   EXPECT_NE(MustOpen(server), nullptr);
   EXPECT_EQ(server.upload_count(), 0);
-}
-
-// The save's program loses its rights at request number N and never gets them back, which leaves
-// the store as its death would. What was committed before is untouched; the new checkpoint is
-// there as a whole or not at all; the next program saves it.
-TEST(S3CheckpointTest, AProgramMayDieAtEachRequest) {
-  constexpr int64_t kRows = 3'000;  // two parts
-  S3Server server;
-  ASSERT_TRUE(SaveStep(*MustOpen(server), 1, 2, kRows).ok());
-  const std::vector<std::string> before = server.keys();
-  bool saved = false;
-  int committed_but_failed = 0;
-  for (int number = 0; !saved; ++number) {
-    SCOPED_TRACE(absl::StrCat("request ", number));
-    ASSERT_LT(number, 1000);
-    {
-      const auto storage = MustOpen(server);
-      server.AddFault({.status = 403, .code = "AccessDenied", .skip = number, .times = kForever});
-      saved = SaveStep(*storage, 2, 2, kRows).ok();
-    }
-    server.ClearFaults();
-    const auto storage = MustOpen(server);
-    ASSERT_TRUE(Loads(*storage, 1, 1, kRows));
-    const auto latest = Latest(*storage, "");
-    ASSERT_TRUE(latest.ok()) << latest.status();
-    if (latest->step == 2) {
-      ASSERT_TRUE(Loads(*storage, 2, 3, kRows));
-      committed_but_failed += !saved;
-    } else {
-      ASSERT_FALSE(saved);
-      ASSERT_TRUE(SaveStep(*storage, 2, 2, kRows).ok());
-      ASSERT_TRUE(Loads(*storage, 2, 1, kRows));
-    }
-    EXPECT_EQ(server.upload_count(), 0) << "the next save removes what the dead one began";
-    ASSERT_TRUE(storage->DeleteTree(CheckpointDirectory("", 2)).ok());
-    EXPECT_EQ(server.keys(), before);
-  }
-  EXPECT_LE(committed_but_failed, 1);
 }
 
 // The storage knows them by their names.

@@ -1,4 +1,4 @@
-// The train command from the user's point of view: wrong input, signals, sudden death.
+// The train command from the user's point of view: wrong input, signals, damage.
 
 #include <signal.h>
 #include <sys/stat.h>
@@ -287,35 +287,6 @@ TEST_F(TrainCommandTest, AFolderForReadingOnlyIsRefusedAtTheStart) {
   EXPECT_EQ(result.err, "train: save: nothing can be written to " +
                             (disk / "checkpoints").string() + ": Read-only file system\n");
   EXPECT_THAT(result.out, ::testing::Not(HasSubstr("step 1/3")));
-}
-
-// Killed at random moments, saving at every step: the run ends in the same state as an undisturbed
-// one, bit for bit.
-TEST_F(TrainCommandTest, SurvivesSuddenDeathAtAnyMoment) {
-  constexpr int kSteps = 40;
-  constexpr int kDeaths = 8;
-  const uint32_t seed = std::random_device()();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937 random(seed);
-  ASSERT_EQ(Run(kSteps, Folders("undisturbed")).exit_code, 0);
-  std::vector<std::string> resume = Folders("killed");
-  resume.push_back("--load=" + Checkpoints("killed").string());
-  for (int death = 0; death < kDeaths; ++death) {
-    const Process process(Command(kSteps, resume), root_);
-    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 700));
-    process.Kill(SIGKILL);
-    process.Wait();
-  }
-  const Result last = Run(kSteps, resume);
-  ASSERT_EQ(last.exit_code, 0) << last.err;
-  EXPECT_EQ(Losses("killed"), Losses("undisturbed"));
-  for (const char* kind : {"model-", "optimizer-"}) {
-    const fs::path file = DataFile(Checkpoints("killed") / "step-00000040", kind);
-    ASSERT_FALSE(file.empty());
-    EXPECT_TRUE(ReadFile(file) ==
-                ReadFile(DataFile(Checkpoints("undisturbed") / "step-00000040", kind)))
-        << kind;
-  }
 }
 
 // The newest checkpoint of a folder, "" where there is none.

@@ -1,5 +1,5 @@
-// A job that is restarted with the same command until it is done, while its processes are killed,
-// stopped and asked to stop, and, between restarts, its newest checkpoint is damaged and its disk
+// A job that is restarted until it is done, with each way of saving in turn, while its processes are
+// killed and asked to stop, and, between restarts, its newest checkpoint is damaged and its disk
 // filled.
 
 #include <signal.h>
@@ -37,9 +37,9 @@ constexpr int kMaxRounds = 60;
 constexpr int64_t kDiskBytes = int64_t{1} << 29;
 
 enum class Saving { kForeground, kBackground, kUpload };
+constexpr int kSavings = 3;
 
-class UnattendedCommandTest : public ParallelCommandTest,
-                              public ::testing::WithParamInterface<Saving> {
+class UnattendedCommandTest : public ParallelCommandTest {
  protected:
   void SetUp() override {
     ParallelCommandTest::SetUp();
@@ -53,7 +53,7 @@ class UnattendedCommandTest : public ParallelCommandTest,
   fs::path Folder(const std::string& run) const { return disk_->folder() / run; }
   fs::path Nearby() const { return root_ / "nearby"; }
 
-  std::vector<std::string> Command(const std::string& run) const {
+  std::vector<std::string> Command(const std::string& run, Saving saving) const {
     std::vector<std::string> command = {
         Runfile("trainer/app/train"),
         Config(),
@@ -64,8 +64,8 @@ class UnattendedCommandTest : public ParallelCommandTest,
         "--non-persistent-save-interval=" + std::to_string(kRolling),
         "--max-checkpoint-keep=2",
         "--stop-file-path=" + (root_ / "stop").string()};
-    if (GetParam() == Saving::kBackground) command.push_back("--async-save");
-    if (GetParam() == Saving::kUpload) {
+    if (saving == Saving::kBackground) command.push_back("--async-save");
+    if (saving == Saving::kUpload) {
       command.push_back("--async-upload");
       command.push_back("--async-upload-tmp-folder=" + Nearby().string());
     }
@@ -152,14 +152,15 @@ class UnattendedCommandTest : public ParallelCommandTest,
   std::mt19937 random_;
 };
 
-TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
+TEST_F(UnattendedCommandTest, LosesNothingWhateverHappens) {
   random_.seed(TestSeed());
-  ASSERT_EQ(Run(Command("undisturbed")).exit_code, 0);
+  ASSERT_EQ(Run(Command("undisturbed", Saving::kForeground)).exit_code, 0);
   std::string history;
   int64_t lost = 0;
   bool done = false, full = false;
   for (int round = 0; round < kMaxRounds && !done; ++round) {
-    const Process process(Command("job"), root_);
+    const auto saving = static_cast<Saving>(round % kSavings);
+    const Process process(Command("job", saving), root_);
     const std::string what = Disturb(process, "job");
     const Result result = process.Wait();
     const int64_t step = LastStep("job");
@@ -176,13 +177,14 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
     // the next one is due, and stops a step after that where there was no room.
     const bool requested = result.exit_code != 128 + SIGKILL && result.exit_code != 1;
     const int64_t unsaved =
-        GetParam() == Saving::kForeground ? kRolling : 2 * kRolling + (full ? 1 : 0);
+        saving == Saving::kForeground ? kRolling : 2 * kRolling + (full ? 1 : 0);
     EXPECT_LE(step - NewestStep(saved), requested ? 0 : unsaved) << history << result.out;
     if (result.exit_code == 1) EXPECT_EQ(Lines(result.err), 1) << history << result.err;
     if (full) disk_->MakeRoom();
     full = false;
     lost += step - NewestStep(saved);
     done = NewestStep(saved) == kSteps;
+    if (done && saving == Saving::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
     // The last checkpoint is never the only one: another one is intact.
     if (!done && saved.size() > 1 && Random(3) == 0) {
       history += "  damaged " + Damage(Folder("job") / saved.front().directory) + "\n";
@@ -194,22 +196,11 @@ TEST_P(UnattendedCommandTest, LosesNothingWhateverHappens) {
   }
   EXPECT_TRUE(done) << history;
   EXPECT_EQ(Losses("job"), Losses("undisturbed")) << history;
-  if (GetParam() == Saving::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
   RecordProperty("steps_lost", std::to_string(lost));
   if (!disk_->is_mounted()) {
     GTEST_SKIP() << "the disk was not filled: mounting is not permitted here (needs: mount)";
   }
 }
-
-std::string Name(const ::testing::TestParamInfo<Saving>& info) {
-  const char* const names[] = {"Foreground", "Background", "Upload"};
-  return names[static_cast<int>(info.param)];
-}
-
-INSTANTIATE_TEST_SUITE_P(Saves, UnattendedCommandTest,
-                         ::testing::Values(Saving::kForeground, Saving::kBackground,
-                                           Saving::kUpload),
-                         Name);
 
 }  // namespace
 }  // namespace tessera
