@@ -36,8 +36,8 @@ constexpr int64_t kRolling = 3;
 constexpr int kMaxRounds = 60;
 constexpr int64_t kDiskBytes = int64_t{1} << 29;
 
-enum class Saving { kForeground, kBackground, kUpload };
-constexpr int kSavings = 3;
+enum class SaveMode { kForeground, kBackground, kUpload };
+constexpr int kSaveModes = 3;
 
 class UnattendedCommandTest : public ParallelCommandTest {
  protected:
@@ -53,7 +53,7 @@ class UnattendedCommandTest : public ParallelCommandTest {
   fs::path Folder(const std::string& run) const { return disk_->folder() / run; }
   fs::path Nearby() const { return root_ / "nearby"; }
 
-  std::vector<std::string> Command(const std::string& run, Saving saving) const {
+  std::vector<std::string> Command(const std::string& run, SaveMode saving) const {
     std::vector<std::string> command = {
         Runfile("trainer/app/train"),
         Config(),
@@ -64,8 +64,8 @@ class UnattendedCommandTest : public ParallelCommandTest {
         "--non-persistent-save-interval=" + std::to_string(kRolling),
         "--max-checkpoint-keep=2",
         "--stop-file-path=" + (root_ / "stop").string()};
-    if (saving == Saving::kBackground) command.push_back("--async-save");
-    if (saving == Saving::kUpload) {
+    if (saving == SaveMode::kBackground) command.push_back("--async-save");
+    if (saving == SaveMode::kUpload) {
       command.push_back("--async-upload");
       command.push_back("--async-upload-tmp-folder=" + Nearby().string());
     }
@@ -154,12 +154,12 @@ class UnattendedCommandTest : public ParallelCommandTest {
 
 TEST_F(UnattendedCommandTest, LosesNothingWhateverHappens) {
   random_.seed(TestSeed());
-  ASSERT_EQ(Run(Command("undisturbed", Saving::kForeground)).exit_code, 0);
+  ASSERT_EQ(Run(Command("undisturbed", SaveMode::kForeground)).exit_code, 0);
   std::string history;
   int64_t lost = 0;
   bool done = false, full = false;
   for (int round = 0; round < kMaxRounds && !done; ++round) {
-    const auto saving = static_cast<Saving>(round % kSavings);
+    const auto saving = static_cast<SaveMode>(round % kSaveModes);
     const Process process(Command("job", saving), root_);
     const std::string what = Disturb(process, "job");
     const Result result = process.Wait();
@@ -177,14 +177,14 @@ TEST_F(UnattendedCommandTest, LosesNothingWhateverHappens) {
     // the next one is due, and stops a step after that where there was no room.
     const bool requested = result.exit_code != 128 + SIGKILL && result.exit_code != 1;
     const int64_t unsaved =
-        saving == Saving::kForeground ? kRolling : 2 * kRolling + (full ? 1 : 0);
+        saving == SaveMode::kForeground ? kRolling : 2 * kRolling + (full ? 1 : 0);
     EXPECT_LE(step - NewestStep(saved), requested ? 0 : unsaved) << history << result.out;
     if (result.exit_code == 1) EXPECT_EQ(Lines(result.err), 1) << history << result.err;
     if (full) disk_->MakeRoom();
     full = false;
     lost += step - NewestStep(saved);
     done = NewestStep(saved) == kSteps;
-    if (done && saving == Saving::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
+    if (done && saving == SaveMode::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
     // The last checkpoint is never the only one: another one is intact.
     if (!done && saved.size() > 1 && Random(3) == 0) {
       history += "  damaged " + Damage(Folder("job") / saved.front().directory) + "\n";
