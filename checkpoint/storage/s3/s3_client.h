@@ -89,11 +89,14 @@ class S3Client {
   // Creates or replaces an object. Where `replace` is false, an existing object is AlreadyExists,
   // unless this very call made it: objects carry a random number of the call that wrote them. In a
   // store that does not return this number, an object with the same contents counts as made by it.
-  absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace);
+  // `before_repeating`: see Storage::Publish().
+  using BeforeRepeating = std::function<absl::Status()>;
+  absl::Status Put(const std::string& key, std::span<const std::byte> body, bool replace,
+                   const BeforeRepeating& before_repeating = nullptr);
   // Replaces the object that has this etag. Aborted where it has another one or is gone, unless
   // this very call replaced it, as above.
   absl::Status Replace(const std::string& key, std::span<const std::byte> body,
-                       const std::string& etag);
+                       const std::string& etag, const BeforeRepeating& before_repeating = nullptr);
   // Whether the store obeys the condition of Replace(). Tries it with the contents that the object
   // has, so that a store which does not loses nothing.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
@@ -158,8 +161,9 @@ class S3Client {
 
   // Sends until the answer is neither a success nor a failure that may pass, or the deadline is
   // over. A body with an <Error> in it is a failure whatever its status. `restart`, if it is there,
-  // is called before each repetition with the previous answer and adapts the request.
-  using Restart = std::function<void(const HttpResponse&, Request&)>;
+  // is called before each repetition with the previous answer and adapts the request, or ends the
+  // call with an error.
+  using Restart = std::function<absl::Status(const HttpResponse&, Request&)>;
   absl::StatusOr<HttpResponse> Send(Request request, const Restart& restart = nullptr);
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
@@ -167,7 +171,8 @@ class S3Client {
   // Writes an object on a condition, a header and its value; AlreadyExists where it does not hold.
   using Condition = std::pair<std::string, std::string>;
   absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
-                     const std::optional<Condition>& condition);
+                     const std::optional<Condition>& condition,
+                     const BeforeRepeating& before_repeating);
   // One attempt, until SteadyNow() is `deadline`.
   absl::Status SendOnce(const Request& request, const Credentials& credentials,
                         absl::Duration deadline, HttpResponse& response);

@@ -170,7 +170,7 @@ absl::Status S3Storage::Publish(std::string_view path, std::string_view contents
   TESSERA_RETURN_IF_ERROR(CheckPath("Publish", path, /*root_allowed=*/false));
   if (ready) TESSERA_RETURN_IF_ERROR(ready());
   return InOperation("Publish", Describe(path),
-                     client_.Put(Key(path), AsBytes(contents), /*replace=*/false));
+                     client_.Put(Key(path), AsBytes(contents), /*replace=*/false, ready));
 }
 
 absl::Status S3Storage::Exchange(std::string_view path, std::string_view expected,
@@ -192,7 +192,7 @@ absl::Status S3Storage::Exchange(std::string_view path, std::string_view expecte
                        "overwrite each other's checkpoints"));
     }
     if (ready) TESSERA_RETURN_IF_ERROR(ready());
-    return client_.Replace(key, AsBytes(contents), info->etag);
+    return client_.Replace(key, AsBytes(contents), info->etag, ready);
   };
   return InOperation("Exchange", Describe(path), exchange());
 }
