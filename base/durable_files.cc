@@ -162,33 +162,44 @@ DurableFiles::NodeId DurableFiles::NodeOf(const Live& live, const Doubt& doubt) 
   return now != NodeId() ? now : Find(Find(durable_entries_, doubt.node), *doubt.name);
 }
 
-FileImage DurableFiles::MakeImage(const Live& live, const std::set<Doubt>& survivors,
-                                  bool zeros) const {
+struct DurableFiles::Loss {
+  const Live& live;
+  const std::set<Doubt>& survivors;
+  const Lost lost;
+  const uint64_t tear;
+};
+
+FileImage DurableFiles::MakeImage(const Live& live, const std::set<Doubt>& survivors, Lost lost,
+                                  uint64_t tear) const {
   FileImage image;
-  AddToImage(live, survivors, zeros, root_id_, "", image);
+  AddToImage({live, survivors, lost, tear}, root_id_, "", image);
   return image;
 }
 
-void DurableFiles::AddToImage(const Live& live, const std::set<Doubt>& survivors, bool zeros,
-                              const NodeId& id, const std::string& path, FileImage& image) const {
+void DurableFiles::AddToImage(const Loss& loss, const NodeId& id, const std::string& path,
+                              FileImage& image) const {
   if (!directories_.contains(id)) {
-    const bool survived = survivors.contains({id, std::nullopt});
-    std::string contents = survived ? Find(live.contents, id) : Find(durable_contents_, id);
-    if (!survived && zeros) {
-      contents.resize(std::max(contents.size(), Find(live.contents, id).size()), '\0');
+    const std::string live = Find(loss.live.contents, id);
+    std::string contents = Find(durable_contents_, id);
+    if (loss.survivors.contains({id, std::nullopt})) {
+      contents = live;
+    } else if (loss.lost == Lost::kZeros) {
+      contents.resize(std::max(contents.size(), live.size()), '\0');
+    } else if (loss.lost == Lost::kTorn) {
+      const size_t size = loss.tear % (live.size() + 1);
+      contents.replace(0, size, live, 0, size);
     }
     image[path] = std::move(contents);
     return;
   }
   if (!path.empty()) image[path + "/"] = "";
-  const Entries durable = Find(durable_entries_, id), now = Find(live.entries, id);
+  const Entries durable = Find(durable_entries_, id), now = Find(loss.live.entries, id);
   Entries entries = durable;
   for (const auto& [name, child] : now) entries.emplace(name, child);
   for (const auto& [name, unused] : entries) {
-    const NodeId child = Find(survivors.contains({id, name}) ? now : durable, name);
+    const NodeId child = Find(loss.survivors.contains({id, name}) ? now : durable, name);
     if (child == NodeId()) continue;
-    AddToImage(live, survivors, zeros, child, absl::StrCat(path, path.empty() ? "" : "/", name),
-               image);
+    AddToImage(loss, child, absl::StrCat(path, path.empty() ? "" : "/", name), image);
   }
 }
 

@@ -62,9 +62,14 @@ class DurableFiles {
   // What the entry in doubt names, or the file itself: both names of what was renamed are one's.
   NodeId NodeOf(const Live& live, const Doubt& doubt) const;
 
-  // The files, with the current state of what is in `survivors` and the durable state of the rest.
-  // `zeros`: lost contents have their length, but not their bytes.
-  FileImage MakeImage(const Live& live, const std::set<Doubt>& survivors, bool zeros) const;
+  // What becomes of contents that do not survive: they are as they were when they were durable; of
+  // their current length, with zeros at the end; or torn, of which a part at the beginning is
+  // current and the rest durable.
+  enum class Lost { kDurable, kZeros, kTorn };
+  // The files, with the current state of what is in `survivors`. `tear` chooses how much of torn
+  // contents is current: any number.
+  FileImage MakeImage(const Live& live, const std::set<Doubt>& survivors, Lost lost,
+                      uint64_t tear = 0) const;
 
  private:
   // Keeps the node open, so that its number is not reused.
@@ -73,8 +78,9 @@ class DurableFiles {
   Entries LiveEntries(int fd);
   template <typename Function>
   void WalkLive(const Function& function);
-  void AddToImage(const Live& live, const std::set<Doubt>& survivors, bool zeros, const NodeId& id,
-                  const std::string& path, FileImage& image) const;
+  struct Loss;
+  void AddToImage(const Loss& loss, const NodeId& id, const std::string& path,
+                  FileImage& image) const;
 
   const std::string root_;
   NodeId root_id_;

@@ -64,6 +64,7 @@ class Recording {
 
  private:
   using Doubt = DurableFiles::Doubt;
+  using Lost = DurableFiles::Lost;
 
   // The path below the root; nullopt for other files. Names lose their random part: that of a
   // temporary file, and that before the extension.
@@ -83,22 +84,24 @@ class Recording {
     const DurableFiles::Live live = files_.Look();
     const std::vector<Doubt> doubts = files_.FindDoubts(live);
     const std::set<Doubt> all(doubts.begin(), doubts.end());
-    Check(files_.MakeImage(live, {}, false), finished);
-    Check(files_.MakeImage(live, {}, true), finished);
-    Check(files_.MakeImage(live, all, false), finished);
+    for (const Lost lost : {Lost::kDurable, Lost::kZeros, Lost::kTorn}) {
+      Check(files_.MakeImage(live, {}, lost, random_()), finished);
+    }
+    Check(files_.MakeImage(live, all, Lost::kDurable), finished);
     for (const Doubt& doubt : doubts) {
-      Check(files_.MakeImage(live, {doubt}, false), finished);
+      Check(files_.MakeImage(live, {doubt}, Lost::kDurable), finished);
       std::set<Doubt> but_one = all;
       but_one.erase(doubt);
-      Check(files_.MakeImage(live, but_one, false), finished);
-      Check(files_.MakeImage(live, but_one, true), finished);
+      for (const Lost lost : {Lost::kDurable, Lost::kZeros, Lost::kTorn}) {
+        Check(files_.MakeImage(live, but_one, lost, random_()), finished);
+      }
     }
     for (int i = 0; doubts.size() > 2 && i < kRandomChoices; ++i) {
       std::set<Doubt> some;
       for (const Doubt& doubt : doubts) {
         if ((random_() & 1) != 0) some.insert(doubt);
       }
-      Check(files_.MakeImage(live, some, false), finished);
+      Check(files_.MakeImage(live, some, Lost::kTorn, random_()), finished);
     }
   }
 

@@ -7,7 +7,8 @@
 //
 // The rules are those of a file system that guarantees only what POSIX does: a file's contents are
 // durable as of the last sync of the file, a directory's names as of the last sync of the
-// directory, each independent of all others. Everything else may or may not be lost.
+// directory, each independent of all others. Everything else may or may not be lost, contents also
+// in part.
 
 #include <cstdint>
 #include <functional>

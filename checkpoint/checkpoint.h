@@ -57,9 +57,10 @@ class ReadLock;  // checkpoint/directory/read_lock.h
 //
 // Every rank returns the same. Errors, each with nothing committed: InvalidArgument (options,
 // metadata, state: every problem listed, a tensor that the ranks together do not cover included),
-// AlreadyExists (that step is committed), ResourceExhausted (checked before anything is written,
-// where the storage can tell), the storage's, DeadlineExceeded or Unavailable from the group. An
-// error on one rank is returned on all of them, with the rank's number where there are several.
+// AlreadyExists (that step is committed), Aborted (another process has deleted files of this save,
+// or discarded it), ResourceExhausted (checked before anything is written, where the storage can
+// tell), the storage's, DeadlineExceeded or Unavailable from the group. An error on one rank is
+// returned on all of them, with the rank's number where there are several.
 //
 // Collective over options.group. State is read, not changed. Memory: staging_bytes per process plus
 // the plan. Cost: each byte of the state passes once through the cache (copy, digest, checksum) and
@@ -84,7 +85,8 @@ absl::StatusOr<LoadReport> Load(Storage& storage, std::string_view checkpoint_di
                                 const StateDict& state, const LoadOptions& options = {});
 
 // Reads every byte of a checkpoint; checks checksums, headers, coverage and, where asked, logical
-// digests. Damage is in the report; an error is that of a checkpoint that cannot be looked at.
+// digests. Damage is in the report; an error, of the storage for example, says that the checkpoint
+// could not be looked at, and nothing about its bytes.
 absl::StatusOr<VerifyReport> Verify(Storage& storage, std::string_view checkpoint_dir,
                                     const VerifyOptions& options = {});
 

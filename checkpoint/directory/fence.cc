@@ -15,7 +15,18 @@ namespace {
 // No manifest begins like this: the eighth byte of its magic is a line feed.
 constexpr std::string_view kTombstone = "TESSERA tombstone ";
 
+std::string PathIn(std::string_view dir, std::string_view name) {
+  return absl::StrCat(std::string(dir), dir.empty() ? "" : "/", std::string(name));
+}
+
 }  // namespace
+
+absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir) {
+  const absl::Status marked =
+      storage.Publish(PathIn(checkpoint_dir, kFencedFileName),
+                      "manifest.pb may be a tombstone: see FORMAT.md.\n", nullptr);
+  return absl::IsAlreadyExists(marked) ? absl::OkStatus() : marked;
+}
 
 std::string MakeTombstone() {
   std::random_device device;
@@ -41,9 +52,7 @@ bool IsSetAsideName(std::string_view name) {
 
 absl::StatusOr<std::optional<std::string>> ReadTombstone(Storage& storage,
                                                          std::string_view checkpoint_dir) {
-  const std::string path =
-      absl::StrCat(std::string(checkpoint_dir), checkpoint_dir.empty() ? "" : "/",
-                   std::string(kManifestFileName));
+  const std::string path = PathIn(checkpoint_dir, kManifestFileName);
   absl::StatusOr<std::string> bytes = ReadAll(storage, path, kMaxManifestBytes);
   if (absl::IsNotFound(bytes.status())) return std::nullopt;
   TESSERA_RETURN_IF_ERROR(bytes.status());

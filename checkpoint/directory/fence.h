@@ -14,14 +14,18 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 
 // Its presence says that manifest.pb may be a tombstone, so that only then it need be read to know
-// whether a checkpoint is committed; and that other attempts may still try to commit.
+// whether a checkpoint is committed; and that a commit may still arrive, of another attempt or of
+// the one that has committed, which had to repeat its request.
 inline constexpr std::string_view kFencedFileName = "manifest.pb.fenced";
+
+absl::Status MarkAsFenced(Storage& storage, std::string_view checkpoint_dir);
 
 // Unlike any other.
 std::string MakeTombstone();

@@ -84,12 +84,6 @@ std::vector<std::string> FindData(const std::vector<std::string>& names, const N
   return data;
 }
 
-absl::Status MarkAsFenced(Storage& storage, std::string_view dir) {
-  const absl::Status marked = storage.Publish(
-      JoinPath(dir, kFencedFileName), "manifest.pb may be a tombstone: see FORMAT.md.\n", nullptr);
-  return absl::IsAlreadyExists(marked) ? absl::OkStatus() : marked;
-}
-
 // Puts a new tombstone in the manifest's place, so that no attempt that has begun can commit. False
 // where one has committed, or others keep changing it.
 absl::StatusOr<bool> Fence(Storage& storage, std::string_view dir) {
@@ -118,7 +112,7 @@ absl::StatusOr<bool> Fence(Storage& storage, std::string_view dir) {
 }
 
 // Takes the manifest away, durably. Where directories cannot be renamed, and files in `names` say
-// that another attempt may still try to commit, a tombstone takes its place.
+// that a commit may still arrive, of another attempt or a repeated one, a tombstone takes its place.
 absl::Status Uncommit(Storage& storage, std::string_view dir, const std::vector<std::string>& names,
                       const Names& set_aside) {
   const std::string path = ManifestPath(dir);
@@ -131,13 +125,15 @@ absl::Status Uncommit(Storage& storage, std::string_view dir, const std::vector<
     if (manifest.ok()) {
       for (const DataFile& file : manifest->files()) own.insert(file.path());
     }
-    const bool alone =
-        manifest.ok() && !Contains(names, kFencedFileName) &&
-        std::ranges::all_of(FindData(names, set_aside),
-                            [&](const std::string& name) { return own.contains(name); });
-    if (!alone) {
+    const bool alone = manifest.ok() && std::ranges::all_of(FindData(names, set_aside),
+                                                            [&](const std::string& name) {
+                                                              return own.contains(name);
+                                                            });
+    if (!alone || Contains(names, kFencedFileName)) {
       TESSERA_RETURN_IF_ERROR(MarkAsFenced(storage, dir));
-      return storage.Exchange(path, *bytes, MakeTombstone(), nullptr);
+      const absl::Status fenced = storage.Exchange(path, *bytes, MakeTombstone(), nullptr);
+      // A store without conditional replacement cannot keep a repeated commit from arriving.
+      if (!alone || !absl::IsFailedPrecondition(fenced)) return fenced;
     }
   }
   TESSERA_RETURN_IF_ERROR(storage.Delete(path));

@@ -3,7 +3,7 @@
 namespace tessera::ckpt {
 
 void FailedSaves::Add(const absl::Status& outcome, absl::Duration elapsed) {
-  if (absl::IsAborted(outcome)) return;
+  if (absl::IsCancelled(outcome)) return;
   last_ = outcome;
   in_a_row_ = outcome.ok() ? 0 : in_a_row_ + 1;
   if (outcome.ok()) last_checkpoint_ = elapsed;

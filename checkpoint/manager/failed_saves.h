@@ -29,7 +29,8 @@ class FailedSaves {
  public:
   explicit FailedSaves(const FailedSavesOptions& options) : options_(options) {}
 
-  // Aborted: the save was skipped, which is neither a failure nor a checkpoint.
+  // Cancelled: the save was skipped, which is neither a failure nor a checkpoint. All other errors
+  // are failures, Aborted among them: the coordinator's, where files of the save are gone.
   void Add(const absl::Status& outcome, absl::Duration elapsed);
 
   SaveTrouble Judge(absl::Duration elapsed) const;

@@ -8,7 +8,7 @@ namespace tessera::ckpt {
 namespace {
 
 const absl::Status kFailed = absl::PermissionDeniedError("the token has expired");
-const absl::Status kSkipped = absl::AbortedError("another one is in flight");
+const absl::Status kSkipped = absl::CancelledError("another one is in flight");
 
 TEST(FailedSavesTest, SoManyInARowAreTooMany) {
   FailedSaves saves({.max_failed_saves = 2});
@@ -24,6 +24,15 @@ TEST(FailedSavesTest, SoManyInARowAreTooMany) {
   EXPECT_EQ(saves.Judge(absl::Hours(9)), SaveTrouble::kFailures);
   EXPECT_EQ(saves.in_a_row(), 2);
   EXPECT_EQ(saves.last(), kFailed);
+}
+
+// What Save() returns where another run has discarded it.
+TEST(FailedSavesTest, AnAbortedSaveIsAFailure) {
+  FailedSaves saves({.max_failed_saves = 1});
+  const absl::Status gone = absl::AbortedError("a file of this save is gone");
+  saves.Add(gone, absl::Seconds(1));
+  EXPECT_EQ(saves.Judge(absl::Seconds(1)), SaveTrouble::kFailures);
+  EXPECT_EQ(saves.last(), gone);
 }
 
 TEST(FailedSavesTest, ZeroIsAnyNumber) {

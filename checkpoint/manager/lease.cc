@@ -32,6 +32,7 @@ constexpr char kLeaseName[] = ".lease";
 constexpr uint64_t kMaxLeaseBytes = 4096;
 constexpr int kRenewals = 4;  // in each period
 constexpr int kPolls = 20;    // in each period, by a waiting job
+constexpr int kRefusals = 3;  // in a row, before the store is taken to have no leases for this job
 // A holder that renews is alive; but one renewal may still arrive when its sender is dead.
 constexpr int kChangesOfTheLiving = 2;
 constexpr absl::Duration kMaxPeriod = absl::Minutes(10);
@@ -115,6 +116,9 @@ class Lease final : public FolderLock {
   absl::Status Take();
   // Proves that the store refuses to replace what has changed.
   absl::Status CheckConditions();
+  // Takes one of these steps again where the store refuses it, which may pass: as rights that are
+  // not known everywhere yet, or keys that were just replaced.
+  absl::Status Patiently(absl::Status (Lease::*step)());
   absl::Status StartRenewing();
 
   absl::Status Check() const override {
@@ -213,6 +217,14 @@ absl::Status Lease::CheckConditions() {
   return absl::UnimplementedError("it replaces objects although If-Match forbids it");
 }
 
+absl::Status Lease::Patiently(absl::Status (Lease::*step)()) {
+  for (int refusals = 1;; ++refusals) {
+    const absl::Status status = (this->*step)();
+    if (!absl::IsPermissionDenied(status) || refusals >= kRefusals) return status;
+    absl::SleepFor(options_.lease_period / kPolls);
+  }
+}
+
 absl::Status Lease::StartRenewing() {
   TESSERA_ASSIGN_OR_RETURN(thread_, StartThread([this] { Work(); }));
   return absl::OkStatus();
@@ -293,8 +305,8 @@ absl::StatusOr<std::unique_ptr<FolderLock>> AcquireLease(std::unique_ptr<Storage
                                                          const FolderLock::Options& options) {
   const std::string where = storage->Describe("");
   auto lease = std::make_unique<Lease>(std::move(storage), options);
-  absl::Status taken = lease->Take();
-  if (taken.ok()) taken = lease->CheckConditions();
+  absl::Status taken = lease->Patiently(&Lease::Take);
+  if (taken.ok()) taken = lease->Patiently(&Lease::CheckConditions);
   if (taken.ok()) taken = lease->StartRenewing();
   if (taken.ok()) return lease;
   // A store that does not answer, and another holder, are errors.

@@ -142,6 +142,24 @@ TEST_F(LeaseTest, AProcessOfThisMachineThatIsGoneIsKnownToBeDead) {
   EXPECT_TRUE(Acquire({.wait = absl::ZeroDuration()}).ok());
 }
 
+TEST_F(LeaseTest, ARefusalThatPassesIsNoReasonToDoWithoutALease) {
+  for (const int answered : {0, 1, 2}) {  // requests before it
+    server_.AddFault({.status = 403,
+                      .code = "AccessDenied",
+                      .key_part = ".lease",
+                      .skip = answered,
+                      .times = 2});
+    const auto lock = Acquire();
+    ASSERT_TRUE(lock.ok()) << lock.status();
+    EXPECT_EQ((*lock)->warning(), "") << answered;
+    server_.ClearFaults();
+  }
+  server_.AddFault({.status = 403, .code = "AccessDenied", .key_part = ".lease", .times = 3});
+  const auto lock = Acquire();
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_THAT((*lock)->warning(), HasSubstr("only one run at a time"));
+}
+
 TEST_F(LeaseTest, AnyContentsAreALeaseOfSomebody) {
   for (const std::string& contents : {std::string(), std::string("\n\n state\0", 9),
                                       std::string(100'000, 'x'), std::string("period_ms -1\n")}) {

@@ -64,7 +64,7 @@ class AsyncSaver::Background {
     lock.Unlock();
     if (skip) {
       Enqueue({Kind::kRefuse, MakeManifest(step, {}), StateDict(), start,
-               absl::AbortedError("skipped: the save before is still in flight")});
+               absl::CancelledError("skipped: the save before is still in flight")});
     } else {
       Enqueue({Kind::kSave, MakeManifest(step, metadata), state, start, {}});
     }

@@ -44,14 +44,13 @@ struct AsyncSaveOptions {
   // The behaviour of a save that starts while another is in flight.
   enum class WhenBusy {
     kWait,  // Start() returns once the other one is over
-    kSkip,  // no rank makes it; its outcome is Aborted
+    kSkip,  // no rank makes it; its outcome, and no other one, is Cancelled
   };
   WhenBusy when_busy = WhenBusy::kWait;
 
   // Limits on what the background takes from the program. Of save.io_threads, the number that copy
   // at the same time while no caller waits. Two: a thread of the program that waits for another
   // one, whose processor the copy occupies, yields its own to the copy.
-  // that waits for another, whose processor the copy has, yields its own to the copy.
   int copy_threads = 2;
   int nice = 5;                   // added to the niceness of the background's threads
   bool idle_io_priority = false;  // lowest disk priority, if its scheduler has priorities
@@ -67,7 +66,8 @@ struct AsyncSaveOptions {
 
 struct SaveOutcome {
   int64_t step = 0;
-  absl::StatusOr<AsyncSaveReport> report;  // an error names rank, phase and file
+  // An error names rank, phase and file; Cancelled: skipped, see WhenBusy.
+  absl::StatusOr<AsyncSaveReport> report;
 };
 
 // Effect: the checkpoints of Save(), with its commit protocol and its promises: a checkpoint exists

@@ -55,6 +55,8 @@ absl::StatusOr<std::string> Coordinator::Commit(const std::vector<std::string>& 
   const std::string path = JoinPath(directory_, kManifestFileName);
   absl::Status files_are_there;
   const auto ready = [&] {
+    // The request is repeated: it may arrive a second time when the checkpoint is deleted again.
+    if (may_be_committed_) return MarkAsFenced(storage_, directory_);
     files_are_there = CheckFilesAreThere();
     may_be_committed_ = files_are_there.ok();
     return files_are_there;

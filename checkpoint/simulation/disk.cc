@@ -46,7 +46,10 @@ void Disk::LosePower(uint64_t seed) {
     const uint64_t number = numbers.emplace(key, numbers.size() + 1).first->second;
     if (mode == 0 || (mode > 1 && Hash(seed, number) % 2 == 0)) survivors.insert(doubt);
   }
-  const FileImage image = files_->MakeImage(live, survivors, Hash(seed, 0, 1) % 2 == 0);
+  using Lost = DurableFiles::Lost;
+  Lost lost = Hash(seed, 0, 1) % 2 == 0 ? Lost::kZeros : Lost::kDurable;
+  if (Hash(seed, 0, 2) % 2 == 0) lost = Lost::kTorn;
+  const FileImage image = files_->MakeImage(live, survivors, lost, Hash(seed, 0, 3));
   files_ = nullptr;
   fs::remove_all(root_);
   fs::create_directories(root_);

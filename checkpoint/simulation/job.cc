@@ -5,13 +5,16 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/agree.h"
+#include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/manager/resume.h"
+#include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
+#include "checkpoint/manager/stop_file.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/scheduler.h"
@@ -46,6 +49,8 @@ struct Job::Rank {
   std::optional<ckpt::Retention> retention;
   ckpt::PlanCache plans;
   std::unique_ptr<ckpt::AsyncSaver> saver;
+  ckpt::FailedSaves failed_saves{{}};
+  std::unique_ptr<ckpt::StopFile> stop_file;
   std::set<int64_t> rolling_steps;
   int64_t step = 0;
 };
@@ -146,32 +151,86 @@ absl::Status Job::LoadFrom(Rank& rank, const std::string& directory, int64_t id)
   return absl::OkStatus();
 }
 
-absl::Status Job::Train(Rank& rank) {
-  if (phase_.async) {
-    ckpt::AsyncSaveOptions options = {.save = SmallSaves()};
-    options.save.group = &rank.save_group;
-    options.save.before_commit = [&] { return Confirm(rank); };
-    options.save.choose_root = [&](const ckpt::PlannedSave& planned) {
-      return ChooseRoot(rank, planned);
-    };
-    options.on_committed = [&](ckpt::AsyncSaveReport& report) { AfterCommit(rank, report.save); };
-    options.available_memory_bytes = [] { return uint64_t{1} << 30; };
-    rank.saver = std::make_unique<ckpt::AsyncSaver>(*rank.storage, "", options);
+void Job::OpenSaver(Rank& rank) {
+  ckpt::AsyncSaveOptions options = {.save = SmallSaves()};
+  options.save.group = &rank.save_group;
+  options.save.before_commit = [this, &rank] { return Confirm(rank); };
+  options.save.choose_root = [this, &rank](const ckpt::PlannedSave& planned) {
+    return ChooseRoot(rank, planned);
+  };
+  if (phase_.skips) options.when_busy = ckpt::AsyncSaveOptions::WhenBusy::kSkip;
+  options.on_committed = [this, &rank](ckpt::AsyncSaveReport& report) {
+    AfterCommit(rank, report.save);
+  };
+  options.available_memory_bytes = [] { return uint64_t{1} << 30; };
+  rank.saver = std::make_unique<ckpt::AsyncSaver>(*rank.storage, "", options);
+}
+
+// What rank 0 knows before a step's end.
+struct Job::StepAgreement {
+  bool in_trouble = false;  // saves fail
+  ckpt::StopRequest stop_file;
+};
+
+absl::StatusOr<Job::StepAgreement> Job::AgreeOnStep(Rank& rank) {
+  const auto know = [&](const std::vector<std::string>&) -> absl::StatusOr<std::string> {
+    if (rank.lock != nullptr) TESSERA_RETURN_IF_ERROR(rank.lock->Check());
+    ckpt::StopRequest asked;
+    if (rank.stop_file != nullptr) asked = rank.stop_file->Poll();
+    const auto trouble = rank.failed_saves.Judge(absl::ZeroDuration());
+    return absl::StrCat(static_cast<int>(trouble), " ", asked.step, " ", asked.version);
+  };
+  TESSERA_ASSIGN_OR_RETURN(const std::string known, ckpt::Agree(rank.group, "", know, kDeadline));
+  const std::vector<std::string> words = absl::StrSplit(known, ' ');
+  StepAgreement agreed = {.in_trouble = words[0] != "0"};
+  const bool parsed = absl::SimpleAtoi(words[1], &agreed.stop_file.step) &&
+                      absl::SimpleAtoi(words[2], &agreed.stop_file.version);
+  return parsed ? agreed : absl::StatusOr<StepAgreement>(absl::InternalError(known));
+}
+
+void Job::NoteSaves(Rank& rank, const std::vector<ckpt::SaveOutcome>& outcomes) {
+  for (const ckpt::SaveOutcome& outcome : outcomes) {
+    rank.failed_saves.Add(outcome.report.status(), absl::ZeroDuration());
   }
-  const int64_t last = rank.step + phase_.steps;
-  while (rank.step < last) {
+}
+
+absl::Status Job::Train(Rank& rank) {
+  if (phase_.async) OpenSaver(rank);
+  if (phase_.stops && rank.number() == 0) {
+    rank.stop_file = std::make_unique<ckpt::StopFile>(site_.StopFile());
+  }
+  ckpt::SaveSchedule schedule({.interval_steps = phase_.save_interval,
+                               .rolling_interval_steps = phase_.rolling_interval,
+                               .last_step = rank.step + phase_.steps},
+                              rank.step);
+  // Where it was there before, it is taken for a request that an earlier job has obeyed.
+  const bool may_be_stopped = rank.stop_file != nullptr && !stop_file_is_there_;
+  int steps_after_stop_file = 0;
+  for (bool ends = false; !ends;) {
     const int64_t step = ++rank.step;
     Scheduler::Get().Sleep(static_cast<int64_t>(Scheduler::Get().Draw() % 20) * kSecond);
-    const bool locked = rank.lock != nullptr;
-    TESSERA_RETURN_IF_ERROR(Agree(rank, locked ? rank.lock->Check() : absl::OkStatus()));
-    const bool healthy = !(phase_.diverges && step == last);
-    const bool permanent = step == last || step % phase_.save_interval == 0;
-    const bool rolling = phase_.rolling_interval > 0 && step % phase_.rolling_interval == 0;
-    if (rank.saver != nullptr) rank.saver->WaitUntilAllCopied();
+    TESSERA_ASSIGN_OR_RETURN(const StepAgreement agreed, AgreeOnStep(rank));
+    const ckpt::SaveDecision decision =
+        schedule.AfterStep({.step = step, .stop_file = agreed.stop_file});
+    ends = decision.end != ckpt::EndReason::kNone;
+    if (may_be_stopped && stop_file_is_there_ && ++steps_after_stop_file > 10) {
+      Journal::Get().Finding("unstopped", "a job goes on although a stop file asks for its end");
+    }
+    if (agreed.in_trouble && !ends) return rank.failed_saves.last();
+    const bool permanent = decision.save == ckpt::SaveKind::kPermanent;
+    if (rank.saver != nullptr) {
+      while (auto outcome = rank.saver->Poll()) NoteSaves(rank, {*std::move(outcome)});
+      rank.saver->WaitUntilAllCopied();
+      // So that the last save is not skipped.
+      if (ends) NoteSaves(rank, rank.saver->Finish());
+    }
     rank.content.Fill(IdOf(step, !permanent));
-    if (permanent || rolling) TESSERA_RETURN_IF_ERROR(SaveStep(rank, step, !permanent, healthy));
+    if (decision.save == ckpt::SaveKind::kNone) continue;
+    TESSERA_RETURN_IF_ERROR(SaveStep(rank, step, !permanent, !(phase_.diverges && ends)));
   }
-  if (rank.saver != nullptr) rank.saver->Finish();
+  if (rank.saver != nullptr) NoteSaves(rank, rank.saver->Finish());
+  TESSERA_RETURN_IF_ERROR(rank.failed_saves.last());
+  if (rank.number() == 0) model_.JobSucceeded(IdOf(rank.step, false));
   return absl::OkStatus();
 }
 

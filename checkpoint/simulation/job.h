@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
@@ -23,6 +24,7 @@ class Site {
   virtual ~Site() = default;
   // For a rank of a job; `blind`: another one.
   virtual absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) = 0;
+  virtual std::string StopFile() const = 0;
   // What is there, without faults, and compared with the model.
   virtual Model::View Look() = 0;
 };
@@ -40,6 +42,8 @@ class Job {
   const std::vector<int>& processes() const { return processes_; }
   // Rank 0's; nullopt: it did not end by itself.
   const std::optional<absl::Status>& result() const { return result_; }
+  // The stop file has been written.
+  void NoteStopFile() { stop_file_is_there_ = true; }
   // The older checkpoint that Phase::goes_back continues from.
   void set_asked_step(int64_t step) { asked_step_ = step; }
 
@@ -50,7 +54,11 @@ class Job {
   absl::Status Resume(Rank& rank);
   absl::Status GoBack(Rank& rank);
   absl::Status LoadFrom(Rank& rank, const std::string& directory, int64_t id);
+  void OpenSaver(Rank& rank);
   absl::Status Train(Rank& rank);
+  struct StepAgreement;
+  absl::StatusOr<StepAgreement> AgreeOnStep(Rank& rank);
+  static void NoteSaves(Rank& rank, const std::vector<ckpt::SaveOutcome>& outcomes);
   absl::Status SaveStep(Rank& rank, int64_t step, bool rolling, bool healthy);
   absl::Status Confirm(Rank& rank);
   absl::StatusOr<std::string> ChooseRoot(Rank& rank, const ckpt::PlannedSave& planned);
@@ -69,6 +77,7 @@ class Job {
   std::vector<int> processes_;
   std::optional<absl::Status> result_;
   std::optional<int64_t> asked_step_;
+  bool stop_file_is_there_ = false;
 };
 
 }  // namespace tessera::simulation

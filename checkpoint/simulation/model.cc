@@ -52,6 +52,16 @@ void Model::RetentionRuns() {
   }
 }
 
+void Model::PruneRuns(int keep) {
+  Journal::Get().Note(absl::StrCat("prunes, keeps ", keep));
+  prunes_.push_back({keep, Scheduler::Get().now_ns() + kMaxLateness});
+}
+
+void Model::JobSucceeded(int64_t last) {
+  if (records_[last].succeeded) return;
+  Finding("unsaved", absl::StrCat("a job ends well, but save ", last, " of its last step is not"));
+}
+
 void Model::PowerGoes() {
   for (auto& [id, record] : records_) {
     record.seen = false;
@@ -75,9 +85,7 @@ void Model::Look(const View& view) {
       record.seen = true;
       // A deletion that was not durable is undone by a loss of power.
       if (record.fate == Fate::kDeletedByUser && sighting.complete) record.fate = Fate::kKept;
-      // A commit that was repeated can arrive for the second time after retention's deletion.
-      const bool was_deleted = record.succeeded && MayBeDeleted(record);
-      const bool sound = !record.rotten && record.fate == Fate::kKept && !was_deleted;
+      const bool sound = !record.rotten && record.fate != Fate::kDeletedByUser;
       if (!sighting.complete && sound) {
         Finding("incomplete",
                 absl::StrCat(Describe(sighting), " is committed, but files are gone"));
@@ -133,6 +141,10 @@ bool Model::MayBeDeleted(const Record& record) const {
     later_rolling |= other.rolling;
     later += other.rolling ? 0 : 1;
   }
+  const auto is_pruned = [&](const Prune& prune) {
+    return later >= prune.keep && Scheduler::Get().now_ns() < prune.until_ns;
+  };
+  if (!record.rolling && std::ranges::any_of(prunes_, is_pruned)) return true;
   if (record.healthy && !later_healthy) return false;
   if (record.rolling) return later_rolling || tight_;
   if (!retention_.deletes()) return false;

@@ -5,11 +5,12 @@
 //
 // - What was committed stays loadable and equal, until retention or the user deletes it. Retention
 //   deletes what has `newest` later ones and is not among the `best`, or a rolling one that has a
-//   later one, but never the newest healthy one.
+//   later one, but never the newest healthy one; Prune() what has `keep` later ones.
 // - What was set aside is complete for ever; only damaged, diverged and abandoned ones are.
 // - A restart takes the newest healthy one, or ends with an error; it never begins anew where there
 //   are some.
-// - A checkpoint is one save's, as a whole.
+// - A checkpoint is one save's, as a whole, and Verify() never calls a sound one damaged.
+// - A job that ends without an error has saved its last step.
 //
 // Broken promises are findings of the Journal.
 
@@ -34,8 +35,11 @@ class Model {
   void SaveBegins(int64_t id, int64_t step, bool rolling, bool healthy);
   void SaveSucceeded(int64_t id);
   void Abandons(int64_t after_step);
-  // Its deletions can take effect for minutes.
+  // Their deletions can take effect for minutes.
   void RetentionRuns();
+  void PruneRuns(int keep);
+  // `last`: the save of its last step.
+  void JobSucceeded(int64_t last);
 
   // What happens to the storage.
   void UserDeletes(int64_t id) { records_[id].fate = Fate::kDeletedByUser; }
@@ -65,12 +69,17 @@ class Model {
     int64_t deletable_until_ns = 0;  // retention has chosen it
     Fate fate = Fate::kKept;
   };
+  struct Prune {
+    int keep;
+    int64_t until_ns;
+  };
   void LookAtAside(Record& record, const Sighting& sighting);
   bool MayBeDeleted(const Record& record) const;
 
   const ckpt::RetentionOptions retention_;
   const bool tight_;
   std::map<int64_t, Record> records_;
+  std::vector<Prune> prunes_;
 };
 
 }  // namespace tessera::simulation

@@ -43,6 +43,17 @@ Phase DrawPhase(Dice& dice, bool object_store, bool is_first) {
   return phase;
 }
 
+// By dice of their own, so that what the others draw does not depend on them.
+void DrawMore(Dice& dice, bool object_store, Phase& phase) {
+  phase.skips = dice.OneIn(2);
+  phase.stops = dice.OneIn(10);
+  phase.token_expires = dice.OneIn(5) && object_store;
+  phase.token_outage_s = dice.OneIn(2) ? 0 : dice.Below(1200);
+  phase.clock_jumps = dice.OneIn(8);
+  phase.is_tended = dice.OneIn(6);
+  if (phase.stops) phase.steps += 20;
+}
+
 // Most runs meet few kinds of faults, some of them often.
 void DrawRates(Dice& dice, Faults::Rates& rates) {
   constexpr int kOften[kFaultKinds] = {0, 2000, 50, 200, 300, 300, 300, 100, 50, 50, 30};
@@ -52,17 +63,15 @@ void DrawRates(Dice& dice, Faults::Rates& rates) {
   }
 }
 
-// The switch of a phase that a part names.
-bool* SwitchOf(Phase& phase, const std::string& name) {
-  if (name == "async") return &phase.async;
-  if (name == "staging") return &phase.staging_tier;
-  if (name == "overlaps") return &phase.overlaps;
-  if (name == "back") return &phase.goes_back;
-  if (name == "diverges") return &phase.diverges;
-  if (name == "deletes") return &phase.user_deletes;
-  if (name == "rots") return &phase.file_rots;
-  return nullptr;
-}
+// The switches of a phase, by the parts that name them.
+constexpr std::pair<const char*, bool Phase::*> kSwitches[] = {
+    {"async", &Phase::async},       {"staging", &Phase::staging_tier},
+    {"overlaps", &Phase::overlaps}, {"back", &Phase::goes_back},
+    {"diverges", &Phase::diverges}, {"deletes", &Phase::user_deletes},
+    {"rots", &Phase::file_rots},    {"skips", &Phase::skips},
+    {"stops", &Phase::stops},       {"token", &Phase::token_expires},
+    {"jumps", &Phase::clock_jumps}, {"tended", &Phase::is_tended},
+};
 
 void TakeOut(const std::string& part, Script& script) {
   const std::vector<std::string> names = absl::StrSplit(part, '.');
@@ -76,7 +85,9 @@ void TakeOut(const std::string& part, Script& script) {
   if (name == "blind") phase.blind_rank = -1;
   if (name == "rolling") phase.rolling_interval = 0;
   if (name == "clock") phase.clock_offset_s = 0;
-  if (bool* const flag = SwitchOf(phase, name)) *flag = false;
+  for (const auto& [part_name, flag] : kSwitches) {
+    if (name == part_name) phase.*flag = false;
+  }
 }
 
 }  // namespace
@@ -95,6 +106,8 @@ Script DrawScript(uint64_t seed) {
     script.phases.push_back(DrawPhase(dice, script.object_store, i == 0));
   }
   DrawRates(dice, script.rates);
+  Dice more(~seed);
+  for (Phase& phase : script.phases) DrawMore(more, script.object_store, phase);
   return script;
 }
 
@@ -102,12 +115,11 @@ std::vector<std::string> PartsOf(const Script& script) {
   std::vector<std::string> parts;
   for (size_t i = 0; i < script.phases.size(); ++i) parts.push_back(absl::StrCat("p", i, ".all"));
   for (size_t i = 0; i < script.phases.size(); ++i) {
-    Phase phase = script.phases[i];
+    const Phase& phase = script.phases[i];
     if (phase.steps == 0) continue;
     const auto add = [&](const char* name) { parts.push_back(absl::StrCat("p", i, ".", name)); };
-    for (const char* name :
-         {"async", "staging", "overlaps", "back", "diverges", "deletes", "rots"}) {
-      if (*SwitchOf(phase, name)) add(name);
+    for (const auto& [name, flag] : kSwitches) {
+      if (phase.*flag) add(name);
     }
     if (phase.ranks > 1) add("ranks");
     if (phase.blind_rank >= 0) add("blind");

@@ -26,6 +26,13 @@ struct Phase {
   bool diverges = false;       // the last step's state is not finite
   int blind_rank = -1;         // sees another storage: an empty or an older one
   int64_t clock_offset_s = 0;  // of its machine
+  bool skips = false;          // an asynchronous save is skipped while another one is in flight
+  bool stops = false;          // has more steps, and is asked to end by a stop file
+  // What happens to the storage and its machine meanwhile.
+  bool token_expires = false;  // it can be renewed after so long
+  int token_outage_s = 0;
+  bool clock_jumps = false;
+  bool is_tended = false;  // another process prunes, and verifies what there is
   // What happens to the storage before it.
   bool user_deletes = false;
   bool file_rots = false;

@@ -1,6 +1,8 @@
 #include "checkpoint/simulation/site.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 #include <utility>
 
@@ -15,13 +17,24 @@
 #include "checkpoint/storage/s3/s3_storage.h"
 
 namespace tessera::simulation {
+namespace {
+
+ckpt::s3::Credentials WithToken(int token) {
+  return {.access_key_id = "TESTKEY",
+          .secret_access_key = "a/secret+key",
+          .session_token = absl::StrCat("token-", token)};
+}
+
+}  // namespace
 
 SimulatedSite::SimulatedSite(const Script& script, const std::string& root, Model& model)
     : script_(script), root_(root), model_(model) {
   if (script.object_store) {
     for (auto* const store : {&store_, &other_}) {
       *store = std::make_unique<ckpt::s3::S3Server>(
-          ckpt::s3::S3ServerOptions{.keeps_metadata = !script.loses_metadata, .listens = false});
+          ckpt::s3::S3ServerOptions{.credentials = WithToken(token_),
+                                    .keeps_metadata = !script.loses_metadata,
+                                    .listens = false});
     }
   }
 }
@@ -89,6 +102,20 @@ void SimulatedSite::Rot(const std::string& directory) {
   if (ckpt::WriteAll(**storage, path, *bytes).ok()) Journal::Get().Note("rots: " + path);
 }
 
+void SimulatedSite::ExpireToken(int64_t outage_ns) {
+  readable_at_ns_ = std::max(readable_at_ns_, Scheduler::Get().now_ns() + outage_ns);
+  ++token_;
+  Journal::Get().Note(absl::StrCat("tokens expire, for ", outage_ns / kSecond, " s"));
+  const Uninterrupted uninterrupted;
+  for (auto* const store : {&store_, &other_}) (*store)->SetCredentials(WithToken(token_));
+}
+
+void SimulatedSite::WriteStopFile(bool is_there) {
+  const Uninterrupted uninterrupted;
+  std::filesystem::remove(StopFile());
+  if (is_there) std::ofstream(StopFile()) << "1\n";
+}
+
 absl::StatusOr<std::unique_ptr<ckpt::Storage>> SimulatedSite::OpenRemote(bool blind,
                                                                          bool create_root) {
   if (!script_.object_store) {
@@ -98,6 +125,16 @@ absl::StatusOr<std::unique_ptr<ckpt::Storage>> SimulatedSite::OpenRemote(bool bl
   ckpt::s3::S3Server& store = blind ? *other_ : *store_;
   ckpt::S3StorageOptions options = {.client = store.ForClient(), .prefix = "saves"};
   options.client.http = MakeSimulatedClient(store);
+  const auto read = [this] {
+    const bool is_world = Scheduler::Get().current().process == kWorld;
+    const bool is_new = is_world || Scheduler::Get().now_ns() >= readable_at_ns_;
+    return WithToken(is_new ? token_ : token_ - 1);
+  };
+  options.client.credentials = read();
+  // Otherwise a refusal has no cure.
+  if (std::ranges::any_of(script_.phases, &Phase::token_expires)) {
+    options.client.read_credentials = read;
+  }
   options.client.deadline = absl::Minutes(5);
   options.client.stall_timeout = absl::Seconds(30);
   options.client.min_backoff = absl::Milliseconds(200);

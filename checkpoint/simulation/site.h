@@ -20,6 +20,7 @@ class SimulatedSite final : public Site {
   SimulatedSite(const Script& script, const std::string& root, Model& model);
 
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) override;
+  std::string StopFile() const override { return root_ + "/stop"; }
   Model::View Look() override;
 
   // What a blind rank sees is then as it was before `newest`.
@@ -27,6 +28,10 @@ class SimulatedSite final : public Site {
   // As a user does it; as a disk does.
   void DeleteTree(const std::string& directory);
   void Rot(const std::string& directory);
+  // The object store accepts new tokens alone; processes can read them after the outage.
+  void ExpireToken(int64_t outage_ns);
+  // From the beginning, the stop file is not there.
+  void WriteStopFile(bool is_there);
 
  private:
   absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenRemote(bool blind, bool create_root);
@@ -35,6 +40,8 @@ class SimulatedSite final : public Site {
   const std::string root_;
   Model& model_;
   std::unique_ptr<ckpt::s3::S3Server> store_, other_;
+  int token_ = 0;
+  int64_t readable_at_ns_ = 0;
 };
 
 }  // namespace tessera::simulation

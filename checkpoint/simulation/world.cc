@@ -5,6 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/disk.h"
 #include "checkpoint/simulation/faults.h"
@@ -49,7 +51,23 @@ void World::Run() {
     Begin(phase);
   }
   AwaitJobs();
+  CheckNoneFailedWithoutReason();
   End();
+}
+
+void World::CheckNoneFailedWithoutReason() const {
+  const auto is_a_reason = [](const Phase& phase) {
+    return phase.overlaps || phase.goes_back || phase.diverges || phase.blind_rank >= 0 ||
+           phase.file_rots || (phase.token_expires && phase.token_outage_s > 0);
+  };
+  if (!Faults::Get().happened().empty() || script_.tight() ||
+      std::ranges::any_of(script_.phases, is_a_reason)) {
+    return;
+  }
+  for (const auto& job : jobs_) {
+    if (job->result().has_value() && job->result()->ok()) continue;
+    Journal::Get().Finding("needless", "a job fails although nothing has gone wrong");
+  }
 }
 
 void World::Begin(const Phase& phase) {
@@ -83,13 +101,100 @@ void World::Begin(const Phase& phase) {
     jobs_.back()->set_asked_step(chosen->step);
   }
   jobs_.back()->Start();
+  Disturb(phase, *jobs_.back());
+}
+
+void World::Disturb(const Phase& phase, Job& job) {
+  Scheduler& scheduler = Scheduler::Get();
+  const auto soon = [&scheduler] {
+    scheduler.Sleep(static_cast<int64_t>(scheduler.Draw() % 100) * kSecond);
+  };
+  if (phase.stops) {
+    site_->WriteStopFile(false);
+    scheduler.Start(kWorld, [this, &job, soon] {
+      soon();
+      Journal::Get().Note("a stop file is written");
+      site_->WriteStopFile(true);
+      job.NoteStopFile();
+    });
+  }
+  if (phase.token_expires) {
+    scheduler.Start(kWorld, [this, soon, outage = phase.token_outage_s * kSecond] {
+      soon();
+      site_->ExpireToken(outage);
+    });
+  }
+  if (phase.clock_jumps) {
+    scheduler.Start(kWorld, [this, phase, &job] { JumpClocks(phase, job); });
+  }
+  if (phase.is_tended) {
+    tenders_.push_back(scheduler.NewProcess(absl::StrCat("tender", jobs_.size())));
+    scheduler.Start(tenders_.back(),
+                    [this] { Journal::Get().Note(absl::StrCat("ends: ", Tend().ToString())); });
+  }
+}
+
+// An object store refuses requests whose clock is wrong by more than a quarter of an hour.
+void World::JumpClocks(const Phase& phase, const Job& job) {
+  Scheduler& scheduler = Scheduler::Get();
+  int64_t offset = phase.clock_offset_s;
+  for (int i = 0; i < 4; ++i) {
+    scheduler.Sleep(static_cast<int64_t>(scheduler.Draw() % 40) * kSecond);
+    const int64_t now =
+        (static_cast<int64_t>(scheduler.Draw() % 1200) - 600) * (script_.object_store ? 1 : 100);
+    for (const int process : job.processes())
+      scheduler.MoveClock(process, (now - offset) * kSecond);
+    Journal::Get().Note(absl::StrCat("clocks jump by ", now - offset, " s"));
+    offset = now;
+  }
+}
+
+// Another program, as its user starts it beside a job.
+absl::Status World::Tend() {
+  Scheduler& scheduler = Scheduler::Get();
+  TESSERA_ASSIGN_OR_RETURN(const auto storage, site_->Open(Phase(), /*blind=*/false));
+  for (int i = 0; i < 3; ++i) {
+    scheduler.Sleep(static_cast<int64_t>(scheduler.Draw() % 60) * kSecond);
+    const int keep = static_cast<int>(scheduler.Draw() % 6);
+    if (keep == 0) {
+      VerifyAll(*storage);
+    } else {
+      model_.PruneRuns(keep);
+      ckpt::Prune(*storage, "", keep).IgnoreError();
+    }
+  }
+  return absl::OkStatus();
+}
+
+void World::VerifyAll(ckpt::Storage& storage) {
+  const auto listed = ckpt::List(storage, "");
+  if (!listed.ok()) return;
+  for (const ckpt::CheckpointInfo& info : *listed) {
+    Model::View before = site_->Look();
+    const auto verified = ckpt::Verify(storage, info.directory);
+    if (!verified.ok() || verified->damage.empty()) continue;
+    const Model::View after = site_->Look();
+    for (const Sighting& sighting : before) {
+      const auto stays = [&](const Sighting& other) {
+        return other.id == sighting.id && other.committed && other.complete;
+      };
+      if (sighting.directory != info.directory || !sighting.committed || !sighting.complete ||
+          !model_.IsSound(sighting.id) || std::ranges::none_of(after, stays)) {
+        continue;
+      }
+      Journal::Get().Finding(
+          "slandered",
+          absl::StrCat(info.directory, ", which is intact: ", verified->damage[0].message));
+    }
+  }
 }
 
 void World::AwaitJobs() {
   Scheduler& scheduler = Scheduler::Get();
   const int64_t until = scheduler.now_ns() + kMaxJobTime;
   const auto over = [&] {
-    return std::ranges::all_of(jobs_, [](const auto& job) { return job->IsOver(); });
+    return std::ranges::all_of(jobs_, [](const auto& job) { return job->IsOver(); }) &&
+           std::ranges::all_of(tenders_, [&](int process) { return scheduler.IsOver(process); });
   };
   while (!over()) {
     scheduler.Sleep(10 * kSecond);
@@ -122,10 +227,11 @@ void World::End() {
 }
 
 void World::Die(int process, bool all) {
+  Kill(process);
   for (const auto& job : jobs_) {
     if (std::ranges::find(job->processes(), process) == job->processes().end()) continue;
     for (const int other : job->processes()) {
-      if (all || other == process) Kill(other);
+      if (all) Kill(other);
     }
   }
 }
@@ -139,6 +245,7 @@ void World::LosePower() {
   for (const auto& job : jobs_) {
     for (const int process : job->processes()) Kill(process);
   }
+  for (const int process : tenders_) Kill(process);
   Disk::Get().LosePower(Scheduler::Get().Draw());
   if (!script_.object_store) model_.PowerGoes();
 }

@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/simulation/job.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
 #include "checkpoint/simulation/site.h"
+#include "checkpoint/storage/storage.h"
 
 namespace tessera::simulation {
 
@@ -25,7 +27,13 @@ class World {
 
  private:
   void Begin(const Phase& phase);
+  // What happens beside a job.
+  void Disturb(const Phase& phase, Job& job);
+  void JumpClocks(const Phase& phase, const Job& job);
+  absl::Status Tend();
+  void VerifyAll(ckpt::Storage& storage);
   void AwaitJobs();
+  void CheckNoneFailedWithoutReason() const;
   void End();
   void Die(int process, bool all);
   void Kill(int process);
@@ -37,6 +45,7 @@ class World {
   Model model_;
   std::unique_ptr<SimulatedSite> site_;
   std::vector<std::unique_ptr<Job>> jobs_;
+  std::vector<int> tenders_;  // processes
 };
 
 }  // namespace tessera::simulation

@@ -233,7 +233,7 @@ TEST_F(AsyncSaverTest, SecondSaveIsSkippedOnEveryRankWhereOneIsBusy) {
     ASSERT_EQ(outcomes.size(), 2);
     EXPECT_TRUE(outcomes[0].report.ok()) << outcomes[0].report.status();
     EXPECT_EQ(outcomes[1].step, 2);
-    EXPECT_TRUE(absl::IsAborted(outcomes[1].report.status())) << outcomes[1].report.status();
+    EXPECT_TRUE(absl::IsCancelled(outcomes[1].report.status())) << outcomes[1].report.status();
     EXPECT_THAT(Message(outcomes[1].report.status()), HasSubstr("skipped"));
     saver.Start(3, state.dict);
     Overwrite(saver, state.dict);
@@ -548,7 +548,7 @@ TEST_F(AsyncSaverTest, TrainingGoesOnOverASlowDiskAsIfNothingWereSaved) {
         EXPECT_EQ(of_rank[i].step, outcome.step);
         EXPECT_EQ(of_rank[i].report.status().code(), outcome.report.status().code());
       }
-      if (absl::IsAborted(outcome.report.status())) {
+      if (absl::IsCancelled(outcome.report.status())) {
         ++skipped;
         continue;
       }

@@ -244,6 +244,16 @@ TEST_F(CorruptionTest, MissingFiles) {
   }
 }
 
+TEST_F(CorruptionTest, AStorageThatFailsIsNoDamage) {
+  for (const OperationKind kind : {OperationKind::kOpen, OperationKind::kReadAt}) {
+    const absl::Status failed = absl::UnavailableError("Input/output error");
+    faulty_.FailWhere([&](const Operation& o) { return o.kind == kind && o.path == Path(0); },
+                      failed);
+    EXPECT_EQ(Verify(faulty_, directory_, {.io_threads = 1}).status(), failed);
+    faulty_.ClearFaults();
+  }
+}
+
 TEST_F(CorruptionTest, FilesThatWereSwapped) {
   // Each is complete and well-formed, but does not match the manifest.
   ASSERT_TRUE(storage_.Rename(Path(0), "swap").ok());

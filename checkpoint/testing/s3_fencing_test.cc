@@ -343,6 +343,21 @@ TEST_F(S3FencingTest, ALateCommitFailsAfterTheCheckpointThatTookItsPlaceIsGone) 
   }
 }
 
+// The client gives the first request to commit up, and it arrives once the checkpoint that the
+// second one has committed is deleted.
+TEST_F(S3FencingTest, ACommitThatArrivesAgainAfterItsDeletionIsRefused) {
+  std::promise<void> deleted;
+  WhileCommitting("step-00000008", [&] { deleted.get_future().wait(); });
+  ASSERT_TRUE(SaveStep(8, 8).ok());
+  ASSERT_TRUE(SaveStep(12, 12).ok());
+  ASSERT_TRUE(Retain(1).ok());
+  deleted.set_value();
+  for (int i = 0; i < 20; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+    ASSERT_THAT(Steps(), ElementsAre(12));
+  }
+}
+
 // Another program deletes without regard to any of this.
 TEST_F(S3FencingTest, ACommitWithoutItsFilesIsTakenBack) {
   WhileCommitting("step-00000008", [&] {

@@ -12,8 +12,7 @@ namespace tessera::ckpt {
 struct VerifyOptions {
   // Whether to compare the contents of every tensor with its logical digest, too.
   bool digests = false;
-  // false: the manifest, and sizes and headers of the files, alone. An error of the storage other
-  // than a missing or unreadable file is then returned, and not reported as damage.
+  // false: the manifest, and sizes and headers of the files, alone.
   bool contents = true;
   int io_threads = 4;
   // Called with the bytes read so far and in all, by one thread at a time. Null: not called.

@@ -35,7 +35,8 @@ constexpr uint64_t kStagingBytes = uint64_t{64} << 20;
 // Damage that extends over a whole file is reported once, not a million times.
 constexpr size_t kMaxDamagePerFile = 100;
 
-// Whether a file that cannot be opened is missing, or something else in its place.
+// Whether a file that cannot be opened is missing, or something else in its place, or its bytes are
+// lost.
 bool IsDamage(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
 }
@@ -119,7 +120,7 @@ class Verifier {
     absl::StatusOr<std::unique_ptr<ReadableFile>> file =
         storage_.Open(JoinPath(directory_, description.path()));
     if (!file.ok()) {
-      if (!options_.contents && !IsDamage(file.status())) return file.status();
+      if (!IsDamage(file.status())) return file.status();
       // The report names the file already.
       const std::string name = storage_.Describe(JoinPath(directory_, description.path()));
       Report({description.path(), 0, map_.TensorsIn(index, 0, description.size_bytes()),
@@ -266,6 +267,7 @@ class Verifier {
     const DataFile& description = manifest_.files(piece.file_index);
     const absl::Status read =
         files_[piece.file_index]->ReadAt(piece.begin, {buffer, piece.end - piece.begin});
+    if (!read.ok() && !IsDamage(read)) return read;
     if (!read.ok()) {
       ReportInFile(piece.file_index, [&]() -> Damage {
         return {description.path(), piece.begin,

@@ -197,6 +197,22 @@ TEST_F(S3CommandTest, SavesThatFailInARowEndTheRunOnAllRanks) {
   EXPECT_THAT(result.err, HasSubstr("the same command resumes from the newest checkpoint"));
 }
 
+// Another run discards the last save just before it commits: no save was skipped.
+TEST_F(S3CommandTest, ALastSaveThatIsDiscardedMeanwhileEndsTheRunWithAnError) {
+  const std::string manifest = "discarded/step-00000020/manifest.pb";
+  server_.AddFault({.method = "PUT", .key_part = manifest, .meanwhile = [&] {
+                      server_.PutObject(manifest, "TESSERA tombstone 1 00\n");
+                    }});
+  const Result result =
+      Process(Command("s3://bucket/discarded", {"--train-iters=20", "--save-interval=5",
+                                                "--async-save", "--async-save-skip"}),
+              scratch_)
+          .Wait();
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("step 20 is not saved: "));
+  EXPECT_THAT(result.out, HasSubstr("another run has discarded this save to "));
+}
+
 // The run diverges while its first save waits for a store that does not answer.
 TEST_F(S3CommandTest, ARunThatFailsDoesNotWaitForItsStore) {
   server_.AddFault({.kind = ckpt::s3::FaultKind::kStall,

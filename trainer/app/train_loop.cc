@@ -282,7 +282,7 @@ absl::Status TrainLoop::Save(ckpt::SaveKind kind) {
 void TrainLoop::ReportSaves(const std::vector<SaveOutcome>& outcomes) {
   for (const SaveOutcome& outcome : outcomes) {
     failed_saves_.Add(outcome.report.status(), leader_.elapsed);
-    if (absl::IsAborted(outcome.report.status())) {
+    if (absl::IsCancelled(outcome.report.status())) {
       progress_line_.Message(absl::StrFormat(
           "step %d is not saved: an earlier save is still being written", outcome.step));
       continue;

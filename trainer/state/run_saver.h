@@ -28,7 +28,7 @@ namespace tessera {
 // A save that is over, in the foreground or the background.
 struct SaveOutcome {
   int64_t step = 0;
-  absl::StatusOr<ckpt::SaveReport> report;
+  absl::StatusOr<ckpt::SaveReport> report;  // Cancelled: skipped, see async_save_skip
 };
 
 // Callbacks of a saver into its process, each of which may be null, and what else it needs to know.

@@ -337,7 +337,7 @@ absl::StatusOr<HttpResponse> S3Client::Send(Request request, const Restart& rest
           absl::FormatDuration(absl::Trunc(SteadyNow() - start, absl::Milliseconds(1))), ")"));
     }
     backoff = std::min(backoff * 2, options_.max_backoff);
-    if (restart != nullptr) restart(response, request);
+    if (restart != nullptr) TESSERA_RETURN_IF_ERROR(restart(response, request));
   }
 }
 
@@ -372,6 +372,7 @@ absl::StatusOr<std::string> S3Client::GetOnce(const std::string& key, const std:
     received += std::min<uint64_t>(broken.sink_bytes, out.size() - received - 1);
     next.sink = out.subspan(received);
     next.headers["range"] = RangeHeader(offset_bytes + received, next.sink.size());
+    return absl::OkStatus();
   };
   const absl::StatusOr<HttpResponse> response = Send(request, go_on);
   if (absl::IsAlreadyExists(response.status())) {
@@ -415,13 +416,18 @@ absl::StatusOr<S3Client::Contents> S3Client::GetContents(const std::string& key,
 }
 
 absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<const std::byte> body,
-                                            const std::optional<Condition>& condition) {
+                                            const std::optional<Condition>& condition,
+                                            const BeforeRepeating& before_repeating) {
   const std::string writer = NewWriter(), checksum = ChecksumHeader(body);
   Request request = {.method = "PUT", .key = key, .body = body};
   request.headers = {{kWriterHeader, writer}, {kChecksumHeader, checksum}};
   if (condition.has_value()) request.headers.insert(*condition);
+  Restart restart;
+  if (before_repeating) {
+    restart = [&](const HttpResponse&, Request&) { return before_repeating(); };
+  }
   for (int again = 0; again < kMaxDamagedTransfers; ++again) {
-    const absl::StatusOr<HttpResponse> response = Send(request);
+    const absl::StatusOr<HttpResponse> response = Send(request, restart);
     if (response.ok()) {
       const std::string stored = Header(*response, kChecksumHeader);
       const std::string etag = Header(*response, "etag");
@@ -452,13 +458,15 @@ absl::StatusOr<std::string> S3Client::Write(const std::string& key, std::span<co
 }
 
 absl::Status S3Client::Put(const std::string& key, std::span<const std::byte> body) {
-  return Write(key, body, std::nullopt).status();
+  return Write(key, body, std::nullopt, nullptr).status();
 }
 
 absl::StatusOr<std::string> S3Client::PutIf(const std::string& key, std::span<const std::byte> body,
-                                            const std::string& etag) {
+                                            const std::string& etag,
+                                            const BeforeRepeating& before_repeating) {
   return Write(key, body,
-               etag.empty() ? Condition("if-none-match", "*") : Condition("if-match", etag));
+               etag.empty() ? Condition("if-none-match", "*") : Condition("if-match", etag),
+               before_repeating);
 }
 
 absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
@@ -472,7 +480,10 @@ absl::StatusOr<bool> S3Client::ObeysIfMatch(const std::string& key,
 
 absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) {
   Upload upload = {.key = key, .writer = NewWriter()};
-  const Restart note = [&](const HttpResponse&, Request&) { upload.may_have_twins = true; };
+  const Restart note = [&](const HttpResponse&, Request&) {
+    upload.may_have_twins = true;
+    return absl::OkStatus();
+  };
   TESSERA_ASSIGN_OR_RETURN(
       const HttpResponse response,
       Send({.method = "POST",

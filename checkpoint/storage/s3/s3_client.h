@@ -92,9 +92,11 @@ class S3Client {
   // etag. AlreadyExists where another object is there, NotFound where the one to be replaced is
   // gone, unless this very call wrote what is there: objects carry a random number of the call that
   // wrote them. In a store that does not return this number, an object with the same contents
-  // counts as written by it.
+  // counts as written by it. `before_repeating`: see Storage::Publish().
+  using BeforeRepeating = std::function<absl::Status()>;
   absl::StatusOr<std::string> PutIf(const std::string& key, std::span<const std::byte> body,
-                                    const std::string& etag);
+                                    const std::string& etag,
+                                    const BeforeRepeating& before_repeating = nullptr);
   // Whether the store obeys an etag of PutIf(). Tries it with the contents that the object has, so
   // that a store which does not loses nothing.
   absl::StatusOr<bool> ObeysIfMatch(const std::string& key, std::span<const std::byte> contents);
@@ -151,8 +153,9 @@ class S3Client {
 
   // Sends until the answer is neither a success nor a failure that may pass, or the deadline is
   // over. A body with an <Error> in it is a failure whatever its status. `restart`, if it is there,
-  // is called before each repetition with the previous answer and adapts the request.
-  using Restart = std::function<void(const HttpResponse&, Request&)>;
+  // is called before each repetition with the previous answer and adapts the request, or ends the
+  // call with an error.
+  using Restart = std::function<absl::Status(const HttpResponse&, Request&)>;
   absl::StatusOr<HttpResponse> Send(Request request, const Restart& restart = nullptr);
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
@@ -160,7 +163,8 @@ class S3Client {
   // See PutIf(); the condition is a header and its value.
   using Condition = std::pair<std::string, std::string>;
   absl::StatusOr<std::string> Write(const std::string& key, std::span<const std::byte> body,
-                                    const std::optional<Condition>& condition);
+                                    const std::optional<Condition>& condition,
+                                    const BeforeRepeating& before_repeating);
   // One attempt, until SteadyNow() is `deadline`.
   absl::Status SendOnce(const Request& request, const Credentials& credentials,
                         absl::Duration deadline, HttpResponse& response);

@@ -171,7 +171,7 @@ absl::Status S3Storage::Publish(std::string_view path, std::string_view contents
   TESSERA_RETURN_IF_ERROR(CheckPath("Publish", path, /*root_allowed=*/false));
   if (ready) TESSERA_RETURN_IF_ERROR(ready());
   return InOperation("Publish", Describe(path),
-                     client_.PutIf(Key(path), AsBytes(contents), kNoObject).status());
+                     client_.PutIf(Key(path), AsBytes(contents), kNoObject, ready).status());
 }
 
 absl::Status S3Storage::Exchange(std::string_view path, std::string_view expected,
@@ -193,7 +193,7 @@ absl::Status S3Storage::Exchange(std::string_view path, std::string_view expecte
                        "overwrite each other's checkpoints"));
     }
     if (ready) TESSERA_RETURN_IF_ERROR(ready());
-    const absl::Status replaced = client_.PutIf(key, AsBytes(contents), info->etag).status();
+    const absl::Status replaced = client_.PutIf(key, AsBytes(contents), info->etag, ready).status();
     const bool is_other = absl::IsAlreadyExists(replaced) || absl::IsNotFound(replaced);
     return is_other ? absl::AbortedError(replaced.message()) : replaced;
   };
