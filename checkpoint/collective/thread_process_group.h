@@ -1,7 +1,7 @@
 #ifndef TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
 #define TESSERA_CHECKPOINT_COLLECTIVE_THREAD_PROCESS_GROUP_H_
 
-// Ranks as threads of one process, for tests.
+// Ranks as threads of one process, for tests and examples.
 
 #include <algorithm>
 #include <chrono>

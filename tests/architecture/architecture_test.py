@@ -103,6 +103,19 @@ def declared_rules():
                     yield f"//{build.parent.as_posix()}:{name.group(1)}"
 
 
+def lines_of_packages():
+    """The lines of ARCHITECTURE.md's "The arrows", counted from the top, by package or folder."""
+    text = pathlib.Path("ARCHITECTURE.md").read_text().split("## The arrows")[1]
+    lines = {}
+    for number, line in enumerate(text.split("```")[1].splitlines()[1:]):
+        names = line.split()
+        if not line.startswith(" "):
+            folder = names.pop(0)
+        for name in names:
+            lines[folder if name in ("*", "checkpoint.h") else f"{folder}/{name}"] = number
+    return lines
+
+
 class ArchitectureTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -121,6 +134,23 @@ class ArchitectureTest(unittest.TestCase):
             for target in targets:
                 with self.subTest(source=source, target=target):
                     self.assertEqual(self.graph.path(source, target), [])
+
+    def test_arrows_point_down_in_the_document(self):
+        lines = lines_of_packages()
+
+        def place(label):
+            parts = package_of(label).split("/")
+            return next((p for p in ("/".join(parts[:2]), parts[0])
+                         if p in lines and (p != "checkpoint" or len(parts) == 1)), None)
+
+        wrong = set()
+        for user, used in self.graph.edges():
+            ends = place(user), place(used)
+            if is_in(package_of(used), "base") or ends[0] == ends[1] is not None:
+                continue
+            if None in ends or lines[ends[0]] >= lines[ends[1]]:
+                wrong.add(f"{user} -> {used}")
+        self.assertEqual(sorted(wrong), [])
 
     def test_ends_are_used_by_themselves_alone(self):
         wrong = [
