@@ -164,6 +164,9 @@ class S3Client {
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       uint64_t offset_bytes, std::span<std::byte> out);
+  // Whether the object, of which Head() has just returned `info`, consists of these parts.
+  absl::StatusOr<bool> HoldsParts(const std::string& key, const ObjectInfo& info,
+                                  const std::vector<UploadedPart>& parts);
   // Writes an object on a condition, a header and its value; AlreadyExists where it does not hold.
   using Condition = std::pair<std::string, std::string>;
   absl::Status PutIf(const std::string& key, std::span<const std::byte> body,
