@@ -96,8 +96,19 @@ void LocalFolder::RemoveAbandoned() {
     }
     const auto lock = TryLock(path);
     if (!lock.ok() || !(*lock)->warning().empty()) continue;
-    if (storage_->DeleteTree(entry).ok()) removed_.push_back(path);
+    if (Delete(entry).ok()) removed_.push_back(path);
   }
+}
+
+// The lock file goes last: without it, no process would complete a deletion that was interrupted.
+absl::Status LocalFolder::Delete(const std::string& folder) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage_->List(folder));
+  for (std::string name : names) {
+    if (name == FolderLock::kFileName) continue;
+    if (name.ends_with('/')) name.pop_back();
+    TESSERA_RETURN_IF_ERROR(storage_->DeleteTree(JoinPath(folder, name)));
+  }
+  return storage_->DeleteTree(folder);
 }
 
 // The lock is held until the folder has its name, so that no other process removes it.
@@ -111,7 +122,7 @@ absl::Status LocalFolder::Publish() {
 }
 
 void LocalFolder::Abandon() {
-  storage_->DeleteTree(temporary_).IgnoreError();
+  Delete(temporary_).IgnoreError();
   lock_.reset();
 }
 

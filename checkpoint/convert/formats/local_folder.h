@@ -38,6 +38,7 @@ class LocalFolder {
   LocalFolder() = default;
   absl::Status MakeTemporary();
   void RemoveAbandoned();
+  absl::Status Delete(const std::string& folder);
 
   std::unique_ptr<Storage> storage_;
   std::string above_;

@@ -497,7 +497,8 @@ absl::StatusOr<S3Client::Upload> S3Client::CreateUpload(const std::string& key) 
 
 absl::StatusOr<UploadedPart> S3Client::UploadPart(const Upload& upload, int number,
                                                   std::span<const std::byte> body) {
-  UploadedPart part = {.number = number, .etag = "", .checksum = ChecksumHeader(body)};
+  UploadedPart part = {
+      .number = number, .etag = "", .checksum = ChecksumHeader(body), .size_bytes = body.size()};
   for (int again = 0; again < kMaxDamagedTransfers; ++again) {
     TESSERA_ASSIGN_OR_RETURN(
         const HttpResponse response,
@@ -525,9 +526,28 @@ absl::Status S3Client::CompleteUpload(const Upload& upload,
   if (!absl::IsNotFound(response.status())) return response.status();
   // The upload may be gone because an earlier answer was lost.
   const absl::StatusOr<ObjectInfo> there = Head(upload.key);
-  if (there.ok() && there->writer == upload.writer) return absl::OkStatus();
+  bool own = there.ok() && there->writer == upload.writer;
+  if (there.ok() && there->writer.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(own, HoldsParts(upload.key, *there, parts));
+  }
+  if (own) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("the upload was removed by another program; ", response.status().message()));
+}
+
+absl::StatusOr<bool> S3Client::HoldsParts(const std::string& key, const ObjectInfo& info,
+                                          const std::vector<UploadedPart>& parts) {
+  uint64_t size_bytes = 0;
+  for (const UploadedPart& part : parts) size_bytes += part.size_bytes;
+  if (info.size_bytes != size_bytes) return false;
+  uint64_t offset_bytes = 0;
+  for (const UploadedPart& part : parts) {
+    std::vector<std::byte> there(part.size_bytes);
+    TESSERA_RETURN_IF_ERROR(Get(key, info.etag, offset_bytes, there));
+    if (ChecksumHeader(there) != part.checksum) return false;
+    offset_bytes += part.size_bytes;
+  }
+  return true;
 }
 
 void S3Client::AbortTwins(const Upload& upload) {

@@ -160,6 +160,9 @@ class S3Client {
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       uint64_t offset_bytes, std::span<std::byte> out);
+  // Whether the object, of which Head() has just returned `info`, consists of these parts.
+  absl::StatusOr<bool> HoldsParts(const std::string& key, const ObjectInfo& info,
+                                  const std::vector<UploadedPart>& parts);
   // See PutIf(); the condition is a header and its value.
   using Condition = std::pair<std::string, std::string>;
   absl::StatusOr<std::string> Write(const std::string& key, std::span<const std::byte> body,

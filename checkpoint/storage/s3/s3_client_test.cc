@@ -363,6 +363,25 @@ TEST_F(S3ClientTest, ACompletedUploadIsRecognised) {
   EXPECT_EQ(client_.CompleteUpload(*removed, {*part}).code(), absl::StatusCode::kUnavailable);
 }
 
+TEST(S3ClientMetadataTest, ACompletedUploadIsRecognisedByItsPartsInAStoreWithoutMetadata) {
+  S3Server server({.min_part_bytes = 1, .keeps_metadata = false});
+  S3Client client(server.ForClient());
+  const auto upload = client.CreateUpload("key");
+  ASSERT_TRUE(upload.ok()) << upload.status();
+  const auto first = client.UploadPart(*upload, 1, Bytes("con"));
+  const auto last = client.UploadPart(*upload, 2, Bytes("tents"));
+  ASSERT_TRUE(first.ok() && last.ok());
+  server.AddFault({.kind = FaultKind::kLoseAnswer, .method = "POST"});
+  const absl::Status completed = client.CompleteUpload(*upload, {*first, *last});
+  EXPECT_TRUE(completed.ok()) << completed;
+  EXPECT_EQ(server.fault_count(), 1);
+  for (const char* others : {"content5", "contents and more"}) {
+    server.PutObject("key", others);
+    EXPECT_EQ(client.CompleteUpload(*upload, {*first, *last}).code(),
+              absl::StatusCode::kUnavailable);
+  }
+}
+
 TEST_F(S3ClientTest, AnUploadThatWasCreatedTwiceLeavesNothing) {
   Fail({.kind = FaultKind::kLoseAnswer, .method = "POST"});
   const auto upload = client_.CreateUpload("key");

@@ -55,6 +55,7 @@ struct UploadedPart {
   int number = 0;
   std::string etag;
   std::string checksum;  // CRC-32C, as sent
+  uint64_t size_bytes = 0;
 };
 std::string CompleteUploadDocument(const std::vector<UploadedPart>& parts);
 

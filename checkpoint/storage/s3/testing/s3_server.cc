@@ -472,7 +472,7 @@ HttpReply S3Server::CompleteUpload(const HttpMessage& request) {
   }
   if (last == 0) return Error(400, "MalformedXML");
   Object object = MakeObject(std::move(chunks));
-  object.metadata = upload->second.metadata;
+  if (options_.keeps_metadata) object.metadata = upload->second.metadata;
   const std::string key = upload->second.key;
   uploads_.erase(upload);
   const std::string etag = object.etag;
