@@ -1,18 +1,19 @@
 """The same faults for PyTorch DCP, Orbax and Tessera: what each makes of them, as a table.
 
   faults.py TESSERA_RANK [--libraries=dcp,orbax,tessera] [--scale=1] [--seed=1] [--ranks=2]
-            [--results=FILE] [--scratch=DIR]
+            [--only=TITLE] [--into=FILE] [--scratch=DIR]
 
 Every element of the state is known, so that a load that succeeds is compared with what was saved,
-bit for bit. With --results, a run adds the scenarios that the file does not have, and the table is
-that of the whole file.
-Exit code 1 where Tessera loads other values, loses what it reported as saved, or does not answer.
+bit for bit. The table is printed; with --into, it replaces that of the file. Each trial is logged
+to stderr.
+Exit code 1 where Tessera loads other values, loses what it reported as saved, or does not answer,
+and where a scenario could not be finished.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
-import json
 import os
 import platform
 import random
@@ -27,10 +28,10 @@ import time
 import job as jobs
 
 TENSORS = 8  # of 4 MiB
-# Seconds for the answer to a save or load, and for the other ranks once one has failed and ends.
-# Each is LIMIT until a rank did not answer in it.
-LIMIT = 400
-LATER_LIMIT, LATER_GRACE = 60, 30
+# Seconds for the answer to a save or load, and for the other ranks once one has failed and ends:
+# more than the 300 s of JAX and the 600 s of Orbax after which they end what waits.
+LIMIT = 700
+BESIDE = 6  # trials that wait beside the others
 DATA_BYTES = 256 << 10  # files of this size and more hold the weights
 
 EQUAL, OTHER, ERROR, NONE = "equal", "other values", "error", "none"
@@ -44,15 +45,18 @@ OLDER = "steps older loads"
 NOTHING = "finds nothing"
 BROKEN = (WRONG, MIX, LOST, SUPPLANTED, UNLOADABLE, OLDER, NOTHING, "no answer")
 NOT_RUN = "not run: nothing can be mounted here"
+UNFINISHED = "not finished"
+
+STARTED = time.monotonic()
 
 
 def say(text):
-    print(text, file=sys.stderr, flush=True)
+    print(f"{time.monotonic() - STARTED:.0f} s: {text}", file=sys.stderr, flush=True)
 
 
 def what_failed(answers, seconds):
     """One phrase for the answers after so many seconds, of which at least one is no success."""
-    after = f" after {round(seconds, -1):.0f} s" if seconds >= 10 else ""
+    after = f" after {float(f'{seconds:.1g}'):.0f} s" if seconds >= 60 else ""
     counts = ((sum(answer.startswith("error") for answer in answers), ERROR),
               (answers.count("died"), f"the process ends{after}"),
               (answers.count("silent"), f"no answer{after}"))
@@ -64,16 +68,52 @@ def what_failed(answers, seconds):
 class Faults:
     """The scenarios, for one library."""
 
-    def __init__(self, library, options):
-        self.library, self.options = library, options
-        self.random = random.Random(options.seed)
+    def __init__(self, library, options, pool=None, saved=None):
+        self.library, self.options, self.pool = library, options, pool
+        self.title = self.random = None  # of the scenario
+        self.number = 0  # of its trials beside
         self.jobs = {}  # by mode
-        self.messages = collections.Counter()
         self.seconds = {}  # of saves, by mode
-        self.limit = self.grace = LIMIT
         self.root = tempfile.mkdtemp(prefix="folders-", dir=options.scratch)
         self.folders = 0
-        self.saved = None  # a folder with steps 1 and 2
+        self.saved = saved  # a folder with steps 1 and 2
+
+    def end(self):
+        for mode in list(self.jobs):
+            self.drop(mode)
+        shutil.rmtree(self.root)
+
+    def say(self, text):
+        say(f"{self.library.title}: {self.title}: {text}")
+
+    def outcomes(self, title, scenario):
+        """Outcomes, and futures of outcomes."""
+        self.title, self.random = title, random.Random(f"{self.options.seed} {title}")
+        self.number = 0
+        try:
+            for outcome in scenario(self):
+                if isinstance(outcome, str):
+                    self.say(outcome)
+                yield outcome
+        except (RuntimeError, OSError) as error:
+            self.say(f"{UNFINISHED}: {error}")
+            for mode in list(self.jobs):
+                self.drop(mode)
+            yield UNFINISHED
+
+    def beside(self, trials, trial):
+        """Futures of trials with jobs of their own: ranks may be silent for minutes in them."""
+        self.saved = self.saved or self.saved_folder()
+        for _ in range(self.count(trials)):
+            self.number += 1
+            yield self.pool.submit(self.alone, f"{self.title}, trial {self.number}", trial)
+
+    def alone(self, title, trial):
+        faults = Faults(self.library, self.options, saved=self.saved)
+        try:
+            return next(faults.outcomes(title, lambda faults: [trial(faults)]))
+        finally:
+            faults.end()
 
     # Jobs, and what they are told.
 
@@ -89,22 +129,20 @@ class Faults:
         """Ends a job: after a kill, and after any error, which may leave its ranks out of step."""
         return self.jobs.pop(mode).end() if mode in self.jobs else []
 
-    def note(self, answers):
-        self.messages.update(answer[:160] for answer in answers if answer.startswith("error"))
-
-    def wait(self, job):
-        answers = job.wait(self.limit, self.grace)
-        if all(answer == "silent" for answer in answers):
-            self.limit = LATER_LIMIT
-        elif "silent" in answers or "died" in answers:
-            self.grace = LATER_GRACE
-        self.note(answers)
+    def wait(self, job, ranks=None):
+        answers = job.wait(LIMIT, ranks)
+        if any(answer.startswith(("error", "died", "silent")) for answer in answers):
+            self.say(f"{job.told}: {answers}")
+        if "died" in answers or "silent" in answers:
+            self.say(f"the log of its ranks:\n{job.log_text()}")
         return answers
 
     def begin_save(self, mode, folder, step, variant=0):
         job = self.job(mode)
         job.tell(f"save {folder} {step} {variant}")
-        job.read(lambda: all(job.answers.values()), LIMIT)
+        if not job.read(lambda: all(job.answers[rank] or job.last(rank) for rank in job.ranks),
+                        LIMIT):
+            raise RuntimeError(f"{job.told}: not begun: {job.log_text()}")
         return job
 
     def typical(self, mode):
@@ -152,7 +190,7 @@ class Faults:
         for step in range(1, steps + 1):
             outcome = self.save(mode or self.library.mode, folder, step)
             if outcome != "saved":
-                raise RuntimeError(f"a save failed without a fault: {outcome}, {self.messages}")
+                raise RuntimeError(f"a save failed without a fault: {outcome}")
         return folder
 
     def after_error(self, failed, folder, step):
@@ -221,7 +259,7 @@ class Faults:
         """A copy of a folder with steps 1 and 2, in which one file of step 2 is damaged."""
         copy = self.new_folder()
         shutil.copytree(folder, copy, dirs_exist_ok=True)
-        damage(self.files(copy, step))
+        damage(self, self.files(copy, step))
         return copy
 
     def files(self, folder, step):
@@ -235,7 +273,9 @@ class Faults:
 
     def cut(self, files):
         path = self.random.choice(files[0])
-        os.truncate(path, self.random.randrange(os.path.getsize(path)))
+        size = self.random.randrange(os.path.getsize(path))
+        os.truncate(path, size)
+        self.say(f"{path}: {size} bytes left")
 
     def flip(self, path):
         with open(path, "r+b") as file:
@@ -244,6 +284,7 @@ class Faults:
             byte = file.read(1)
             file.seek(offset)
             file.write(bytes([byte[0] ^ 0xFF]))
+        self.say(f"{path}: byte {offset} inverted")
 
     def flip_weight(self, files):
         self.flip(self.random.choices(files[0], [os.path.getsize(path) for path in files[0]])[0])
@@ -252,32 +293,34 @@ class Faults:
         self.flip(self.random.choice(files[1]))
 
     def empty_other(self, files):
-        os.truncate(self.random.choice(files[1]), 0)
+        path = self.random.choice(files[1])
+        os.truncate(path, 0)
+        self.say(f"{path}: emptied")
 
     def remove(self, files):
-        os.remove(self.random.choice(files[0]))
+        path = self.random.choice(files[0])
+        os.remove(path)
+        self.say(f"{path}: removed")
 
-    def load_damaged(self, damage, trials):
+    def load_damaged(self, damage):
+        folder = self.damaged(self.saved, 2, damage)
+        found = self.load(folder, 2)
+        shutil.rmtree(folder)
+        return "loads, equal" if found[0] == EQUAL else WRONG if found[0] == OTHER else found[0]
+
+    def flipped(self, flip, trials):
         self.saved = self.saved or self.saved_folder()
         for _ in range(self.count(trials)):
-            folder = self.damaged(self.saved, 2, damage)
-            found = self.load(folder, 2)
-            yield ("loads, equal" if found[0] == EQUAL else WRONG if found[0] == OTHER else
-                   found[0])
-            shutil.rmtree(folder)
+            yield self.load_damaged(flip)
 
     def restart_from_damaged(self):
-        self.saved = self.saved or self.saved_folder()
-        for damage in (self.cut, self.flip_weight, self.remove, self.empty_other):
-            for _ in range(self.count(4)):
-                folder = self.damaged(self.saved, 2, damage)
-                yield self.restart(folder, 2)
-                shutil.rmtree(folder)
+        for damage in (Faults.cut, Faults.flip_weight, Faults.remove, Faults.empty_other):
+            yield from self.beside(4, lambda faults, damage=damage: faults.restart(
+                faults.damaged(faults.saved, 2, damage), 2))
 
     @contextlib.contextmanager
     def mounted(self, part):
         """A file system with step 1 and room for this part of step 2, or None."""
-        self.saved = self.saved or self.saved_folder()
         step = self.library.step_folder(self.saved, 1)
         blocks = sum(os.lstat(os.path.join(where, name)).st_blocks
                      for where, folders, names in os.walk(step) for name in (*folders, *names))
@@ -290,23 +333,22 @@ class Faults:
         try:
             outcome = self.save(self.library.mode, folder, 1)
             if outcome != "saved":
-                raise RuntimeError(f"a save failed with room for it: {outcome}, {self.messages}")
+                raise RuntimeError(f"a save failed with room for it: {outcome}")
             yield folder
         finally:
             self.drop(self.library.mode)
             subprocess.run(["umount", "--lazy", folder], check=True)
 
     def disk_full(self):
-        for _ in range(self.count(4)):
-            with self.mounted(self.random.uniform(0.1, 0.99)) as folder:
-                yield NOT_RUN if folder is None else self.save_and_restart(folder)
+        with self.mounted(self.random.uniform(0.1, 0.99)) as folder:
+            return NOT_RUN if folder is None else self.save_and_restart(folder)
 
     def read_only(self):
         with self.mounted(3) as folder:
             if folder is not None:
                 self.drop(self.library.mode)
                 subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-            yield NOT_RUN if folder is None else self.save_and_restart(folder)
+            return NOT_RUN if folder is None else self.save_and_restart(folder)
 
     def save_and_restart(self, folder):
         outcome = self.save(self.library.mode, folder, 2)
@@ -358,68 +400,56 @@ class Faults:
             time.sleep(1)
             begin = time.monotonic()
             job.kill([victim])
-            answers = job.wait(LIMIT, LIMIT, others)
+            answers = self.wait(job, others)
             seconds = time.monotonic() - begin
-            self.note(answers)
             self.drop(mode)
-            how = ("an error" if all(answer.startswith("error") for answer in answers) else
-                   "the process ends" if all(answer == "died" for answer in answers) else
-                   "saved" if all(answer == "saved" for answer in answers) else "no answer")
-            yield (f"rank {victim} dies: {how} after {seconds:.0f} s; "
-                   f"restart: {self.restart(folder, 2, mode)}")
+            how = ("saved" if all(answer == "saved" for answer in answers) else
+                   what_failed(answers, seconds))
+            yield f"rank {victim} dies: {how}; restart: {self.restart(folder, 2, mode)}"
 
 
-# Title, how it is done, and the method with its arguments.
+# Title, how it is done, and its outcomes.
 SCENARIOS = [
     ("killed in a save", "SIGKILL to all ranks, a third of the times in the first tenth of a "
      "save's time, a third in the middle, a third about its end; then a restart, whose next save "
-     "must work", "killed", "sync"),
-    ("killed in an asynchronous save", "the same", "killed", "async"),
+     "must work", lambda faults: faults.killed("sync")),
+    ("killed in an asynchronous save", "the same", lambda faults: faults.killed("async")),
     ("killed in a second save of a step", "the step is there already, with other values; then it "
-     "is loaded", "saved_again"),
+     "is loaded", Faults.saved_again),
     ("truncated shard", "a file with weights ends at a random offset; then the step is loaded",
-     "load_damaged", "cut", 8),
+     lambda faults: faults.beside(8, lambda faults: faults.load_damaged(Faults.cut))),
     ("flipped byte in a weight", "one byte, anywhere in the files with weights, inverted",
-     "load_damaged", "flip_weight", 30),
+     lambda faults: faults.flipped(Faults.flip_weight, 30)),
     ("flipped byte in metadata", f"one byte of a random one of the other files (below "
-     f"{DATA_BYTES >> 10} KiB), inverted", "load_damaged", "flip_other", 20),
-    ("missing file of a rank", "a file with weights is removed", "load_damaged", "remove", 4),
+     f"{DATA_BYTES >> 10} KiB), inverted", lambda faults: faults.flipped(Faults.flip_other, 20)),
+    ("missing file of a rank", "a file with weights is removed",
+     lambda faults: faults.beside(4, lambda faults: faults.load_damaged(Faults.remove))),
     ("damaged newest", "step 1 is whole, step 2 has a truncated shard, a flipped byte in a weight, "
-     "a missing file, an empty metadata file (in this order, equally many); a restart without a "
-     "step", "restart_from_damaged"),
+     "a missing file, an empty metadata file (equally many); a restart without a step",
+     Faults.restart_from_damaged),
     ("read-only folder", "the file system is mounted read-only after the first checkpoint; then a "
-     "restart", "read_only"),
+     "restart", lambda faults: faults.beside(1, Faults.read_only)),
     ("disk full", "a tmpfs with room for 10 to 99 % of the second checkpoint; then a restart",
-     "disk_full"),
+     lambda faults: faults.beside(4, Faults.disk_full)),
     ("two writers", "two jobs save the same step, with other values, at once; then it is loaded; "
-     "in brackets: what a job answers that does not save it", "two_writers"),
-    ("a rank dies while the others save", f"it is killed before it begins, no launcher ends the "
-     f"others; they have {LIMIT} s; then a restart", "rank_dies", "sync"),
-    ("a rank dies while the others save asynchronously", "the same", "rank_dies", "async"),
+     "in brackets: what a job answers that does not save it", Faults.two_writers),
+    ("a rank dies while the others save", "it is killed before it begins, no launcher ends the "
+     "others; then a restart", lambda faults: faults.rank_dies("sync")),
+    ("a rank dies while the others save asynchronously", "the same",
+     lambda faults: faults.rank_dies("async")),
 ]
 
 
-def run(library, options, results):
-    """Adds to `results` the scenarios that it does not have yet."""
-    faults = Faults(library, options)
-    rows = results.setdefault(library.name, {"rows": {}})["rows"]
-    results[library.name]["versions"] = library.versions()
-    for title, _, method, *arguments in SCENARIOS:
-        if options.only not in title or title in rows:
-            continue
-        arguments = [getattr(faults, argument) if method == "load_damaged" and
-                     isinstance(argument, str) else argument for argument in arguments]
-        begin = time.monotonic()
-        rows[title] = collections.Counter(getattr(faults, method)(*arguments))
-        say(f"{library.title}: {title} ({time.monotonic() - begin:.0f} s): {dict(rows[title])}")
-        if options.results:
-            with open(options.results, "w", encoding="utf-8") as file:
-                json.dump(results, file, indent=1)
-    for mode in list(faults.jobs):
-        faults.drop(mode)
-    shutil.rmtree(faults.root)
-    for message, times in faults.messages.most_common(40):
-        say(f"  {times} x {message}")
+def run(library, options):
+    """The number of times of each outcome, by scenario."""
+    with concurrent.futures.ThreadPoolExecutor(BESIDE) as pool:
+        faults = Faults(library, options, pool)
+        rows = {title: list(faults.outcomes(title, scenario))
+                for title, _, scenario in SCENARIOS if options.only in title}
+    faults.end()
+    return {title: collections.Counter(outcome if isinstance(outcome, str) else outcome.result()
+                                       for outcome in outcomes)
+            for title, outcomes in rows.items()}
 
 
 def cell(outcomes):
@@ -427,26 +457,27 @@ def cell(outcomes):
     return "<br>".join(f"{times} × {outcome}" for outcome, times in ordered)
 
 
-def print_table(libraries, results, options):
-    shown = [library for library in libraries if library.name in results]
-    print("| scenario | " + " | ".join(library.title for library in shown) + " |")
-    print("| --- |" + " --- |" * len(shown))
-    for title, *_ in SCENARIOS:
-        cells = [cell(results[library.name]["rows"].get(title, {})) for library in shown]
-        print(f"| {title} | " + " | ".join(cells) + " |")
+def table(libraries, versions, results, options):
+    lines = ["| scenario | " + " | ".join(library.title for library in libraries) + " |",
+             "| --- |" + " --- |" * len(libraries)]
+    lines += [f"| {title} | " + " | ".join(cell(results[library.name][title])
+                                           for library in libraries) + " |"
+              for title, *_ in SCENARIOS if options.only in title]
     linux = platform.release().split("-")[0]
-    paragraph = (f"{options.ranks} ranks on {os.cpu_count()} cores, Linux {linux}, "
-                 f"Python {platform.python_version()}. The state is {TENSORS} matrices of 4 MiB, "
-                 "split by rows, and a vector that each rank has. A save or load has "
-                 f"{LIMIT} s; once a library has not answered in it, {LATER_LIMIT} s. A rank that "
-                 f"fails ends, and the others then have {LIMIT} s, later {LATER_GRACE} s.")
-    print("\n" + textwrap.fill(paragraph, 100) + "\n")
-    items = [f"{title}: {how}." for title, how, *_ in SCENARIOS]
-    items += [f"{library.title} ({results[library.name]['versions']}): {library.note}"
-              for library in shown]
-    for item in items:
-        print(textwrap.fill(f"- {item}", 100, subsequent_indent="  ", break_long_words=False,
-                            break_on_hyphens=False))
+    minutes = (time.monotonic() - STARTED) / 60
+    paragraph = (f"One run of {minutes:.0f} minutes, --scale={options.scale:g} "
+                 f"--seed={options.seed}: {options.ranks} ranks on {os.cpu_count()} cores, Linux "
+                 f"{linux}, Python {platform.python_version()}. The state is {TENSORS} matrices of "
+                 "4 MiB, split by rows, and a vector that each rank has. A rank that fails ends. "
+                 f"All ranks have {LIMIT} s to answer, and {LIMIT} s more once one has failed. "
+                 "Times of a minute and more are told, to one digit.")
+    lines += ["", textwrap.fill(paragraph, 100), ""]
+    items = [f"{title}: {how}." for title, how, _ in SCENARIOS]
+    items += [f"{library.title} ({versions[library.name]}): {library.note}"
+              for library in libraries]
+    lines += [textwrap.fill(f"- {item}", 100, subsequent_indent="  ", break_long_words=False,
+                            break_on_hyphens=False) for item in items]
+    return "\n".join(lines) + "\n"
 
 
 def main():
@@ -457,21 +488,28 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default="", help="scenarios whose title has this in it")
-    parser.add_argument("--results", help="a JSON file of what is done")
+    parser.add_argument("--into", help="a file whose end, from its table on, is replaced")
     parser.add_argument("--scratch", default=os.environ.get("TEST_TMPDIR"))
     options = parser.parse_args()
-    libraries = [jobs.Dcp("dcp"), jobs.Orbax("orbax"), jobs.Tessera(options.tessera_rank)]
-    results = {}
-    if options.results and os.path.exists(options.results):
-        with open(options.results, encoding="utf-8") as file:
-            results = json.load(file)
-    for library in libraries:
-        if library.name in options.libraries.split(","):
-            run(library, options, results)
-    print_table(libraries, results, options)
-    broken = [outcome for row in results.get("tessera", {"rows": {}})["rows"].values()
-              for outcome in row if any(phrase in outcome for phrase in BROKEN)]
-    sys.exit(f"Tessera: {broken}" if broken else 0)
+    every = [jobs.Dcp("dcp"), jobs.Orbax("orbax"), jobs.Tessera(options.tessera_rank)]
+    libraries = [library for library in every if library.name in options.libraries.split(",")]
+    if options.into and (options.only or libraries != every):
+        parser.error("--into takes the table of a whole run")
+    versions = {library.name: library.versions() for library in libraries}
+    results = {library.name: run(library, options) for library in libraries}
+    text = table(libraries, versions, results, options)
+    print(text)
+    broken = [(name, title, outcome) for name, rows in results.items()
+              for title, row in rows.items() for outcome in row
+              if outcome == UNFINISHED or
+              name == "tessera" and any(phrase in outcome for phrase in BROKEN)]
+    if options.into:
+        with open(options.into, "r+", encoding="utf-8") as file:
+            kept = file.read().partition("| scenario |")[0]
+            file.seek(0)
+            file.truncate()
+            file.write(kept + text)
+    sys.exit(f"Broken: {broken}" if broken else 0)
 
 
 if __name__ == "__main__":

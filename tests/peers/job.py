@@ -1,6 +1,9 @@
 """A job of several ranks of one library, and what its ranks answer."""
 
+import atexit
+import contextlib
 import os
+import random
 import select
 import shutil
 import signal
@@ -11,20 +14,38 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+START = 700  # seconds
+
+
+def free_port():
+    """One that the kernel gives to nobody who asks for any, so that it is free until it is used."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            port = random.randrange(10000, 32000)
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 class PythonLibrary:
-    """Ranks are processes of rank.py, started without a launcher."""
+    """Ranks are forks of one rank.py, which has imported the library: that takes long."""
+    shares_launcher = True
 
     def __init__(self, name):
         self.name = name
+        self.launcher = None
 
-    def commands(self, scratch, mode, tensors, ranks):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        return [[sys.executable, "-B", os.path.join(HERE, "rank.py"), self.name, scratch, mode,
-                 str(tensors), str(rank), str(ranks), str(port)] for rank in range(ranks)]
+    def start(self, scratch, mode, tensors, ranks):
+        if not self.launcher:
+            env = {**os.environ, "JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
+            self.launcher = subprocess.Popen(
+                [sys.executable, "-B", os.path.join(HERE, "rank.py"), self.name],
+                stdin=subprocess.PIPE, env=env, start_new_session=True)
+            atexit.register(os.killpg, self.launcher.pid, signal.SIGKILL)
+        port = free_port()
+        lines = "".join(f"{scratch} {mode} {tensors} {rank} {ranks} {port}\n"
+                        for rank in range(ranks))
+        os.write(self.launcher.stdin.fileno(), lines.encode())
+        return self.launcher
 
 
 class Dcp(PythonLibrary):
@@ -59,6 +80,7 @@ class Orbax(PythonLibrary):
 
 class Tessera:
     """Ranks are processes of tessera_rank under an mpirun that leaves the others alone."""
+    shares_launcher = False
     name = "tessera"
     title = "Tessera"
     mode = "sync"
@@ -70,13 +92,20 @@ class Tessera:
     def __init__(self, program):
         self.program = os.path.abspath(program)
 
-    def commands(self, scratch, mode, tensors, ranks):
+    def start(self, scratch, mode, tensors, ranks):
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        return [["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *root,
-                 "--enable-recovery", self.program, scratch, mode, str(tensors)]]
+        env = {**os.environ, "TMPDIR": scratch, "OMPI_MCA_btl_vader_backing_directory": scratch}
+        with open(os.path.join(scratch, "log"), "wb") as log:
+            return subprocess.Popen(
+                ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *root,
+                 "--enable-recovery", self.program, scratch, mode, str(tensors)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True)
 
     def versions(self):
-        return "this tree"
+        here = os.path.dirname(os.path.realpath(__file__))
+        return "commit " + subprocess.run(
+            ["git", "-c", "safe.directory=*", "-C", here, "describe", "--always", "--dirty",
+             "--abbrev=12"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
     def step_folder(self, folder, step):
         return os.path.join(folder, f"step-{step:08d}")
@@ -85,14 +114,6 @@ class Tessera:
 def version_of(package):
     from importlib.metadata import version
     return f"{package} {version(package)}"
-
-
-def is_alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Job:
@@ -109,16 +130,16 @@ class Job:
                 path = os.path.join(self.scratch, f"{rank}.{way}")
                 os.mkfifo(path)
                 self.pipes[rank, way] = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        env = {**os.environ, "TMPDIR": self.scratch, "JAX_PLATFORMS": "cpu",
-               "OMPI_MCA_btl_vader_backing_directory": self.scratch}
-        self.log = open(os.path.join(self.scratch, "log"), "wb")
-        self.processes = [
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
-                             env=env, start_new_session=True)
-            for command in library.commands(self.scratch, mode, tensors, ranks)]
-        if not self.read(lambda: all(self.answers.values()), 180):
-            raise RuntimeError(f"{library.title} did not start: {self.log_text()}")
-        self.pids = {rank: int(lines[0].split()[1]) for rank, lines in self.answers.items()}
+        self.library, self.launcher = library, library.start(self.scratch, mode, tensors, ranks)
+        self.told = None  # the last command
+        self.read(lambda: all(self.answers.values()) or self.launcher.poll() is not None, START)
+        if not all(lines and lines[0].startswith("ready") for lines in self.answers.values()):
+            raise RuntimeError(f"{library.title} did not start: {self.answers} {self.log_text()}")
+        self.handles = {rank: os.pidfd_open(int(lines[0].split()[1]))
+                        for rank, lines in self.answers.items()}
+
+    def is_alive(self, rank):
+        return not select.select([self.handles[rank]], [], [], 0)[0]
 
     def log_text(self):
         with open(os.path.join(self.scratch, "log"), encoding="utf-8", errors="replace") as file:
@@ -140,6 +161,7 @@ class Job:
         return True
 
     def tell(self, command, ranks=None):
+        self.told = command
         for rank in self.ranks if ranks is None else ranks:
             self.answers[rank] = []
             os.write(self.pipes[rank, "in"], f"{command}\n".encode())
@@ -147,35 +169,35 @@ class Job:
     def last(self, rank):
         """A rank's answer to the last command: None until it has ended."""
         lines = [line for line in self.answers[rank] if line != "begun"]
-        return lines[-1] if lines else None if is_alive(self.pids[rank]) else "died"
+        return lines[-1] if lines else None if self.is_alive(rank) else "died"
 
-    def wait(self, limit, grace, ranks=None):
-        """Answers of all ranks. Where one has failed, the others get `grace` seconds more."""
+    def wait(self, limit, ranks=None):
+        """Answers of all ranks. Where one has failed, the others get as many seconds more."""
         ranks = self.ranks if ranks is None else ranks
         answered = lambda: all(self.last(rank) for rank in ranks)
         failed = lambda: any((self.last(rank) or "").startswith(("error", "died"))
                              for rank in ranks)
         self.read(lambda: answered() or failed(), limit)
         if failed():
-            self.read(answered, grace)
+            self.read(answered, limit)
         return [self.last(rank) or "silent" for rank in ranks]
 
     def kill(self, ranks=None):
         for rank in self.ranks if ranks is None else ranks:
-            if is_alive(self.pids[rank]):
-                os.kill(self.pids[rank], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handles[rank], signal.SIGKILL)
 
     def end(self):
         """Kills what is left. Returns the last answers, also those from just before the kill."""
         self.kill()
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        while any(is_alive(pid) for pid in self.pids.values()):
+        if not self.library.shares_launcher:
+            self.launcher.kill()
+            self.launcher.wait()
+        while any(self.is_alive(rank) for rank in self.ranks):
             time.sleep(0.01)
         self.read(lambda: False, 0.1)
-        self.log.close()
-        for pipe in self.pipes.values():
-            os.close(pipe)
+        answers = [self.last(rank) for rank in self.ranks]
+        for file in (*self.pipes.values(), *self.handles.values()):
+            os.close(file)
         shutil.rmtree(self.scratch, ignore_errors=True)
-        return [self.last(rank) for rank in self.ranks]
+        return answers

@@ -1,8 +1,10 @@
-"""One rank of a job of PyTorch's or Orbax's, which saves and loads as it is told.
+"""Ranks of jobs of PyTorch's or Orbax's, which save and load as they are told.
 
-  rank.py dcp|orbax SCRATCH MODE TENSORS RANK RANKS PORT
+  rank.py dcp|orbax
 
-Commands arrive in SCRATCH/RANK.in and answers leave by SCRATCH/RANK.out, a line each:
+For each line of its input, "SCRATCH MODE TENSORS RANK RANKS PORT", it forks a rank, whose output
+goes to SCRATCH/log. Commands arrive in SCRATCH/RANK.in and answers leave by SCRATCH/RANK.out, a
+line each:
 
   save FOLDER STEP VARIANT     begun; then "saved" or "error WHAT"
   load FOLDER STEP|newest      "loaded STEP EQUAL_TO_0 EQUAL_TO_1 ELEMENTS", "none" or "error WHAT"
@@ -14,9 +16,12 @@ an element is follows from its tensor, its index, the step and the variant: tess
 the same.
 """
 
+import importlib
 import os
 import re
+import signal
 import sys
+import tempfile
 
 import numpy as np
 
@@ -55,6 +60,7 @@ class Parts:
 
 class Dcp:
     """torch.distributed.checkpoint over gloo, a folder a step, as torchtitan uses it."""
+    modules = ("torch.distributed.checkpoint", "torch.distributed.tensor", "torch._dynamo")
 
     def __init__(self, parts, mode, rank, ranks, port):
         import torch
@@ -98,6 +104,7 @@ class Dcp:
 
 class Orbax:
     """orbax.checkpoint.CheckpointManager over jax.distributed, with its default options."""
+    modules = ("jax", "orbax.checkpoint")
 
     def __init__(self, parts, mode, rank, ranks, port):
         import jax
@@ -167,15 +174,30 @@ def serve(library, parts, commands, say):
             raise
 
 
-def main():
-    name, scratch, mode, tensors, rank, ranks, port = sys.argv[1:]
+def be_rank(library, scratch, mode, tensors, rank, ranks, port):
+    log = os.open(os.path.join(scratch, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch
     parts = Parts(int(tensors), int(rank), int(ranks))
     with (open(os.path.join(scratch, f"{rank}.in"), encoding="utf-8") as commands,
           open(os.path.join(scratch, f"{rank}.out"), "w", encoding="utf-8") as answers):
-        library = {"dcp": Dcp, "orbax": Orbax}[name](parts, mode, int(rank), int(ranks), int(port))
         say = lambda text: print(text, file=answers, flush=True)
+        ready = library(parts, mode, int(rank), int(ranks), int(port))
         say(f"ready {os.getpid()}")
-        serve(library, parts, commands, say)
+        serve(ready, parts, commands, say)
+
+
+def main():
+    library = {"dcp": Dcp, "orbax": Orbax}[sys.argv[1]]
+    for module in library.modules:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            be_rank(library, *line.split())
+            return
 
 
 if __name__ == "__main__":
