@@ -144,9 +144,10 @@ absl::Status DataReader::ReadAndPlace(const FilePiece& piece, std::byte* buffer)
     const std::span data(buffer + (chunk - piece.begin), end - chunk);
     if (verify_checksums_ && HasChecksums(*file.description)) {
       absl::Status intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
-      // Bytes that were damaged on their way from a remote storage are intact the next time.
+      // Bytes that were damaged in a copy nearby, or on their way from a remote storage, are intact
+      // the next time.
       for (int again = 0; again < kRereads && !intact.ok(); ++again) {
-        intact = file.open->file->ReadAt(chunk, data);
+        intact = file.open->file->ReadOriginalAt(chunk, data);
         if (intact.ok()) intact = CheckChunk(piece.file_index, chunk / chunk_bytes, data);
       }
       if (!intact.ok()) return WithDamagedParts(intact, {{name, chunk, end}});

@@ -19,6 +19,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
+#include "checkpoint/storage/upload/upload_storage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -200,6 +201,28 @@ TEST_F(ResumeTest, ARankThatReadsOtherBytesEndsTheRunAndCondemnsNothing) {
   views_[1]->CorruptReads(data, bytes / 2, std::byte{1});
   Damage(data);
   EXPECT_EQ(Step(), 4);
+}
+
+// A power loss leaves zeros in files that were not synced: in copies nearby, never in the originals.
+TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
+  for (const int64_t step : {4, 8}) Save(step);
+  const std::string data = Data("step-00000008");
+  const std::string sound = *ReadAll(memory_, data, 1 << 20);
+  const auto before = Everything();
+  for (const size_t damaged_from : {size_t{0}, sound.size() - 10}) {
+    MemoryStorage nearby;
+    ASSERT_TRUE(nearby.MakeDirectory("step-00000008").ok());
+    ASSERT_TRUE(
+        WriteAll(nearby, data,
+                 sound.substr(0, damaged_from) + std::string(sound.size() - damaged_from, '\0'))
+            .ok());
+    UploadStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
+                          std::make_unique<FaultInjectingStorage>(memory_));
+    for (int rank = 0; rank < kRanks; ++rank) others_[rank] = &storage;
+    EXPECT_EQ(Step(), 8);
+    EXPECT_THAT(skipped_, IsEmpty());
+    EXPECT_EQ(Everything(), before);
+  }
 }
 
 TEST_F(ResumeTest, AStorageThatFailsNeverCondemns) {

@@ -53,6 +53,12 @@ class ReadableFile {
   // the cache; callers provide the parallelism.
   virtual absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const = 0;
 
+  // ReadAt(), but never from a copy that the storage keeps to be faster: whether a file is damaged
+  // is decided by these bytes.
+  virtual absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const {
+    return ReadAt(offset_bytes, out);
+  }
+
   // The size at the time of Open().
   virtual uint64_t size_bytes() const = 0;
 };

@@ -106,6 +106,17 @@ TEST_F(UploadTest, ADamagedCopyIsDropped) {
   EXPECT_GT(RemoteReadsOfData(), 0);
 }
 
+TEST_F(UploadTest, ALoadReadsTheOriginalOfADamagedCopy) {
+  ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
+  const std::string path = DataFile(nearby_files_);
+  const size_t bytes = ReadAll(nearby_files_, path, 1 << 20)->size();
+  ASSERT_TRUE(WriteAll(nearby_files_, path, std::string(bytes, '\0')).ok());
+  ExpectLoads();
+  const auto verified = Verify(*storage_, directory_, {.digests = true});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->damage.empty());
+}
+
 TEST_F(UploadTest, ACopyOfAnotherLengthIsDropped) {
   ASSERT_TRUE(Save(*storage_, "", 1, State(weight_)).ok());
   ASSERT_TRUE(WriteAll(nearby_files_, DataFile(nearby_files_), "short").ok());

@@ -156,12 +156,12 @@ class Verifier {
 
   static absl::StatusOr<SafetensorsHeader> ReadHeader(const ReadableFile& file) {
     char length[8];
-    TESSERA_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(length))));
+    TESSERA_RETURN_IF_ERROR(file.ReadOriginalAt(0, std::as_writable_bytes(std::span(length))));
     TESSERA_ASSIGN_OR_RETURN(
         const uint64_t bytes,
         SafetensorsHeaderBytes(std::string_view(length, 8), file.size_bytes()));
     std::string text(bytes, '\0');
-    TESSERA_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(text))));
+    TESSERA_RETURN_IF_ERROR(file.ReadOriginalAt(0, std::as_writable_bytes(std::span(text))));
     return ParseSafetensorsHeader(text, file.size_bytes());
   }
 
@@ -266,7 +266,7 @@ class Verifier {
   absl::Status VerifyPiece(const ReadPiece& piece, std::byte* buffer, uint64_t total) {
     const DataFile& description = manifest_.files(piece.file_index);
     const absl::Status read =
-        files_[piece.file_index]->ReadAt(piece.begin, {buffer, piece.end - piece.begin});
+        files_[piece.file_index]->ReadOriginalAt(piece.begin, {buffer, piece.end - piece.begin});
     if (!read.ok() && !IsDamage(read)) return read;
     if (!read.ok()) {
       ReportInFile(piece.file_index, [&]() -> Damage {

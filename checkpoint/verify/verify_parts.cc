@@ -28,7 +28,7 @@ absl::Status VerifyChunk(const ReadableFile& file, const Manifest& manifest, int
   TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(end - begin));
   uint32_t found = 0;
   for (int again = 0; again <= kRereads; ++again) {
-    TESSERA_RETURN_IF_ERROR(file.ReadAt(begin, buffer.span()));
+    TESSERA_RETURN_IF_ERROR(file.ReadOriginalAt(begin, buffer.span()));
     found = Crc32c(buffer.span());
     if (found == description.chunk_crc32c(static_cast<int>(chunk))) return absl::OkStatus();
   }

@@ -1,7 +1,7 @@
 """Kills training at random moments and starts it again on other topologies; nothing may be lost.
 
   campaign.py --train TRAIN --ckpt CKPT --s3-server SERVER [--rounds 200] [--seed N] [--steps 60]
-              [--place local|s3] [--folder DIR]
+              [--place local|s3|ext4|xfs|btrfs] [--folder DIR]
 
 A generation is one model with its data and batches, trained in EXACT numerics: first undisturbed on
 one process, then in rounds. A round starts it on a random legal topology of at most eight ranks,
@@ -10,8 +10,9 @@ all ranks, to mpirun or to all of them, or asks the run to end by a signal or a 
 start-up, between steps or during a save; waits until everything has ended; and compares all that
 was recorded and saved with the undisturbed run, bit for bit. When the last step is reached, the
 next generation begins. With --place=s3 the killed runs save to an object store that answers some
-requests late, torn or not at all. What is random comes from the seed, but not what the machine
-makes of it: the moments of the kills.
+requests late, torn or not at all. With --place=ext4, xfs or btrfs, all that a killed run writes is
+on such a file system, and instead of the kills the machine loses power: see disk.py. What is random
+comes from the seed, but not what the machine makes of it: the moments of the kills.
 
 Exit code 1 at the first promise that is not kept, with all that is needed to see it again.
 """
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 
+import disk
 import history
 import processes
 import settings
@@ -38,6 +40,7 @@ import store
 # this many seconds.
 PATIENCE = 120
 STEP_LINE = re.compile(r"^step (\d+)/", re.MULTILINE)
+SAVED_LINE = re.compile(r"^saved step (\d+)", re.MULTILINE)
 MOMENTS = ("start-up", "step", "save")
 
 
@@ -183,9 +186,10 @@ class Generation:
         self.number = number
         self.model = settings.pick_model(number, campaign.steps, campaign.bf16, random_)
         self.folder = os.path.join(campaign.folder, f"generation-{number:03d}")
-        self.run_dir = os.path.join(self.folder, "killed")
-        os.makedirs(self.run_dir)
+        self.machine = os.path.join(self.folder, "machine")  # the disk of the killed runs
+        self.run_dir = os.path.join(self.machine, "killed")
         self.store = campaign.open_store(self)
+        os.makedirs(self.run_dir, exist_ok=True)
         self.checkpoints = self.store.path
         data = os.path.join(self.folder, "tokens.bin")
         settings.write_tokens(data, random_)
@@ -211,21 +215,25 @@ class Generation:
         return [*self.flags, *plan.topology.flags(), *plan.saving, f"--run-dir={self.run_dir}",
                 f"--save={self.store.name()}", *self.store.flags(),
                 f"--stop-file-path={self.stop_file}",
-                *(f"{flag}-tmp-folder={self.folder}/nearby" for flag in plan.saving
+                *(f"{flag}-tmp-folder={self.machine}/nearby" for flag in plan.saving
                   if flag == "--async-upload")]
 
     def check(self):
         """All promises about what is on disk; returns the recorded and the newest saved steps."""
         records = history.read_records(self.run_dir)
         self.reference.check_records(records)
+        damaged = history.quarantined(self.checkpoints)
+        if damaged:
+            raise history.Violation(f"a run has found committed checkpoints damaged: {damaged}")
         saved = history.committed(self.checkpoints)
         newest = saved[-1][0] if saved else 0
         self.reference.check_complete(records, newest)
         if newest < self.newest:
             raise history.Violation(f"the checkpoint of step {self.newest} was committed, and the "
                                     f"newest is that of {newest}")
-        if newest > 0:
-            self.check_checkpoint(saved[-1][1], newest)
+        # A kill can only harm the newest one.
+        for step, directory in saved if self.store.loses_power else saved[-1:]:
+            self.check_checkpoint(directory, step)
         return history.last_step(records), newest
 
     def check_end(self):
@@ -234,6 +242,7 @@ class Generation:
             self.check_checkpoint(directory, step)
 
     def check_checkpoint(self, directory, step):
+        self.campaign.checked += 1
         self.reference.check_checkpoint(self.campaign.ckpt, self.store.name(directory), step)
 
 
@@ -262,14 +271,21 @@ class Campaign:
                        ("topology", "ranks", "moment", "victim", "moment and victim",
                         "what the killed save left", "saving")}
         self.finished = 0
+        self.checked = 0  # checkpoints
         self.reproduction = ""
 
     def open_store(self, generation):
         self.store.close()
         if self.place == "s3":
             self.store = store.ObjectStore(self.s3_server, generation.folder)
+            return self.store
+        path = os.path.join(generation.run_dir, "checkpoints")
+        if self.place == "local":
+            self.store = store.Folder(path)
         else:
-            self.store = store.Folder(os.path.join(generation.run_dir, "checkpoints"))
+            self.store = disk.Disk(self.place, os.path.join(generation.folder, "disk"),
+                                   generation.machine, path,
+                                   random.Random(f"{self.seed} power {generation.number}"))
         return self.store
 
     def run(self):
@@ -297,11 +313,14 @@ class Campaign:
         """Returns whether the last step was reached."""
         random_ = random.Random(f"{self.seed} round {number}")
         plan = pick_plan(generation.model, random_)
+        if generation.store.loses_power and not plan.asks():
+            plan.victim = "power"
         begin = time.monotonic()
         before = generation.newest
         moment, victim, watch = self.start_and_kill(generation, plan)
         recorded, generation.newest = generation.check()
-        check_progress(self.job.output(), before, recorded)
+        check_progress(self.job.output(), before, generation.newest,
+                       None if victim == "power" else recorded)
         done = generation.newest == generation.model.steps
         if moment == "ended" and not done:
             raise history.Violation("the run ended well, but the newest checkpoint is that of "
@@ -340,12 +359,19 @@ class Campaign:
         moment = watch.moment()
         if plan.asks():
             return self.ask_to_end(generation, plan, watch, job)
-        victim = job.kill(plan.victim, plan.rank)
+        if plan.victim == "power":
+            generation.store.power_off()
+            job.kill("ranks", plan.rank)  # mpirun still passes on what they have printed
+            victim = "power"
+        else:
+            victim = job.kill(plan.victim, plan.rank)
         killed = time.monotonic()
         if not job.wait_for_end(PATIENCE):
             raise history.Violation(f"{PATIENCE} seconds after the death of {plan.aim()} there are "
                                     f"processes: {job.members()}")
         self.slowest_end = max(self.slowest_end, time.monotonic() - killed)
+        if victim == "power":
+            generation.store.recover()
         watch.look()
         return moment, victim, watch
 
@@ -395,6 +421,7 @@ class Campaign:
             f"{generation.model.global_batch}): {generation.model.steps} losses, every evaluation "
             "and the last checkpoint are the undisturbed run's")
         self.finished += 1
+        self.store.close()
         shutil.rmtree(generation.folder)
         return None
 
@@ -412,7 +439,7 @@ class Campaign:
     def summary(self):
         say(f"\n{self.done} rounds in {time.monotonic() - self.start:.0f} s; {self.finished} runs "
             "reached their last step, all as if nothing had happened; a kill ended everything "
-            f"after at most {self.slowest_end:.1f} s")
+            f"after at most {self.slowest_end:.1f} s; {self.checked} checkpoints were checked")
         for name, counter in self.counts.items():
             entries = (f"{key} {count}" for key, count in sorted(counter.items(),
                                                                  key=lambda entry: -entry[1]))
@@ -425,7 +452,8 @@ class Campaign:
             say(f"end of stdout:\n{self.job.output()[-2000:]}")
         say(f"again: bazel run //tests/crash:campaign -- --seed={self.seed} --rounds={number} "
             f"--steps={self.steps} --place={self.place}{' --bf16' if self.bf16 else ''}")
-        say(f"this start alone, on what is left in {self.folder}:\n  {self.reproduction}")
+        say(f"this start alone, on what is left in {self.folder}"
+            f"{self.store.hint()}:\n  {self.reproduction}")
 
     def close(self, keep):
         """Leaves nothing behind but, after a violation, the folder."""
@@ -438,15 +466,20 @@ class Campaign:
         self.summary()
 
 
-def check_progress(output, before, recorded):
-    """It went on from the newest checkpoint, and its output is on record, but for the last step."""
+def check_progress(output, before, newest, recorded):
+    """It went on from the newest checkpoint, the saves that it reported are there, and its output
+    is on record, but for the last step. `recorded` is None where the records need not be there."""
+    saved = max(map(int, SAVED_LINE.findall(output)), default=0)
+    if saved > newest:
+        raise history.Violation(f"the run reported that it saved step {saved}, and the newest "
+                                f"checkpoint is that of step {newest}")
     said = [int(step) for step in STEP_LINE.findall(output)]
     if not said:
         return
     if said[0] != before + 1:
         raise history.Violation(f"the newest checkpoint is that of step {before}, and the run "
                                 f"began with step {said[0]}")
-    if recorded < said[-1] - 1:
+    if recorded is not None and recorded < said[-1] - 1:
         raise history.Violation(f"the run printed step {said[-1]}, but metrics.jsonl ends "
                                 f"with step {recorded}")
 
@@ -463,7 +496,7 @@ def main():
     parser.add_argument("--train", required=True)
     parser.add_argument("--ckpt", required=True)
     parser.add_argument("--s3-server", required=True)
-    parser.add_argument("--place", choices=("local", "s3"), default="local",
+    parser.add_argument("--place", choices=("local", "s3", *disk.KINDS), default="local",
                         help="where the killed runs save")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
@@ -474,6 +507,11 @@ def main():
     options = parser.parse_args()
     if options.folder and os.path.exists(options.folder) and os.listdir(options.folder):
         parser.error(f"--folder={options.folder} is not empty")
+    if options.place in disk.KINDS:
+        reason = disk.why_not(options.place)
+        if reason:
+            parser.error(f"--place={options.place}: {reason}")
+        disk.hide_mounts()
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda which, _: sys.exit(128 + which))

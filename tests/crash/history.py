@@ -68,6 +68,12 @@ def committed(folder):
                   if os.path.exists(os.path.join(path, MANIFEST)))
 
 
+def quarantined(folder):
+    """Directories of checkpoints that a run has called damaged."""
+    return sorted(path for path, _ in step_directories(folder)
+                  if os.path.basename(path).partition(".")[2].startswith("damaged"))
+
+
 def half_written(folder):
     """Directories without a manifest: (path, inode)."""
     return {(path, inode) for path, inode in step_directories(folder)

@@ -13,6 +13,8 @@ FAULT_PERIOD = 40  # requests
 class Folder:
     """A folder of the file system."""
 
+    loses_power = False
+
     def __init__(self, path):
         self.path = path  # to look at
 
@@ -22,6 +24,10 @@ class Folder:
 
     def flags(self):
         return []
+
+    def hint(self):
+        """How to look at it after close()."""
+        return ""
 
     def close(self):
         pass

@@ -116,6 +116,9 @@ class NearbyFile final : public ReadableFile {
     return nearby_->ReadAt(offset_bytes, out).ok() ? absl::OkStatus()
                                                    : remote_->ReadAt(offset_bytes, out);
   }
+  absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    return remote_->ReadAt(offset_bytes, out);
+  }
   uint64_t size_bytes() const override { return remote_->size_bytes(); }
 
  private:

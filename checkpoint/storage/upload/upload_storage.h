@@ -27,8 +27,9 @@ namespace tessera::ckpt {
 //   nearby storage has no room, or LimitRoom() leaves none, the file is written to the remote one
 //   directly.
 // - Open() reads the nearby copy if its size is that of the remote file, else the remote file; also
-//   where the nearby copy cannot be read. Nearby copies are not compared otherwise: see
-//   DropDamagedCopies() in checkpoint/verify for that.
+//   where the nearby copy cannot be read. Nearby copies are not compared otherwise: a load reads
+//   the original of a chunk whose checksum is wrong, and DropDamagedCopies() in checkpoint/verify
+//   compares them beforehand.
 // - Deletions and renames apply to both.
 // - Publish() and Exchange() go to the remote storage alone, so that a commit is never read from
 //   nearby.
