@@ -105,7 +105,11 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListUncommitted(Storage& storage,
 }
 
 absl::Status Prune(Storage& storage, std::string_view root, int keep) {
-  return PruneStepDirectories(storage, root, keep);
+  return PruneStepDirectories(storage, root, keep, [&](const StepDirectory& dir) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const VerifyReport report,
+                             VerifyCheckpoint(storage, dir.path, {.contents = false}));
+    return report.damage.empty() ? absl::OkStatus() : absl::DataLossError(dir.path);
+  });
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(Storage& storage, std::string_view checkpoint_dir) {

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/directory/fence.h"
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
@@ -341,21 +342,25 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
   return to;
 }
 
-absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep) {
+absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
+                                  absl::FunctionRef<absl::Status(const StepDirectory&)> check) {
   absl::Status first_error = SettleDiscarded(storage, root);
   TESSERA_ASSIGN_OR_RETURN(std::vector<StepDirectory> directories,
                            ListStepDirectories(storage, root));
   std::erase_if(directories, [&](const StepDirectory& dir) {
     return !dir.committed.ok() || storage.IsLink(dir.path);
   });
-  int64_t committed =
-      std::ranges::count_if(directories, [](const StepDirectory& dir) { return *dir.committed; });
-  int64_t excess = committed - std::max(keep, 1);
+  int64_t newest = -1, oldest_kept = -1;
+  for (auto dir = directories.rbegin(); dir != directories.rend() && oldest_kept < 0; ++dir) {
+    if (!*dir->committed) continue;
+    newest = std::max(newest, dir->step);
+    const absl::Status intact = check(*dir);
+    if (!intact.ok() && !MayBeDamage(intact)) first_error.Update(intact);
+    if (intact.ok() && --keep <= 0) oldest_kept = dir->step;
+  }
   bool removed = false;
   for (const StepDirectory& dir : directories) {
-    if (committed == 0) break;  // the rest is newer than the newest committed one
-    if (*dir.committed) --committed;
-    if (*dir.committed && excess-- <= 0) continue;
+    if (dir.step >= (*dir.committed ? oldest_kept : newest)) continue;
     const RemovalLock lock(storage, dir.path);
     if (lock.refused()) continue;
     first_error.Update(RemoveStepDirectory(storage, dir).status());

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/directory/directory.h"
@@ -66,8 +67,10 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
 std::string FreeName(const std::vector<std::string>& names, std::string_view name,
                      std::string_view word);
 
-// See Prune() in checkpoint.h.
-absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep);
+// See Prune() in checkpoint.h. `check` returns whether a committed checkpoint is intact; where
+// nothing can be known, an error that is none of damage (MayBeDamage()).
+absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
+                                  absl::FunctionRef<absl::Status(const StepDirectory&)> check);
 
 }  // namespace tessera::ckpt
 

@@ -25,7 +25,8 @@
 
 // 1. Rank 0 offers the newest checkpoint that it has not skipped, or nothing.
 // 2. All ranks load it. Their common error goes back to 1, where rank 0 judges it first.
-// 3. All ranks are done, or begin without a checkpoint: rank 0 quarantines what it has skipped.
+// 3. All ranks are done, or begin without a checkpoint: where the others have read as damaged, too,
+//    what rank 0 has found damaged, it quarantines what it has skipped.
 // Steps 1 and 3 are agreements.
 
 namespace tessera::ckpt {
@@ -93,6 +94,16 @@ std::string WithoutDirectory(const Storage& storage, const std::string& director
                              {{absl::StrCat(name, "/"), ""}, {absl::StrCat(name, ": "), ""}});
 }
 
+// The manifest of a checkpoint, with the sizes and headers of its files. Bytes that were damaged on
+// their way from a remote storage are intact the next time.
+absl::StatusOr<Manifest> ReadIntactPatiently(Storage& storage, const std::string& directory) {
+  absl::StatusOr<Manifest> manifest = ReadIntact(storage, directory);
+  for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
+    manifest = ReadIntact(storage, directory);
+  }
+  return manifest;
+}
+
 absl::Status WhyDiverged(const Manifest& manifest) {
   const std::string place =
       absl::StrCat("the run had diverged at step ", manifest.trainer().step(), ": ");
@@ -109,8 +120,7 @@ class Decision {
 
   // Returns the next checkpoint to load as a message, which is empty if none is left.
   absl::StatusOr<std::string> Offer() {
-    ResumeOffer offer;
-    if (storage_ == nullptr) return offer.SerializeAsString();
+    if (storage_ == nullptr) return std::string();
     if (seen_.empty() && options_.quarantine) {
       // A checkpoint that was committed while its directory was being discarded gets its name back.
       for (const std::string& place : PlacesUnder(root_)) {
@@ -128,6 +138,7 @@ class Decision {
       }
       TESSERA_ASSIGN_OR_RETURN(const bool valid, Take(checkpoint));
       if (!valid) continue;
+      ResumeOffer offer = Skipped();
       offer.set_found(true);
       offer.set_step(checkpoint.step);
       offer.set_directory(checkpoint.directory);
@@ -136,8 +147,7 @@ class Decision {
       return offer.SerializeAsString();
     }
     if (!unreadable.empty()) return unreadable.back().committed.status();
-    TESSERA_RETURN_IF_ERROR(CheckNoneIsExpected());
-    return offer.SerializeAsString();
+    return Skipped().SerializeAsString();
   }
 
   // OK where the next one is to be offered instead of the one that was offered last, in which ranks
@@ -148,6 +158,27 @@ class Decision {
     if (MayBeDamage(read)) return Skip(offered_, read);
     TESSERA_RETURN_IF_ERROR(read);
     return Disagreement(status, parts);
+  }
+
+  // Where nothing was offered.
+  absl::Status CheckNoneIsExpected() {
+    if (storage_ == nullptr || options_.ignore_no_valid) return absl::OkStatus();
+    std::vector<std::string> lines;
+    for (const SkippedCheckpoint& skipped : skipped_) {
+      lines.push_back(
+          absl::StrCat(skipped.directory, ": ",
+                       WithoutDirectory(*storage_, skipped.directory, skipped.reason.message())));
+    }
+    if (lines.empty()) {
+      TESSERA_ASSIGN_OR_RETURN(lines, ListQuarantined(*storage_, root_));
+      if (lines.empty()) return absl::OkStatus();
+    }
+    const std::string hint = options_.ignore_no_valid_hint.empty()
+                                 ? std::string()
+                                 : absl::StrCat("; ", options_.ignore_no_valid_hint);
+    return absl::FailedPreconditionError(
+        absl::StrCat("no checkpoint in ", storage_->Describe(root_), " is valid (",
+                     JoinFirst(lines, "; "), "); nothing was renamed", hint));
   }
 
   // Renames what was skipped.
@@ -198,18 +229,12 @@ class Decision {
     return false;
   }
 
-  // Reads the manifest of `offered_`, and the sizes and headers of its files. Bytes that were
-  // damaged on their way from a remote storage are intact the next time.
+  // Reads the manifest of `offered_`, and the sizes and headers of its files.
   absl::Status ReadAgain() {
     const absl::StatusOr<std::string> bytes =
         ReadAll(*storage_, JoinPath(offered_.directory, kManifestFileName), kMaxManifestBytes);
     if (bytes.ok()) manifests_[offered_.directory] = *bytes;
-    absl::StatusOr<Manifest> manifest = ReadIntact(*storage_, offered_.directory);
-    for (int again = 0; again < kRereads && MayBeDamage(manifest.status()); ++again) {
-      manifest = ReadIntact(*storage_, offered_.directory);
-    }
-    TESSERA_RETURN_IF_ERROR(manifest.status());
-    manifest_ = *std::move(manifest);
+    TESSERA_ASSIGN_OR_RETURN(manifest_, ReadIntactPatiently(*storage_, offered_.directory));
     return absl::OkStatus();
   }
 
@@ -222,24 +247,15 @@ class Decision {
     return absl::OkStatus();
   }
 
-  absl::Status CheckNoneIsExpected() {
-    if (options_.ignore_no_valid) return absl::OkStatus();
-    std::vector<std::string> lines;
+  ResumeOffer Skipped() const {
+    ResumeOffer offer;
     for (const SkippedCheckpoint& skipped : skipped_) {
-      lines.push_back(
-          absl::StrCat(skipped.directory, ": ",
-                       WithoutDirectory(*storage_, skipped.directory, skipped.reason.message())));
+      ResumeOffer::Skipped& told = *offer.add_skipped();
+      told.set_directory(skipped.directory);
+      told.set_damaged(skipped.word == kDamaged);
+      told.set_reason(WithoutDirectory(*storage_, skipped.directory, skipped.reason.message()));
     }
-    if (lines.empty()) {
-      TESSERA_ASSIGN_OR_RETURN(lines, ListQuarantined(*storage_, root_));
-      if (lines.empty()) return absl::OkStatus();
-    }
-    const std::string hint = options_.ignore_no_valid_hint.empty()
-                                 ? std::string()
-                                 : absl::StrCat("; ", options_.ignore_no_valid_hint);
-    return absl::FailedPreconditionError(
-        absl::StrCat("no checkpoint in ", storage_->Describe(root_), " is valid (",
-                     JoinFirst(lines, "; "), "); nothing was renamed", hint));
+    return offer;
   }
 
   Storage* const storage_;
@@ -255,26 +271,44 @@ class Decision {
   ReadLock reading_;
 };
 
-// Where rank 0 has found nothing: what there is on another rank, or nothing.
-absl::StatusOr<std::string> LookAround(Storage* storage, std::string_view root) {
+// By directory, what ranks have found damaged while they loaded.
+using PartsOfLoads = std::map<std::string, std::vector<DamagedPart>>;
+
+// What another rank sees that rank 0 does not, as it follows "rank 3 "; or nothing.
+absl::StatusOr<std::string> Contradict(Storage* storage, std::string_view root,
+                                       const ResumeOffer& offer, const ResumeOptions& options,
+                                       PartsOfLoads& parts) {
   if (storage == nullptr) return std::string();
+  for (const ResumeOffer::Skipped& skipped : offer.skipped()) {
+    if (!skipped.damaged()) continue;
+    const absl::StatusOr<Manifest> manifest = ReadIntactPatiently(*storage, skipped.directory());
+    absl::Status read = manifest.status();
+    if (read.ok()) {
+      read = VerifyParts(*storage, skipped.directory(), *manifest, parts[skipped.directory()]);
+    }
+    if (MayBeDamage(read)) continue;
+    TESSERA_RETURN_IF_ERROR(read);
+    return absl::StrCat("reads ", storage->Describe(skipped.directory()),
+                        " well, which rank 0 finds damaged (", skipped.reason(), ")");
+  }
+  if (offer.found() || offer.skipped_size() > 0 || options.ignore_no_valid) return std::string();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedCheckpoint> saved, ListForResume(*storage, root));
   if (saved.empty()) return std::string();
-  return storage->Describe(saved.front().directory);
+  return absl::StrCat("finds ", storage->Describe(saved.front().directory),
+                      ", and rank 0 finds no checkpoint");
 }
 
-absl::Status CheckOthersFoundNothing(const std::vector<std::string>& found) {
-  for (size_t rank = 0; rank < found.size(); ++rank) {
-    if (found[rank].empty()) continue;
+absl::Status CheckNoneContradicts(const std::vector<std::string>& seen) {
+  for (size_t rank = 0; rank < seen.size(); ++rank) {
+    if (seen[rank].empty()) continue;
     return absl::UnavailableError(
-        absl::StrCat("rank ", rank, " finds ", found[rank], ", and rank 0 finds no checkpoint: ",
-                     "make sure that every rank sees the same files there"));
+        absl::StrCat("rank ", rank, " ", seen[rank],
+                     ": make sure that every rank sees the same files there; nothing was renamed"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<ResumePoint>> Decode(const std::string& bytes) {
-  ResumeOffer offer;
+absl::StatusOr<std::optional<ResumePoint>> Decode(const std::string& bytes, ResumeOffer& offer) {
   ResumePoint point;
   if (!offer.ParseFromString(bytes) || !point.manifest.ParseFromString(offer.manifest())) {
     return absl::InternalError("rank 0's message about the checkpoint does not parse");
@@ -292,6 +326,8 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
   Decision decision(storage, root, options);
   absl::Status loaded;
   std::vector<DamagedPart> damaged;  // what `loaded` says
+  PartsOfLoads all_damaged;
+  ResumeOffer offer;
   ResumeResult result;
   while (true) {
     const Combine judge_and_offer =
@@ -299,9 +335,9 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
       if (!loaded.ok()) TESSERA_RETURN_IF_ERROR(decision.Judge(loaded, damaged));
       return decision.Offer();
     };
-    TESSERA_ASSIGN_OR_RETURN(const std::string offer,
+    TESSERA_ASSIGN_OR_RETURN(const std::string told,
                              Agree(group, std::string(), judge_and_offer, options.deadline));
-    TESSERA_ASSIGN_OR_RETURN(result.point, Decode(offer));
+    TESSERA_ASSIGN_OR_RETURN(result.point, Decode(told, offer));
     loaded = result.point.has_value() ? load(*result.point) : absl::OkStatus();
     if (loaded.ok()) break;
     damaged = FindDamagedParts(loaded).value_or(std::vector<DamagedPart>());
@@ -309,18 +345,18 @@ absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view
                           return p.rank >= 0;
                         });
     if (damaged.empty() || !agreed) return loaded;
+    all_damaged[offer.directory()] = damaged;
   }
 
-  absl::StatusOr<std::string> found = std::string();
-  if (!result.point.has_value() && group.rank() != 0 && !options.ignore_no_valid) {
-    found = LookAround(storage, root);
-  }
+  absl::StatusOr<std::string> seen = std::string();
+  if (group.rank() != 0) seen = Contradict(storage, root, offer, options, all_damaged);
   const Combine finish = [&](const std::vector<std::string>& all) -> absl::StatusOr<std::string> {
-    TESSERA_RETURN_IF_ERROR(CheckOthersFoundNothing(all));
+    TESSERA_RETURN_IF_ERROR(CheckNoneContradicts(all));
+    if (!offer.found()) TESSERA_RETURN_IF_ERROR(decision.CheckNoneIsExpected());
     TESSERA_RETURN_IF_ERROR(decision.Quarantine());
     return std::string();
   };
-  TESSERA_RETURN_IF_ERROR(Agree(group, found, finish, options.deadline).status());
+  TESSERA_RETURN_IF_ERROR(Agree(group, seen, finish, options.deadline).status());
   result.skipped = decision.TakeSkipped();
   return result;
 }

@@ -80,6 +80,11 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 // there, too, the checkpoint is skipped; if not, the call fails. Other errors of `load`, such as
 // those of a storage that does not reply, never lead to another checkpoint.
 //
+// In the end, every other rank reads what rank 0 has found damaged: the manifest, the sizes and
+// headers of the files, and the bytes in which loading ranks have found damage. If all of that is
+// intact there, the call fails, so that no rank condemns a checkpoint alone. That a checkpoint is
+// diverged needs no second reader: its manifest says so.
+//
 // Nothing in the storage changes before a checkpoint has been loaded by all ranks (but for saves
 // that were being discarded when their process died: SettleDiscarded()); then rank 0 quarantines
 // the newer ones that were skipped. Older ones, and their contents, are not touched.
@@ -89,22 +94,22 @@ using LoadOnThisRank = std::function<absl::Status(const ResumePoint&)>;
 //                       none is valid. Lists them. Never with ignore_no_valid, which quarantines
 //                       them and begins without one.
 //   Unavailable         ranks see different storages: one reports damage in what rank 0 reads well,
-//                       or rank 0 finds nothing where another rank finds checkpoints. Names the
-//                       ranks and what they saw.
+//                       or reads well what rank 0 finds damaged, or rank 0 finds nothing where
+//                       another rank finds checkpoints. Names the ranks and what they saw.
 //   the error of `load` where it is not of damage
-//   the storage's       where rank 0 cannot list or read
+//   the storage's       where rank 0 cannot list or read, or another rank what rank 0 finds damaged
 //   the lock's          where another job has taken it over
 //   DeadlineExceeded, Unavailable from the group
 //   the storage's       where a skipped checkpoint cannot be renamed; earlier ones may have been
 //
-// `storage` finds and renames on rank 0; elsewhere it only looks whether there are checkpoints
-// where rank 0 finds none. Null: this rank has no such place. No thread is started; `load` is
-// called on the caller's.
+// `storage` finds and renames on rank 0; elsewhere it only looks whether rank 0 is right that a
+// checkpoint is damaged, or that there is none. Null: this rank has no such place, and is not
+// asked. No thread is started; `load` is called on the caller's.
 //
 // Collective over `group`: every rank calls it with the same options. Called where no other process
 // saves under `root` (folder_lock.h). While `load` runs, the checkpoint is marked as being read
 // (read_lock.h). Cost: two agreements, and one for each checkpoint that fails to load. Bytes on the
-// wire: the manifest, to every rank.
+// wire: the manifest and why others were skipped, to every rank.
 absl::StatusOr<ResumeResult> ResumeFromLatest(Storage* storage, std::string_view root,
                                               ProcessGroup& group, const ResumeOptions& options,
                                               const LoadOnThisRank& load);

@@ -94,19 +94,19 @@ class ResumeTest : public ::testing::Test {
     return all;
   }
 
-  // Resumes on all ranks, which must return the same. `view(rank)`: its storage.
+  // Resumes on all ranks, which must return the same.
   absl::StatusOr<ResumeResult> Resume(const ResumeOptions& options = {}) {
     std::vector<absl::StatusOr<ResumeResult>> results(kRanks, absl::UnknownError("none"));
     std::vector<std::vector<float>> loaded(kRanks, std::vector<float>(kRows / kRanks));
     loads_ = 0;
     RunRanks(kRanks, [&](ProcessGroup& group) {
       const int rank = group.rank();
-      Storage& storage = others_.contains(rank) ? *others_[rank] : *views_[rank];
+      Storage* const storage = others_.contains(rank) ? others_[rank] : views_[rank].get();
       results[rank] = ResumeFromLatest(
-          &storage, "", group, options, [&](const ResumePoint& point) -> absl::Status {
+          storage, "", group, options, [&](const ResumePoint& point) -> absl::Status {
             if (rank == 0) ++loads_;
-            return Load(storage, point.checkpoint.directory, Part(rank, loaded[rank]),
-                        {.group = &group, .deadline = absl::Seconds(20)})
+            return Load(storage != nullptr ? *storage : *views_[rank], point.checkpoint.directory,
+                        Part(rank, loaded[rank]), {.group = &group, .deadline = absl::Seconds(20)})
                 .status();
           });
     });
@@ -142,7 +142,7 @@ class ResumeTest : public ::testing::Test {
 
   MemoryStorage memory_;
   std::vector<std::unique_ptr<FaultInjectingStorage>> views_;
-  std::map<int, Storage*> others_;  // ranks that see another storage
+  std::map<int, Storage*> others_;  // ranks that see another storage, or null: none
   std::vector<SkippedCheckpoint> skipped_;
   int loads_ = 0;
 };
@@ -223,6 +223,60 @@ TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
     EXPECT_THAT(skipped_, IsEmpty());
     EXPECT_EQ(Everything(), before);
   }
+}
+
+// Rank 0 is one rank, too.
+TEST_F(ResumeTest, WhatRank0AloneFindsDamagedEndsTheRunAndIsNotCondemned) {
+  for (const int64_t step : {4, 8}) Save(step);
+  const std::string data = Data("step-00000008"), manifest = "step-00000008/manifest.pb";
+  const auto expect_ends = [&](const std::string& why, const ResumeOptions& options = {}) {
+    ExpectEnds(absl::StatusCode::kUnavailable,
+               {"rank 1 reads memory:step-00000008 well, which rank 0 finds damaged (" + why,
+                "make sure that every rank sees the same files there; nothing was renamed"},
+               options);
+  };
+  views_[0]->TruncateReads(data, 100);
+  expect_ends("model-");
+  expect_ends("model-", {.quarantine = false});
+  EXPECT_EQ(loads_, 1) << "of step 4";
+  views_[1]->TruncateReads(data, 100);
+  ExpectEnds(absl::StatusCode::kUnavailable, {"rank 2 reads memory:step-00000008 well"});
+  views_[1]->ClearFaults();
+  views_[0]->ClearFaults();
+  views_[0]->TruncateReads(manifest, 10);
+  expect_ends("manifest.pb: ");
+  views_[0]->ClearFaults();
+  // In the third that rank 0 loads.
+  views_[0]->CorruptReads(data, ReadAll(memory_, data, 1 << 20)->size() - 4 * kRows, std::byte{1});
+  expect_ends("model-");
+  EXPECT_EQ(loads_, 2);
+
+  // Where there is no other checkpoint, and where none is needed.
+  ASSERT_TRUE(memory_.DeleteTree("step-00000004").ok());
+  expect_ends("model-");
+  expect_ends("model-", {.ignore_no_valid = true});
+  views_[0]->ClearFaults();
+  EXPECT_EQ(Step(), 8);
+}
+
+TEST_F(ResumeTest, ARankThatCannotLookWhetherRank0IsRightEndsTheRun) {
+  for (const int64_t step : {4, 8}) Save(step);
+  DamageManifest("step-00000008");
+  views_[2]->FailWhere(
+      [](const Operation& operation) { return operation.path == "step-00000008/manifest.pb"; },
+      absl::UnavailableError("the storage failed"));
+  ExpectEnds(absl::StatusCode::kUnavailable, {"rank 2: ", "the storage failed"});
+}
+
+TEST_F(ResumeTest, ARankWithoutAStorageIsNotAskedWhetherRank0IsRight) {
+  for (const int64_t step : {4, 8}) Save(step);
+  views_[0]->TruncateReads(Data("step-00000008"), 100);
+  others_[1] = nullptr;
+  ExpectEnds(absl::StatusCode::kUnavailable, {"rank 2 reads memory:step-00000008 well"});
+  others_[2] = nullptr;
+  EXPECT_EQ(Step(), 4);
+  ASSERT_EQ(skipped_.size(), 1u);
+  EXPECT_EQ(skipped_[0].moved_to, "step-00000008.damaged");
 }
 
 TEST_F(ResumeTest, AStorageThatFailsNeverCondemns) {

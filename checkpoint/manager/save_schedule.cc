@@ -30,6 +30,7 @@ bool SaveSchedule::ActsOnStopFile(const StepState& state) {
 EndReason SaveSchedule::End(const StepState& state, bool stop_file_acts) const {
   if (state.step >= options_.last_step) return EndReason::kLastStep;
   if (state.stop_signal != 0) return EndReason::kSignal;
+  if (state.records_fail) return EndReason::kRecordsFail;
   if (stop_file_acts && state.stop_file.step > 0) return EndReason::kStopFile;
   if (state.elapsed >= options_.exit_after) return EndReason::kExitDuration;
   if (Divides(options_.exit_interval_steps, state.step)) return EndReason::kExitInterval;

@@ -29,7 +29,15 @@ struct SaveScheduleOptions {
 
 enum class SaveKind { kNone, kRolling, kPermanent };
 
-enum class EndReason { kNone, kLastStep, kSignal, kStopFile, kExitDuration, kExitInterval };
+enum class EndReason {
+  kNone,
+  kLastStep,
+  kSignal,
+  kRecordsFail,
+  kStopFile,
+  kExitDuration,
+  kExitInterval
+};
 
 // The contents of a stop file (stop_file.h).
 struct StopRequest {
@@ -42,9 +50,10 @@ struct StopRequest {
 
 // The situation after an optimizer step. Ranks that pass equal values decide equally.
 struct StepState {
-  int64_t step = 0;        // completed
-  absl::Duration elapsed;  // since the run began
-  int stop_signal = 0;     // 0: none
+  int64_t step = 0;           // completed
+  absl::Duration elapsed;     // since the run began
+  int stop_signal = 0;        // 0: none
+  bool records_fail = false;  // what the run writes beside checkpoints cannot be written: it ends
   StopRequest stop_file;
   bool save_in_flight = false;  // an asynchronous save is not finished
   // The step changed the state, and its loss is plausible. Checkpoints that are due wait for the

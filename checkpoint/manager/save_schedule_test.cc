@@ -29,7 +29,7 @@ class Schedule {
       if (decision == kNothing) continue;
       ended_ = decision.end != EndReason::kNone;
       constexpr const char* kSaves[] = {"nothing", "rolling", "permanent"};
-      constexpr const char* kEnds[] = {"",           " last",     " signal",
+      constexpr const char* kEnds[] = {"",           " last",     " signal",  " records",
                                        " stop file", " duration", " interval"};
       decisions[step_] = std::string(kSaves[static_cast<int>(decision.save)]) +
                          kEnds[static_cast<int>(decision.end)];
@@ -106,6 +106,12 @@ TEST(SaveScheduleTest, ExitIntervalAndExitDurationSaveAndEnd) {
             (Decisions{{14, "permanent interval"}}));
   EXPECT_EQ(Schedule({.last_step = 100, .exit_after = absl::Seconds(6)}).To(50).decisions,
             (Decisions{{6, "permanent duration"}}));
+}
+
+TEST(SaveScheduleTest, RecordsThatFailSaveAndEnd) {
+  const auto fail = [](StepState& state) { state.records_fail = state.step >= 5; };
+  EXPECT_EQ(Schedule({.last_step = 100}).To(50, fail).decisions,
+            (Decisions{{5, "permanent records"}}));
 }
 
 TEST(SaveScheduleTest, ASignalSavesAndEnds) {

@@ -68,6 +68,31 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
   EXPECT_EQ(List(storage_, "")->front().step, 1);
 }
 
+// Whatever is damaged, as many are kept that can be loaded.
+TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
+  for (const int64_t step : {1, 2, 3, 4, 5, 6}) MustSave(storage_, step);
+  const auto data_file = [&](const std::string& dir) {
+    for (const std::string& name : *storage_.List(dir)) {
+      if (name != "manifest.pb") return dir + "/" + name;
+    }
+    return std::string();
+  };
+  ASSERT_TRUE(storage_.Delete(data_file("step-00000006")).ok());
+  ASSERT_TRUE(WriteAll(storage_, data_file("step-00000005"), "short").ok());
+  ASSERT_TRUE(WriteAll(storage_, "step-00000003/manifest.pb", "garbage").ok());
+  FaultInjectingStorage faulty(storage_);
+  faulty.FailWhere(
+      [](const Operation& operation) { return operation.path == "step-00000004/manifest.pb"; },
+      absl::PermissionDeniedError("denied"));
+  EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 3)));
+  EXPECT_EQ(List(storage_, "")->size(), 6);
+  EXPECT_TRUE(absl::IsPermissionDenied(Prune(faulty, "", 1)));
+  EXPECT_EQ(List(storage_, "")->front().step, 2);
+  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  EXPECT_THAT(*storage_.List(""),
+              ElementsAre("step-00000004/", "step-00000005/", "step-00000006/"));
+}
+
 // An entry that cannot be deleted does not prevent the deletion of others.
 TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
   for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);

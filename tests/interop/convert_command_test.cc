@@ -616,6 +616,8 @@ TEST_F(ConvertCommandTest, AnObjectStoreKeepsNothingOfAFailure) {
   EXPECT_EQ(Run({"convert", Fixture("gpt2.model.bin"), "s3://bucket/hf", "--to=hf",
                  "--s3-endpoint=" + server.endpoint()}),
             ckpt::kExitUsage);
+  EXPECT_THAT(err_,
+              HasSubstr("was killed; where none is, delete all objects below s3://bucket/hf/"));
   EXPECT_EQ(server.keys(), std::vector<std::string>{"hf/unfinished"});
 }
 

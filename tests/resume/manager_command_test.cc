@@ -188,6 +188,26 @@ TEST_F(ManagerCommandTest, OnAFullDiskSavesInTheBackgroundEndTheRun) {
   EXPECT_LE(Lines(ReadFile(root_ / "job" / "metrics.jsonl")), 10);
 }
 
+// The disk of run_dir alone: both ranks end, and the step that was done last is saved.
+TEST_F(ManagerCommandTest, WhereRecordsCannotBeWrittenTheRunSavesAndEnds) {
+  const SmallDisk disk(disk_, 1 << 20);
+  if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";
+  const fs::path records = disk_ / "job" / "metrics.jsonl";
+  const Process process(
+      Mpirun(2, {"--train-iters=100000", "--save=" + Checkpoints("run").string(),
+                 "--run-dir=" + (disk_ / "job").string(), "--data-parallel-size=2"}),
+      root_);
+  while (!process.Ended() && Lines(ReadFile(records)) < 3) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  disk.Fill(0);
+  const Result result = process.Wait();
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_EQ(Count(result.err, records.string() + ": No space left on device"), 1) << result.err;
+  const int64_t recorded = Lines(ReadFile(records));  // the next one failed
+  EXPECT_THAT(Steps("run"), ElementsAre(recorded + 2)) << result.out << result.err;
+}
+
 TEST_F(ManagerCommandTest, OnAFullDiskRollingOnesGiveRoomToPermanentOnes) {
   const SmallDisk disk(disk_, CheckpointBytes() * 27 / 10);
   if (!disk.is_mounted()) GTEST_SKIP() << "mounting is not permitted here (needs: mount)";

@@ -251,27 +251,29 @@ absl::Status OpenFiles(Session& session, bool from_own, const Notes& notes) {
 
 // Asynchronous saves read the state during training: an update waits for the memory that it
 // overwrites. Their copies use only memory that neither training nor another rank will need. The
-// records of the steps that led to a checkpoint are durable before it is.
+// records of the steps that led to a checkpoint are durable before it is, unless they cannot be
+// written, which ends the run after a save (TrainLoop).
 absl::Status OpenSaver(Session& session, const std::optional<SavedRun>& saved,
                        int64_t spare_memory) {
   if (!session.trains || !Saves(session.config)) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
       session.saver,
-      RunSaver::Create(
-          session.config, session.state(), session.group(), session.mesh->world(),
-          {.available_memory_bytes =
-               [spare_memory] {
-                 return static_cast<uint64_t>(std::min(spare_memory, AvailableHostMemory()));
-               },
-           .before_commit =
-               [&session] {
-                 if (session.save_folder != nullptr) {
-                   TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
-                 }
-                 return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Sync();
-               },
-           .resumed_directory =
-               saved.has_value() && saved->is_own ? saved->directory : std::string()}));
+      RunSaver::Create(session.config, session.state(), session.group(), session.mesh->world(),
+                       {.available_memory_bytes =
+                            [spare_memory] {
+                              return static_cast<uint64_t>(
+                                  std::min(spare_memory, AvailableHostMemory()));
+                            },
+                        .before_commit =
+                            [&session] {
+                              if (session.save_folder != nullptr) {
+                                TESSERA_RETURN_IF_ERROR(session.save_folder->Confirm());
+                              }
+                              if (session.metrics != nullptr) session.metrics->Sync().IgnoreError();
+                              return absl::OkStatus();
+                            },
+                        .resumed_directory = saved.has_value() && saved->is_own ? saved->directory
+                                                                                : std::string()}));
   if (session.config.checkpoint().async_save()) {
     session.trainer->set_before_overwrite([saver = session.saver.get()](const TensorView& memory) {
       saver->BeforeOverwrite(memory);

@@ -31,6 +31,7 @@ struct Counts {
     kSaveInFlight,
     kSaveTrouble,
     kFolderIsTaken,
+    kRecordsFail,
     kTraffic
   };
   std::array<int64_t, kTraffic + kGroups.size()* kCommOpCount> values = {};
@@ -62,6 +63,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
     counts.values[Counts::kSaveInFlight] = leader.save_in_flight ? 1 : 0;
     counts.values[Counts::kSaveTrouble] = static_cast<int64_t>(leader.save_trouble);
     counts.values[Counts::kFolderIsTaken] = leader.folder_is_taken ? 1 : 0;
+    counts.values[Counts::kRecordsFail] = leader.records_fail ? 1 : 0;
   }
   for (const WireTraffic& traffic : mesh.TakeTraffic()) {
     counts.Traffic(GroupIndex(traffic.group), static_cast<int>(traffic.op)) += traffic.bytes_sent;
@@ -78,6 +80,7 @@ absl::StatusOr<StepAgreement> AgreeOnStep(Mesh& mesh, int stop_signal, double pi
       .save_in_flight = counts.values[Counts::kSaveInFlight] != 0,
       .save_trouble = static_cast<ckpt::SaveTrouble>(counts.values[Counts::kSaveTrouble]),
       .folder_is_taken = counts.values[Counts::kFolderIsTaken] != 0,
+      .records_fail = counts.values[Counts::kRecordsFail] != 0,
   };
   if (mesh.pipeline() != nullptr) {
     agreement.pipeline_wait_share =

@@ -19,6 +19,7 @@ struct LeaderState {
   bool save_in_flight = false;
   ckpt::SaveTrouble save_trouble = ckpt::SaveTrouble::kNone;  // of saves in the background
   bool folder_is_taken = false;                               // another job saves to the same place
+  bool records_fail = false;                                  // metrics.jsonl cannot be written
 };
 
 // The result of an agreement after a step, the same on each rank.

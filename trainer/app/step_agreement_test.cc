@@ -59,13 +59,15 @@ TEST(AgreeOnStepTest, WhatRankZeroKnowsIsEverybodys) {
                                           .save_in_flight = own > 1,
                                           .save_trouble = own == 1 ? ckpt::SaveTrouble::kTooLong
                                                                    : ckpt::SaveTrouble::kNone,
-                                          .folder_is_taken = own == 1}));
+                                          .folder_is_taken = own == 1,
+                                          .records_fail = own == 1}));
     EXPECT_EQ(agreed.leader.elapsed, absl::Seconds(1));
     EXPECT_EQ(agreed.leader.stop_file.step, -1);
     EXPECT_EQ(agreed.leader.stop_file.version, 1);
     EXPECT_FALSE(agreed.leader.save_in_flight);
     EXPECT_EQ(agreed.leader.save_trouble, ckpt::SaveTrouble::kTooLong);
     EXPECT_TRUE(agreed.leader.folder_is_taken);
+    EXPECT_TRUE(agreed.leader.records_fail);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -135,6 +135,7 @@ absl::Status TrainLoop::Run() {
   TESSERA_RETURN_IF_ERROR(Train());
   TESSERA_RETURN_IF_ERROR(FinishSaves());
   if (stopped_by_file_) RememberStopFile();
+  TESSERA_RETURN_IF_ERROR(CheckRecords());
   return stopped_by_ != 0 ? absl::OkStatus() : CheckNotDiverged();
 }
 
@@ -176,6 +177,7 @@ ckpt::SaveDecision TrainLoop::Decide() {
       {.step = progress.step,
        .elapsed = leader_.elapsed,
        .stop_signal = stopped_by_,
+       .records_fail = leader_.records_fail,
        .stop_file = leader_.stop_file,
        .save_in_flight = leader_.save_in_flight,
        .healthy = updated_ && IsSaneLoss(progress.last_loss, config_.model().vocab_size())});
@@ -207,6 +209,7 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
   leader_.save_in_flight = session_.saver != nullptr && session_.saver->save_in_flight();
   leader_.save_trouble = failed_saves_.Judge(leader_.elapsed);
   leader_.folder_is_taken = session_.save_folder != nullptr && !session_.save_folder->Check().ok();
+  leader_.records_fail = session_.metrics != nullptr && !session_.metrics->status().ok();
   TESSERA_ASSIGN_OR_RETURN(StepAgreement agreed, AgreeOnStep(*session_.mesh, StopSignal(),
                                                              result.pipeline_wait_share, leader_));
   stopped_by_ = agreed.stop_signal;
@@ -234,7 +237,8 @@ absl::StatusOr<StepMetrics> TrainLoop::TrainStep() {
 
 absl::Status TrainLoop::Report(const StepMetrics& metrics) {
   progress_line_.Step(metrics);
-  if (session_.metrics != nullptr) TESSERA_RETURN_IF_ERROR(session_.metrics->Write(metrics));
+  // See CheckRecords().
+  if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
   if (metrics.skipped && session_.trainer->skipped_in_a_row() >= kMaxSkippedInARow) {
     return absl::AbortedError(absl::StrFormat(
         "training has diverged: the gradients of the last %d steps were not finite; resume from an "
@@ -251,7 +255,8 @@ absl::Status TrainLoop::Evaluate() {
   if (metrics.best) progress.best_loss = metrics.loss;
   progress_line_.Eval(metrics);
   evaluation_ = metrics;
-  return session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->Write(metrics);
+  if (session_.metrics != nullptr) session_.metrics->Write(metrics).IgnoreError();
+  return absl::OkStatus();
 }
 
 absl::Status TrainLoop::Export() {
@@ -347,6 +352,12 @@ absl::Status TrainLoop::CheckSaves() {
           checkpoint.save(), checkpoint.max_minutes_without_checkpoint(), last, kWhatToDo));
   }
   return absl::OkStatus();
+}
+
+absl::Status TrainLoop::CheckRecords() const {
+  if (session_.metrics != nullptr) return session_.metrics->status();
+  return leader_.records_fail ? absl::AbortedError("rank 0 cannot write metrics.jsonl")
+                              : absl::OkStatus();
 }
 
 absl::Status TrainLoop::CheckNotDiverged() const {

@@ -30,7 +30,8 @@ class TrainLoop {
 
   // Trains up to train_iters, or until a stop signal to any rank, a stop file or another setting
   // ends the run; see SaveSchedule. Saves when it is time, and after the last step. Errors: those
-  // of data, ranks, checkpoint and metrics; Aborted for a run that has diverged.
+  // of data, ranks and checkpoint; those of metrics, after a save; Aborted for a run that has
+  // diverged.
   absl::Status Run();
 
   // The signal that ended Run(), the same on every rank; 0 if there was none.
@@ -55,6 +56,8 @@ class TrainLoop {
   absl::Status CheckSaves();
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
+  // The error of rank 0's metrics.jsonl. It ends the run one step later, on every rank.
+  absl::Status CheckRecords() const;
   // Aborted where the last loss is none that training recovers from.
   absl::Status CheckNotDiverged() const;
   bool AtInterval(int64_t interval) const;

@@ -125,10 +125,22 @@ MetricsWriter::~MetricsWriter() {
 
 absl::Status MetricsWriter::WriteLine(const std::string& line) {
   if (file_ == nullptr) return absl::FailedPreconditionError(absl::StrCat(path_, " is closed"));
+  if (absl::Status failed = status(); !failed.ok()) return failed;
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0) {
-    return IoError("cannot write", path_);
+    return Note(IoError("cannot write", path_));
   }
   return absl::OkStatus();
+}
+
+absl::Status MetricsWriter::Note(const absl::Status& status) {
+  const MutexLock lock(&mutex_);
+  status_.Update(status);
+  return status_;
+}
+
+absl::Status MetricsWriter::status() const {
+  const MutexLock lock(&mutex_);
+  return status_;
 }
 
 absl::Status MetricsWriter::Write(const StepMetrics& metrics) {
@@ -152,9 +164,10 @@ absl::Status MetricsWriter::Write(const EvalMetrics& metrics) {
 
 absl::Status MetricsWriter::Sync() {
   if (file_ == nullptr) return absl::FailedPreconditionError(absl::StrCat(path_, " is closed"));
+  if (absl::Status failed = status(); !failed.ok()) return failed;
   if (const int error = SyncContents(::fileno(file_)); error != 0) {
     errno = error;
-    return IoError("cannot sync", path_);
+    return Note(IoError("cannot sync", path_));
   }
   return absl::OkStatus();
 }

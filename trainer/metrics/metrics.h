@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 
 namespace tessera {
 
@@ -96,19 +98,25 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
+  // After an error nothing more is written: these two, Sync() and status() return the first one.
   absl::Status Write(const StepMetrics& metrics);
   absl::Status Write(const EvalMetrics& metrics);
   // Makes the lines written so far durable against a power loss. May be called from another thread
-  // than the writer's.
+  // than the writer's, as may status().
   absl::Status Sync();
+  absl::Status status() const;
   absl::Status Close();
 
  private:
   MetricsWriter(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
   absl::Status WriteLine(const std::string& line);
+  // Returns the first error.
+  absl::Status Note(const absl::Status& status);
 
   const std::string path_;
   std::FILE* file_;
+  mutable Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The 64 bits of a double as 16 hexadecimal digits.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/file_calls.h"
 #include "base/power_loss.h"
 #include "nlohmann/json.hpp"
 
@@ -132,6 +135,23 @@ TEST(MetricsWriterTest, NonFiniteNumbersAreNullButKeepTheirBits) {
   EXPECT_TRUE(record["grad_norm"].is_null());
   EXPECT_EQ(record["loss_bits"], "7ff0000000000000");
   EXPECT_EQ(record["skipped"], true);
+}
+
+TEST(MetricsWriterTest, NothingIsWrittenAfterAnError) {
+  struct : FileCallInterceptor {
+    int Sync(int /*fd*/, absl::FunctionRef<int()> /*call*/) override { return ENOSPC; }
+    int Rename(absl::FunctionRef<int()> call) override { return call(); }
+  } full_disk;
+  const std::string path = Path("full.jsonl");
+  const auto writer = Open(path, std::nullopt);
+  ASSERT_TRUE(writer->Write(AtStep(1)).ok());
+  SetFileCallInterceptor(&full_disk);
+  EXPECT_TRUE(absl::IsResourceExhausted(writer->Sync()));
+  SetFileCallInterceptor(nullptr);
+  EXPECT_TRUE(absl::IsResourceExhausted(writer->Write(AtStep(2))));
+  EXPECT_TRUE(absl::IsResourceExhausted(writer->Sync()));
+  EXPECT_TRUE(absl::IsResourceExhausted(writer->status()));
+  EXPECT_EQ(Steps(path), std::vector<int64_t>{1});
 }
 
 TEST(MetricsWriterTest, ANewRunEmptiesTheFile) {

@@ -90,6 +90,14 @@ absl::Status Exists(const std::string& folder) {
   return absl::AlreadyExistsError(absl::StrCat(folder, " exists, and nothing is ever overwritten"));
 }
 
+absl::Status ExistsUnfinished(const std::string& folder) {
+  return absl::AlreadyExistsError(absl::StrCat(
+      folder, " has an object \"", kUnfinished,
+      "\": another conversion is writing there, or was killed; where none is, delete all objects "
+      "below ",
+      folder, "/ (for example: aws s3 rm --recursive) and try again"));
+}
+
 // Reads back what was written, as any other program would find it.
 absl::Status CheckWritten(std::shared_ptr<Storage> folder, const DigestsByName& written,
                           const WriteForeignOptions& options) {
@@ -201,10 +209,11 @@ absl::StatusOr<WriteForeignReport> WriteToStore(const OutputSource& source,
   const absl::StatusOr<std::vector<std::string>> names = storage->List("");
   if (!absl::IsNotFound(names.status())) {
     TESSERA_RETURN_IF_ERROR(names.status());
+    if (std::ranges::count(*names, kUnfinished) > 0) return ExistsUnfinished(folder);
     if (!names->empty()) return Exists(folder);
   }
   const absl::Status alone = storage->Publish(kUnfinished, "", nullptr);
-  if (absl::IsAlreadyExists(alone)) return Exists(folder);
+  if (absl::IsAlreadyExists(alone)) return ExistsUnfinished(folder);
   TESSERA_RETURN_IF_ERROR(alone);
   absl::StatusOr<WriteForeignReport> report = WriteObjects(source, files, storage, options);
   if (!report.ok()) {
