@@ -17,6 +17,9 @@ namespace {
 
 constexpr char kEraseLine[] = "\r\x1b[K";
 
+// A NaN has a sign, which means nothing.
+double Unsigned(double value) { return std::isnan(value) ? std::fabs(value) : value; }
+
 std::string FormatRate(double per_second) {
   if (per_second >= 1e6) return absl::StrFormat("%.2fM", per_second / 1e6);
   if (per_second >= 1e3) return absl::StrFormat("%.1fk", per_second / 1e3);
@@ -37,7 +40,7 @@ std::string FormatDuration(double seconds) {
 std::string FormatStep(const StepMetrics& metrics, int64_t total_steps) {
   std::string line =
       absl::StrFormat("step %d/%d | loss %.4f | lr %.2e | norm %.2f%s | %s tok/s", metrics.step,
-                      total_steps, metrics.loss, metrics.lr, metrics.grad_norm,
+                      total_steps, Unsigned(metrics.loss), metrics.lr, Unsigned(metrics.grad_norm),
                       metrics.skipped ? " SKIPPED" : "", FormatRate(metrics.tokens_per_second));
   if (metrics.peak_share > 0) {
     absl::StrAppendFormat(&line, " | %.0f%% peak", metrics.peak_share * 100);
@@ -54,7 +57,7 @@ std::string FormatStep(const StepMetrics& metrics, int64_t total_steps) {
 
 std::string FormatEval(const EvalMetrics& metrics) {
   return absl::StrFormat("eval at step %d | loss %.4f%s | %d tokens in %s", metrics.step,
-                         metrics.loss, metrics.best ? " (best)" : "", metrics.tokens,
+                         Unsigned(metrics.loss), metrics.best ? " (best)" : "", metrics.tokens,
                          FormatDuration(metrics.seconds));
 }
 

@@ -54,6 +54,15 @@ ProgressLine::Options OnTerminal(Screen* screen, int width) {
           .width = width};
 }
 
+TEST(FormatTest, ANanHasNoSign) {
+  StepMetrics metrics = AtStep(12);
+  metrics.loss = metrics.grad_norm = -std::nan("");
+  EXPECT_EQ(FormatStep(metrics, 100),
+            "step 12/100 | loss nan | lr 3.00e-04 | norm nan | 12.3k tok/s | 78% peak | eta 1m05s");
+  EXPECT_EQ(FormatEval({.step = 2, .loss = -std::nan(""), .tokens = 3}),
+            "eval at step 2 | loss nan | 3 tokens in 0s");
+}
+
 TEST(FormatTest, Step) {
   EXPECT_EQ(FormatStep(AtStep(12), 100), kStep12);
   StepMetrics metrics = AtStep(12);
