@@ -92,7 +92,7 @@ absl::Status Exists(const std::string& folder) {
 
 absl::Status ExistsUnfinished(const std::string& folder) {
   return absl::AlreadyExistsError(absl::StrCat(
-      folder, " has an object \"", kUnfinished,
+      folder, " has an object \"", std::string(kUnfinished),
       "\": another conversion is writing there, or was killed; where none is, delete all objects "
       "below ",
       folder, "/ (for example: aws s3 rm --recursive) and try again"));
