@@ -98,7 +98,7 @@ void Journal::Note(std::string_view text) {
   std::string line = absl::StrFormat("%10.3f %s/%d  %s", 1e-9 * scheduler.now_ns(),
                                      scheduler.NameOf(Scheduler::Get().current().process),
                                      Scheduler::Get().current().id, std::string(text));
-  if (!hidden_.empty()) absl::StrReplaceAll({{hidden_, ""}}, &line);
+  for (const std::string& hidden : hidden_) absl::StrReplaceAll({{hidden, ""}}, &line);
   for (const char c : line) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   lines_.push_back(std::move(line));
 }

@@ -78,8 +78,8 @@ class Faults {
 class Journal {
  public:
   static Journal& Get();
-  // A folder whose name differs from run to run.
-  void Hide(std::string folder) { hidden_ = std::move(folder); }
+  // A text that differs from run to run, such as a folder's name.
+  void Hide(std::string text) { hidden_.push_back(std::move(text)); }
   void Note(std::string_view text);
   // A promise that was broken. `kind` names it in one word.
   void Finding(std::string_view kind, std::string_view text);
@@ -89,7 +89,7 @@ class Journal {
   const std::vector<std::string>& findings() const { return findings_; }
 
  private:
-  std::string hidden_;
+  std::vector<std::string> hidden_;
   uint64_t hash_ = 0;
   std::vector<std::string> lines_;
   std::vector<std::string> findings_;

@@ -1,5 +1,7 @@
 #include "checkpoint/simulation/world.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -29,6 +31,7 @@ World::World(const Case& what, const std::string& root, std::function<void()> st
     stop_();
   });
   Journal::Get().Hide(root);
+  Journal::Get().Hide(absl::StrCat("pid ", getpid()));
   Disk::Get().Begin(
       root, {"saves", "other", "nearby"},
       {.capacity_bytes = script_.capacity_bytes, .renames_by_link = script_.renames_by_link});
