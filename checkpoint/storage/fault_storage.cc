@@ -149,6 +149,12 @@ void FaultInjectingStorage::FailWhere(std::function<bool(const Operation&)> matc
   conditions_.emplace_back(std::move(matches), std::move(status));
 }
 
+void FaultInjectingStorage::MisreportRenames(std::function<bool(const Operation&)> matches,
+                                             absl::Status status) {
+  MutexLock lock(&mutex_);
+  misreports_.emplace_back(std::move(matches), std::move(status));
+}
+
 void FaultInjectingStorage::SetDiskBytes(uint64_t free_bytes) {
   MutexLock lock(&mutex_);
   free_bytes_ = free_bytes;
@@ -171,6 +177,7 @@ void FaultInjectingStorage::ClearFaults() {
   faults_.clear();
   death_.reset();
   conditions_.clear();
+  misreports_.clear();
   free_bytes_.reset();
   preferred_write_bytes_ = base_.PreferredWriteBytes();
   taken_bytes_.clear();
@@ -291,6 +298,10 @@ absl::Status FaultInjectingStorage::Rename(std::string_view from, std::string_vi
                                   : path] = bytes;
   }
   taken_bytes_ = std::move(moved);
+  const Operation operation = {OperationKind::kRename, std::string(from), std::string(to)};
+  for (const auto& [matches, misreported] : misreports_) {
+    if (matches(operation)) return misreported;
+  }
   return status;
 }
 

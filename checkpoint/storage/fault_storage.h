@@ -75,6 +75,10 @@ class FaultInjectingStorage final : public Storage {
   // lock.
   void FailWhere(std::function<bool(const Operation&)> matches, absl::Status status);
 
+  // Every rename that `matches` accepts succeeds, but is answered with `status`: the reply to the
+  // request was lost, and a repetition found it done. Until ClearFaults().
+  void MisreportRenames(std::function<bool(const Operation&)> matches, absl::Status status);
+
   // Simulates a disk with that much free space. What does not fit fails with ResourceExhausted: a
   // Create() by its hint, a write after the part that fits. Deleting frees space.
   void SetDiskBytes(uint64_t free_bytes);
@@ -147,6 +151,8 @@ class FaultInjectingStorage final : public Storage {
   std::vector<Fault> faults_ ABSL_GUARDED_BY(mutex_);
   std::optional<Fault> death_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> conditions_
+      ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::function<bool(const Operation&)>, absl::Status>> misreports_
       ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> free_bytes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, uint64_t> taken_bytes_ ABSL_GUARDED_BY(mutex_);

@@ -161,5 +161,23 @@ TEST(FencingTest, ALateCommitIsNeverDeletedAsIncomplete) {
   }
 }
 
+// The reply to the request that commits is lost, and its repetition finds the name taken.
+TEST(FencingTest, ACommitWhoseReplyIsLostKeepsItsData) {
+  const auto commits = [](const Operation& operation) {
+    return operation.to_path.ends_with("/manifest.pb");
+  };
+  for (const absl::Status& reply : {absl::AlreadyExistsError("the name is taken"),
+                                    absl::UnavailableError("Input/output error")}) {
+    const TemporaryDirectory folder;
+    const auto posix = *OpenPosixStorage(folder.path());
+    FaultInjectingStorage storage(*posix);
+    storage.MisreportRenames(commits, reply);
+    const absl::Status saved = SaveValue(storage, 1);
+    EXPECT_EQ(saved.ok(), absl::IsAlreadyExists(reply)) << saved;
+    EXPECT_TRUE(absl::IsAlreadyExists(SaveValue(*posix, 2)));
+    EXPECT_EQ(SavedValue(*posix), 1);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::ckpt
