@@ -6,17 +6,22 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "base/crc32c.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "trainer/state/save_storage.h"
 
 namespace tessera {
 namespace {
@@ -367,6 +372,28 @@ TEST_F(AutoResumeTest, WhereNoneIsValidTheRunBeginsAnewOnlyIfToldTo) {
   EXPECT_TRUE(CheckLaterSteps(config_, 0, /*from_own=*/false, group_).ok());
   config_.mutable_checkpoint()->set_resume_ignore_no_valid_checkpoint(false);
   expect_refused();
+}
+
+TEST(NearbyFolderTest, BucketsOfOneNameInTwoStoresHaveOneEach) {
+  unsetenv("AWS_ENDPOINT_URL_S3");
+  unsetenv("AWS_ENDPOINT_URL");
+  CheckpointConfig config, local;
+  config.set_save("s3://bucket/run");
+  local.set_save("/runs/a");
+  std::set<std::string> folders = {NearbyFolder(config)};
+  EXPECT_THAT(*folders.begin(),
+              HasSubstr(absl::StrFormat("-%08x_tmp_ckpt", Crc32c(std::string("s3://bucket/run")))));
+  const std::string folder = NearbyFolder(local);
+  setenv("AWS_ENDPOINT_URL", "http://a:9000", 1);
+  folders.insert(NearbyFolder(config));
+  setenv("AWS_ENDPOINT_URL_S3", "http://b:9000", 1);
+  folders.insert(NearbyFolder(config));
+  config.set_s3_endpoint("http://c:9000");
+  folders.insert(NearbyFolder(config));
+  EXPECT_EQ(folders.size(), 4);
+  EXPECT_EQ(NearbyFolder(local), folder);
+  unsetenv("AWS_ENDPOINT_URL_S3");
+  unsetenv("AWS_ENDPOINT_URL");
 }
 
 }  // namespace

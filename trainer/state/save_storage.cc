@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -14,6 +15,20 @@
 #include "checkpoint/storage/upload/staging_folder.h"
 
 namespace tessera {
+namespace {
+
+// Of the store that OpenStorage() opens for a name without an address; empty: Amazon's, or that of
+// a profile.
+std::string Endpoint(const CheckpointConfig& config) {
+  if (!config.s3_endpoint().empty()) return config.s3_endpoint();
+  for (const char* const name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "";
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointConfig& config,
                                                                bool create_root) {
@@ -32,8 +47,8 @@ ckpt::UploadStorage* AsUploadStorage(ckpt::Storage& storage) {
 
 std::string NearbyFolder(const CheckpointConfig& config) {
   const std::optional<std::string> path = ckpt::LocalPathOfName(config.save());
-  const std::string job =
-      path.has_value() ? std::filesystem::absolute(*path).string() : config.save();
+  const std::string job = path.has_value() ? std::filesystem::absolute(*path).string()
+                                           : absl::StrCat(Endpoint(config), config.save());
   const std::string& folder = config.async_upload_tmp_folder();
   return absl::StrFormat("%s/tessera-%d-%08x_tmp_ckpt", folder.empty() ? "/dev/shm" : folder,
                          geteuid(), Crc32c(job));

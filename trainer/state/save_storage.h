@@ -22,7 +22,9 @@ absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointC
 // The storage that OpenSaveStorage() has returned with async_upload; null for other ones.
 ckpt::UploadStorage* AsUploadStorage(ckpt::Storage& storage);
 
-// This user's and this `save`'s own folder in async_upload_tmp_folder, or in memory.
+// This user's and this `save`'s own folder in async_upload_tmp_folder, or in memory. Buckets of one
+// name in stores of different addresses (s3_endpoint, AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL) have
+// one each.
 std::string NearbyFolder(const CheckpointConfig& config);
 
 // InvalidArgument where async_upload_tmp_folder, or NearbyFolder(), is, contains or lies in `save`,
