@@ -113,7 +113,8 @@ absl::StatusOr<bool> Fence(Storage& storage, std::string_view dir) {
 }
 
 // Takes the manifest away, durably. Where directories cannot be renamed, and files in `names` say
-// that a commit may still arrive, of another attempt or a repeated one, a tombstone takes its place.
+// that a commit may still arrive, of another attempt or a repeated one, a tombstone takes its
+// place.
 absl::Status Uncommit(Storage& storage, std::string_view dir, const std::vector<std::string>& names,
                       const Names& set_aside) {
   const std::string path = ManifestPath(dir);

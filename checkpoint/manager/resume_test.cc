@@ -203,7 +203,7 @@ TEST_F(ResumeTest, ARankThatReadsOtherBytesEndsTheRunAndCondemnsNothing) {
   EXPECT_EQ(Step(), 4);
 }
 
-// A power loss leaves zeros in files that were not synced: in copies nearby, never in the originals.
+// A power loss leaves zeros in files that were not synced: in copies nearby, not in originals.
 TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
   for (const int64_t step : {4, 8}) Save(step);
   const std::string data = Data("step-00000008");

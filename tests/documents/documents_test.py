@@ -85,7 +85,8 @@ def sources(package):
 
 def check_flags(words, text):
     """Whether help or a source in `text` has the flags among these words."""
-    known = {name.replace("_", "-") for name in re.findall(r"(?:--|FLAG\(\w+, )([a-z][\w-]*)", text)}
+    named = re.findall(r"(?:--|FLAG\(\w+, )([a-z][\w-]*)", text)
+    known = {name.replace("_", "-") for name in named}
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
         if word.startswith("--") and name not in known | FLAGS_OF_OTHERS:

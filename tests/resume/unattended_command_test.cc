@@ -1,6 +1,6 @@
-// A job that is restarted until it is done, with each way of saving in turn, while its processes are
-// killed and asked to stop, and, between restarts, its newest checkpoint is damaged and its disk
-// filled.
+// A job that is restarted until it is done, with each way of saving in turn, while its processes
+// are killed and asked to stop, and, between restarts, its newest checkpoint is damaged and its
+// disk filled.
 
 #include <signal.h>
 

@@ -327,9 +327,8 @@ absl::Status S3WritableFile::UploadRest(uint64_t size_bytes) {
 }
 
 absl::Status S3WritableFile::PutWhole(uint64_t size_bytes) {
-  return SendPart(0, size_bytes, [&](std::span<const std::byte> bytes) {
-    return client_.Put(key_, bytes);
-  });
+  return SendPart(0, size_bytes,
+                  [&](std::span<const std::byte> bytes) { return client_.Put(key_, bytes); });
 }
 
 S3ReadableFile::S3ReadableFile(std::string name, std::string key, S3Client::ObjectInfo info,
