@@ -100,9 +100,9 @@ class Storage {
   //
   // `ready` (may be null) is called when all that is missing is the name; its error is returned,
   // with nothing created. It is called again before a request is repeated whose first sending may
-  // still arrive, at any time; its error is returned then, too. Where the storage has directories, the file is by then a temporary one
-  // inside the directory: if the directory is renamed or deleted after `ready` has looked at it,
-  // the call fails.
+  // still arrive, at any time; its error is returned then, too. Where the storage has directories,
+  // the file is by then a temporary one inside the directory: if the directory is renamed or
+  // deleted after `ready` has looked at it, the call fails.
   virtual absl::Status Publish(std::string_view path, std::string_view contents,
                                const std::function<absl::Status()>& ready);
 
