@@ -85,11 +85,11 @@ def sources(package):
 
 def check_flags(words, text):
     """Whether help or a source in `text` has the flags among these words."""
-    named = re.findall(r"(?:--|FLAG\(\w+, )([a-z][\w-]*)", text)
-    known = {name.replace("_", "-") for name in named}
+    known = re.findall(r"(?:--|FLAG\(\w+, )([a-z][\w-]*)", text)
+    known = {name.replace("_", "-") for name in known} | FLAGS_OF_OTHERS
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
-        if word.startswith("--") and name not in known | FLAGS_OF_OTHERS:
+        if word.startswith("--") and name not in known:
             raise Fault(f"no such flag: {word}")
 
 
@@ -183,16 +183,17 @@ def make_world(world, tools):
     for name in REAL_PROGRAMS:
         (programs / name).symlink_to(shutil.which(name))
     for name in (name for name in vars(StandIn) if not name.startswith("_")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -B {SOURCE}/tests/documents/'
-                                     f'documents_test.py stand_in {name} "$@"\n')
+        (programs / name).write_text(f"#!/bin/sh\nexec {sys.executable} -B "
+                                     f'{pathlib.Path(__file__).resolve()} stand_in {name} "$@"\n')
         (programs / name).chmod(0o755)
     # The root is the source tree, what Bazel built, and the unpacked archive for GPUs, too.
     (world / "bazel-bin/trainer").mkdir(parents=True)
     (world / "tmp").mkdir()
-    for name, target in {"bazelw": "bin/bazelw", "check_device": "bin/check_device",
-                         "train": "bin/train", "train_bundle": ".", "tmp/train_bundle": "..",
-                         "bazel-bin/trainer/app": "../..", "train_bundle.tar.gz": "mine.textproto",
-                         "trainer": SOURCE / "trainer", "configs": SOURCE / "trainer/configs"}.items():
+    places = {"bazelw": "bin/bazelw", "check_device": "bin/check_device", "train": "bin/train",
+              "train_bundle": ".", "tmp/train_bundle": "..", "bazel-bin/trainer/app": "../..",
+              "train_bundle.tar.gz": "mine.textproto", "trainer": SOURCE / "trainer",
+              "configs": SOURCE / "trainer/configs"}
+    for name, target in places.items():
         (world / name).symlink_to(target)
 
 
