@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
@@ -99,7 +100,9 @@ void ShrinkFaults(const std::string& kind, int& runs_left, Case& best) {
 }  // namespace
 
 Outcome RunCase(const Case& what, bool with_trace) {
-  const std::string root = absl::StrCat("/dev/shm/simulation-", getpid());
+  // Processes of other sandboxes may have the same number, and share the folder.
+  std::string root = "/dev/shm/simulation-XXXXXX";
+  if (mkdtemp(root.data()) == nullptr) return {.findings = {"harness: no folder in /dev/shm"}};
   int ends[2];
   if (pipe(ends) != 0) return {.findings = {"harness: no pipe"}};
   const pid_t child = fork();
