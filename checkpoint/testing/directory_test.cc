@@ -72,7 +72,8 @@ TEST_F(DirectoryTest, AnUnreadableDirectoryIsPassedOverAndNamed) {
 TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
   for (const int64_t step : {1, 2, 3, 4, 5, 6}) MustSave(storage_, step);
   const auto data_file = [&](const std::string& dir) {
-    for (const std::string& name : *storage_.List(dir)) {
+    const std::vector<std::string> names = storage_.List(dir).value();
+    for (const std::string& name : names) {
       if (name != "manifest.pb") return dir + "/" + name;
     }
     return std::string();
