@@ -67,8 +67,8 @@ absl::StatusOr<std::string> SetManifestAside(Storage& storage, std::string_view 
 std::string FreeName(const std::vector<std::string>& names, std::string_view name,
                      std::string_view word);
 
-// See Prune() in checkpoint.h. `check` returns whether a committed checkpoint is intact; where
-// nothing can be known, an error that is none of damage (MayBeDamage()).
+// See Prune() in checkpoint.h. `check` returns OK for a committed checkpoint that is intact, an
+// error for which MayBeDamage() holds for one that is damaged, another error if it cannot tell.
 absl::Status PruneStepDirectories(Storage& storage, std::string_view root, int keep,
                                   absl::FunctionRef<absl::Status(const StepDirectory&)> check);
 

@@ -279,6 +279,19 @@ TEST_F(ResumeTest, ARankWithoutAStorageIsNotAskedWhetherRank0IsRight) {
   EXPECT_EQ(skipped_[0].moved_to, "step-00000008.damaged");
 }
 
+TEST_F(ResumeTest, ADamagedOriginalIsDamageWhateverRank0HasNearby) {
+  for (const int64_t step : {4, 8}) Save(step);
+  const std::string data = Data("step-00000008");
+  MemoryStorage nearby;
+  ASSERT_TRUE(nearby.MakeDirectory("step-00000008").ok());
+  ASSERT_TRUE(WriteAll(nearby, data, *ReadAll(memory_, data, 1 << 20)).ok());
+  Damage(data);
+  UploadStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
+                        std::make_unique<FaultInjectingStorage>(memory_));
+  others_[0] = &storage;
+  EXPECT_EQ(Step(), 4);
+}
+
 TEST_F(ResumeTest, AStorageThatFailsNeverCondemns) {
   for (const int64_t step : {4, 8}) Save(step);
   for (const auto kind : {OperationKind::kOpen, OperationKind::kReadAt}) {

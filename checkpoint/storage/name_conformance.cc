@@ -227,7 +227,7 @@ TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
   EXPECT_EQ(*storage_->List(""), Names({"d/"}));
 }
 
-// Of any number of writers at the same time, exactly one succeeds, and its contents are there.
+// If several writers publish one name at the same time, exactly one succeeds, with its contents.
 TEST_P(StorageConformance, PublishesOneOfManyAtTheSameTime) {
   constexpr int kWriters = 8;
   std::vector<absl::Status> results(kWriters);

@@ -17,8 +17,8 @@
 namespace tessera {
 namespace {
 
-// Of the store that OpenStorage() opens for a name without an address; empty: Amazon's, or that of
-// a profile.
+// Returns the address of the store that OpenStorage() opens for a name without one. Empty for
+// Amazon's, and for one that a profile names.
 std::string Endpoint(const CheckpointConfig& config) {
   if (!config.s3_endpoint().empty()) return config.s3_endpoint();
   for (const char* const name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
