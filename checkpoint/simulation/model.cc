@@ -55,6 +55,8 @@ void Model::RetentionRuns() {
 void Model::PruneRuns(int keep) {
   Journal::Get().Note(absl::StrCat("prunes, keeps ", keep));
   prunes_.push_back({keep, Scheduler::Get().now_ns() + kMaxLateness});
+  // It counts what is there now, also what a job sets aside meanwhile.
+  RetentionRuns();
 }
 
 void Model::JobSucceeded(int64_t last) {
@@ -145,11 +147,13 @@ bool Model::MayBeDeleted(const Record& record) const {
     return later >= prune.keep && Scheduler::Get().now_ns() < prune.until_ns;
   };
   if (!record.rolling && std::ranges::any_of(prunes_, is_pruned)) return true;
-  if (record.healthy && !later_healthy) return false;
+  // Retention may find that it is damaged.
+  const bool good = record.healthy && !record.rotten;
+  if (good && !later_healthy) return false;
   if (record.rolling) return later_rolling || tight_;
   if (!retention_.deletes()) return false;
   if (tight_) later += 2;  // the coming one, and the newest good one where it is rolling
-  if (record.healthy && better < retention_.best) return false;
+  if (good && better < retention_.best) return false;
   return later >= std::max<int64_t>(retention_.newest, 1);
 }
 
