@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Counts the test cases that Bazel ran, and ends with "N passed, N failed, N skipped":
 
-  summarize.py DIRECTORY, which holds NAME.json (build events) and NAME.rc (exit status) of each
-  run, and NAME.left_out (the reason) of each that there was none of.
+  summarize.py DIRECTORY, which holds NAME.json (build events), NAME.rc (exit status) and NAME.logs
+  (a copy of bazel-testlogs) of each run, and NAME.left_out (the reason) of each that there was none
+  of.
 
 A case is a test of GoogleTest's, or a target of another kind as a whole. A target that ended badly
 without a case to blame, or that was not built, counts as one failed case.
@@ -100,22 +101,24 @@ def read_events(path):
             return
 
 
-def read_outputs(result):
-    """The cases of a test's XML report, and its log; empty where there are none."""
+def read_outputs(result, logs):
+    """The cases of a test's XML report, and its log, as `logs` holds them; empty where there are
+    none."""
     cases, log = [], ""
     for output in result.get("testActionOutput", ()):
-        path = urllib.parse.unquote(urllib.parse.urlparse(output.get("uri", "")).path)
+        uri = urllib.parse.unquote(urllib.parse.urlparse(output.get("uri", "")).path)
+        path = logs / uri.partition("/testlogs/")[2]
         try:
             if output.get("name") == "test.xml":
                 cases = list(xml.etree.ElementTree.parse(path).getroot().iter("testcase"))
             elif output.get("name") == "test.log":
-                log = pathlib.Path(path).read_text(errors="replace")
+                log = path.read_text(errors="replace")
         except (OSError, xml.etree.ElementTree.ParseError):
             pass
     return cases, log
 
 
-def read_run(events):
+def read_run(events, logs):
     """Targets by label, also those that were not built, and the options that Bazel was given."""
     targets, reports, options = {}, {}, []
     for event in events:
@@ -141,7 +144,7 @@ def read_run(events):
             targets[label] = Target("FAILED TO BUILD")
     for (label, _, _), result in reports.items():
         if label in targets and targets[label].status != "FAILED TO BUILD":
-            targets[label].add_report(*read_outputs(result))
+            targets[label].add_report(*read_outputs(result, logs))
     for target in targets.values():
         target.end()
     return targets, options
@@ -151,8 +154,8 @@ class Totals:
     def __init__(self):
         self.passed = self.failed = self.skipped = 0
 
-    def add_run(self, name, rc, events):
-        targets, options = read_run(events)
+    def add_run(self, name, rc, events, logs):
+        targets, options = read_run(events, logs)
         settings = conditions.Settings(options)
         print(f"\n{name}:")
         for label, target in sorted(targets.items()):
@@ -183,7 +186,7 @@ def main(directory):
     totals = Totals()
     for rc_file in sorted(pathlib.Path(directory).glob("*.rc"), reverse=True):
         totals.add_run(rc_file.stem, int(rc_file.read_text()),
-                       read_events(rc_file.with_suffix(".json")))
+                       read_events(rc_file.with_suffix(".json")), rc_file.with_suffix(".logs"))
     for reason_file in sorted(pathlib.Path(directory).glob("*.left_out")):
         print(f"\n{reason_file.stem}:")
         totals.add_skip("all of it", Skip("", reason_file.read_text().strip()),

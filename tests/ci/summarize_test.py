@@ -35,11 +35,15 @@ class SummarizeTest(unittest.TestCase):
             "gpu": lambda _: True, "mount": lambda _: False}))
 
     def output(self, name, text):
-        # With a space: URIs are quoted.
-        path = os.path.join(self.folder, f"{len(os.listdir(self.folder))} {name}")
+        # As Bazel does, each run writes to the same places. With a space: URIs are quoted.
+        os.makedirs(self.logs(), exist_ok=True)
+        path = os.path.join(self.logs(), f"{len(os.listdir(self.logs()))} {name}")
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         return {"name": name, "uri": "file://" + path.replace(" ", "%20")}
+
+    def logs(self):
+        return os.path.join(self.folder, "testlogs")
 
     def options(self, *options):
         self.events.append({"id": {"optionsParsed": {}}, "optionsParsed": {"cmdLine": options}})
@@ -68,6 +72,8 @@ class SummarizeTest(unittest.TestCase):
         with open(os.path.join(self.folder, name + ".rc"), "w", encoding="utf-8") as file:
             file.write(str(rc))
         self.events = []
+        if os.path.exists(self.logs()):
+            os.rename(self.logs(), os.path.join(self.folder, name + ".logs"))
 
     def summarize(self):
         printed = io.StringIO()
@@ -89,10 +95,11 @@ class SummarizeTest(unittest.TestCase):
         self.summary("//b:b_test", "PASSED")
         self.shell("//c:c_test", "all well\n")
         self.end_run("host")
-        self.target("//d:d_test", PASSED.format("X"))
+        self.target("//a:a_test", SKIPPED.format("X", "nothing can be mounted (needs: mount)"))
         self.end_run("cuda")
-        self.expect("6 passed, 0 failed, 0 skipped", 0, "\nhost:\n", "\ncuda:\n",
-                    "PASSED           //a:a_test  (2 passed)")
+        self.expect("5 passed, 0 failed, 1 skipped", 0, "\nhost:\n", "\ncuda:\n",
+                    "PASSED           //a:a_test  (2 passed)",
+                    "PASSED           //a:a_test  (1 skipped)")
 
     def test_failures(self):
         self.target("//a:a_test", PASSED.format("X"), FAILED.format("Y"), FAILED.format("Z"),

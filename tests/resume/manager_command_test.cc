@@ -203,6 +203,7 @@ TEST_F(ManagerCommandTest, WhereRecordsCannotBeWrittenTheRunSavesAndEnds) {
   disk.Fill(0);
   const Result result = process.Wait();
   EXPECT_EQ(result.exit_code, 1) << result.out;
+  // Whichever rank ends first says it.
   EXPECT_EQ(Count(result.err, records.string() + ": No space left on device"), 1) << result.err;
   const int64_t recorded = Lines(ReadFile(records));  // the next one failed
   EXPECT_THAT(Steps("run"), ElementsAre(recorded + 2)) << result.out << result.err;

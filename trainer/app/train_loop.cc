@@ -16,6 +16,7 @@
 #include "base/steady_time.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/manifest.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
@@ -355,9 +356,11 @@ absl::Status TrainLoop::CheckSaves() {
 }
 
 absl::Status TrainLoop::CheckRecords() const {
-  if (session_.metrics != nullptr) return session_.metrics->status();
-  return leader_.records_fail ? absl::AbortedError("rank 0 cannot write metrics.jsonl")
-                              : absl::OkStatus();
+  const absl::Status own =
+      session_.metrics == nullptr ? absl::OkStatus() : session_.metrics->status();
+  if (!leader_.records_fail) return own;
+  const RankGroup group = session_.group();
+  return ckpt::AgreeOnStatus(group.ranks, own, group.deadline);
 }
 
 absl::Status TrainLoop::CheckNotDiverged() const {
