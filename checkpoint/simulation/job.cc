@@ -203,8 +203,7 @@ absl::Status Job::Train(Rank& rank) {
                                .rolling_interval_steps = phase_.rolling_interval,
                                .last_step = rank.step + phase_.steps},
                               rank.step);
-  // Where it was there before, it is taken for a request that an earlier job has obeyed.
-  const bool may_be_stopped = rank.stop_file != nullptr && !stop_file_is_there_;
+  bool may_be_stopped = rank.stop_file != nullptr;
   int steps_after_stop_file = 0;
   for (bool ends = false; !ends;) {
     const int64_t step = ++rank.step;
@@ -213,7 +212,11 @@ absl::Status Job::Train(Rank& rank) {
     const ckpt::SaveDecision decision =
         schedule.AfterStep({.step = step, .stop_file = agreed.stop_file});
     ends = decision.end != ckpt::EndReason::kNone;
-    if (may_be_stopped && stop_file_is_there_ && ++steps_after_stop_file > 10) {
+    const ckpt::StopRequest& asked = agreed.stop_file;
+    // What the first read finds is taken for a request that an earlier job has obeyed.
+    if (asked.version == 1 && asked.step != 0) may_be_stopped = false;
+    const bool is_asked = may_be_stopped && asked.version > 0 && stop_file_is_there_;
+    if (is_asked && ++steps_after_stop_file > 10) {
       Journal::Get().Finding("unstopped", "a job goes on although a stop file asks for its end");
     }
     if (agreed.in_trouble && !ends) return rank.failed_saves.last();
@@ -263,6 +266,7 @@ absl::StatusOr<std::string> Job::ChooseRoot(Rank& rank, const ckpt::PlannedSave&
   const bool rolling = rank.rolling_steps.erase(planned.step) > 0;
   std::string root;
   if (rolling) {
+    model_.RetentionRuns();
     TESSERA_ASSIGN_OR_RETURN(root, ckpt::EmptyRollingSlot(*rank.storage, ""));
   }
   TESSERA_RETURN_IF_ERROR(

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/simulation/faults.h"
 #include "checkpoint/simulation/world.h"
 
@@ -69,6 +70,8 @@ Outcome Decode(const std::string& text) {
     }
     _exit(0);
   };
+  // What jobs, as one process, share and build once: who dies meanwhile would block them all.
+  ckpt::Manifest::descriptor();
   World world(what, root, stop);
   world.Run();
   stop();

@@ -35,8 +35,10 @@ TEST(SimulationTest, ACaseIsItsText) {
 TEST(SimulationTest, OnceFound) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"a rank with an empty storage condemned every checkpoint",
-       "269 -p0.async -p2.all -p2.async #"},
-      {"a rank with an older storage condemned the newest one", "456 -p0.all -p0.ranks #"},
+       "626 -p0.skips -p1.async -p1.diverges -p1.jumps -p2.all -p2.rots -p2.skips #"},
+      {"a rank with an older storage condemned the newest one",
+       "1204 -p0.all -p0.clock -p0.ranks -p0.skips -p0.tended -p2.overlaps -p2.skips -p3.all "
+       "-p3.async -p3.token #"},
       {"what was set aside was deleted by a later save",
        "1 -p0.ranks -p1.staging -p2.all -p3.all -p3.back #"},
       {"retention deleted what it could not read once",
@@ -44,7 +46,11 @@ TEST(SimulationTest, OnceFound) {
       {"retention deleted the best one after an error", "493 -p0.all -p1.rots #1000063 #1000119"},
       {"a restart took a diverged checkpoint", "37 -p0.all -p0.blind #"},
       {"a repeated commit arrived after its data was deleted",
-       "1666 -p1.all -p1.diverges -p2.async #1000017 #1000039 #1000090 #1000147 #1000170"},
+       "1666 -p0.skips -p1.all -p1.diverges -p1.ranks -p2.async -p2.skips #1000017 #1000039 "
+       "#1000066 #1000090 #1000147 #1000170"},
+      {"data were deleted while their commit was on its way",
+       "87 -p0.all -p0.diverges -p0.ranks -p0.skips -p1.rots -p1.token -p2.all -p2.async "
+       "-p2.skips -p2.token #"},
       {"a commit whose reply was lost deleted its data", "130 #2000058"},
       {"a commit whose reply was lost deleted its data", "255 -p0.async #1000065 #2000056"},
       {"a store without metadata had a repeated commit refused", "134 -p0.rolling"},

@@ -94,6 +94,17 @@ TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
               ElementsAre("step-00000004/", "step-00000005/", "step-00000006/"));
 }
 
+// Saves that are not committed are kept where they may still be: behind the newest committed one.
+TEST_F(DirectoryTest, PruningLeavesLaterIncompleteSavesAlone) {
+  for (const int64_t step : {1, 2, 3, 4, 5}) MustSave(storage_, step);
+  for (const char* const dir : {"step-00000001", "step-00000004", "step-00000005"}) {
+    ASSERT_TRUE(storage_.Delete(std::string(dir) + "/manifest.pb").ok());
+  }
+  ASSERT_TRUE(Prune(storage_, "", 1).ok());
+  EXPECT_THAT(*storage_.List(""),
+              ElementsAre("step-00000003/", "step-00000004/", "step-00000005/"));
+}
+
 // An entry that cannot be deleted does not prevent the deletion of others.
 TEST_F(DirectoryTest, PruningGoesOnAfterAnError) {
   for (const int64_t step : {1, 2, 3}) MustSave(storage_, step);

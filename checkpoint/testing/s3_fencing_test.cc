@@ -343,6 +343,14 @@ TEST_F(S3FencingTest, ALateCommitFailsAfterTheCheckpointThatTookItsPlaceIsGone) 
   }
 }
 
+TEST_F(S3FencingTest, ACommitDeletesTheDataOfRunsThatDied) {
+  const std::string left = "step-00000008/model-00001-of-00001-0badcafe.safetensors";
+  ASSERT_TRUE(WriteAll(*storage_, left, "a part").ok());
+  ASSERT_TRUE(SaveStep(8, 80).ok());
+  EXPECT_EQ(Value("step-00000008"), 80);
+  EXPECT_EQ(DataOf("step-00000008").size(), 1);
+}
+
 // The client gives the first request to commit up, and it arrives once the checkpoint that the
 // second one has committed is deleted.
 TEST_F(S3FencingTest, ACommitThatArrivesAgainAfterItsDeletionIsRefused) {
