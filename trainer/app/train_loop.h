@@ -56,8 +56,8 @@ class TrainLoop {
   absl::Status CheckSaves();
   // Waits for saves in flight; returns the newest one's error.
   absl::Status FinishSaves();
-  // The error of rank 0's metrics.jsonl. It ends the run one step later, with one message: whichever
-  // rank ends first, it is the one that names the cause. Collective.
+  // The error of rank 0's metrics.jsonl. It ends the run one step later, on every rank, and each
+  // names the cause. Collective.
   absl::Status CheckRecords() const;
   // Aborted where the last loss is none that training recovers from.
   absl::Status CheckNotDiverged() const;
