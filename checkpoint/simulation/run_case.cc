@@ -70,7 +70,8 @@ Outcome Decode(const std::string& text) {
     }
     _exit(0);
   };
-  // What jobs, as one process, share and build once: who dies meanwhile would block them all.
+  // Jobs share what protobuf builds at its first use: one that died while it built that would block
+  // all others.
   ckpt::Manifest::descriptor();
   World world(what, root, stop);
   world.Run();

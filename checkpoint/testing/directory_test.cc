@@ -94,7 +94,7 @@ TEST_F(DirectoryTest, PruningDoesNotCountDamagedCheckpoints) {
               ElementsAre("step-00000004/", "step-00000005/", "step-00000006/"));
 }
 
-// Saves that are not committed are kept where they may still be: behind the newest committed one.
+// A save later than the newest committed one may still be committed.
 TEST_F(DirectoryTest, PruningLeavesLaterIncompleteSavesAlone) {
   for (const int64_t step : {1, 2, 3, 4, 5}) MustSave(storage_, step);
   for (const char* const dir : {"step-00000001", "step-00000004", "step-00000005"}) {
