@@ -32,7 +32,11 @@ def cc_tests(deps, exclude = [], special = {}, **others):
       special: further arguments of cc_test, by the names of tests; `deps` are further ones.
       **others: likewise, of all of them.
     """
-    for source in native.glob(["*_test.cc"], exclude = exclude):
+    sources = native.glob(["*_test.cc"], exclude = exclude)
+    for name in special:
+        if name + ".cc" not in sources:
+            fail("special: there is no " + name + ".cc")
+    for source in sources:
         name = source[:-len(".cc")]
         arguments = dict(others)
         arguments.update(special.get(name, {}))
