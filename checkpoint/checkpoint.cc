@@ -9,11 +9,11 @@
 #include "checkpoint/directory/removal.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/layout/bounds.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/save/run_save.h"
 #include "checkpoint/verify/verify.h"
+#include "layout/bounds.h"
 
 namespace tessera::ckpt {
 namespace {

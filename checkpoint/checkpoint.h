@@ -34,8 +34,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/collective/process_group.h"  // ProcessGroup: the ranks of a program
-#include "checkpoint/layout/box.h"                // Shape, Box
-#include "checkpoint/layout/flat_range.h"         // FlatRangeToBoxes(), for flat sharding
 #include "checkpoint/load/options.h"              // LoadOptions, LoadReport
 #include "checkpoint/plan/state_dict.h"           // StateDict, ShardedTensor, Shard
 #include "checkpoint/save/async_saver.h"          // AsyncSaver: saves in the background
@@ -46,6 +44,8 @@
 #include "checkpoint/storage/upload/upload_storage.h"  // UploadStorage: by way of a nearby one
 #include "checkpoint/verify/nearby_copies.h"  // DropDamagedCopies(), before a load from nearby
 #include "checkpoint/verify/options.h"        // VerifyOptions, VerifyReport
+#include "layout/box.h"                // Shape, Box
+#include "layout/flat_range.h"         // FlatRangeToBoxes(), for flat sharding
 
 namespace tessera::ckpt {
 

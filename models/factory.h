@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
-#include "trainer/kernels/backend.h"
 
 namespace tessera {
 

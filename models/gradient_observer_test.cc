@@ -1,7 +1,7 @@
 // The calls that observers of the backward pass receive, and gradients whose memory is allocated
 // and freed during the pass.
 
-#include "trainer/parallel/gradient_observer.h"
+#include "compute/parallel/gradient_observer.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/kernels/testing/random_tensors.h"
+#include "compute/parallel/tensor_parallel.h"
 #include "gtest/gtest.h"
 #include "models/factory.h"
 #include "models/layers/model.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
-#include "trainer/kernels/testing/random_tensors.h"
-#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {

@@ -4,13 +4,13 @@
 #include <ostream>
 #include <string>
 
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/gradient_check.h"
+#include "compute/parallel/tensor_parallel.h"
 #include "gtest/gtest.h"
 #include "models/layers/model.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/gradient_check.h"
-#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {

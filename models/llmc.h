@@ -13,12 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
 #include "models/layers/parameter.h"
 #include "models/llmc_files/file.h"
 #include "models/llmc_files/info.h"
 #include "models/llmc_files/tensors.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

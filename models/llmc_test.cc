@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/parallel/tensor_parallel.h"
 #include "gtest/gtest.h"
 #include "models/layers/model.h"
 #include "models/model_config.h"
 #include "models/testing/test_model.h"
-#include "trainer/comm/threads/thread_world.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
-#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {

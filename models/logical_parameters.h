@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
 #include "models/layers/partition.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

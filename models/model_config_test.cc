@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "compute/kernels/reference/reference_backend.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
 #include "models/config/padded_vocab_size.h"
 #include "models/layers/model.h"
 #include "models/testing/profiling_backend.h"
 #include "models/testing/test_model.h"
-#include "trainer/kernels/reference/reference_backend.h"
 
 namespace tessera {
 namespace {

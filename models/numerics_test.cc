@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/tensor/memory.h"
 #include "gtest/gtest.h"
 #include "models/layers/model.h"
 #include "models/testing/test_model.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
-#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {

@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "models/factory.h"
 #include "models/layers/model.h"
 #include "models/llmc.h"
 #include "models/model_config.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
 
 namespace tessera {
 namespace {

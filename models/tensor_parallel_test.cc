@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
 #include "gtest/gtest.h"
 #include "models/factory.h"
 #include "models/testing/sharded_run.h"
 #include "models/testing/test_model.h"
-#include "trainer/comm/threads/thread_world.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
 
 namespace tessera {
 namespace {

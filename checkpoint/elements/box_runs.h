@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/layout/box.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

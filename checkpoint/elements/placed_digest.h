@@ -9,7 +9,7 @@
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/digest_runs.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/layout/box.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

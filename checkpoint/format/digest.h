@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "checkpoint/layout/copy_box.h"
+#include "layout/copy_box.h"
 
 namespace tessera::ckpt {
 

@@ -13,7 +13,7 @@
 
 #include "base/for_each_target.h"
 #include "base/test_seed.h"
-#include "checkpoint/layout/flat_range.h"
+#include "layout/flat_range.h"
 
 namespace tessera::ckpt {
 namespace {

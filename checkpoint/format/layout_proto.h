@@ -4,8 +4,8 @@
 // Partitions and topologies as the manifest records them, and back.
 
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/layout/partition.h"
-#include "checkpoint/layout/topology.h"
+#include "layout/partition.h"
+#include "layout/topology.h"
 
 namespace tessera::ckpt {
 

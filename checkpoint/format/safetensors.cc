@@ -12,7 +12,7 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/layout/bounds.h"
+#include "layout/bounds.h"
 
 namespace tessera::ckpt {
 namespace {

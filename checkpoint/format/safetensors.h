@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/layout/box.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

@@ -16,9 +16,9 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/layout/bounds.h"
-#include "checkpoint/layout/coverage.h"
-#include "checkpoint/layout/partition.h"
+#include "layout/bounds.h"
+#include "layout/coverage.h"
+#include "layout/partition.h"
 
 namespace tessera::ckpt {
 namespace {

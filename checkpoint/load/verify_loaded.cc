@@ -24,10 +24,10 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/layout/coverage.h"
-#include "checkpoint/layout/subtract.h"
 #include "checkpoint/load/load_messages.pb.h"
 #include "checkpoint/plan/box_proto.h"
+#include "layout/coverage.h"
+#include "layout/subtract.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/layout/box.h"
 #include "checkpoint/plan/merge_rank_states.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/layout/box.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

@@ -3,8 +3,8 @@
 
 // A box as ranks send it to each other, and back.
 
-#include "checkpoint/layout/box.h"
 #include "checkpoint/plan/plan.pb.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

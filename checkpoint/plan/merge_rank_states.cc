@@ -16,9 +16,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
-#include "checkpoint/layout/coverage.h"
-#include "checkpoint/layout/subtract.h"
 #include "checkpoint/plan/box_index.h"
+#include "layout/coverage.h"
+#include "layout/subtract.h"
 
 namespace tessera::ckpt {
 namespace {

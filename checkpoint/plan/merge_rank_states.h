@@ -10,8 +10,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
-#include "checkpoint/layout/box.h"
 #include "checkpoint/plan/plan.pb.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

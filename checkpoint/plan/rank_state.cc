@@ -9,8 +9,8 @@
 #include "base/join_first.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/layout_proto.h"
-#include "checkpoint/layout/bounds.h"
 #include "checkpoint/plan/box_index.h"
+#include "layout/bounds.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/layout/box.h"
 #include "checkpoint/plan/plan.pb.h"
+#include "layout/box.h"
 
 namespace tessera::ckpt {
 

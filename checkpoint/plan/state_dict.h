@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/layout/box.h"
-#include "checkpoint/layout/partition.h"
+#include "layout/box.h"
+#include "layout/partition.h"
 
 namespace tessera::ckpt {
 

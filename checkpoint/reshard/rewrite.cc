@@ -27,7 +27,6 @@
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/layout/flat_range.h"
 #include "checkpoint/load/compare.h"
 #include "checkpoint/load/data_reader.h"
 #include "checkpoint/plan/load_plan.h"
@@ -36,6 +35,7 @@
 #include "checkpoint/save/save_messages.pb.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/pieces.h"
+#include "layout/flat_range.h"
 
 namespace tessera::ckpt {
 namespace {

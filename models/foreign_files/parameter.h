@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "trainer/tensor/tensor.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 

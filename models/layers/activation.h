@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "compute/kernels/backend.h"
 #include "models/layers/linear.h"
-#include "trainer/kernels/backend.h"
 
 namespace tessera {
 

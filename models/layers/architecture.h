@@ -7,13 +7,13 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
 #include "models/foreign_files/format.h"
 #include "models/hugging_face_files/format.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
-#include "trainer/kernels/backend.h"
 
 namespace tessera {
 

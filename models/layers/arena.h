@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "trainer/tensor/tensor.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 

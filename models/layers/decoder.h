@@ -8,13 +8,13 @@
 #include <optional>
 #include <vector>
 
+#include "compute/parallel/tensor_parallel.h"
 #include "models/layers/decoder_layout.h"
 #include "models/layers/embedding.h"
 #include "models/layers/lm_head.h"
 #include "models/layers/model.h"
 #include "models/layers/rope.h"
 #include "models/layers/transformer_block.h"
-#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 

@@ -1,8 +1,8 @@
 #ifndef TESSERA_MODELS_LAYERS_LINEAR_H_
 #define TESSERA_MODELS_LAYERS_LINEAR_H_
 
+#include "compute/kernels/backend.h"
 #include "models/layers/parameter.h"
-#include "trainer/kernels/backend.h"
 
 namespace tessera {
 

@@ -2,11 +2,11 @@
 
 #include <memory>
 
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/kernels/testing/random_tensors.h"
 #include "gtest/gtest.h"
 #include "models/layers/declare.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
-#include "trainer/kernels/testing/random_tensors.h"
 
 namespace tessera {
 namespace {

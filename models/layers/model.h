@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/kernels/backend.h"
+#include "compute/parallel/gradient_observer.h"
 #include "models/layers/parameter.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/parallel/gradient_observer.h"
 
 namespace tessera {
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "compute/parallel/tensor_parallel.h"
+#include "compute/tensor/dtype.h"
 #include "models/layers/stage.h"
-#include "trainer/parallel/tensor_parallel.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 

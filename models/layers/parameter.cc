@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "compute/random/philox.h"
+#include "compute/tensor/flat_parameter.h"
+#include "compute/tensor/memory.h"
 #include "glog/logging.h"
-#include "trainer/random/philox.h"
-#include "trainer/tensor/flat_parameter.h"
-#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {

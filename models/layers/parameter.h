@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "compute/tensor/tensor.h"
 #include "models/layers/partition.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 
@@ -30,7 +30,7 @@ struct Initialization {
 };
 
 // A trainable buffer of this rank: a whole tensor, or one virtual shard of a tensor-parallel layer
-// (trainer/parallel/tensor_parallel.h). Each virtual shard has its own buffer, however many a rank
+// (compute/parallel/tensor_parallel.h). Each virtual shard has its own buffer, however many a rank
 // holds.
 struct Parameter {
   Shape shape;  // of the local buffer, padding included; padding is zero and stays zero

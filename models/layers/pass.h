@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/parallel/tensor_parallel.h"
+#include "compute/kernels/backend.h"
+#include "compute/parallel/tensor_parallel.h"
 
 namespace tessera {
 

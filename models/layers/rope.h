@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 

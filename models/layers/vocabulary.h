@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "compute/parallel/tensor_parallel.h"
 #include "models/layers/parameter.h"
 #include "models/layers/partition.h"
-#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 

@@ -3,10 +3,10 @@
 
 #include <memory>
 
+#include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
-#include "trainer/kernels/backend.h"
 
 namespace tessera::llama3 {
 

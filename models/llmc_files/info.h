@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "compute/tensor/dtype.h"
 #include "models/config/config.pb.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 

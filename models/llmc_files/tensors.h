@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
 #include "models/llmc_files/file.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

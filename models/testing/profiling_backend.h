@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera::testing {
 

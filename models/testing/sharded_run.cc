@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/kernels/testing/random_tensors.h"
 #include "glog/logging.h"
 #include "gtest/gtest.h"
 #include "models/testing/test_model.h"
-#include "trainer/comm/threads/thread_world.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/kernels/testing/compare.h"
-#include "trainer/kernels/testing/random_tensors.h"
 
 namespace tessera::testing {
 

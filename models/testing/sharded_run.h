@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
 #include "models/layers/model.h"
 #include "models/layers/model_options.h"
 #include "models/layers/parameter.h"
 #include "models/layers/stage.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {
 

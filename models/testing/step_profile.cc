@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/parallel/tensor_parallel.h"
 #include "glog/logging.h"
 #include "models/testing/profiling_backend.h"
 #include "models/testing/test_model.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/parallel/tensor_parallel.h"
 
 namespace tessera {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "compute/random/philox.h"
 #include "glog/logging.h"
-#include "trainer/random/philox.h"
 
 namespace tessera::testing {
 

@@ -5,10 +5,10 @@
 #include <memory>
 #include <vector>
 
+#include "compute/tensor/tensor.h"
 #include "models/config/config.pb.h"
 #include "models/factory.h"
 #include "models/layers/model.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {
 

@@ -19,14 +19,14 @@ NO_PATH = (
     ("base", ("checkpoint", "models", "trainer", "tests")),
     ("checkpoint", ("models", "trainer", "tests")),
     ("checkpoint/format", ("checkpoint/storage",)),
-    ("checkpoint/layout", ("checkpoint/storage",)),
+    ("layout", ("checkpoint/storage",)),
     ("checkpoint/plan", ("checkpoint/storage",)),
     ("models", ("checkpoint", "trainer/app", "trainer/config", "trainer/step", "tests")),
     ("trainer", ("tests",)),
-    ("trainer/kernels", ("trainer/comm", "trainer/parallel", "models")),
-    ("trainer/comm", ("trainer/kernels", "trainer/parallel", "models")),
-    ("trainer/parallel", ("models",)),
-    ("trainer/tensor", ("trainer/comm", "trainer/kernels", "models")),
+    ("compute/kernels", ("compute/comm", "compute/parallel", "models")),
+    ("compute/comm", ("compute/kernels", "compute/parallel", "models")),
+    ("compute/parallel", ("models",)),
+    ("compute/tensor", ("compute/comm", "compute/kernels", "models")),
 )
 # Folders that only their own targets may use.
 ENDS = ("trainer/app", "tests")
@@ -35,7 +35,7 @@ ENDS = ("trainer/app", "tests")
 RULES = ("cc_binary", "cc_folder", "cc_library", "cc_proto_library", "proto_library")
 # Rules for tests alone, and those that are not analysed without the CUDA toolkit.
 LEFT_OUT_RULES = ("testonly = True", "target_compatible_with = CUDA_ONLY")
-LEFT_OUT = "trainer/kernels/cuda"  # nothing of it is analysed without the toolkit
+LEFT_OUT = "compute/kernels/cuda"  # nothing of it is analysed without the toolkit
 
 GRAPH = pathlib.Path()
 

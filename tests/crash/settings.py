@@ -66,7 +66,7 @@ class Model:
         return found
 
     def allows(self, topology):
-        """The rules of trainer/parallel, for micro-batches of one sample."""
+        """The rules of compute/parallel, for micro-batches of one sample."""
         if topology.pp * topology.vpp > self.layers or self.global_batch % topology.dp != 0:
             return False
         if topology.vpp > 1 and topology.pp == 1 or topology.sp and topology.tp == 1:

@@ -1,6 +1,6 @@
 // The fixed examples of a device's numerics fingerprint, on simulated GPUs.
 
-#include "trainer/kernels/fixed_results.h"
+#include "compute/kernels/fixed_results.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "trainer/device/testing/simulated_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/fake_device_runtime.h"
-#include "trainer/tensor/guarded_memory.h"
+#include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/guarded_memory.h"
 
 namespace tessera {
 namespace {

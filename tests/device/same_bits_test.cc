@@ -11,17 +11,17 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/nccl/nccl_world.h"
-#include "trainer/comm/nccl/testing/fake_nccl.h"
-#include "trainer/comm/threads/thread_world.h"
-#include "trainer/device/testing/simulated_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/cuda/simt_host.h"
-#include "trainer/tensor/device.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/fake_device_runtime.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/nccl/nccl_world.h"
+#include "compute/comm/nccl/testing/fake_nccl.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/simt_host.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -7,11 +7,11 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "trainer/comm/nccl/nccl_world.h"
-#include "trainer/comm/nccl/testing/fake_nccl.h"
-#include "trainer/comm/threads/thread_world.h"
-#include "trainer/tensor/fake_device_runtime.h"
-#include "trainer/tensor/guarded_memory.h"
+#include "compute/comm/nccl/nccl_world.h"
+#include "compute/comm/nccl/testing/fake_nccl.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/guarded_memory.h"
 
 namespace tessera {
 

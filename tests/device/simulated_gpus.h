@@ -5,8 +5,8 @@
 #include <functional>
 
 #include "absl/status/status.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/device/testing/simulated_device.h"
+#include "compute/comm/communicator.h"
+#include "compute/device/testing/simulated_device.h"
 
 namespace tessera {
 

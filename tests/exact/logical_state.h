@@ -13,10 +13,10 @@
 
 #include "absl/status/status.h"
 #include "base/mutex.h"
+#include "compute/tensor/dtype.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/step/trainer.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera::testing {
 

@@ -10,7 +10,7 @@ command -v clang-tidy >/dev/null || { echo "clang-tidy is missing: run ./bazelw 
 files=("$@")
 if ((${#files[@]} == 0)); then
   # What is compiled with the CUDA toolkit has flags of its own.
-  mapfile -t files < <(git -c safe.directory='*' ls-files '*.cc' ':!trainer/kernels/cuda')
+  mapfile -t files < <(git -c safe.directory='*' ls-files '*.cc' ':!compute/kernels/cuda')
 fi
 mpi="$(dirname "$(find /usr/lib -name mpi.h -print -quit)")"
 # One short write a file, so that lines of several processes do not mix.

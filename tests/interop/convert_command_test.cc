@@ -20,20 +20,20 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/manager/folder_lock.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/open_foreign.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/llmc.h"
 #include "nlohmann/json.hpp"
+#include "tokenizer/byte_tokenizer.h"
+#include "tokenizer/tokenizer.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 #include "trainer/convert/tokenizer_files.h"
 #include "trainer/data/load_tokenizer.h"
-#include "trainer/tokenizer/byte_tokenizer.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 namespace {

@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/hugging_face_files.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/load_tokenizer.h"
-#include "trainer/tokenizer/hugging_face_files.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace {
 

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/convert/foreign_storage.h"
-#include "checkpoint/convert/hugging_face/read.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/storage/memory_storage.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/hugging_face/read.h"
 #include "trainer/convert/model_rules.h"
 
 namespace {

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/convert/foreign_storage.h"
-#include "checkpoint/convert/llmc/read.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/memory_storage.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/llmc/read.h"
 #include "trainer/convert/model_rules.h"
 
 namespace {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "checkpoint/convert/megatron/read.h"
-#include "checkpoint/convert/testing/packed_folder.h"
+#include "convert/megatron/read.h"
+#include "convert/testing/packed_folder.h"
 #include "trainer/convert/model_rules.h"
 
 extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {

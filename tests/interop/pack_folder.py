@@ -2,7 +2,7 @@
 
     python pack_folder.py FOLDER OUTPUT [NAME...]
 
-Leaves out runs of zeros, and files of the given names. checkpoint/convert/testing/packed_folder.h
+Leaves out runs of zeros, and files of the given names. convert/testing/packed_folder.h
 says what the file looks like.
 """
 

@@ -1,6 +1,6 @@
 // The corpus of fuzz targets that read several files: checkpoints, packed, are read.
 
-#include "checkpoint/convert/testing/packed_folder.h"
+#include "convert/testing/packed_folder.h"
 
 #include <filesystem>
 #include <fstream>
@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "checkpoint/convert/deepspeed/read.h"
-#include "checkpoint/convert/megatron/read.h"
+#include "convert/deepspeed/read.h"
+#include "convert/megatron/read.h"
 #include "gtest/gtest.h"
 #include "trainer/convert/model_rules.h"
 

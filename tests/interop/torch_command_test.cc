@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/convert/testing/zip_changes.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/testing/zip_changes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/ckpt/commands.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -64,7 +64,7 @@ class TorchCommandTest : public ::testing::Test {
 };
 
 TEST_F(TorchCommandTest, FilesOfTorchSave) {
-  const std::string folder = "checkpoint/convert/torch/testdata/";
+  const std::string folder = "convert/torch/testdata/";
   for (const char* file : {"views.pt", "views_legacy.pt", "training.pt", "dtypes.pt"}) {
     SCOPED_TRACE(file);
     ExpectConverts(folder + file, "torch");
@@ -74,7 +74,7 @@ TEST_F(TorchCommandTest, FilesOfTorchSave) {
 }
 
 TEST_F(TorchCommandTest, FoldersOfTorchDistributedCheckpoint) {
-  const std::string folder = "checkpoint/convert/dcp/testdata/";
+  const std::string folder = "convert/dcp/testdata/";
   for (const char* checkpoint : {"one", "sharded", "fsdp", "blobs_of_safetensors"}) {
     SCOPED_TRACE(checkpoint);
     ExpectConverts(folder + checkpoint, "dcp");
@@ -82,8 +82,8 @@ TEST_F(TorchCommandTest, FoldersOfTorchDistributedCheckpoint) {
 }
 
 TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
-  const std::string torch = "checkpoint/convert/torch/testdata/training.pt";
-  const std::string dcp = "checkpoint/convert/dcp/testdata/one";
+  const std::string torch = "convert/torch/testdata/training.pt";
+  const std::string dcp = "convert/dcp/testdata/one";
   const std::string into = ::testing::TempDir() + "/from_damaged";
   for (const auto& [path, file] : {std::pair(torch, ""), std::pair(dcp, "__0_0.distcp")}) {
     SCOPED_TRACE(path);
@@ -104,7 +104,7 @@ TEST_F(TorchCommandTest, OneFlippedByteIsFound) {
 
 TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
   const std::string damaged =
-      Changed("checkpoint/convert/torch/testdata/training.pt", "",
+      Changed("convert/torch/testdata/training.pt", "",
               [](std::string& zip) { zip.replace(zip.find("exp_avg"), 7, "exp_bvg"); });
   EXPECT_EQ(Run({"verify", damaged}), kExitDifferent) << out_;
   EXPECT_THAT(err_, HasSubstr("data.pkl of"));
@@ -113,7 +113,7 @@ TEST_F(TorchCommandTest, OneFlippedByteOfThePickleIsFound) {
 
 // Part of a storage that no tensor shows is checked as well.
 TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
-  const std::string views = "checkpoint/convert/torch/testdata/views.pt";
+  const std::string views = "convert/torch/testdata/views.pt";
   for (const char* storage : {"/data/0", "/data/1"}) {
     const std::string damaged = Changed(
         views, "", [&](std::string& zip) { ASSERT_TRUE(convert::DamageMember(storage, zip)); });
@@ -123,7 +123,7 @@ TEST_F(TorchCommandTest, ElementsThatNoTensorShowsAreChecked) {
 
 TEST_F(TorchCommandTest, FilesWithoutChecksumsAreReadWithANote) {
   const std::string file =
-      Changed("checkpoint/convert/torch/testdata/training.pt", "",
+      Changed("convert/torch/testdata/training.pt", "",
               [](std::string& zip) { zip = convert::WithoutChecksums(std::move(zip)); });
   EXPECT_EQ(Run({"verify", file}), kExitOk) << out_ << err_;
   EXPECT_THAT(out_, HasSubstr("these files (torch) have no checksums"));

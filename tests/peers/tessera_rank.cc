@@ -23,7 +23,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
-#include "trainer/comm/mpi/mpi_world.h"
+#include "compute/comm/mpi/mpi_world.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"

@@ -18,8 +18,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/mpi/mpi_world.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/mpi/mpi_world.h"
 
 ABSL_FLAG(int64_t, max_bytes, int64_t{256} << 20, "Largest size.");
 ABSL_FLAG(int, rounds, 25, "Rounds behind each median.");

@@ -30,11 +30,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/convert/formats/write_foreign.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/write_foreign.h"
 #include "tests/perf/hugging_face_folder.h"
 #include "tests/perf/llmc_folder.h"
 #include "tests/perf/raw_disk.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 9 GB; default: a new one under /tmp");

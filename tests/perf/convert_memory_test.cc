@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/convert/formats/write_foreign.h"
+#include "convert/write_foreign.h"
 #include "gtest/gtest.h"
 #include "tests/perf/llmc_folder.h"
 

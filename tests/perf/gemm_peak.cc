@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/cpu_level.h"
-#include "trainer/kernels/cpu/dnnl_isa.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/kernels/cpu/dnnl_isa.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 
 // From libgomp, with which the system's oneDNN is built.
 extern "C" void omp_set_num_threads(int threads);

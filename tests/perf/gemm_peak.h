@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "trainer/tensor/dtype.h"
+#include "compute/tensor/dtype.h"
 
 namespace tessera {
 

@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/random/philox.h"
 #include "trainer/config/config.h"
 #include "trainer/data/token_file.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/random/philox.h"
 
 namespace tessera {
 namespace {

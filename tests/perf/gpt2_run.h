@@ -8,11 +8,11 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "trainer/comm/communicator.h"
+#include "compute/comm/communicator.h"
+#include "compute/kernels/backend.h"
+#include "compute/parallel/mesh.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/parallel/mesh.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {

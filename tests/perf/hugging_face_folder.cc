@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "checkpoint/convert/model_rules.h"
 #include "checkpoint/manifest.h"
+#include "convert/core/model_rules.h"
 #include "nlohmann/json.hpp"
 #include "trainer/convert/model_rules.h"
 

@@ -16,12 +16,12 @@
 #include <utility>
 #include <vector>
 
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/random/philox.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 #include "tests/perf/gemm_peak.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/random/philox.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -21,11 +21,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compute/comm/mpi/mpi_world.h"
+#include "compute/parallel/pipeline_schedule.h"
+#include "compute/parallel/topology.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
-#include "trainer/comm/mpi/mpi_world.h"
-#include "trainer/parallel/pipeline_schedule.h"
-#include "trainer/parallel/topology.h"
 
 ABSL_FLAG(std::string, rank_of, "", "Be a rank of this topology and print the seconds of a step.");
 ABSL_FLAG(std::vector<std::string>, topologies,

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/layout/box.h"
-#include "checkpoint/layout/flat_range.h"
+#include "layout/box.h"
+#include "layout/flat_range.h"
 
 namespace tessera::ckpt {
 namespace {

@@ -50,10 +50,10 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "compute/comm/mpi/mpi_world.h"
 #include "tests/perf/raw_disk.h"
 #include "tests/perf/reshard_load_naive.h"
 #include "tests/perf/reshard_load_state.h"
-#include "trainer/comm/mpi/mpi_world.h"
 #include "trainer/state/communicator_group.h"
 
 ABSL_FLAG(std::string, rank_of, "", "Be a rank that measures this pair of topologies: A:B.");

@@ -23,8 +23,8 @@
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/layout/box.h"
 #include "checkpoint/storage/aligned_buffer.h"
+#include "layout/box.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "checkpoint/elements/box_runs.h"
-#include "checkpoint/layout/box.h"
+#include "layout/box.h"
 #include "trainer/state/state_dict.h"
 
 namespace tessera {

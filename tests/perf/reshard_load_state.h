@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint.h"
+#include "compute/comm/communicator.h"
 #include "tests/perf/gpt2_run.h"
-#include "trainer/comm/communicator.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 // Best of --rounds rounds over the default corpus. The ratio uses GPT-2's rules, or Llama-3's with
 // --llama3.
 
-#include "trainer/tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -20,12 +20,12 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "base/status_macros.h"
+#include "tokenizer/split_rules.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/load_tokenizer.h"
-#include "trainer/tokenizer/split_rules.h"
 
-ABSL_FLAG(std::string, tokenizer, "trainer/tokenizer/testdata/gpt2", "File or folder.");
+ABSL_FLAG(std::string, tokenizer, "tokenizer/testdata/gpt2", "File or folder.");
 ABSL_FLAG(bool, llama3, false, "Compare with Llama-3's rules.");
 ABSL_FLAG(int, rounds, 5, "Rounds; the best counts.");
 

@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compute/tensor/dtype.h"
 #include "glog/logging.h"
 #include "tests/perf/gemm_peak.h"
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 namespace {

@@ -8,14 +8,14 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/tensor/memory.h"
 #include "tests/exact/training.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/load_tensors.h"
-#include "trainer/tensor/memory.h"
 
 namespace tessera::testing {
 namespace {

@@ -12,13 +12,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "compute/parallel/topology.h"
 #include "gtest/gtest.h"
 #include "tests/exact/logical_state.h"
 #include "tests/exact/training.h"
 #include "tests/reshard/load_outcome.h"
 #include "tests/reshard/models.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {

@@ -12,11 +12,11 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/tools/commands.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/resume/command.h"
 #include "tests/resume/parallel_command.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 #include "trainer/data/token_file.h"
 

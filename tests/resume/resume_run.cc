@@ -7,18 +7,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/device/compute_devices.h"
+#include "compute/device/cuda_device.h"
+#include "compute/parallel/topology.h"
+#include "compute/random/philox.h"
 #include "nlohmann/json.hpp"
 #include "tests/resume/command.h"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
-#include "trainer/comm/threads/thread_world.h"
 #include "trainer/data/token_file.h"
-#include "trainer/device/compute_devices.h"
-#include "trainer/device/cuda_device.h"
 #include "trainer/metrics/metrics.h"
 #include "trainer/metrics/progress.h"
-#include "trainer/parallel/topology.h"
-#include "trainer/random/philox.h"
 
 namespace tessera {
 namespace {

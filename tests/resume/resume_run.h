@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/comm/communicator.h"
 #include "gtest/gtest.h"
-#include "trainer/comm/communicator.h"
 #include "trainer/config/config.h"
 
 namespace tessera {

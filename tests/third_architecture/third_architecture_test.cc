@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/tools/commands.h"
 #include "gtest/gtest.h"
 #include "models/registry.h"
 #include "tests/exact/training.h"
 #include "tests/third_architecture/positionless.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {

@@ -8,13 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "compute/comm/communicator.h"
+#include "compute/kernels/backend.h"
+#include "compute/parallel/mesh.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/parallel/mesh.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {

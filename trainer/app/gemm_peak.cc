@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "trainer/tensor/memory.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/tensor/memory.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/dtype.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/dtype.h"
 
 namespace tessera {
 

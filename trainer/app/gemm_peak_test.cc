@@ -3,11 +3,11 @@
 #include <string>
 #include <vector>
 
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/tensor/dtype.h"
 #include "gtest/gtest.h"
 #include "models/testing/profiling_backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/reference/reference_backend.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 namespace {

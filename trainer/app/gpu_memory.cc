@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "compute/tensor/device_runtime.h"
 #include "models/model_config.h"
 #include "trainer/app/host_memory.h"
-#include "trainer/tensor/device_runtime.h"
 
 namespace tessera {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/device/training_device.h"
 #include "trainer/app/host_share.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/device/training_device.h"
 
 namespace tessera {
 

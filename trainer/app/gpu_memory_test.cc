@@ -7,9 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
 #include "trainer/app/host_share.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 
 namespace tessera {
 namespace {

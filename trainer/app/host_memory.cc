@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "compute/parallel/topology.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
-#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {

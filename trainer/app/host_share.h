@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "trainer/comm/communicator.h"
+#include "compute/comm/communicator.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
 
 namespace tessera {
 namespace {

@@ -4,12 +4,12 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/memory.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
 #include "models/llmc.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/memory.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {

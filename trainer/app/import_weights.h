@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "compute/kernels/backend.h"
 #include "models/config/config.pb.h"
-#include "trainer/kernels/backend.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {

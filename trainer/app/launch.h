@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "trainer/parallel/topology.h"
+#include "compute/parallel/topology.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/cpu/numerics_fingerprint.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/cpu/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {

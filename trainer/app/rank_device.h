@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/nccl/nccl_api.h"
+#include "compute/comm/nccl/nccl_world.h"
+#include "compute/device/compute_devices.h"
+#include "compute/device/training_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "trainer/app/host_share.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/nccl/nccl_api.h"
-#include "trainer/comm/nccl/nccl_world.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/device/compute_devices.h"
-#include "trainer/device/training_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 

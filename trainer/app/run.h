@@ -2,10 +2,10 @@
 #define TESSERA_TRAINER_APP_RUN_H_
 
 #include "absl/status/status.h"
+#include "compute/comm/communicator.h"
+#include "compute/device/compute_devices.h"
 #include "trainer/app/launch.h"
-#include "trainer/comm/communicator.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/device/compute_devices.h"
 
 namespace tessera {
 

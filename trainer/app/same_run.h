@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "trainer/config/config.h"
 #include "trainer/data/data_fingerprint.h"
-#include "trainer/kernels/numerics_fingerprint.h"
 #include "trainer/state/checkpoints.h"
 
 namespace tessera {

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.h"
 #include "trainer/data/data_fingerprint.h"
-#include "trainer/kernels/numerics_fingerprint.h"
 #include "trainer/state/communicator_group.h"
 
 namespace tessera {

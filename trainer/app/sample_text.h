@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/random/philox.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/random/philox.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 

@@ -11,6 +11,11 @@
 #include "base/units.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/manager/saved_checkpoints.h"
+#include "compute/device/training_device.h"
+#include "compute/parallel/topology.h"
+#include "compute/tensor/device_runtime.h"
+#include "compute/tensor/memory.h"
+#include "compute/tensor/tensor.h"
 #include "trainer/app/gpu_memory.h"
 #include "trainer/app/host_memory.h"
 #include "trainer/app/host_share.h"
@@ -19,14 +24,9 @@
 #include "trainer/config/config.h"
 #include "trainer/config/load_content.h"
 #include "trainer/data/load_tokenizer.h"
-#include "trainer/device/training_device.h"
-#include "trainer/parallel/topology.h"
 #include "trainer/state/load_tensors.h"
 #include "trainer/state/save_storage.h"
 #include "trainer/state/saved_settings.h"
-#include "trainer/tensor/device_runtime.h"
-#include "trainer/tensor/memory.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "base/status_macros.h"
+#include "compute/comm/communicator.h"
 #include "glog/logging.h"
-#include "trainer/comm/communicator.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 #include "absl/time/time.h"
 #include "checkpoint/manager/failed_saves.h"
 #include "checkpoint/manager/save_schedule.h"
+#include "compute/parallel/mesh.h"
 #include "trainer/metrics/metrics.h"
-#include "trainer/parallel/mesh.h"
 
 namespace tessera {
 

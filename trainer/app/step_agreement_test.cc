@@ -9,10 +9,10 @@
 
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
-#include "trainer/parallel/mesh.h"
-#include "trainer/parallel/topology.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/parallel/mesh.h"
+#include "compute/parallel/topology.h"
 
 namespace tessera {
 namespace {

@@ -18,16 +18,16 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/manifest.h"
+#include "compute/comm/communicator.h"
+#include "compute/tensor/dtype.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/gemm_peak.h"
 #include "trainer/app/step_agreement.h"
 #include "trainer/app/stop_signal.h"
-#include "trainer/comm/communicator.h"
 #include "trainer/config/config.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/run_state.h"
 #include "trainer/state/state_health.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera {
 namespace {

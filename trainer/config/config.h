@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/parallel/topology.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/parallel/topology.h"
 
 namespace tessera {
 

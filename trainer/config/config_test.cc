@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/power_loss.h"
+#include "compute/parallel/topology.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "models/model_config.h"
-#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {

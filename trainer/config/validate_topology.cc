@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "trainer/parallel/micro_batches.h"
+#include "compute/parallel/micro_batches.h"
 
 namespace tessera {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "compute/parallel/topology.h"
 #include "models/config/config.pb.h"
-#include "trainer/parallel/topology.h"
 
 namespace tessera {
 

@@ -8,10 +8,10 @@
 #include <map>
 #include <string>
 
+#include "compute/parallel/topology.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
-#include "trainer/parallel/topology.h"
 
 namespace tessera {
 namespace {

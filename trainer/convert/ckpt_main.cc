@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "base/cpu_level.h"
 #include "base/users_folder.h"
-#include "checkpoint/tools/commands.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 #include "trainer/convert/tokenizer_files.h"
 

@@ -1,7 +1,7 @@
 #ifndef TESSERA_TRAINER_CONVERT_MODEL_RULES_H_
 #define TESSERA_TRAINER_CONVERT_MODEL_RULES_H_
 
-#include "checkpoint/convert/model_rules.h"
+#include "convert/core/model_rules.h"
 
 namespace tessera {
 

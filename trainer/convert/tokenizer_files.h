@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/convert/tokenizer_files.h"
 #include "checkpoint/manifest.h"
+#include "convert/core/tokenizer_files.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "trainer/random/philox.h"
+#include "compute/random/philox.h"
 
 namespace tessera {
 

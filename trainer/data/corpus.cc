@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "compute/random/philox.h"
 #include "trainer/data/content_hash.h"
-#include "trainer/random/philox.h"
 
 namespace tessera {
 namespace {

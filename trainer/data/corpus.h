@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tokenizer/text_cut.h"
 #include "trainer/data/file_util.h"
-#include "trainer/tokenizer/text_cut.h"
 
 namespace tessera {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/token_shards.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 

@@ -10,14 +10,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "tokenizer/byte_tokenizer.h"
+#include "tokenizer/end_of_text.h"
+#include "tokenizer/gpt2_files.h"
+#include "tokenizer/llmc_tokenizer.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
+#include "tokenizer/tiktoken.h"
+#include "tokenizer/tokenizer_json.h"
 #include "trainer/data/file_util.h"
-#include "trainer/tokenizer/byte_tokenizer.h"
-#include "trainer/tokenizer/end_of_text.h"
-#include "trainer/tokenizer/gpt2_files.h"
-#include "trainer/tokenizer/llmc_tokenizer.h"
-#include "trainer/tokenizer/sentencepiece_tokenizer.h"
-#include "trainer/tokenizer/tiktoken.h"
-#include "trainer/tokenizer/tokenizer_json.h"
 
 namespace tessera {
 namespace {

@@ -5,16 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "compute/random/philox.h"
+#include "tokenizer/byte_tokenizer.h"
+#include "tokenizer/hugging_face_files.h"
+#include "tokenizer/llmc_tokenizer.h"
+#include "tokenizer/sentencepiece_reference.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
+#include "tokenizer/sentencepiece_training.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/test_files.h"
-#include "trainer/random/philox.h"
-#include "trainer/tokenizer/byte_tokenizer.h"
-#include "trainer/tokenizer/hugging_face_files.h"
-#include "trainer/tokenizer/llmc_tokenizer.h"
-#include "trainer/tokenizer/sentencepiece_reference.h"
-#include "trainer/tokenizer/sentencepiece_tokenizer.h"
-#include "trainer/tokenizer/sentencepiece_training.h"
 
 namespace tessera {
 namespace {

@@ -15,6 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/make_directories.h"
 #include "base/replace_file.h"
+#include "tokenizer/byte_tokenizer.h"
+#include "tokenizer/llmc_tokenizer.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/content_hash.h"
 #include "trainer/data/corpus.h"
 #include "trainer/data/default_corpus.h"
@@ -24,9 +27,6 @@
 #include "trainer/data/token_checksums.h"
 #include "trainer/data/token_shards.h"
 #include "trainer/data/train_tokenizer.h"
-#include "trainer/tokenizer/byte_tokenizer.h"
-#include "trainer/tokenizer/llmc_tokenizer.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 namespace {

@@ -29,8 +29,8 @@
 namespace tessera {
 namespace {
 
-const std::string kGpt2Folder = "trainer/tokenizer/testdata/gpt2";
-const std::string kLlama3Folder = "trainer/tokenizer/testdata/llama3";
+const std::string kGpt2Folder = "tokenizer/testdata/gpt2";
+const std::string kLlama3Folder = "tokenizer/testdata/llama3";
 
 void IgnoreProgress(std::string_view, int64_t, int64_t) {}
 

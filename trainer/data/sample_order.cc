@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "trainer/random/philox.h"
+#include "compute/random/philox.h"
 
 namespace tessera {
 namespace {

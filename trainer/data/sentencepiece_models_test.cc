@@ -16,15 +16,15 @@
 
 #include "absl/strings/str_format.h"
 #include "base/utf8.h"
+#include "compute/random/philox.h"
+#include "tokenizer/hugging_face_files.h"
+#include "tokenizer/sentencepiece_model.h"
+#include "tokenizer/sentencepiece_reference.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
+#include "tokenizer/sentencepiece_training.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
-#include "trainer/random/philox.h"
-#include "trainer/tokenizer/hugging_face_files.h"
-#include "trainer/tokenizer/sentencepiece_model.h"
-#include "trainer/tokenizer/sentencepiece_reference.h"
-#include "trainer/tokenizer/sentencepiece_tokenizer.h"
-#include "trainer/tokenizer/sentencepiece_training.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/utf8.h"
-#include "trainer/random/philox.h"
-#include "trainer/tokenizer/sentencepiece_tokenizer.h"
-#include "trainer/tokenizer/sentencepiece_training.h"
+#include "compute/random/philox.h"
+#include "tokenizer/sentencepiece_tokenizer.h"
+#include "tokenizer/sentencepiece_training.h"
 
 namespace tessera {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/corpus.h"
-#include "trainer/tokenizer/tokenizer.h"
 
 namespace tessera {
 

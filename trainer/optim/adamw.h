@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "compute/kernels/backend.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/flat_parameter.h"
+#include "compute/tensor/tensor.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/flat_parameter.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

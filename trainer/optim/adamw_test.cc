@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/kernels/reference/reference_backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/kernels/reference/reference_backend.h"
 
 namespace tessera {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
-#include "trainer/comm/communicator.h"
+#include "compute/comm/communicator.h"
 
 namespace tessera {
 

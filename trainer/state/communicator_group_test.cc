@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
 #include "gtest/gtest.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 
 namespace tessera {
 namespace {

@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "trainer/tensor/device.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 

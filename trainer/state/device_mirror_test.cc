@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/tensor/device.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/fake_device_runtime.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -17,11 +17,11 @@
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "checkpoint/manifest.h"
-#include "trainer/comm/communicator.h"
+#include "compute/comm/communicator.h"
+#include "compute/tensor/tensor.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/state_dict.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

@@ -12,11 +12,11 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/version.h"
+#include "compute/parallel/topology.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/text_format.h"
 #include "models/model_config.h"
 #include "trainer/config/config.h"
-#include "trainer/parallel/topology.h"
 #include "trainer/state/saved_settings.h"
 
 namespace tessera {

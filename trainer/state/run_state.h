@@ -9,10 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "models/config/config.pb.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/data_fingerprint.h"
-#include "trainer/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "gtest/gtest.h"
 #include "trainer/data/data_fingerprint.h"
-#include "trainer/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/manifest.h"
+#include "compute/kernels/numerics_fingerprint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "trainer/config/config.h"
-#include "trainer/kernels/numerics_fingerprint.h"
 #include "trainer/state/run_state.h"
 
 namespace tessera {

@@ -13,11 +13,11 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 #include "glog/logging.h"
 #include "models/layers/partition.h"
 #include "trainer/state/parameter_shards.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 namespace {

@@ -10,11 +10,11 @@
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
-#include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/device_mirror.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "compute/parallel/topology.h"
+#include "compute/tensor/memory.h"
 #include "models/factory.h"
 #include "models/model_config.h"
-#include "trainer/parallel/topology.h"
-#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compute/kernels/backend.h"
+#include "compute/parallel/gradient_norm.h"
+#include "compute/parallel/gradient_reducer.h"
+#include "compute/parallel/mesh.h"
+#include "compute/parallel/tensor_parallel.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/model.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/parallel/gradient_norm.h"
-#include "trainer/parallel/gradient_reducer.h"
-#include "trainer/parallel/mesh.h"
-#include "trainer/parallel/tensor_parallel.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "compute/tensor/memory.h"
 #include "glog/logging.h"
-#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {

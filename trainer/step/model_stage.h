@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/parallel/micro_batches.h"
+#include "compute/parallel/pipeline.h"
 #include "trainer/data/batch_loader.h"
-#include "trainer/parallel/micro_batches.h"
-#include "trainer/parallel/pipeline.h"
 #include "trainer/step/model_chunk.h"
 
 namespace tessera {

@@ -3,9 +3,9 @@
 #include <cstddef>
 
 #include "base/status_macros.h"
+#include "compute/comm/communicator.h"
+#include "compute/parallel/tree_sum.h"
 #include "glog/logging.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/parallel/tree_sum.h"
 
 namespace tessera {
 namespace {

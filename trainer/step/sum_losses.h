@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "trainer/parallel/mesh.h"
+#include "compute/parallel/mesh.h"
 
 namespace tessera {
 

@@ -5,18 +5,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compute/parallel/gradient_norm.h"
+#include "compute/parallel/micro_batches.h"
+#include "compute/parallel/pipeline.h"
+#include "compute/parallel/replicas.h"
+#include "compute/parallel/tensor_parallel.h"
+#include "compute/tensor/memory.h"
 #include "glog/logging.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/schedule.h"
-#include "trainer/parallel/gradient_norm.h"
-#include "trainer/parallel/micro_batches.h"
-#include "trainer/parallel/pipeline.h"
-#include "trainer/parallel/replicas.h"
-#include "trainer/parallel/tensor_parallel.h"
 #include "trainer/step/model_chunk.h"
 #include "trainer/step/model_stage.h"
 #include "trainer/step/sum_losses.h"
-#include "trainer/tensor/memory.h"
 
 namespace tessera {
 namespace {

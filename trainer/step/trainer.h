@@ -8,13 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compute/kernels/backend.h"
+#include "compute/parallel/mesh.h"
+#include "compute/tensor/tensor.h"
 #include "models/layers/parameter.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/batch_loader.h"
-#include "trainer/kernels/backend.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/parallel/mesh.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera {
 

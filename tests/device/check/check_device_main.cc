@@ -23,13 +23,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "compute/device/cuda_device.h"
+#include "compute/device/training_device.h"
 #include "glog/logging.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/device_checks.h"
 #include "tests/device/check/figures.h"
 #include "tests/device/check/program_checks.h"
-#include "trainer/device/cuda_device.h"
-#include "trainer/device/training_device.h"
 
 ABSL_FLAG(bool, quick, false, "Small shapes, short runs, no sanitizer, no figures");
 ABSL_FLAG(std::string, only, "", "The name of the only check to run");

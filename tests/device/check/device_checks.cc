@@ -8,13 +8,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/tensor/dtype.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/host_operands.h"
 #include "tests/device/check/operations.h"
 #include "tests/device/check/training_checks.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/tensor/dtype.h"
 
 namespace tessera::testing {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "compute/device/training_device.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/operations.h"
 #include "tests/device/check/training_checks.h"
-#include "trainer/device/training_device.h"
 
 namespace tessera::testing {
 

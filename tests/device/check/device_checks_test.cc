@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/guarded_memory.h"
+#include "compute/tensor/tensor.h"
 #include "models/testing/profiling_backend.h"
 #include "tests/device/check/check.h"
 #include "tests/device/check/training_checks.h"
-#include "trainer/device/testing/simulated_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/fake_device_runtime.h"
-#include "trainer/tensor/guarded_memory.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

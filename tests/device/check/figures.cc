@@ -18,16 +18,16 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/backend.h"
+#include "compute/random/philox.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 #include "tests/exact/training.h"
 #include "tests/resume/command.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/random/philox.h"
 #include "trainer/step/trainer.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

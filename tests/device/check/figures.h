@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "trainer/device/training_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/device/training_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera::testing {
 

@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/device/testing/simulated_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
+#include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
 
 namespace tessera::testing {
 namespace {

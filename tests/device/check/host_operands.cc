@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "trainer/device/training_device.h"
-#include "trainer/kernels/backend.h"
+#include "compute/device/training_device.h"
+#include "compute/kernels/backend.h"
 
 namespace tessera::testing {
 

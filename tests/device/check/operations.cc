@@ -12,12 +12,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/testing/compare.h"
-#include "trainer/kernels/testing/random_tensors.h"
-#include "trainer/random/philox.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/tensor.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/kernels/testing/random_tensors.h"
+#include "compute/random/philox.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "trainer/kernels/backend.h"
-#include "trainer/tensor/dtype.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/dtype.h"
 
 namespace tessera::testing {
 

@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "compute/device/testing/simulated_device.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/guarded_memory.h"
+#include "compute/tensor/tensor.h"
 #include "tests/device/check/host_operands.h"
-#include "trainer/device/testing/simulated_device.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
-#include "trainer/tensor/dtype.h"
-#include "trainer/tensor/fake_device_runtime.h"
-#include "trainer/tensor/guarded_memory.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

@@ -17,17 +17,17 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "checkpoint/manifest.h"
+#include "compute/comm/communicator.h"
+#include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/cpu_backend.h"
+#include "compute/tensor/tensor.h"
 #include "tests/exact/training.h"
-#include "trainer/comm/communicator.h"
-#include "trainer/comm/threads/thread_world.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/kernels/backend.h"
-#include "trainer/kernels/cpu/cpu_backend.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/step/trainer.h"
-#include "trainer/tensor/tensor.h"
 
 namespace tessera::testing {
 namespace {

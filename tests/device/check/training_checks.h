@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "trainer/device/training_device.h"
+#include "compute/device/training_device.h"
 
 namespace tessera::testing {
 

@@ -12,13 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/convert/foreign_storage.h"
-#include "checkpoint/convert/formats/open_foreign.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/open_foreign.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/interop/foreign_fixture.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 
 namespace tessera {

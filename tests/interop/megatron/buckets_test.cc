@@ -9,10 +9,10 @@
 #include <sstream>
 #include <string>
 
-#include "checkpoint/convert/testing/zip_changes.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/testing/zip_changes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 
 namespace tessera {

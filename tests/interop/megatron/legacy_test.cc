@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/convert/formats/open_foreign.h"
-#include "checkpoint/convert/testing/zip_changes.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/open_foreign.h"
+#include "convert/testing/zip_changes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 
 namespace tessera {

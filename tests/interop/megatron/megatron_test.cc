@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/convert/dcp/folder_layout.h"
-#include "checkpoint/convert/formats/open_foreign.h"
-#include "checkpoint/convert/pickle/write.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/tools/commands.h"
+#include "convert/dcp/folder_layout.h"
+#include "convert/open_foreign.h"
+#include "convert/pickle/write.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 
 namespace tessera {

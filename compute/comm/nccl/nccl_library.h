@@ -1,0 +1,28 @@
+#ifndef TESSERA_COMPUTE_COMM_NCCL_NCCL_LIBRARY_H_
+#define TESSERA_COMPUTE_COMM_NCCL_NCCL_LIBRARY_H_
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "compute/comm/nccl/nccl_api.h"
+
+namespace tessera {
+
+// Opens libnccl.so.2 at the first of `places` that has it. A place is a path, or a name for the
+// dynamic linker to search. The library stays open until the process ends.
+//
+// Errors: NotFound, in one sentence with every place, where there is none; FailedPrecondition for a
+// version before 2.18 and for a library without the needed functions.
+absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(std::span<const std::string> places);
+
+// $TESSERA_NCCL alone where it is set. Else the dynamic linker's own search, the CUDA toolkit
+// ($CUDA_HOME, /usr/local/cuda), and the nvidia-nccl packages of PyTorch in the active virtual
+// environment and in Python's system-wide and per-user folders.
+std::vector<std::string> NcclPlaces();
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_COMM_NCCL_NCCL_LIBRARY_H_

@@ -1,0 +1,467 @@
+#include "compute/comm/testing/conformance.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "compute/comm/testing/oracle.h"
+
+#define COMM_CHECK_OK(expression)                   \
+  do {                                              \
+    const absl::Status expected_ok_ = (expression); \
+    if (!expected_ok_.ok()) return expected_ok_;    \
+  } while (false)
+
+namespace tessera {
+namespace {
+
+// No element, one, fewer than ranks, few enough for one step, and too many for it.
+constexpr int64_t kSizes[] = {0, 1, 3, 200, 5001};
+
+// Pieces of different sizes, some of them empty.
+std::vector<int64_t> UnevenCounts(int ranks, int64_t unit) {
+  std::vector<int64_t> counts(ranks);
+  for (int i = 0; i < ranks; ++i) counts[i] = (i * 5 + 3) % 4 * unit + (i % 3 == 0 ? 1 : 0);
+  if (ranks > 1) counts[1] = 0;
+  return counts;
+}
+
+int64_t Sum(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+int64_t Before(const std::vector<int64_t>& counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+}
+
+absl::Status AllReduces(Communicator& comm) {
+  for (CommType type : kReducibleTypes) {
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      for (int64_t elements : kSizes) {
+        TestArray data = Contribution(type, elements, comm.rank());
+        COMM_CHECK_OK(comm.AllReduce(data.buffer(), op));
+        COMM_CHECK_OK(ExpectSame("all-reduce", Reduced(type, elements, comm.size(), op), data));
+      }
+    }
+  }
+  // Several segments per piece (of 256 KB), the last one short. Limited by the number of ranks
+  // because the oracle is slow.
+  const int64_t elements = comm.size() <= 5 ? 70000 * comm.size() + 1 : 0;
+  TestArray data = Contribution(CommType::kF32, elements, comm.rank());
+  COMM_CHECK_OK(comm.AllReduce(data.buffer(), ReduceOp::kSum));
+  COMM_CHECK_OK(ExpectSame("large all-reduce",
+                           Reduced(CommType::kF32, elements, comm.size(), ReduceOp::kSum), data));
+  return absl::OkStatus();
+}
+
+absl::Status ReduceScatterOnce(Communicator& comm, CommType type, ReduceOp op,
+                               const std::vector<int64_t>& counts, bool say_counts, bool in_place) {
+  const int64_t elements = Sum(counts), begin = Before(counts, comm.rank());
+  const int64_t mine = counts[comm.rank()];
+  TestArray input = Contribution(type, elements, comm.rank());
+  TestArray output(type, mine);
+  const Buffer target = in_place ? input.piece(begin, mine) : output.buffer();
+  const std::span<const int64_t> said =
+      say_counts ? std::span<const int64_t>(counts) : std::span<const int64_t>();
+  COMM_CHECK_OK(comm.ReduceScatter(input.buffer(), target, op, said));
+  TestArray expected = Contribution(type, elements, comm.rank());
+  const TestArray reduced = Reduced(type, elements, comm.size(), op);
+  const int64_t at = begin * ElementSize(type), bytes = mine * ElementSize(type);
+  TestArray piece(type, mine);
+  if (bytes > 0) std::memcpy(piece.bytes.data(), reduced.bytes.data() + at, bytes);
+  if (!in_place) {
+    COMM_CHECK_OK(ExpectSame("reduce-scatter's output", piece, output));
+  } else if (bytes > 0) {
+    std::memcpy(expected.bytes.data() + at, piece.bytes.data(), bytes);
+  }
+  return ExpectSame("reduce-scatter's input", expected, input);
+}
+
+absl::Status ReduceScatters(Communicator& comm) {
+  for (CommType type : kReducibleTypes) {
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      for (bool in_place : {false, true}) {
+        for (int64_t each : {0, 1, 500}) {
+          COMM_CHECK_OK(ReduceScatterOnce(comm, type, op, std::vector<int64_t>(comm.size(), each),
+                                          false, in_place));
+        }
+        COMM_CHECK_OK(
+            ReduceScatterOnce(comm, type, op, UnevenCounts(comm.size(), 100), true, in_place));
+      }
+    }
+  }
+  // More than the number of segments in flight, and one rank without any.
+  return ReduceScatterOnce(comm, CommType::kF32, ReduceOp::kSum, UnevenCounts(comm.size(), 80000),
+                           true, false);
+}
+
+absl::Status AllGathers(Communicator& comm) {
+  for (CommType type : {CommType::kF32, CommType::kBF16, CommType::kF64, CommType::kI32,
+                        CommType::kI64, CommType::kBytes}) {
+    for (int64_t unit : {0, 7, 20000}) {
+      for (bool in_place : {false, true}) {
+        const std::vector<int64_t> counts = UnevenCounts(comm.size(), unit);
+        TestArray expected(type, Sum(counts)), output(type, Sum(counts));
+        for (int rank = 0; rank < comm.size(); ++rank) {
+          const TestArray theirs = Contribution(type, counts[rank], rank);
+          std::copy(theirs.bytes.begin(), theirs.bytes.end(),
+                    expected.bytes.begin() + Before(counts, rank) * ElementSize(type));
+        }
+        TestArray mine = Contribution(type, counts[comm.rank()], comm.rank());
+        const Buffer piece = output.piece(Before(counts, comm.rank()), counts[comm.rank()]);
+        if (in_place)
+          std::copy(mine.bytes.begin(), mine.bytes.end(), static_cast<char*>(piece.data));
+        COMM_CHECK_OK(comm.AllGather(in_place ? piece : mine.buffer(), output.buffer(), counts));
+        COMM_CHECK_OK(ExpectSame("all-gather", expected, output));
+      }
+    }
+  }
+  std::vector<int32_t> one = {comm.rank() * 3}, all(comm.size());
+  COMM_CHECK_OK(comm.AllGather(one, all));
+  for (int i = 0; i < comm.size(); ++i) {
+    COMM_CHECK_OK(ExpectEqual("all-gather of one element", i * 3, all[i]));
+  }
+  return absl::OkStatus();
+}
+
+// Elements from rank `from` to rank `to`.
+int64_t Between(int from, int to, int64_t unit) { return (from * 3 + to * 5) % 7 * unit; }
+
+absl::Status AllToAlls(Communicator& comm) {
+  for (CommType type : {CommType::kF32, CommType::kBF16, CommType::kI64}) {
+    for (int64_t unit : {0, 1, 3000}) {
+      std::vector<int64_t> sent, received;
+      for (int i = 0; i < comm.size(); ++i) {
+        sent.push_back(Between(comm.rank(), i, unit));
+        received.push_back(Between(i, comm.rank(), unit));
+      }
+      TestArray input(type, Sum(sent)), output(type, Sum(received)), expected(type, Sum(received));
+      for (int i = 0; i < comm.size(); ++i) {
+        const TestArray out = Contribution(type, sent[i], comm.rank(), i);
+        std::copy(out.bytes.begin(), out.bytes.end(),
+                  input.bytes.begin() + Before(sent, i) * ElementSize(type));
+        const TestArray in = Contribution(type, received[i], i, comm.rank());
+        std::copy(in.bytes.begin(), in.bytes.end(),
+                  expected.bytes.begin() + Before(received, i) * ElementSize(type));
+      }
+      COMM_CHECK_OK(comm.AllToAll(input.buffer(), sent, output.buffer(), received));
+      COMM_CHECK_OK(ExpectSame("all-to-all", expected, output));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Broadcasts(Communicator& comm) {
+  for (int root = 0; root < comm.size(); ++root) {
+    for (int64_t elements : {0, 1, 999, 40001}) {
+      const TestArray expected = Contribution(CommType::kF32, elements, root);
+      TestArray data = Contribution(CommType::kF32, elements, comm.rank());
+      COMM_CHECK_OK(comm.Broadcast(data.buffer(), root));
+      COMM_CHECK_OK(ExpectSame("broadcast", expected, data));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string StringOf(int rank) {
+  return std::string(rank % 3 == 1 ? 0 : rank * 100, 'a' + rank % 26);
+}
+
+absl::Status ByteStrings(Communicator& comm) {
+  for (int root = 0; root < comm.size(); ++root) {
+    absl::StatusOr<std::vector<std::string>> all = comm.GatherBytes(StringOf(comm.rank()), root);
+    if (!all.ok()) return all.status();
+    COMM_CHECK_OK(
+        ExpectEqual("gathered strings", comm.rank() == root ? comm.size() : 0, all->size()));
+    for (size_t i = 0; i < all->size(); ++i) {
+      if ((*all)[i] != StringOf(i)) return absl::InternalError(absl::StrCat("string of rank ", i));
+    }
+    for (size_t length : {0, 5, 100000}) {
+      const std::string expected(length, 'r');
+      absl::StatusOr<std::string> got =
+          comm.BroadcastBytes(comm.rank() == root ? expected : "mine", root);
+      if (!got.ok()) return got.status();
+      if (*got != expected) return absl::InternalError("broadcast of bytes differs");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Messages(Communicator& comm) {
+  const int next = (comm.rank() + 1) % comm.size();
+  const int previous = (comm.rank() + comm.size() - 1) % comm.size();
+  // Two messages with one tag keep their order; tags need not be received in the order of sending;
+  // sizes range from empty to large; the peer is this rank itself where there is no other.
+  const int64_t sizes[] = {0, 1, 10, 60000};
+  std::vector<TestArray> sent, received, expected;
+  std::vector<Pending> pending;
+  for (int i = 0; i < 4; ++i) {
+    sent.push_back(Contribution(CommType::kF64, sizes[i], comm.rank(), i));
+    expected.push_back(Contribution(CommType::kF64, sizes[i], previous, i));
+    received.emplace_back(CommType::kF64, sizes[i]);
+  }
+  for (int i = 0; i < 4; ++i) pending.push_back(comm.StartSend(sent[i].buffer(), next, i / 2));
+  for (int i : {2, 3, 0, 1}) {
+    pending.push_back(comm.StartReceive(received[i].buffer(), previous, i / 2));
+  }
+  for (Pending& each : pending) COMM_CHECK_OK(each.Wait());
+  for (int i = 0; i < 4; ++i) {
+    COMM_CHECK_OK(ExpectSame(absl::StrCat("message ", i), expected[i], received[i]));
+  }
+  // Blocking calls along the line of ranks.
+  std::vector<int64_t> token = {41};
+  if (comm.rank() > 0) COMM_CHECK_OK(comm.Receive(token, comm.rank() - 1, 9));
+  COMM_CHECK_OK(ExpectEqual("token", 41 + (comm.rank() > 0 ? comm.rank() : 0), token[0]));
+  ++token[0];
+  if (comm.rank() + 1 < comm.size()) COMM_CHECK_OK(comm.Send(token, comm.rank() + 1, 9));
+  return absl::OkStatus();
+}
+
+int64_t NowNanoseconds() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+absl::Status Barriers(Communicator& comm) {
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds((comm.rank() + round) % comm.size() * 2));
+    std::vector<int64_t> called = {NowNanoseconds()};
+    COMM_CHECK_OK(comm.Barrier());
+    const int64_t returned = NowNanoseconds();
+    COMM_CHECK_OK(comm.AllReduce(called, ReduceOp::kMax));
+    if (returned < called[0]) return absl::InternalError("returned before the last rank called");
+  }
+  return absl::OkStatus();
+}
+
+// Sums 1 over the group.
+absl::Status CountMembers(Communicator& group, int expected) {
+  std::vector<int32_t> one = {1};
+  COMM_CHECK_OK(group.AllReduce(one, ReduceOp::kSum));
+  return ExpectEqual("members", expected, one[0]);
+}
+
+absl::Status Splits(Communicator& comm) {
+  const int parity = comm.rank() % 2;
+  // Ranks in reverse order.
+  auto split = comm.Split(parity, -comm.rank(), "parity");
+  if (!split.ok()) return split.status();
+  Communicator& group = **split;
+  const int members = (comm.size() + 1 - parity) / 2;
+  COMM_CHECK_OK(ExpectEqual("size", members, group.size()));
+  COMM_CHECK_OK(ExpectEqual("rank", members - 1 - comm.rank() / 2, group.rank()));
+  for (int i = 0; i < group.size(); ++i) {
+    COMM_CHECK_OK(ExpectEqual("world rank", (members - 1 - i) * 2 + parity, group.WorldRank(i)));
+  }
+  if (group.name() != "parity") return absl::InternalError("name");
+
+  // Runs operations of both groups and of the world at once.
+  TestArray in_group = Contribution(CommType::kF32, 30001, group.rank(), parity);
+  TestArray in_world = Contribution(CommType::kBF16, 70000, comm.rank());
+  Pending first = group.StartAllReduce(in_group.buffer(), ReduceOp::kSum);
+  Pending second = comm.StartAllReduce(in_world.buffer(), ReduceOp::kSum);
+  // Even ranks wait in one order, odd ones in the other.
+  COMM_CHECK_OK((parity == 0 ? first : second).Wait());
+  COMM_CHECK_OK((parity == 0 ? second : first).Wait());
+  COMM_CHECK_OK(ExpectSame(
+      "group's", Reduced(CommType::kF32, 30001, group.size(), ReduceOp::kSum, parity), in_group));
+  COMM_CHECK_OK(ExpectSame("world's", Reduced(CommType::kBF16, 70000, comm.size(), ReduceOp::kSum),
+                           in_world));
+
+  // One rank takes no part; then a group is split from a group.
+  auto others = comm.Split(comm.rank() == 0 ? -1 : 7, 0, "others");
+  if (!others.ok()) return others.status();
+  if ((*others == nullptr) != (comm.rank() == 0)) return absl::InternalError("color -1");
+  auto pairs = group.Split(group.rank() / 2, group.rank(), "pairs");
+  if (!pairs.ok()) return pairs.status();
+  COMM_CHECK_OK(CountMembers(**pairs, std::min(2, members - group.rank() / 2 * 2)));
+  if (*others != nullptr) COMM_CHECK_OK(CountMembers(**others, comm.size() - 1));
+  return CountMembers(comm, comm.size());
+}
+
+absl::Status Overlapping(Communicator& comm) {
+  constexpr int kRounds = 6;
+  std::vector<TestArray> reduced, gathered, pieces, broadcast;
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t n = 1 << (3 * i);
+    reduced.push_back(Contribution(CommType::kF32, n, comm.rank(), i));
+    pieces.push_back(Contribution(CommType::kI32, n, comm.rank(), i));
+    gathered.emplace_back(CommType::kI32, n * comm.size());
+    broadcast.push_back(Contribution(CommType::kI64, n, comm.rank(), i));
+  }
+  std::vector<Pending> pending;
+  for (int i = 0; i < kRounds; ++i) {
+    pending.push_back(comm.StartAllReduce(reduced[i].buffer(), ReduceOp::kSum));
+    pending.push_back(comm.StartAllGather(pieces[i].buffer(), gathered[i].buffer()));
+    pending.push_back(comm.StartBroadcast(broadcast[i].buffer(), i % comm.size()));
+  }
+  // Every rank waits in a different order; the first operation is tested instead of waited for.
+  for (absl::StatusOr<bool> done = false; !*done;) {
+    done = pending[comm.rank() % pending.size()].Test();
+    if (!done.ok()) return done.status();
+    std::this_thread::yield();
+  }
+  for (size_t i = 0; i < pending.size(); ++i) {
+    COMM_CHECK_OK(pending[(i * 5 + comm.rank()) % pending.size()].Wait());
+  }
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t n = reduced[i].elements;
+    COMM_CHECK_OK(ExpectSame(
+        "all-reduce", Reduced(CommType::kF32, n, comm.size(), ReduceOp::kSum, i), reduced[i]));
+    TestArray all(CommType::kI32, 0);
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      const TestArray theirs = Contribution(CommType::kI32, n, rank, i);
+      all.bytes.insert(all.bytes.end(), theirs.bytes.begin(), theirs.bytes.end());
+    }
+    COMM_CHECK_OK(ExpectSame("all-gather", all, gathered[i]));
+    COMM_CHECK_OK(
+        ExpectSame("broadcast", Contribution(CommType::kI64, n, i % comm.size(), i), broadcast[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BorderValues(Communicator& comm) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float inf = std::numeric_limits<float>::infinity();
+  std::vector<float> data = {comm.rank() == comm.size() - 1 ? nan : 1.0f,
+                             comm.rank() == 0 ? nan : 1.0f, -inf, -0.0f};
+  COMM_CHECK_OK(comm.AllReduce(data, ReduceOp::kMax));
+  if (!std::isnan(data[0]) || !std::isnan(data[1])) return absl::InternalError("NaN was lost");
+  if (data[2] != -inf || data[3] != 0) return absl::InternalError("maximum of border values");
+  std::vector<int32_t> wraps = {std::numeric_limits<int32_t>::max()};
+  COMM_CHECK_OK(comm.AllReduce(wraps, ReduceOp::kSum));
+  const uint32_t expected = 0x7fffffffu * static_cast<uint32_t>(comm.size());
+  return ExpectEqual("sum that wraps", static_cast<int32_t>(expected), wraps[0]);
+}
+
+absl::Status ExpectInvalid(std::string_view what, const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kInvalidArgument) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(std::string(what), " gave: ", status.ToString()));
+}
+
+absl::Status BadArguments(Communicator& comm) {
+  std::vector<float> data(comm.size() + 1), piece(1);
+  std::vector<char> bytes(1);
+  const std::vector<int64_t> too_many(comm.size() + 1, 1), negative(comm.size(), -1);
+  const std::vector<int64_t> ones(comm.size(), 1);
+  COMM_CHECK_OK(ExpectInvalid("reduced bytes", comm.AllReduce(bytes, ReduceOp::kSum)));
+  COMM_CHECK_OK(
+      ExpectInvalid("number of pieces", comm.ReduceScatter(data, piece, ReduceOp::kSum, too_many)));
+  COMM_CHECK_OK(
+      ExpectInvalid("negative piece", comm.ReduceScatter(data, piece, ReduceOp::kSum, negative)));
+  COMM_CHECK_OK(ExpectInvalid("sum of pieces", comm.AllGather(piece, data, ones)));
+  COMM_CHECK_OK(ExpectInvalid("size of the output", comm.AllGather(piece, data)));
+  COMM_CHECK_OK(ExpectInvalid("types", comm.AllToAll(bytes, ones, data, ones)));
+  COMM_CHECK_OK(ExpectInvalid("root", comm.Broadcast(data, comm.size())));
+  COMM_CHECK_OK(ExpectInvalid("destination", comm.Send(data, -1, 0)));
+  COMM_CHECK_OK(ExpectInvalid("tag", comm.Send(data, 0, Communicator::kTagLimit)));
+  COMM_CHECK_OK(ExpectInvalid("gather's root", comm.GatherBytes("", -1).status()));
+  // Nothing was sent: the communicator stays usable.
+  return CountMembers(comm, comm.size());
+}
+
+// ------------------------------------------------------------------- bytes against the theory
+
+int ChildrenInTree(int v, int size) {
+  int children = 0;
+  for (int bit = 1; (v == 0 || bit < (v & -v)) && v + bit < size; bit *= 2) ++children;
+  return children;
+}
+
+absl::Status ReductionBytes(Communicator& comm) {
+  const int64_t p = comm.size();
+  for (int64_t n : {100, 30000}) {
+    std::vector<float> data(n);
+    comm.ResetCounters();
+    COMM_CHECK_OK(comm.AllReduce(data, ReduceOp::kSum));
+    const int64_t mine = EvenCounts(n, p)[comm.rank()];
+    const int64_t expected =
+        n * 4 <= kSmallAllReduceBytes ? (p - 1) * n : (n - mine) + (p - 1) * mine;
+    const CommCounter& counter = comm.counters()[CommOp::kAllReduce];
+    COMM_CHECK_OK(ExpectEqual("calls of all-reduce", 1, counter.calls));
+    COMM_CHECK_OK(ExpectEqual("bytes of all-reduce", expected * 4, counter.bytes_sent));
+    COMM_CHECK_OK(ExpectEqual("bytes in all", expected * 4, comm.counters().bytes_sent()));
+  }
+  const std::vector<int64_t> counts = UnevenCounts(p, 40000);
+  const int64_t mine = counts[comm.rank()];
+  std::vector<BFloat16> input(Sum(counts)), output(mine);
+  COMM_CHECK_OK(comm.ReduceScatter(input, output, ReduceOp::kSum, counts));
+  return ExpectEqual("bytes of reduce-scatter", (Sum(counts) - mine) * 2,
+                     comm.counters()[CommOp::kReduceScatter].bytes_sent);
+}
+
+absl::Status MovementBytes(Communicator& comm) {
+  const int64_t p = comm.size();
+  comm.ResetCounters();
+  const std::vector<int64_t> counts = UnevenCounts(p, 100);
+  std::vector<double> all(Sum(counts)), mine(counts[comm.rank()]);
+  COMM_CHECK_OK(comm.AllGather(mine, all, counts));
+  COMM_CHECK_OK(ExpectEqual("bytes of all-gather", (p - 1) * counts[comm.rank()] * 8,
+                            comm.counters()[CommOp::kAllGather].bytes_sent));
+  std::vector<float> square(p * 11), transposed(p * 11);
+  COMM_CHECK_OK(comm.AllToAll(square, {}, transposed, {}));
+  COMM_CHECK_OK(ExpectEqual("bytes of all-to-all", (p - 1) * 44,
+                            comm.counters()[CommOp::kAllToAll].bytes_sent));
+  const int root = static_cast<int>(p / 2);
+  const int v = static_cast<int>((comm.rank() - root + p) % p);
+  std::vector<char> small(1000), large(200001);
+  COMM_CHECK_OK(comm.Broadcast(small, root));
+  COMM_CHECK_OK(ExpectEqual("bytes of small broadcast", ChildrenInTree(v, p) * 1000,
+                            comm.counters()[CommOp::kBroadcast].bytes_sent));
+  comm.ResetCounters();
+  COMM_CHECK_OK(comm.Broadcast(large, root));
+  const int64_t piece = EvenCounts(large.size(), p)[comm.rank()];
+  const int64_t from_root = static_cast<int64_t>(large.size()) - piece + (p - 1) * piece;
+  return ExpectEqual("bytes of large broadcast",
+                     comm.rank() == root ? (p == 1 ? 0 : from_root) : (p - 2) * piece,
+                     comm.counters()[CommOp::kBroadcast].bytes_sent);
+}
+
+absl::Status ControlBytes(Communicator& comm) {
+  const int p = comm.size(), v = comm.rank();
+  comm.ResetCounters();
+  COMM_CHECK_OK(comm.GatherBytes(std::string(10, 'x'), 0).status());
+  const int subtree = std::min(v & -v, p - v);
+  COMM_CHECK_OK(ExpectEqual("bytes of gather", v == 0 ? 0 : 8 + 18 * subtree,
+                            comm.counters()[CommOp::kGatherBytes].bytes_sent));
+  COMM_CHECK_OK(comm.BroadcastBytes(std::string(10, 'x'), 0).status());
+  COMM_CHECK_OK(ExpectEqual("bytes of broadcast of bytes", 18 * ChildrenInTree(v, p),
+                            comm.counters()[CommOp::kBroadcastBytes].bytes_sent));
+  COMM_CHECK_OK(comm.Barrier());
+  COMM_CHECK_OK(ExpectEqual("bytes of barrier", 0, comm.counters()[CommOp::kBarrier].bytes_sent));
+  COMM_CHECK_OK(comm.Split(0, 0, "same").status());
+  COMM_CHECK_OK(
+      ExpectEqual("bytes of split", (p - 1) * 16, comm.counters()[CommOp::kSplit].bytes_sent));
+  std::vector<float> data(5);
+  if (v == 0 && p > 1) COMM_CHECK_OK(comm.Send(data, 1, 0));
+  if (v == 1) COMM_CHECK_OK(comm.Receive(data, 0, 0));
+  COMM_CHECK_OK(ExpectEqual("bytes of send", v == 0 && p > 1 ? 20 : 0,
+                            comm.counters()[CommOp::kSend].bytes_sent));
+  return ExpectEqual("bytes of receive", 0, comm.counters()[CommOp::kReceive].bytes_sent);
+}
+
+}  // namespace
+
+std::vector<ConformanceCase> ConformanceCases() {
+  return {{"AllReduces", AllReduces},
+          {"ReduceScatters", ReduceScatters},
+          {"AllGathers", AllGathers},
+          {"AllToAlls", AllToAlls},
+          {"Broadcasts", Broadcasts},
+          {"ByteStrings", ByteStrings},
+          {"Messages", Messages},
+          {"Barriers", Barriers},
+          {"Splits", Splits},
+          {"Overlapping", Overlapping},
+          {"BorderValues", BorderValues},
+          {"BadArguments", BadArguments},
+          {"ReductionBytes", ReductionBytes},
+          {"MovementBytes", MovementBytes},
+          {"ControlBytes", ControlBytes}};
+}
+
+}  // namespace tessera

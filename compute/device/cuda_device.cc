@@ -1,0 +1,111 @@
+#include "compute/device/cuda_device.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "compute/comm/nccl/nccl_api.h"
+#include "compute/comm/nccl/nccl_library.h"
+#include "compute/device/compute_devices.h"
+#include "compute/device/kernel_reducer.h"
+#include "compute/device/training_device.h"
+#include "compute/kernels/cuda/cublaslt_api.h"
+#include "compute/kernels/cuda/cublaslt_library.h"
+#include "compute/kernels/cuda/cublaslt_products.h"
+#include "compute/kernels/cuda/device_backend.h"
+#include "compute/kernels/cuda/products.h"
+#include "compute/kernels/fixed_results.h"
+#include "compute/kernels/numerics_fingerprint.h"
+#include "compute/tensor/cuda_runtime.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/device_runtime.h"
+#include "compute/tensor/device_tensors.h"
+#include "compute/tensor/host_copies.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+int CudaDeviceCount() { return CountCudaDevices(); }
+
+namespace {
+
+// The kernels' machine code is for 8.0 and later.
+constexpr int kLeastMajor = 8;
+
+absl::StatusOr<std::string> TypeOf(int index) {
+  TESSERA_ASSIGN_OR_RETURN(const CudaDeviceInfo info, DescribeCudaDevice(index));
+  const std::string type = absl::StrCat(info.name, ", sm_", info.major, info.minor);
+  if (info.major >= kLeastMajor) return type;
+  return absl::FailedPreconditionError(
+      absl::StrCat("GPU ", index, " (", type, ") is too old: sm_80 or later is needed"));
+}
+
+class CudaDevices final : public ComputeDevices {
+ public:
+  explicit CudaDevices(const CudaDeviceOptions& options) : options_(options) {}
+
+  absl::StatusOr<std::vector<std::string>> Find() override {
+    TESSERA_ASSIGN_OR_RETURN(const int count, FindCudaDevices());
+    std::vector<std::string> names;
+    for (int index = 0; index < count; ++index) {
+      TESSERA_ASSIGN_OR_RETURN(const CudaDeviceInfo info, DescribeCudaDevice(index));
+      names.push_back(info.uuid);
+    }
+    return names;
+  }
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index) override {
+    return OpenCudaDevice(index, options_);
+  }
+  NumericsFingerprint Numerics(TrainingDevice& device) override {
+    const FixedResults results = ComputeFixedResults(*device.backend);
+    return {.instruction_set = device.type,
+            .library = device.products,
+            .products_hash = results.products_hash,
+            .loops_hash = results.loops_hash};
+  }
+  absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& /*device*/) override {
+    return tessera::OpenNccl(NcclPlaces());
+  }
+
+ private:
+  const CudaDeviceOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options) {
+  return std::make_unique<CudaDevices>(options);
+}
+
+absl::Status SelectCudaDevice(int index) { return UseCudaDevice(index); }
+
+absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(int index,
+                                                               const CudaDeviceOptions& options) {
+  auto opened = std::make_unique<TrainingDevice>();
+  opened->device = {DeviceType::kCuda, index};
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<DeviceRuntime> runtime, MakeCudaRuntime(index));
+  TESSERA_ASSIGN_OR_RETURN(opened->type, TypeOf(index));
+  opened->context = std::make_unique<DeviceContext>(std::move(runtime));
+  TESSERA_ASSIGN_OR_RETURN(Stream compute, Stream::Create(*opened->context));
+  opened->compute = std::make_unique<Stream>(std::move(compute));
+  opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
+  TESSERA_ASSIGN_OR_RETURN(opened->copies, HostCopies::Create(*opened->compute));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<CublasLtApi> cublaslt, OpenCublasLt(CublasLtPlaces()));
+  opened->products =
+      absl::StrCat("cuBLASLt ", cublaslt->GetVersion(), options.allow_tf32 ? " in TF32" : "");
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<cuda::Products> products,
+      cuda::MakeCublasLtProducts(
+          std::move(cublaslt), *opened->compute,
+          {.allow_tf32 = options.allow_tf32, .gelu_epilogues = CudaComputeMajor(index) >= 9}));
+  opened->backend = cuda::MakeDeviceBackend(opened->device, *opened->compute, std::move(products));
+  opened->reducer = MakeKernelReducer();
+  return opened;
+}
+
+}  // namespace tessera

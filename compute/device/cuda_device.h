@@ -1,0 +1,36 @@
+#ifndef TESSERA_COMPUTE_DEVICE_CUDA_DEVICE_H_
+#define TESSERA_COMPUTE_DEVICE_CUDA_DEVICE_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "compute/device/compute_devices.h"
+#include "compute/device/training_device.h"
+
+namespace tessera {
+
+struct CudaDeviceOptions {
+  // Products of fp32 operands are computed in TF32.
+  bool allow_tf32 = false;
+};
+
+// GPUs that this process sees. 0 in a program that was built without CUDA.
+int CudaDeviceCount();
+
+// Opens GPU `index`, which becomes the current device of the calling thread, and cuBLASLt. Other
+// threads call SelectCudaDevice() before they use what was made from it.
+//
+// Errors: FailedPrecondition in a program that was built without CUDA, and for a GPU that it was
+// not built for; NotFound where there is no such GPU, or no cuBLASLt.
+absl::StatusOr<std::unique_ptr<TrainingDevice>> OpenCudaDevice(
+    int index, const CudaDeviceOptions& options = {});
+
+// Makes GPU `index` the current device of the calling thread.
+absl::Status SelectCudaDevice(int index);
+
+// The GPUs that this process sees, for a run.
+std::unique_ptr<ComputeDevices> MakeCudaDevices(const CudaDeviceOptions& options = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_DEVICE_CUDA_DEVICE_H_

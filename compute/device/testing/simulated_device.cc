@@ -1,0 +1,50 @@
+#include "compute/device/testing/simulated_device.h"
+
+#include <glog/logging.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "compute/device/kernel_reducer.h"
+#include "compute/kernels/cuda/cublaslt_products.h"
+#include "compute/kernels/cuda/device_backend.h"
+#include "compute/kernels/cuda/testing/fake_cublaslt.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/device_tensors.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/host_copies.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+template <typename T>
+T OrDie(absl::StatusOr<T> value) {
+  CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+
+}  // namespace
+
+std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index, const FakeDeviceOptions& options) {
+  constexpr int64_t kSmall = 1 << 16;
+  auto opened = std::make_unique<SimulatedDevice>();
+  opened->device = {DeviceType::kCuda, index};
+  auto runtime = std::make_unique<FakeDeviceRuntime>(options);
+  opened->runtime = runtime.get();
+  opened->cublaslt = std::make_shared<cuda::FakeCublasLt>(*runtime);
+  opened->context = std::make_unique<DeviceContext>(std::move(runtime));
+  opened->compute = std::make_unique<Stream>(OrDie(Stream::Create(*opened->context)));
+  opened->tensors = std::make_unique<DeviceTensors>(opened->device, *opened->compute);
+  opened->copies = OrDie(HostCopies::Create(*opened->compute, {.slot_bytes = kSmall, .slots = 4}));
+  opened->backend =
+      cuda::MakeDeviceBackend(opened->device, *opened->compute,
+                              OrDie(cuda::MakeCublasLtProducts(opened->cublaslt, *opened->compute,
+                                                               {.workspace_bytes = kSmall})));
+  opened->reducer = MakeKernelReducer();
+  return opened;
+}
+
+}  // namespace tessera

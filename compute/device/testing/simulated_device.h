@@ -1,0 +1,26 @@
+#ifndef TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICE_H_
+#define TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICE_H_
+
+#include <memory>
+
+#include "compute/device/training_device.h"
+#include "compute/kernels/cuda/testing/fake_cublaslt.h"
+#include "compute/tensor/fake_device_runtime.h"
+
+namespace tessera {
+
+// A GPU without a GPU: the kernels of kernels/cuda on the simulated device, matrix products by a
+// fake cuBLASLt, on streams that run late and in adversarial order. FakeNccl takes `runtime`.
+struct SimulatedDevice : TrainingDevice {
+  FakeDeviceRuntime* runtime = nullptr;
+  std::shared_ptr<cuda::FakeCublasLt> cublaslt;
+};
+
+// `index` is this device's alone in the process: ranks that are threads take theirs. Launches are
+// checked, and errors end up in the context: Backend::Synchronize() reports them.
+std::unique_ptr<SimulatedDevice> OpenSimulatedDevice(int index,
+                                                     const FakeDeviceOptions& options = {});
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICE_H_

@@ -1,0 +1,56 @@
+#include "compute/device/testing/simulated_devices.h"
+
+#include <cstddef>
+
+#include "compute/device/testing/simulated_device.h"
+#include "compute/tensor/guarded_memory.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kAddressBytes = size_t{16} << 30;
+
+std::shared_ptr<FakeFabric> MakeFabric() {
+  auto fabric = std::make_shared<FakeFabric>();
+  fabric->guarded = std::make_unique<GuardedMemory>(kAddressBytes);
+  return fabric;
+}
+
+}  // namespace
+
+SimulatedDevices::SimulatedDevices(const SimulatedDevicesOptions& options)
+    : options_(options), fabric_(MakeFabric()), net_(fabric_) {}
+
+FakeDeviceOptions SimulatedDevices::DeviceOptions(int index) const {
+  const uint64_t seed = options_.seed == 0 ? 0 : options_.seed * 100 + static_cast<uint64_t>(index);
+  FakeDeviceOptions options{.seed = seed, .fabric = fabric_};
+  if (options_.memory_bytes) options.memory_bytes = options_.memory_bytes(index);
+  return options;
+}
+
+absl::StatusOr<std::vector<std::string>> SimulatedDevices::Find() {
+  std::vector<std::string> names;
+  for (int index = 0; index < options_.count; ++index) {
+    names.push_back("simulated-" + std::to_string(index));
+  }
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<TrainingDevice>> SimulatedDevices::Open(int index) {
+  std::unique_ptr<SimulatedDevice> device = OpenSimulatedDevice(index, DeviceOptions(index));
+  device->type = options_.type ? options_.type(index) : "simulated GPU";
+  device->products = "fake cuBLASLt";
+  return device;
+}
+
+NumericsFingerprint SimulatedDevices::Numerics(TrainingDevice& device) {
+  return {.instruction_set = device.type, .library = device.products};
+}
+
+absl::StatusOr<std::unique_ptr<NcclApi>> SimulatedDevices::OpenNccl(TrainingDevice& device) {
+  return std::make_unique<FakeNccl>(
+      net_, *static_cast<SimulatedDevice&>(device).runtime,
+      FakeNcclOptions{.seed = DeviceOptions(device.device.index).seed});
+}
+
+}  // namespace tessera

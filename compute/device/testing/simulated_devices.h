@@ -1,0 +1,49 @@
+#ifndef TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICES_H_
+#define TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "compute/comm/nccl/nccl_api.h"
+#include "compute/comm/nccl/testing/fake_nccl.h"
+#include "compute/device/compute_devices.h"
+#include "compute/device/training_device.h"
+#include "compute/kernels/numerics_fingerprint.h"
+#include "compute/tensor/fake_device_runtime.h"
+
+namespace tessera {
+
+struct SimulatedDevicesOptions {
+  int count = 1;
+  uint64_t seed = 0;  // see FakeDeviceOptions
+  // Of a device, by its index. Null: 1 GiB each, all of one type.
+  std::function<int64_t(int)> memory_bytes;
+  std::function<std::string(int)> type;
+};
+
+// The GPUs of a machine whose ranks are threads: simulated devices, whose memory host code cannot
+// touch, and a fake NCCL.
+class SimulatedDevices final : public ComputeDevices {
+ public:
+  explicit SimulatedDevices(const SimulatedDevicesOptions& options);
+
+  absl::StatusOr<std::vector<std::string>> Find() override;
+  absl::StatusOr<std::unique_ptr<TrainingDevice>> Open(int index) override;
+  NumericsFingerprint Numerics(TrainingDevice& device) override;
+  absl::StatusOr<std::unique_ptr<NcclApi>> OpenNccl(TrainingDevice& device) override;
+
+ private:
+  FakeDeviceOptions DeviceOptions(int index) const;
+
+  const SimulatedDevicesOptions options_;
+  const std::shared_ptr<FakeFabric> fabric_;
+  FakeNcclNet net_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_DEVICE_TESTING_SIMULATED_DEVICES_H_

@@ -1,0 +1,37 @@
+#ifndef TESSERA_COMPUTE_DEVICE_TRAINING_DEVICE_H_
+#define TESSERA_COMPUTE_DEVICE_TRAINING_DEVICE_H_
+
+#include <memory>
+#include <string>
+
+#include "compute/comm/nccl/device_reducer.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/device_tensors.h"
+#include "compute/tensor/host_copies.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// A GPU, or a simulated one, as a rank of a training run uses it. While it exists, Tensor(dtype,
+// shape, device) can be made; all such tensors must be destroyed before it.
+//
+// Threads: those of the members. Work of the training thread is queued on `compute`; NCCL and
+// staging have streams of their own, made from the context.
+struct TrainingDevice {
+  virtual ~TrainingDevice() = default;
+
+  Device device;
+  std::string type;      // "NVIDIA H200, sm_90": devices of one type compute the same bits
+  std::string products;  // the library of matrix products and its version
+  std::unique_ptr<DeviceContext> context;
+  std::unique_ptr<Stream> compute;
+  std::unique_ptr<DeviceTensors> tensors;
+  std::unique_ptr<HostCopies> copies;      // on `compute`
+  std::unique_ptr<Backend> backend;        // on `compute`
+  std::unique_ptr<DeviceReducer> reducer;  // for NcclWorld
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_DEVICE_TRAINING_DEVICE_H_

@@ -1,0 +1,284 @@
+// The backward pass of attention, with p = softmax(scale * q k^T) computed again from the row sums
+// that the forward pass left, f the dropout factors and delta[t] = d_out[t] . out[t]:
+//   d_v = (p f)^T d_out,   d_p = d_out v^T,   d_s = scale * p (f d_p - delta),   d_q = d_s k,
+//   d_k = d_s^T q.
+//
+// One task is one key/value head of one sequence: its query heads, and their blocks of rows, add to
+// d_k and d_v in order.
+//
+// Scores are computed transposed, [keys, Q], a chunk of keys at a time: p and d_s are then the
+// plain left operands of the products that make d_v and d_k, the row sums lie along the lanes, and
+// a chunk stays in the second-level cache. T elements take the place of the fp32 ones that they are
+// computed from.
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "compute/kernels/cpu/attention_backward.cc"
+#include <glog/logging.h>
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numbers>
+#include <vector>
+
+#include "base/dispatch.h"
+#include "compute/kernels/cpu/attention-inl.h"
+#include "compute/kernels/cpu/attention.h"
+#include "compute/kernels/cpu/cpu_backend_impl.h"
+#include "compute/kernels/cpu/dropout_mask.h"
+#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/loops.h"
+#include "compute/kernels/cpu/vector-inl.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::HWY_NAMESPACE {
+namespace {
+
+template <typename T>
+TESSERA_INLINE float Dot(const T* a, const T* b, int64_t count) {
+  F32x16 sum = {};
+  ForLanes(count, [&](int64_t i, auto load, auto)
+                      HWY_ATTR { sum = MulAdd(load(a + i), load(b + i), sum); });
+  return ReduceSum(sum);
+}
+
+// One key: from its scores and d_p to p and d_s, for the query rows [first, rows), zeros before.
+// factor: of a score, base 2. factors: null without dropout. p and d_s may begin where scores and
+// d_p do.
+template <typename T>
+TESSERA_INLINE void BackwardKey(const float* scores, const float* d_p, const float* factors,
+                                const float* log2_sums, const float* deltas, int64_t first,
+                                int64_t rows, float factor, T* p, T* d_s) {
+  const auto lanes = [&](int64_t i, auto load, auto store) HWY_ATTR {
+    const F32x16 probability = Exp2(MulSub(load(scores + i), factor, load(log2_sums + i)));
+    if (factors == nullptr) {
+      const F32x16 gradient = probability * (load(d_p + i) - load(deltas + i));
+      store(probability, p + i);
+      store(gradient, d_s + i);
+    } else {
+      const F32x16 kept = load(factors + i);
+      const F32x16 gradient = probability * MulSub(load(d_p + i), kept, load(deltas + i));
+      store(probability * kept, p + i);
+      store(gradient, d_s + i);
+    }
+  };
+  ForLanes(first / kLanes * kLanes, rows, lanes);
+  std::memset(static_cast<void*>(p), 0, first * sizeof(T));
+  std::memset(static_cast<void*>(d_s), 0, first * sizeof(T));
+}
+
+// The keys of a chunk, [keys, rows]; of the query rows, first_row is the one that sees the first
+// key of the chunk and no more.
+template <typename T>
+void BackwardKeys(const float* scores, const float* d_p, const float* factors,
+                  const float* log2_sums, const float* deltas, int64_t keys, int64_t first_row,
+                  int64_t rows, float factor, T* p, T* d_s) {
+  for (int64_t key = 0; key < keys; ++key) {
+    const int64_t at = key * rows;
+    BackwardKey(scores + at, d_p + at, factors == nullptr ? nullptr : factors + at, log2_sums,
+                deltas, std::max<int64_t>(0, first_row + key), rows, factor, p + at, d_s + at);
+  }
+}
+
+// deltas[row] = d_out[row] . out[row]; d_out is dense.
+template <typename T>
+void Deltas(const T* d_out, const T* out, int64_t out_stride, int64_t rows, int64_t head_size,
+            float* deltas) {
+  for (int64_t row = 0; row < rows; ++row) {
+    deltas[row] = Dot(d_out + row * head_size, out + row * out_stride, head_size);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
+namespace {
+
+// Keys whose scores are held at once.
+constexpr int64_t kChunkKeys = 256;
+
+// Of N keys and Q query rows.
+struct Products {
+  const Gemm* scores;  // [N,Q] = k q^T; v d_out^T also
+  const Gemm* to_kv;   // [N,D] += p d_out; d_s q also
+  const Gemm* d_q;     // [Q,D] += d_s^T k
+};
+
+Products MakeProducts(GemmCache& gemms, DType dtype, int64_t keys, int64_t rows,
+                      int64_t head_size) {
+  return {&gemms.Get({.m = keys,
+                      .n = rows,
+                      .k = head_size,
+                      .lda = head_size,
+                      .ldb = head_size,
+                      .ldc = rows,
+                      .b_transposed = true,
+                      .input = dtype,
+                      .output = DType::kF32}),
+          &gemms.Get({.m = keys,
+                      .n = head_size,
+                      .k = rows,
+                      .lda = rows,
+                      .ldb = head_size,
+                      .ldc = head_size,
+                      .input = dtype,
+                      .output = DType::kF32,
+                      .accumulate = true}),
+          &gemms.Get({.m = rows,
+                      .n = head_size,
+                      .k = keys,
+                      .lda = rows,
+                      .ldb = head_size,
+                      .ldc = head_size,
+                      .a_transposed = true,
+                      .input = dtype,
+                      .output = DType::kF32,
+                      .accumulate = true})};
+}
+
+// A thread's scratch memory. N: keys of a chunk.
+template <typename T>
+struct Scratch {
+  Scratch(char* memory, const AttentionShape& shape, bool drop) {
+    Carver carver(memory);
+    const int64_t rows = shape.block_rows(), head_size = shape.head_size;
+    const int64_t keys = std::min(kChunkKeys, shape.sequence);
+    k = carver.Take<T>(shape.sequence * head_size);
+    v = carver.Take<T>(shape.sequence * head_size);
+    d_k = carver.Take<float>(shape.sequence * head_size);
+    d_v = carver.Take<float>(shape.sequence * head_size);
+    q = carver.Take<T>(rows * head_size);
+    d_out = carver.Take<T>(rows * head_size);
+    d_q = carver.Take<float>(rows * head_size);
+    log2_sums = carver.Take<float>(rows);
+    deltas = carver.Take<float>(rows);
+    scores = carver.Take<float>(keys * rows);
+    d_p = carver.Take<float>(keys * rows);
+    row_factors = carver.Take<float>(drop ? keys : 0);
+    factors = carver.Take<float>(drop ? keys * rows : 0);
+    bytes = carver.bytes();
+  }
+
+  T* k;                // [T,D]
+  T* v;                // [T,D]
+  float* d_k;          // [T,D], without the scale
+  float* d_v;          // [T,D]
+  T* q;                // [Q,D]
+  T* d_out;            // [Q,D]
+  float* d_q;          // [Q,D], without the scale
+  float* log2_sums;    // [Q], base 2
+  float* deltas;       // [Q]
+  float* scores;       // [N,Q], then p
+  float* d_p;          // [N,Q], then d_s
+  float* row_factors;  // [N], with dropout
+  float* factors;      // [N,Q], with dropout
+  int64_t bytes;
+};
+
+// factors[key - begin_key][row] of the rows [first_row, first_row + rows) of the mask, each
+// `sequence` long.
+void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t sequence, int64_t rows,
+                       int64_t begin_key, int64_t end_key, float* row_factors, float* factors) {
+  const int64_t keys = end_key - begin_key;
+  for (int64_t row = 0; row < rows; ++row) {
+    mask.Factors(static_cast<uint64_t>((first_row + row) * sequence + begin_key), keys,
+                 row_factors);
+    for (int64_t key = 0; key < keys; ++key) factors[key * rows + row] = row_factors[key];
+  }
+}
+
+}  // namespace
+
+void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
+                                   TensorView k, TensorView v, TensorView out,
+                                   TensorView log_sum_exp, TensorView d_q, TensorView d_k,
+                                   TensorView d_v) {
+  const AttentionShape shape = AttentionShapeOf(q, k, v);
+  CHECK_EQ(AttentionShapeOf(d_q, d_k, d_v).kv_heads, shape.kv_heads);
+  CHECK(d_q.shape() == q.shape() && d_k.shape() == k.shape() && d_q.dtype() == q.dtype());
+  for (const TensorView* x : {&out, &d_out}) {
+    CHECK(x->shape() == q.shape() && x->dtype() == q.dtype());
+    CHECK(x->dim(3) == 1 || x->stride(3) == 1);
+  }
+  CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
+  CHECK_EQ(log_sum_exp.elements(), shape.batch * shape.heads * shape.sequence);
+  if (q.elements() == 0) return;
+  const int64_t head_size = shape.head_size, sequence = shape.sequence;
+  const bool drop = options.dropout_probability > 0;
+  const float scale = static_cast<float>(options.scale);
+  const float factor = static_cast<float>(options.scale * std::numbers::log2e);
+  // By block, and by chunk of its keys.
+  std::vector<std::vector<Products>> products(shape.blocks());
+  for (int64_t block = 0; block < shape.blocks(); ++block) {
+    for (int64_t key = 0; key < shape.end(block); key += kChunkKeys) {
+      products[block].push_back(MakeProducts(gemms_, q.dtype(),
+                                             std::min(kChunkKeys, shape.end(block) - key),
+                                             shape.rows(block), head_size));
+    }
+  }
+  WithType(q.dtype(), [&]<typename T>(T) {
+    const auto deltas = TESSERA_CHOOSE(Deltas<T>);
+    const auto backward_keys = TESSERA_CHOOSE(BackwardKeys<T>);
+    const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
+    const int64_t scratch_bytes = Scratch<T>(nullptr, shape, drop).bytes;
+    workspace_.ReservePerThread(scratch_bytes);
+    pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t task, int thread) {
+      const int64_t b = task / shape.kv_heads, kv_head = task % shape.kv_heads;
+      const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
+      const DropoutMask mask(options.dropout_stream, options.first_sample + b,
+                             options.dropout_probability);
+      PackHead<T>(k, b, 0, sequence, kv_head, scratch.k);
+      PackHead<T>(v, b, 0, sequence, kv_head, scratch.v);
+      std::fill(scratch.d_k, scratch.d_k + sequence * head_size, 0.0f);
+      std::fill(scratch.d_v, scratch.d_v + sequence * head_size, 0.0f);
+      for (int64_t h = kv_head * shape.group(); h < (kv_head + 1) * shape.group(); ++h) {
+        const float* row_sums = log_sum_exp.as<float>() + (b * shape.heads + h) * sequence;
+        for (int64_t block = 0; block < shape.blocks(); ++block) {
+          const int64_t begin = shape.begin(block), end = shape.end(block), rows = end - begin;
+          PackHead<T>(q, b, begin, end, h, scratch.q);
+          PackHead<T>(d_out, b, begin, end, h, scratch.d_out);
+          std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
+          for (int64_t row = 0; row < rows; ++row) {
+            scratch.log2_sums[row] = row_sums[begin + row] * std::numbers::log2e_v<float>;
+          }
+          deltas(scratch.d_out, HeadRow<T>(out, b, begin, h), out.stride(1), rows, head_size,
+                 scratch.deltas);
+          for (int64_t key = 0; key < end; key += kChunkKeys) {
+            const Products& product = products[block][key / kChunkKeys];
+            const int64_t last_key = std::min(end, key + kChunkKeys), kv_offset = key * head_size;
+            product.scores->Run(thread, scratch.k + kv_offset, scratch.q, scratch.scores);
+            product.scores->Run(thread, scratch.v + kv_offset, scratch.d_out, scratch.d_p);
+            if (drop) {
+              const int64_t first_row = (options.first_head + h) * sequence + begin;
+              TransposedFactors(mask, first_row, sequence, rows, key, last_key, scratch.row_factors,
+                                scratch.factors);
+            }
+            T* const p = reinterpret_cast<T*>(scratch.scores);
+            T* const d_s = reinterpret_cast<T*>(scratch.d_p);
+            backward_keys(scratch.scores, scratch.d_p, drop ? scratch.factors : nullptr,
+                          scratch.log2_sums, scratch.deltas, last_key - key, key - begin, rows,
+                          factor, p, d_s);
+            product.to_kv->Run(thread, p, scratch.d_out, scratch.d_v + kv_offset);
+            product.to_kv->Run(thread, d_s, scratch.q, scratch.d_k + kv_offset);
+            product.d_q->Run(thread, d_s, scratch.k + kv_offset, scratch.d_q);
+          }
+          store_head_rows(scratch.d_q, nullptr, scale, rows, head_size,
+                          HeadRow<T>(d_q, b, begin, h), d_q.stride(1));
+        }
+      }
+      store_head_rows(scratch.d_k, nullptr, scale, sequence, head_size,
+                      HeadRow<T>(d_k, b, 0, kv_head), d_k.stride(1));
+      store_head_rows(scratch.d_v, nullptr, 1, sequence, head_size, HeadRow<T>(d_v, b, 0, kv_head),
+                      d_v.stride(1));
+    });
+  });
+}
+
+}  // namespace tessera
+#endif  // HWY_ONCE

@@ -1,0 +1,32 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_DROPOUT_MASK_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_DROPOUT_MASK_H_
+
+#include <cstdint>
+
+#include "compute/random/philox.h"
+
+namespace tessera {
+
+// The elements of one sample that a dropout keeps, and their factor: RandomUniform(stream, index)
+// >= probability, sixteen Philox blocks at a time.
+class DropoutMask {
+ public:
+  // `stream`: before the sample is mixed in.
+  DropoutMask(const RandomStream& stream, int64_t sample, double probability);
+
+  // out[i] = 0 or 1 / (1 - probability), for the elements [first, first + count) of the sample.
+  void Factors(uint64_t first, int64_t count, float* out) const;
+
+  struct Constants {
+    uint32_t key0, key1, stream_low, stream_high;
+    uint32_t threshold;  // on the upper 24 bits of the word
+    float factor;
+  };
+
+ private:
+  Constants constants_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_DROPOUT_MASK_H_

@@ -1,0 +1,56 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_
+
+#include <compare>
+#include <cstdint>
+
+#include "compute/tensor/dtype.h"
+
+namespace tessera {
+
+// Everything but the operands that determines one canonical product: c[m,n] = a[m,k] b[k,n] (+
+// bias[n]) (+ c). a, b row-major with a leading dimension, or, transposed, column-major with one. c
+// row-major.
+struct GemmShape {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t lda = 0;
+  int64_t ldb = 0;
+  int64_t ldc = 0;
+  bool a_transposed = false;
+  bool b_transposed = false;
+  bool b_packed = false;  // bf16, in the layout of matmul_pack.h
+  DType input = DType::kF32;
+  DType output = DType::kF32;
+  bool accumulate = false;
+  bool bias = false;  // in the input's dtype
+
+  auto operator<=>(const GemmShape&) const = default;  // NOLINT(modernize-use-nullptr)
+};
+
+// One matrix product of a library, ready to run on any thread of the pool. Its result depends on
+// its shape and operands alone, not on their addresses or on the thread.
+//
+// Signals: some of oneDNN's generated products (fp32 "gemm:jit", for inner dimensions above 252, or
+// 84 with AVX-512) let the stack pointer point into a buffer on the heap while they run. A signal
+// handler that the kernel starts on that stack overwrites memory below the buffer: numbers, or the
+// heap's own records. ONEDNN_VERBOSE=1 names the products of that kind: with AVX-512 the tiles of
+// nearly all linear layers, which are transposed or part of a wider c ("brg" products, such as
+// those of attention, keep their stack). OpenBLAS's kernels never do this. The trainer therefore
+// blocks asynchronous signals on all compute threads (trainer/app/signal_thread.h). A program that
+// runs products without that must do the same, or install its handlers with SA_ONSTACK and give
+// every compute thread a sigaltstack(). A profiler inside the process that unblocks its signals or
+// directs them at compute threads still corrupts memory; one outside the process (perf, gdb) does
+// not.
+class Gemm {
+ public:
+  virtual ~Gemm() = default;
+  // Runs on the calling thread alone. `thread`: its index in the pool.
+  virtual void Run(int thread, const void* a, const void* b, void* c,
+                   const void* bias = nullptr) const = 0;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_GEMM_H_

@@ -1,0 +1,70 @@
+#include "compute/kernels/cpu/gemm_cache.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/cpu_level.h"
+#include "compute/kernels/cpu/dnnl_gemm.h"
+#include "compute/kernels/cpu/dnnl_isa.h"
+#include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/openblas_gemm.h"
+#include "compute/kernels/cpu/widened_gemm.h"
+#include "compute/kernels/cpu/workspace.h"
+#include "compute/tensor/dtype.h"
+
+namespace tessera {
+namespace {
+
+bool UsesOpenBlas() { return EffectiveCpuLevel() < CpuLevel::kAvx512; }
+
+}  // namespace
+
+struct GemmCache::Threads {
+  explicit Threads(int count) : scratch(count), widened(count), dnnl(count, scratch) {}
+
+  Workspace scratch;  // for a library's product
+  Workspace widened;  // for a product that calls another one
+  DnnlGemms dnnl;
+};
+
+GemmCache::GemmCache(int threads)
+    : threads_(std::make_unique<Threads>(threads)),
+      has_bf16_(DnnlHasBf16()),
+      has_packed_(has_bf16_ && threads_->dnnl.HasPackedKernels()),
+      has_openblas_(UsesOpenBlas()) {}
+
+GemmCache::~GemmCache() = default;
+
+const Gemm& GemmCache::Get(const GemmShape& shape) {
+  std::unique_ptr<Gemm>& gemm = gemms_[shape];
+  if (gemm == nullptr) gemm = Make(shape);
+  return *gemm;
+}
+
+std::unique_ptr<Gemm> GemmCache::Make(const GemmShape& shape) {
+  if (shape.input == DType::kBF16 && !has_bf16_) {
+    return MakeWidenedGemm(
+        shape, [this](const GemmShape& wide) -> const Gemm& { return Get(wide); },
+        threads_->widened);
+  }
+  if (shape.input == DType::kF32 && has_openblas_) {
+    return MakeOpenBlasGemm(shape, EffectiveCpuLevel(), threads_->scratch);
+  }
+  return threads_->dnnl.Make(shape);
+}
+
+std::string GemmLibrary() {
+  return UsesOpenBlas() ? OpenBlasDescription(EffectiveCpuLevel()) : DnnlDescription();
+}
+
+}  // namespace tessera
+
+// ThreadSanitizer calls this where a program is built with it. oneDNN is not built with it and
+// keeps created products in a process-wide cache whose locks ThreadSanitizer cannot see: backends
+// on several threads would be reported to race when they create equal products and when they first
+// use that cache.
+extern "C" const char* __tsan_default_suppressions();  // NOLINT(bugprone-reserved-identifier)
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:tessera::GemmCache::Get\nrace:tessera::GemmCache::GemmCache\n";
+}

@@ -1,0 +1,38 @@
+#include "compute/kernels/cpu/matmul_product.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// The stride of a dim of one element says nothing.
+MatrixLayout LayoutOf(const TensorView& x) {
+  CHECK_EQ(x.rank(), 2);
+  if (x.dim(1) == 1 || x.stride(1) == 1) {
+    return {x.dim(0) == 1 ? x.dim(1) : std::max(x.stride(0), x.dim(1)), false};
+  }
+  CHECK(x.dim(0) == 1 || x.stride(0) == 1) << "a matrix needs a dense dim: " << ToString(x.shape());
+  return {x.stride(1), true};
+}
+
+double TileBalance(int64_t m, int64_t n, TileShape tile) {
+  struct ThreadCount {
+    int64_t threads;
+    double weight;
+  };
+  constexpr ThreadCount kCounts[] = {{2, 0.75}, {4, 0.15}, {8, 0.06}, {16, 0.04}};
+  const int64_t tiles = CeilDivide(m, tile.rows) * CeilDivide(n, tile.columns);
+  double balance = 0;
+  for (const ThreadCount& count : kCounts) {
+    const int64_t rounds = CeilDivide(tiles, count.threads);
+    balance += count.weight * static_cast<double>(m * n) /
+               static_cast<double>(rounds * count.threads * tile.rows * tile.columns);
+  }
+  return balance;
+}
+
+}  // namespace tessera

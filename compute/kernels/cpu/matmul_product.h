@@ -1,0 +1,57 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_MATMUL_PRODUCT_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_MATMUL_PRODUCT_H_
+
+#include <cstdint>
+#include <span>
+
+#include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// c[m,n] = a[m,k] b[k,n] (+ bias[n]) (+ c), c in tiles. How it is cut is a pure function of shapes,
+// dtypes and layouts, never of the thread count. Or, with several terms, c (fp32) = the sum of
+// their products in a tree, cut as one of them is, so that every term has the bits that it has
+// alone.
+struct Product {
+  std::span<const MatMulOperands> terms;  // of one layout
+  TensorView c;
+  bool accumulate = false;  // one term only
+  TensorView bias;          // or empty; one term only
+
+  const TensorView& a() const { return terms[0].a; }
+  const TensorView& b() const { return terms[0].b; }
+  int64_t count() const { return static_cast<int64_t>(terms.size()); }
+  int64_t m() const { return c.dim(0); }
+  int64_t n() const { return c.dim(1); }
+  int64_t k() const { return a().dim(1); }
+};
+
+// How to read a matrix: row-major, or `transposed`: column-major; `leading`: from one row
+// (column) to the next.
+struct MatrixLayout {
+  int64_t leading = 0;
+  bool transposed = false;
+};
+MatrixLayout LayoutOf(const TensorView& x);
+
+struct TileShape {
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
+inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Near-equal parts of at most `most`, each but the last a multiple of `quantum`.
+inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
+  const int64_t parts = CeilDivide(extent, most);
+  return CeilDivide(CeilDivide(extent, parts), quantum) * quantum;
+}
+
+// The share of the threads' time in which they have a tile of c[m,n], over the thread counts of the
+// machines that this runs on.
+double TileBalance(int64_t m, int64_t n, TileShape tile);
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_MATMUL_PRODUCT_H_

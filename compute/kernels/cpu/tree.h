@@ -1,0 +1,58 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CPU_TREE_H_
+#define TESSERA_COMPUTE_KERNELS_CPU_TREE_H_
+
+// Sums in the tree T(0, n) of communicator.h's ReduceOp, of terms that are computed one after the
+// other. Partial sums are kept on levels, one per set bit of the number of terms, with the largest
+// part of the tree on level 0.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace tessera {
+
+// How to add one term: the last `merges` of the `occupied` levels are added to it, the last first,
+// and the result is stored on level().
+struct TreeStep {
+  int occupied = 0;
+  int merges = 0;
+
+  int level() const { return occupied - merges; }
+};
+
+inline TreeStep StepOfTerm(int64_t term, int64_t terms) {
+  const uint64_t bits = static_cast<uint64_t>(term);
+  const int occupied = std::popcount(bits);
+  return {occupied, term == terms - 1 ? occupied : std::countr_one(bits)};
+}
+
+// The number of levels of a tree with that many terms.
+inline int TreeLevels(int64_t terms) {
+  int levels = 1;
+  for (int64_t term = 0; term < terms; ++term) {
+    levels = std::max(levels, StepOfTerm(term, terms).level() + 1);
+  }
+  return levels;
+}
+
+// Addresses of the tiles of the levels: level 0 in the result, the others in scratch memory.
+struct TreeTiles {
+  float* result = nullptr;
+  int64_t result_stride = 0;
+  float* scratch = nullptr;  // level 1
+  int64_t scratch_stride = 0;
+  int64_t level_elements = 0;  // from one level in scratch to the next
+
+  float* level(int level) const {
+    return level == 0 ? result : scratch + (level - 1) * level_elements;
+  }
+  int64_t stride(int level) const { return level == 0 ? result_stride : scratch_stride; }
+};
+
+// Adds a term of [rows, columns] as `step` describes.
+void AddTerm(const TreeStep& step, const float* term, int64_t term_stride, int64_t rows,
+             int64_t columns, const TreeTiles& tiles);
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_CPU_TREE_H_

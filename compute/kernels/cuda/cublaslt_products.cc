@@ -1,0 +1,336 @@
+// cuBLASLt's matrices are column-major, so that a row-major matrix is its own transpose there. c =
+// a b is computed as c' = b' a': the first operand is b, of N rows, and the second one a, of M
+// columns. "_first" and "_second" name them below.
+
+#include "compute/kernels/cuda/cublaslt_products.h"
+
+#include <glog/logging.h>
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "compute/kernels/cuda/cublaslt_abi.h"
+#include "compute/kernels/cuda/cublaslt_api.h"
+#include "compute/kernels/cuda/products.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+using cublaslt_abi::kReductionComputeType;
+using cublaslt_abi::kReductionNone;
+
+constexpr int kProposals = 16;
+
+// Operands of the epilogue lie at multiples of this, and no more is promised.
+constexpr int64_t kEpilogueAlignmentBytes = kProductAlignmentBytes;
+
+int CudaType(DType dtype) {
+  CHECK(dtype == DType::kF32 || dtype == DType::kBF16) << DTypeName(dtype);
+  return dtype == DType::kF32 ? cublaslt_abi::kReal32F : cublaslt_abi::kReal16BF;
+}
+
+// What an algorithm is chosen by.
+struct ProductKey {
+  int64_t m, n, k;
+  int64_t leading_first, leading_second, leading_c;
+  bool transposes_first, transposes_second;
+  bool bias;
+  DType operands, result;
+  std::optional<GeluUse> gelu;
+  int64_t leading_aux = 0;
+
+  auto operator<=>(const ProductKey&) const = default;
+};
+
+std::string ToString(const ProductKey& key) {
+  return absl::StrCat("product [", key.m, ",", key.k, "] x [", key.k, ",", key.n, "] of ",
+                      std::string(DTypeName(key.operands)), " to ",
+                      std::string(DTypeName(key.result)), key.bias ? " with a bias" : "",
+                      key.gelu.has_value() ? " and GELU" : "", ", strides ", key.leading_second,
+                      ", ", key.leading_first, " and ", key.leading_c);
+}
+
+uint32_t EpilogueOf(const ProductKey& key) {
+  if (!key.gelu.has_value()) {
+    return key.bias ? cublaslt_abi::kEpilogueBias : cublaslt_abi::kEpilogueDefault;
+  }
+  if (*key.gelu == GeluUse::kBackward) return cublaslt_abi::kEpilogueDGelu;
+  return key.bias ? cublaslt_abi::kEpilogueGeluAuxBias : cublaslt_abi::kEpilogueGeluAux;
+}
+
+ProductKey KeyOf(const TensorView& a, const TensorView& b, const TensorView& c, bool bias) {
+  const MatrixLayout first = LayoutOf(b), second = LayoutOf(a), result = LayoutOf(c);
+  return {.m = c.dim(0),
+          .n = c.dim(1),
+          .k = a.dim(1),
+          .leading_first = first.leading_dim,
+          .leading_second = second.leading_dim,
+          .leading_c = result.leading_dim,
+          .transposes_first = !first.row_major,
+          .transposes_second = !second.row_major,
+          .bias = bias,
+          .operands = a.dtype(),
+          .result = c.dtype(),
+          .gelu = std::nullopt};
+}
+
+// Descriptors and the algorithm of one kind of product.
+struct ProductPlan {
+  explicit ProductPlan(CublasLtApi& api_of_plan) : api(api_of_plan) {}
+  ~ProductPlan() {
+    if (desc != nullptr) api.MatmulDescDestroy(desc);
+    for (CublasLtApi::MatrixLayout layout : {first, second, c}) {
+      if (layout != nullptr) api.MatrixLayoutDestroy(layout);
+    }
+    if (preference != nullptr) api.PreferenceDestroy(preference);
+  }
+  ProductPlan(const ProductPlan&) = delete;
+  ProductPlan& operator=(const ProductPlan&) = delete;
+
+  CublasLtApi& api;
+  CublasLtApi::MatmulDesc desc = nullptr;
+  CublasLtApi::MatrixLayout first = nullptr, second = nullptr, c = nullptr;
+  CublasLtApi::Preference preference = nullptr;  // needed until the algorithm is chosen
+  CublasLtApi::Algo algo = {};
+};
+
+class CublasLtProducts final : public Products {
+ public:
+  CublasLtProducts(std::shared_ptr<CublasLtApi> api, CublasLtApi::Handle handle, Stream& compute,
+                   DeviceBuffer workspace, const CublasLtOptions& options)
+      : api_(std::move(api)),
+        handle_(handle),
+        compute_(compute),
+        workspace_(std::move(workspace)),
+        options_(options) {}
+  ~CublasLtProducts() override {
+    plans_.clear();
+    api_->Destroy(handle_);
+  }
+
+  void MatMul(const TensorView& a, const TensorView& b, const TensorView& c, bool accumulate,
+              const TensorView& bias) override;
+  bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
+                  const TensorView& aux, const TensorView& c) override;
+
+ private:
+  // Queues the product of a plan whose epilogue has its addresses.
+  absl::Status Queue(const ProductPlan& plan, const TensorView& a, const TensorView& b,
+                     const TensorView& c, bool accumulate);
+  absl::Status TryMatMul(const ProductKey& key, const TensorView& a, const TensorView& b,
+                         const TensorView& c, bool accumulate, const TensorView& bias);
+  absl::StatusOr<ProductPlan*> PlanFor(const ProductKey& key);
+  absl::Status Describe(const ProductKey& key, ProductPlan* plan);
+  absl::Status SetPreference(const ProductKey& key, ProductPlan* plan);
+  absl::Status ChooseAlgorithm(ProductPlan* plan);
+  absl::StatusOr<bool> HasFixedOrder(const CublasLtApi::Algo& algo);
+  absl::Status ToStatus(CublasLtApi::Status status, const char* what) const;
+  template <typename T>
+  absl::Status SetDesc(ProductPlan* plan, int attribute, T value) {
+    return ToStatus(api_->MatmulDescSetAttribute(plan->desc, attribute, &value, sizeof(value)),
+                    "cublasLtMatmulDescSetAttribute");
+  }
+  template <typename T>
+  absl::Status SetPreference(ProductPlan* plan, int attribute, T value) {
+    return ToStatus(
+        api_->PreferenceSetAttribute(plan->preference, attribute, &value, sizeof(value)),
+        "cublasLtMatmulPreferenceSetAttribute");
+  }
+
+  const std::shared_ptr<CublasLtApi> api_;
+  const CublasLtApi::Handle handle_;
+  Stream& compute_;
+  const DeviceBuffer workspace_;
+  const CublasLtOptions options_;
+  std::map<ProductKey, std::unique_ptr<ProductPlan>> plans_;
+  std::set<ProductKey> without_gelu_;
+};
+
+absl::Status CublasLtProducts::ToStatus(CublasLtApi::Status status, const char* what) const {
+  if (status == CublasLtApi::kSuccess) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, ": ", api_->StatusString(status)));
+}
+
+void CublasLtProducts::MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
+                              bool accumulate, const TensorView& bias) {
+  const ProductKey key = KeyOf(a, b, c, !bias.empty());
+  compute_.context().KeepError(ToString(key), TryMatMul(key, a, b, c, accumulate, bias));
+}
+
+absl::Status CublasLtProducts::TryMatMul(const ProductKey& key, const TensorView& a,
+                                         const TensorView& b, const TensorView& c, bool accumulate,
+                                         const TensorView& bias) {
+  TESSERA_ASSIGN_OR_RETURN(ProductPlan* const plan, PlanFor(key));
+  if (key.bias) {
+    TESSERA_RETURN_IF_ERROR(
+        SetDesc<const void*>(plan, cublaslt_abi::kDescBiasPointer, bias.data()));
+  }
+  return Queue(*plan, a, b, c, accumulate);
+}
+
+absl::Status CublasLtProducts::Queue(const ProductPlan& plan, const TensorView& a,
+                                     const TensorView& b, const TensorView& c, bool accumulate) {
+  const float alpha = 1, beta = accumulate ? 1 : 0;
+  return ToStatus(
+      api_->Matmul(handle_, plan.desc, &alpha, b.data(), plan.first, a.data(), plan.second, &beta,
+                   c.data(), plan.c, c.data(), plan.c, &plan.algo, workspace_.data(),
+                   static_cast<size_t>(workspace_.bytes()), compute_.handle()),
+      "cublasLtMatmul");
+}
+
+// The library has no algorithm of some kinds. The search is not repeated.
+bool CublasLtProducts::MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                                  const TensorView& bias, const TensorView& aux,
+                                  const TensorView& c) {
+  if (!options_.gelu_epilogues) return false;
+  ProductKey key = KeyOf(a, b, c, !bias.empty());
+  key.gelu = use;
+  key.leading_aux = LayoutOf(aux).leading_dim;
+  if (without_gelu_.contains(key)) return false;
+  const absl::StatusOr<ProductPlan*> plan = PlanFor(key);
+  if (!plan.ok()) {
+    without_gelu_.insert(key);
+    return false;
+  }
+  absl::Status status = SetDesc<const void*>(*plan, cublaslt_abi::kDescAuxPointer, aux.data());
+  if (key.bias) {
+    status.Update(SetDesc<const void*>(*plan, cublaslt_abi::kDescBiasPointer, bias.data()));
+  }
+  if (status.ok()) status = Queue(**plan, a, b, c, /*accumulate=*/false);
+  compute_.context().KeepError(ToString(key), status);
+  return true;
+}
+
+absl::StatusOr<ProductPlan*> CublasLtProducts::PlanFor(const ProductKey& key) {
+  if (const auto found = plans_.find(key); found != plans_.end()) return found->second.get();
+  auto plan = std::make_unique<ProductPlan>(*api_);
+  TESSERA_RETURN_IF_ERROR(Describe(key, plan.get()));
+  TESSERA_RETURN_IF_ERROR(SetPreference(key, plan.get()));
+  TESSERA_RETURN_IF_ERROR(ChooseAlgorithm(plan.get()));
+  return (plans_[key] = std::move(plan)).get();
+}
+
+absl::Status CublasLtProducts::Describe(const ProductKey& key, ProductPlan* plan) {
+  const int compute = options_.allow_tf32 && key.operands == DType::kF32
+                          ? cublaslt_abi::kCompute32FFastTF32
+                          : cublaslt_abi::kCompute32F;
+  TESSERA_RETURN_IF_ERROR(
+      ToStatus(api_->MatmulDescCreate(&plan->desc, compute, cublaslt_abi::kReal32F),
+               "cublasLtMatmulDescCreate"));
+  const auto operation = [](bool transposes) {
+    return transposes ? cublaslt_abi::kOperationT : cublaslt_abi::kOperationN;
+  };
+  TESSERA_RETURN_IF_ERROR(
+      SetDesc<int32_t>(plan, cublaslt_abi::kDescTransA, operation(key.transposes_first)));
+  TESSERA_RETURN_IF_ERROR(
+      SetDesc<int32_t>(plan, cublaslt_abi::kDescTransB, operation(key.transposes_second)));
+  TESSERA_RETURN_IF_ERROR(SetDesc<uint32_t>(plan, cublaslt_abi::kDescEpilogue, EpilogueOf(key)));
+  if (key.gelu.has_value()) {
+    // The search depends on the address's alignment: it gets one of the least that is promised.
+    const void* const aligned =
+        static_cast<const char*>(workspace_.data()) + kEpilogueAlignmentBytes;
+    TESSERA_RETURN_IF_ERROR(SetDesc<const void*>(plan, cublaslt_abi::kDescAuxPointer, aligned));
+    TESSERA_RETURN_IF_ERROR(SetDesc<int64_t>(plan, cublaslt_abi::kDescAuxLd, key.leading_aux));
+  }
+  // A transposed operand is stored with its dims exchanged.
+  const auto create = [&](CublasLtApi::MatrixLayout* layout, DType dtype, bool transposes,
+                          int64_t rows, int64_t columns, int64_t leading_dim) {
+    return ToStatus(api_->MatrixLayoutCreate(
+                        layout, CudaType(dtype), static_cast<uint64_t>(transposes ? columns : rows),
+                        static_cast<uint64_t>(transposes ? rows : columns), leading_dim),
+                    "cublasLtMatrixLayoutCreate");
+  };
+  TESSERA_RETURN_IF_ERROR(
+      create(&plan->first, key.operands, key.transposes_first, key.n, key.k, key.leading_first));
+  TESSERA_RETURN_IF_ERROR(
+      create(&plan->second, key.operands, key.transposes_second, key.k, key.m, key.leading_second));
+  return create(&plan->c, key.result, false, key.n, key.m, key.leading_c);
+}
+
+// Alignments follow from the strides, which addresses are multiples of: see Products.
+absl::Status CublasLtProducts::SetPreference(const ProductKey& key, ProductPlan* plan) {
+  TESSERA_RETURN_IF_ERROR(
+      ToStatus(api_->PreferenceCreate(&plan->preference), "cublasLtMatmulPreferenceCreate"));
+  TESSERA_RETURN_IF_ERROR(SetPreference<uint64_t>(plan, cublaslt_abi::kPrefMaxWorkspaceBytes,
+                                                  static_cast<uint64_t>(workspace_.bytes())));
+  TESSERA_RETURN_IF_ERROR(
+      SetPreference<uint32_t>(plan, cublaslt_abi::kPrefReductionSchemeMask, kReductionComputeType));
+  const auto alignment = [](int64_t leading_dim, DType dtype) {
+    return static_cast<uint32_t>(AlignmentOf(leading_dim, dtype));
+  };
+  const std::pair<int, uint32_t> alignments[] = {
+      {cublaslt_abi::kPrefMinAlignmentABytes, alignment(key.leading_first, key.operands)},
+      {cublaslt_abi::kPrefMinAlignmentBBytes, alignment(key.leading_second, key.operands)},
+      {cublaslt_abi::kPrefMinAlignmentCBytes, alignment(key.leading_c, key.result)},
+      {cublaslt_abi::kPrefMinAlignmentDBytes, alignment(key.leading_c, key.result)}};
+  for (const auto& [attribute, bytes] : alignments) {
+    TESSERA_RETURN_IF_ERROR(SetPreference<uint32_t>(plan, attribute, bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CublasLtProducts::HasFixedOrder(const CublasLtApi::Algo& algo) {
+  uint32_t scheme = 0;
+  size_t written = 0;
+  TESSERA_RETURN_IF_ERROR(
+      ToStatus(api_->AlgoConfigGetAttribute(&algo, cublaslt_abi::kAlgoReductionScheme, &scheme,
+                                            sizeof(scheme), &written),
+               "cublasLtMatmulAlgoConfigGetAttribute"));
+  return scheme == kReductionNone || scheme == kReductionComputeType;
+}
+
+absl::Status CublasLtProducts::ChooseAlgorithm(ProductPlan* plan) {
+  std::array<CublasLtApi::HeuristicResult, kProposals> proposals = {};
+  int count = 0;
+  TESSERA_RETURN_IF_ERROR(ToStatus(
+      api_->AlgoGetHeuristic(handle_, plan->desc, plan->first, plan->second, plan->c, plan->c,
+                             plan->preference, kProposals, proposals.data(), &count),
+      "cublasLtMatmulAlgoGetHeuristic"));
+  for (int i = 0; i < count; ++i) {
+    const CublasLtApi::HeuristicResult& proposal = proposals[static_cast<size_t>(i)];
+    if (proposal.state != CublasLtApi::kSuccess) continue;
+    if (proposal.workspace_bytes > static_cast<size_t>(workspace_.bytes())) continue;
+    TESSERA_ASSIGN_OR_RETURN(const bool fixed, HasFixedOrder(proposal.algo));
+    if (!fixed) continue;
+    plan->algo = proposal.algo;
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError("cuBLASLt has no algorithm with a fixed order of additions");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Products>> MakeCublasLtProducts(std::shared_ptr<CublasLtApi> api,
+                                                               Stream& compute,
+                                                               const CublasLtOptions& options) {
+  CublasLtApi::Handle handle = nullptr;
+  const CublasLtApi::Status status = api->Create(&handle);
+  if (status != CublasLtApi::kSuccess) {
+    return absl::InternalError(absl::StrCat("cublasLtCreate: ", api->StatusString(status)));
+  }
+  absl::StatusOr<DeviceBuffer> workspace =
+      DeviceBuffer::Allocate(compute, options.workspace_bytes, "cuBLASLt's workspace");
+  if (!workspace.ok()) {
+    api->Destroy(handle);
+    return workspace.status();
+  }
+  return std::make_unique<CublasLtProducts>(std::move(api), handle, compute, *std::move(workspace),
+                                            options);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,320 @@
+// Matrix products, memory and errors of the backend; its other operations are kernels.
+
+#include "compute/kernels/cuda/device_backend.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/device_kernels.h"
+#include "compute/kernels/cuda/kernel_stream.h"
+#include "compute/kernels/cuda/products.h"
+#include "compute/kernels/cuda/tree_reduce.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/host_copies.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int64_t kScratchAlignment = 256;
+
+int64_t RoundedUp(int64_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+bool IsAligned(const TensorView& x, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(x.data()) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+// Bytes from the first element of a matrix to behind its last.
+int64_t SpanBytes(const TensorView& x) {
+  int64_t last = 0;
+  for (int d = 0; d < x.rank(); ++d) last += (x.dim(d) - 1) * x.stride(d);
+  return (last + 1) * ElementSize(x.dtype());
+}
+
+// An operand of a product; an empty view is none.
+struct Operand {
+  TensorView view;
+  bool read = true;
+  bool written = false;
+  int64_t alignment = 0;  // 0: that of its strides
+  TensorView original = {};
+
+  int64_t least_alignment() const {
+    return alignment > 0 ? alignment : LayoutOf(view).alignment_bytes;
+  }
+};
+
+void CheckProduct(const TensorView& a, const TensorView& b, const TensorView& c,
+                  const TensorView& bias) {
+  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2 && a.dim(1) == b.dim(0) &&
+        c.dim(0) == a.dim(0) && c.dim(1) == b.dim(1))
+      << ToString(a.shape()) << " by " << ToString(b.shape()) << " to " << ToString(c.shape());
+  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32))
+      << DTypeName(a.dtype()) << " by " << DTypeName(b.dtype()) << " to " << DTypeName(c.dtype());
+  CHECK(LayoutOf(c).row_major) << "the result is not dense in its last dim";
+  if (bias.empty()) return;
+  CHECK(bias.dtype() == a.dtype() && bias.contiguous() && bias.elements() == c.dim(1))
+      << "a bias " << ToString(bias.shape());
+}
+
+// Must be a base that is constructed before DeviceKernels, which takes the stream of kernels.
+struct KernelStreamHolder {
+  explicit KernelStreamHolder(const Stream& compute) : kernels(compute) {}
+  KernelStream kernels;
+};
+
+class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
+ public:
+  DeviceBackend(Device device, Stream& compute, std::unique_ptr<Products> products)
+      : KernelStreamHolder(compute),
+        DeviceKernels(kernels.get()),
+        device_(device),
+        compute_(compute),
+        products_(std::move(products)) {}
+
+  Device device() const override { return device_; }
+  absl::Status Synchronize() override {
+    kernels.KeepErrors();
+    return compute_.Synchronize();
+  }
+
+  void Upload(const void* host, TensorView to) override {
+    if (HostCopies* const copies = Copies(); copies != nullptr) {
+      compute_.context().KeepError("a copy to the device",
+                                   copies->ToDevice(host, to.bytes(), to.data()));
+    }
+  }
+  void Download(TensorView from, void* host) override {
+    kernels.KeepErrors();
+    if (HostCopies* const copies = Copies(); copies != nullptr) {
+      compute_.context().KeepError("a copy to the host",
+                                   copies->ToHost(from.data(), from.bytes(), host));
+    }
+  }
+
+  void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
+  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                  TensorView act) override;
+  void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) override;
+  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
+
+ protected:
+  // A read before a write is seen on the simulated device.
+  void* Scratch(int64_t bytes) override {
+    void* const memory = Grow(bytes, &scratch_, "workspace");
+    if (memory != nullptr) kernels.Poison(memory, bytes);
+    return memory;
+  }
+  void CopyToHost(const void* from, int64_t bytes, void* to) override;
+
+ private:
+  // Null where there is no memory left; so are the following. The operation is then skipped, and
+  // Synchronize() returns the error.
+  void* Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose);
+  void* Pinned(int64_t bytes);
+  HostCopies* Copies();
+  // Calls `product` after the operands at less aligned addresses than their strides have been
+  // replaced by copies.
+  template <typename Product>
+  void WithAligned(std::span<Operand> operands, const Product& product);
+  bool FusesGelu(GeluUse use, const TensorView& a, const TensorView& b, const TensorView& bias,
+                 const TensorView& aux, const TensorView& c);
+  void ReduceSums(std::span<const TensorView> sums, const TensorView& c);
+
+  const Device device_;
+  Stream& compute_;
+  const std::unique_ptr<Products> products_;
+  std::optional<DeviceBuffer> scratch_;
+  std::optional<DeviceBuffer> aligned_;  // copies of operands
+  std::optional<DeviceBuffer> sums_;     // of MatMulTree()
+  std::optional<PinnedBuffer> pinned_;
+  std::unique_ptr<HostCopies> copies_;
+};
+
+// What is queued before on the stream uses the old memory before it is given back there.
+void* DeviceBackend::Grow(int64_t bytes, std::optional<DeviceBuffer>* buffer, const char* purpose) {
+  if (!buffer->has_value() || (*buffer)->bytes() < bytes) {
+    const int64_t before = buffer->has_value() ? (*buffer)->bytes() : 0;
+    buffer->reset();
+    absl::StatusOr<DeviceBuffer> grown = DeviceBuffer::Allocate(
+        compute_, RoundedUp(std::max({bytes, before + before / 2, int64_t{1}})), purpose);
+    if (!grown.ok()) {
+      compute_.context().KeepError("memory of an operation", grown.status());
+      return nullptr;
+    }
+    buffer->emplace(*std::move(grown));
+  }
+  return (*buffer)->data();
+}
+
+void* DeviceBackend::Pinned(int64_t bytes) {
+  if (!pinned_.has_value() || pinned_->bytes() < bytes) {
+    pinned_.reset();
+    absl::StatusOr<PinnedBuffer> grown =
+        PinnedBuffer::Allocate(compute_.context(), RoundedUp(bytes));
+    if (!grown.ok()) {
+      compute_.context().KeepError("host memory of an operation", grown.status());
+      return nullptr;
+    }
+    pinned_.emplace(*std::move(grown));
+  }
+  return pinned_->data();
+}
+
+HostCopies* DeviceBackend::Copies() {
+  if (copies_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<HostCopies>> copies = HostCopies::Create(compute_);
+    compute_.context().KeepError("host memory of copies", copies.status());
+    if (copies.ok()) copies_ = *std::move(copies);
+  }
+  return copies_.get();
+}
+
+void DeviceBackend::CopyToHost(const void* from, int64_t bytes, void* to) {
+  void* const pinned = Pinned(bytes);
+  if (pinned == nullptr) return;
+  compute_.Copy(from, bytes, pinned);
+  // Synchronize() of the backend, not of this operation, returns the error.
+  compute_.context().KeepError("a copy to the host", compute_.Drain());
+  std::memcpy(to, pinned, static_cast<size_t>(bytes));
+}
+
+// So the algorithm of a product, and with it the bits, do not depend on addresses.
+template <typename Product>
+void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& product) {
+  int64_t bytes = 0;
+  for (Operand& operand : operands) {
+    if (operand.view.empty() || IsAligned(operand.view, operand.least_alignment())) continue;
+    operand.original = operand.view;
+    bytes += RoundedUp(SpanBytes(operand.view));
+  }
+  char* next = bytes == 0 ? nullptr : static_cast<char*>(Grow(bytes, &aligned_, "workspace"));
+  if (bytes > 0 && next == nullptr) return;
+  for (Operand& operand : operands) {
+    const TensorView& x = operand.original;
+    if (x.empty()) continue;
+    operand.view = TensorView(next, x.dtype(), x.shape(), x.strides());
+    if (operand.read) Copy(x, operand.view);
+    next += RoundedUp(SpanBytes(x));
+  }
+  product();
+  for (const Operand& operand : operands) {
+    if (operand.written && !operand.original.empty()) Copy(operand.view, operand.original);
+  }
+}
+
+void DeviceBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
+                           TensorView bias) {
+  CheckProduct(a, b, c, bias);
+  if (c.elements() == 0) return;
+  const bool product_adds_bias = !bias.empty() && a.dim(1) > 0 && bias.dtype() == c.dtype();
+  if (a.dim(1) == 0) {
+    if (!accumulate) Fill(c, 0);
+  } else {
+    Operand used[] = {
+        {a},
+        {b},
+        {.view = c, .read = accumulate, .written = true},
+        {.view = product_adds_bias ? bias : TensorView(), .alignment = kProductAlignmentBytes}};
+    WithAligned(used, [&] {
+      products_->MatMul(used[0].view, used[1].view, used[2].view, accumulate, used[3].view);
+    });
+  }
+  if (!bias.empty() && !product_adds_bias) AddBiasTo(bias, c);
+}
+
+// In bf16 only: in fp32, the library's tanh, of whose accuracy nothing is promised, would be seen.
+// cuBLASLt's epilogue that also sums the gradient of the bias (DGELU_BGRAD) is not used, because it
+// rounds that gradient to bf16.
+bool DeviceBackend::FusesGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                              const TensorView& bias, const TensorView& aux, const TensorView& c) {
+  CheckProduct(a, b, c, bias);
+  CHECK(aux.shape() == c.shape() && aux.dtype() == c.dtype() && aux.contiguous() && c.contiguous())
+      << ToString(aux.shape()) << " and " << ToString(c.shape());
+  const bool bf16 = a.dtype() == DType::kBF16 && c.dtype() == DType::kBF16;
+  const int64_t alignment = LayoutOf(c).alignment_bytes;
+  if (!bf16 || c.elements() == 0 || a.dim(1) == 0 || alignment != kProductAlignmentBytes) {
+    return false;
+  }
+  const bool forward = use == GeluUse::kForward;
+  Operand used[] = {{a},
+                    {b},
+                    {.view = bias, .alignment = kProductAlignmentBytes},
+                    {.view = aux, .read = !forward, .written = forward},
+                    {.view = c, .read = false, .written = true}};
+  bool fused = false;
+  WithAligned(used, [&] {
+    fused = products_->MatMulGelu(use, used[0].view, used[1].view, used[2].view, used[3].view,
+                                  used[4].view);
+  });
+  return fused;
+}
+
+void DeviceBackend::MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
+                               TensorView act) {
+  if (FusesGelu(GeluUse::kForward, a, b, bias, pre, act)) return;
+  DeviceKernels::MatMulGelu(a, b, bias, pre, act);
+}
+
+void DeviceBackend::MatMulGeluBackward(TensorView a, TensorView b, TensorView pre,
+                                       TensorView d_pre) {
+  if (FusesGelu(GeluUse::kBackward, a, b, {}, pre, d_pre)) return;
+  DeviceKernels::MatMulGeluBackward(a, b, pre, d_pre);
+}
+
+// T(0, n) adds adjacent products first. The second one of each pair is added to the first by the
+// product itself.
+void DeviceBackend::MatMulTree(std::span<const MatMulOperands> products, TensorView c) {
+  CHECK(!products.empty());
+  CHECK(c.dtype() == DType::kF32) << "a sum of products in " << DTypeName(c.dtype());
+  const int64_t pairs = (static_cast<int64_t>(products.size()) + 1) / 2;
+  std::vector<TensorView> sums = {c};
+  if (pairs > 1) {
+    const int64_t bytes = RoundedUp(c.bytes());
+    const bool in_place = c.contiguous();
+    char* memory =
+        static_cast<char*>(Grow((pairs - (in_place ? 1 : 0)) * bytes, &sums_, "sums of products"));
+    if (memory == nullptr) return;
+    if (!in_place) sums.clear();
+    while (static_cast<int64_t>(sums.size()) < pairs) {
+      sums.emplace_back(memory, DType::kF32, c.shape());
+      memory += bytes;
+    }
+  }
+  for (size_t i = 0; i < products.size(); ++i) {
+    MatMul(products[i].a, products[i].b, sums[i / 2], /*accumulate=*/i % 2 != 0, {});
+  }
+  if (pairs > 1) ReduceSums(sums, c);
+}
+
+void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorView& c) {
+  std::vector<const float*> inputs;
+  for (const TensorView& sum : sums) inputs.push_back(sum.as<float>());
+  const TensorView& first = sums.front();
+  TreeReduce<float>(kernels.get(), TreeOp::kSum, inputs, first.elements(), first.as<float>());
+  if (first.data() != c.data()) Copy(first, c);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
+                                           std::unique_ptr<Products> products) {
+  return std::make_unique<DeviceBackend>(device, compute, std::move(products));
+}
+
+}  // namespace tessera::cuda

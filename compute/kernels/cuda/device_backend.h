@@ -1,0 +1,31 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_DEVICE_BACKEND_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_DEVICE_BACKEND_H_
+
+#include <memory>
+
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/products.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+
+// The operations of a training step on one stream of a GPU. Under nvcc (:device_backend) the
+// kernels of this folder run on the GPU of the stream; under another compiler
+// (:simulated_device_backend) they run on the simulated device, whose stream is one of a
+// FakeDeviceRuntime.
+//
+// Every operation is queued, and returns before it has run; operations that return a number wait
+// for it. Errors are reported by Synchronize(): that of a launch names the kernel, the operation
+// and the shapes of its operands.
+//
+// Memory: scratch memory grows to what the largest operation needs, and stays. An operation for
+// which there is none left does nothing, and is such an error.
+//
+// `compute` must outlive the backend; `products` works on the same stream. Not thread-safe.
+std::unique_ptr<Backend> MakeDeviceBackend(Device device, Stream& compute,
+                                           std::unique_ptr<Products> products);
+
+}  // namespace tessera::cuda
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_DEVICE_BACKEND_H_

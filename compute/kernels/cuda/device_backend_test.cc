@@ -1,0 +1,387 @@
+// Matrix products through the table of cuBLASLt's functions, errors, and the order of work on a
+// stream that runs late.
+
+#include "compute/kernels/cuda/device_backend.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "compute/kernels/backend.h"
+#include "compute/kernels/cuda/cublaslt_products.h"
+#include "compute/kernels/cuda/testing/fake_cublaslt.h"
+#include "compute/kernels/reference/reference_backend.h"
+#include "compute/kernels/testing/compare.h"
+#include "compute/kernels/testing/random_tensors.h"
+#include "compute/tensor/device.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/fake_device_runtime.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+using testing::Cloned;
+using testing::ExpectBitwiseEqual;
+using testing::ExpectClose;
+
+// A fake device, cuBLASLt and a backend on one stream, over host tensors.
+struct TestDevice {
+  explicit TestDevice(uint64_t seed = 0, const FakeCublasLtOptions& options = {}) {
+    auto owned = std::make_unique<FakeDeviceRuntime>(FakeDeviceOptions{.seed = seed});
+    runtime = owned.get();
+    context = std::make_unique<DeviceContext>(std::move(owned));
+    compute = std::make_unique<Stream>(*Stream::Create(*context));
+    cublaslt = std::make_shared<FakeCublasLt>(*runtime, options);
+    backend =
+        MakeDeviceBackend({DeviceType::kCpu, 0}, *compute,
+                          *MakeCublasLtProducts(cublaslt, *compute, {.workspace_bytes = 1 << 12}));
+  }
+  FakeDeviceRuntime* runtime;
+  std::unique_ptr<DeviceContext> context;
+  std::unique_ptr<Stream> compute;
+  std::shared_ptr<FakeCublasLt> cublaslt;
+  std::unique_ptr<Backend> backend;
+};
+
+// A matrix in a larger one, from element `shift` on, with `gap` elements between its rows; stored
+// transposed or not.
+struct Placement {
+  bool transposed = false;
+  int64_t shift = 0;
+  int64_t gap = 0;
+};
+
+TensorView Placed(std::vector<Tensor>& owners, DType dtype, int64_t rows, int64_t columns,
+                  const Placement& place) {
+  const int64_t stored_rows = place.transposed ? columns : rows;
+  const int64_t stored_columns = place.transposed ? rows : columns;
+  owners.emplace_back(dtype, Shape{stored_rows + 1, stored_columns + place.shift + place.gap});
+  const TensorView stored = owners.back()
+                                .view()
+                                .Slice(0, 0, stored_rows)
+                                .Slice(1, place.shift, place.shift + stored_columns);
+  return place.transposed ? stored.Transpose(0, 1) : stored;
+}
+
+class ProductTest : public ::testing::TestWithParam<std::tuple<DType, DType>> {
+ protected:
+  DType operands() const { return std::get<0>(GetParam()); }
+  DType result() const { return std::get<1>(GetParam()); }
+
+  TensorView Random(int64_t rows, int64_t columns, const Placement& place) {
+    const TensorView to = Placed(owners_, operands(), rows, columns, place);
+    reference_->Copy(random_.Normal(DType::kF32, {rows, columns}), to);
+    return to;
+  }
+
+  void ExpectProduct(int64_t m, int64_t n, int64_t k, const Placement& at_a, const Placement& at_b,
+                     const Placement& at_c, bool accumulate, bool has_bias) {
+    const TensorView a = Random(m, k, at_a), b = Random(k, n, at_b);
+    Tensor bias_memory(operands(), {n + 1});
+    const TensorView bias =
+        has_bias ? bias_memory.view().Slice(0, at_c.shift % 2, n + at_c.shift % 2) : TensorView();
+    if (has_bias) reference_->Copy(random_.Normal(DType::kF32, {n}), bias);
+    const Tensor start = random_.Normal(DType::kF32, {m, n});
+    const TensorView c = Placed(owners_, result(), m, n, {.shift = at_c.shift, .gap = at_c.gap});
+    const Tensor whole_before = Cloned(owners_.back());
+    reference_->Copy(start, c);
+    const Tensor expected(result(), {m, n});
+    reference_->Copy(c, expected);
+    reference_->MatMul(a, b, expected, accumulate, bias);
+    device_.backend->MatMul(a, b, c, accumulate, bias);
+    ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
+    const double unit = result() == DType::kBF16 ? 0x1p-7 : 0x1p-20;
+    ExpectClose(c, expected, {.relative = unit, .of_maximum = unit});
+    // What lies around the result is as before.
+    reference_->Copy(whole_before.view().Slice(0, 0, m).Slice(1, at_c.shift, at_c.shift + n), c);
+    ExpectBitwiseEqual(owners_.back(), whole_before, "around c");
+    owners_.clear();
+  }
+
+  TestDevice device_;
+  testing::RandomTensors random_{20261123};
+  std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
+  std::vector<Tensor> owners_;
+};
+
+// Every transposition with dense rows and gaps, at aligned and odd addresses.
+TEST_P(ProductTest, EveryLayout) {
+  for (int bits = 0; bits < 64; ++bits) {
+    SCOPED_TRACE(bits);
+    const int64_t shift_a = bits & 4 ? 3 : 0, shift_b = bits & 8 ? 1 : 0;
+    const int64_t shift_c = bits & 16 ? 5 : 0, gap = bits & 32 ? 11 : 0;
+    ExpectProduct(6, 24, 16, {.transposed = (bits & 1) != 0, .shift = shift_a, .gap = gap},
+                  {.transposed = (bits & 2) != 0, .shift = shift_b, .gap = gap},
+                  {.shift = shift_c, .gap = gap}, /*accumulate=*/(bits & 3) == 2,
+                  /*has_bias=*/bits % 3 == 0);
+  }
+}
+
+TEST_P(ProductTest, EveryShapeWithOnesAndOddSizes) {
+  for (int64_t m : {1, 2, 7}) {
+    for (int64_t n : {1, 3, 8}) {
+      for (int64_t k : {1, 5, 16}) {
+        SCOPED_TRACE(absl::StrCat(m, " x ", n, " x ", k));
+        for (int bits = 0; bits < 4; ++bits) {
+          ExpectProduct(m, n, k, {.transposed = (bits & 1) != 0}, {.transposed = (bits & 2) != 0},
+                        {}, /*accumulate=*/false, /*has_bias=*/true);
+          ExpectProduct(m, n, k, {.transposed = (bits & 1) != 0}, {.transposed = (bits & 2) != 0},
+                        {}, /*accumulate=*/true, /*has_bias=*/false);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ProductTest, AnEmptyInnerDimIsASumOfNothing) {
+  const Tensor a(operands(), {3, 0}), b(operands(), {0, 4}), bias(operands(), {4});
+  const Tensor c(result(), {3, 4});
+  reference_->Fill(bias, 2);
+  reference_->Fill(c, 5);
+  device_.backend->MatMul(a, b, c, /*accumulate=*/true, bias);
+  ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(testing::At(c, {2, 3}), 7);
+  device_.backend->MatMul(a, b, c, /*accumulate=*/false, bias);
+  ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(testing::At(c, {0, 0}), 2);
+}
+
+// The bits of separate products that are added in the tree.
+TEST_P(ProductTest, TreeHasTheBitsOfSeparateProducts) {
+  for (int count : {1, 2, 3, 4, 5, 7, 8}) {
+    for (int64_t gap : {0, 3}) {
+      SCOPED_TRACE(absl::StrCat(count, " products, gap ", gap));
+      std::vector<MatMulOperands> products;
+      std::vector<Tensor> sums;
+      for (int i = 0; i < count; ++i) {
+        products.push_back({Random(5, 9, {}), Random(9, 6, {.transposed = true})});
+        sums.emplace_back(DType::kF32, Shape{5, 6});
+        device_.backend->MatMul(products.back().a, products.back().b, sums.back(), false, {});
+      }
+      for (size_t step = 1; step < sums.size(); step *= 2) {
+        for (size_t i = 0; i + step < sums.size(); i += 2 * step) {
+          device_.backend->Add(sums[i], sums[i + step], sums[i]);
+        }
+      }
+      const TensorView c = Placed(owners_, DType::kF32, 5, 6, {.gap = gap});
+      device_.backend->MatMulTree(products, c);
+      ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
+      ExpectBitwiseEqual(c, sums[0]);
+      owners_.clear();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, ProductTest,
+                         ::testing::Values(std::tuple(DType::kF32, DType::kF32),
+                                           std::tuple(DType::kBF16, DType::kF32),
+                                           std::tuple(DType::kBF16, DType::kBF16)),
+                         [](const auto& info) {
+                           return std::string(DTypeName(std::get<0>(info.param))) + "_to_" +
+                                  std::string(DTypeName(std::get<1>(info.param)));
+                         });
+
+// Products of bf16 whose last step is GELU. The operands lie at any addresses, with gaps between
+// rows of the factors.
+class GeluProductTest : public ::testing::Test {
+ protected:
+  struct Results {
+    Tensor pre, act, d_pre;
+  };
+
+  TensorView At(const Tensor& x, int64_t shift) {
+    const TensorView from = x;
+    memory_.emplace_back(from.dtype(), Shape{from.elements() + shift});
+    const int64_t bytes = shift * ElementSize(from.dtype());
+    const TensorView to(memory_.back().view().as<char>() + bytes, from.dtype(), from.shape());
+    reference_->Copy(from, to);
+    return to;
+  }
+
+  Results Run(Backend& backend, int64_t shift) {
+    const TensorView pre = At(pre_, shift), act = At(pre_, shift), d_pre = At(pre_, shift);
+    backend.MatMulGelu(At(a_, shift), At(b_, shift), At(bias_, shift), pre, act);
+    backend.MatMulGeluBackward(At(a_, shift), At(b_, shift), pre, d_pre);
+    EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
+    return {Cloned(pre), Cloned(act), Cloned(d_pre)};
+  }
+
+  void Draw(DType dtype, int64_t m, int64_t n, int64_t k) {
+    a_ = random_.Normal(dtype, {m, k});
+    b_ = random_.Normal(dtype, {k, n});
+    bias_ = random_.Normal(dtype, {n});
+    pre_ = random_.Normal(dtype, {m, n});
+  }
+
+  static void ExpectSame(const Results& actual, const Results& expected) {
+    ExpectBitwiseEqual(actual.pre, expected.pre, "pre");
+    ExpectBitwiseEqual(actual.act, expected.act, "act");
+    ExpectBitwiseEqual(actual.d_pre, expected.d_pre, "d_pre");
+  }
+
+  testing::RandomTensors random_{20261125};
+  std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
+  Tensor a_, b_, bias_, pre_;
+  std::vector<Tensor> memory_;
+};
+
+TEST_F(GeluProductTest, AreOneProductWhoseBitsDoNotDependOnAddresses) {
+  Draw(DType::kBF16, 6, 24, 10);
+  TestDevice device;
+  const Results first = Run(*device.backend, 0);
+  EXPECT_EQ(device.cublaslt->gelu_products(), 2);
+  EXPECT_EQ(device.cublaslt->products(), 2);
+  for (const int64_t shift : {1, 4, 8}) ExpectSame(Run(*device.backend, shift), first);
+  EXPECT_EQ(device.cublaslt->gelu_products(), 8);
+  EXPECT_EQ(device.cublaslt->searches(), 2);
+  // The GELU is that of the sum before it is rounded, of which `pre` is the rounded value.
+  const Tensor pre(DType::kF32, {6, 24}), act(DType::kF32, {6, 24});
+  reference_->MatMulGelu(a_, b_, bias_, pre, act);
+  ExpectClose(first.pre, pre, {.relative = 0x1p-8, .of_maximum = 0x1p-16});
+  ExpectClose(first.act, act, {.relative = 0x1p-8, .of_maximum = 0x1p-16});
+}
+
+TEST_F(GeluProductTest, HaveTheBitsOfTwoOperationsWhereTheyAreNotOne) {
+  const auto apart = [&](Backend& backend) {
+    Results results = {Tensor(a_.view().dtype(), pre_.view().shape()),
+                       Tensor(a_.view().dtype(), pre_.view().shape()),
+                       Tensor(a_.view().dtype(), pre_.view().shape())};
+    backend.MatMul(a_, b_, results.pre, false, bias_);
+    backend.GeluForward(results.pre, results.act);
+    backend.MatMul(a_, b_, results.d_pre, false);
+    backend.GeluBackward(results.d_pre, results.pre, results.d_pre);
+    EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
+    return results;
+  };
+  const auto expect_apart = [&](const FakeCublasLtOptions& options) {
+    TestDevice device(0, options);
+    ExpectSame(Run(*device.backend, 0), apart(*device.backend));
+    ExpectSame(Run(*device.backend, 1), apart(*device.backend));
+    EXPECT_EQ(device.cublaslt->gelu_products(), 0);
+    // Whether there is an algorithm is asked once.
+    EXPECT_EQ(device.cublaslt->searches(), options.no_gelu ? 4 : 2);
+  };
+  Draw(DType::kBF16, 6, 24, 10);
+  expect_apart({.no_gelu = true});
+  Draw(DType::kBF16, 6, 20, 10);  // rows of 40 bytes
+  expect_apart({});
+  Draw(DType::kF32, 6, 24, 10);
+  expect_apart({});
+}
+
+TEST_F(GeluProductTest, EmptySums) {
+  Draw(DType::kBF16, 6, 24, 0);
+  TestDevice device;
+  const Results results = Run(*device.backend, 0);
+  const Tensor expected(DType::kBF16, {6, 24}), act(DType::kBF16, {6, 24});
+  reference_->MatMulGelu(a_, b_, bias_, expected, act);
+  ExpectBitwiseEqual(results.pre, expected);
+}
+
+class DeviceBackendTest : public ::testing::Test {
+ protected:
+  testing::RandomTensors random_{20261124};
+};
+
+TEST_F(DeviceBackendTest, AnAlgorithmIsChosenOnceForEachKindOfProduct) {
+  TestDevice device;
+  const Tensor a = random_.Normal(DType::kF32, {8, 8}), b = random_.Normal(DType::kF32, {8, 8});
+  const Tensor c(DType::kF32, {8, 8});
+  for (int i = 0; i < 3; ++i) {
+    device.backend->MatMul(a, b, c, /*accumulate=*/i > 0);
+    device.backend->MatMul(a, b.view().Transpose(0, 1), c, false);
+  }
+  EXPECT_EQ(device.cublaslt->searches(), 2);
+  EXPECT_EQ(device.cublaslt->products(), 6);
+  EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+}
+
+TEST_F(DeviceBackendTest, OperationsRunLaterAndInOrder) {
+  TestDevice device;
+  const Tensor a = random_.Normal(DType::kF32, {4, 4}), c(DType::kF32, {4, 4});
+  device.backend->Fill(c, 3);
+  device.backend->MatMul(a, a, c, /*accumulate=*/true);
+  device.backend->Scale(c, 0);
+  device.backend->MatMul(a, a, c, /*accumulate=*/true);
+  EXPECT_EQ(testing::At(c, {0, 0}), 0);  // nothing has run
+  ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+  const Tensor expected(DType::kF32, {4, 4});
+  MakeReferenceBackend()->MatMul(a, a, expected, false);
+  ExpectClose(c, expected, {.relative = 1e-5, .of_maximum = 1e-6});
+}
+
+TEST_F(DeviceBackendTest, NumbersWaitForWhatIsQueued) {
+  TestDevice device;
+  const Tensor x(DType::kF32, {10000});
+  device.backend->Fill(x, 2);
+  EXPECT_EQ(device.backend->SumOfSquares(x), 40000);
+  EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+}
+
+// Scratch memory that grows is not given back before earlier operations have used it.
+TEST_F(DeviceBackendTest, ScratchMemoryGrowsInTheOrderOfTheStream) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    TestDevice device(seed);
+    std::vector<Tensor> outputs;
+    std::vector<Tensor> inputs;
+    for (int64_t columns = 8; columns <= 512; columns *= 4) {
+      inputs.push_back(random_.Normal(DType::kF32, {40, columns}));
+      outputs.emplace_back(DType::kF32, Shape{columns});
+      device.backend->SumRows(inputs.back(), outputs.back(), false);
+    }
+    ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor expected(DType::kF32, outputs[i].view().shape());
+      MakeReferenceBackend()->SumRows(inputs[i], expected, false);
+      ExpectClose(outputs[i], expected, {.relative = 1e-5, .of_maximum = 1e-6});
+    }
+  }
+}
+
+TEST_F(DeviceBackendTest, ErrorsOfProductsNameTheProduct) {
+  const Tensor a = random_.Normal(DType::kBF16, {4, 6}), b = random_.Normal(DType::kBF16, {6, 8});
+  const Tensor c(DType::kF32, {4, 8});
+  const std::string product = "product [4,6] x [6,8] of bfloat16 to float32, strides 6, 8 and 8: ";
+  const auto error = [&](const FakeCublasLtOptions& options) {
+    TestDevice device(0, options);
+    device.backend->MatMul(a, b, c, false);
+    device.backend->MatMul(b.view().Transpose(0, 1), a.view().Transpose(0, 1),
+                           Tensor(DType::kF32, {8, 4}), false);
+    return device.backend->Synchronize();
+  };
+  EXPECT_EQ(error({.fails = true}),
+            absl::InternalError(product + "cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED"));
+  EXPECT_EQ(
+      error({.no_algorithm = true}),
+      absl::InternalError(product + "cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED"));
+  EXPECT_EQ(error({.only_unordered = true}),
+            absl::UnimplementedError(product +
+                                     "cuBLASLt has no algorithm with a fixed order of additions"));
+}
+
+TEST_F(DeviceBackendTest, ErrorsOfKernelsNameKernelOperationAndShapes) {
+  TestDevice device;
+  // More blocks than a grid has.
+  const Tensor none(DType::kF32, {1});
+  const TensorView huge(none.view().data(), DType::kF32, {int64_t{1} << 41});
+  device.backend->Scale(huge, 2);
+  const Tensor x(DType::kF32, {8});
+  device.backend->Fill(x, 2);
+  const absl::Status status = device.backend->Synchronize();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(absl::StrContains(status.message(), "ForEach: launched with a grid of")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "in Scale of [2199023255552]")) << status;
+  EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace tessera::cuda

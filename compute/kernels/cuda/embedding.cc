@@ -1,0 +1,267 @@
+// Embedding tables, forward and backward. V ids of this shard, R rows, C columns.
+//
+// The gradient of a table row adds the rows of its id one after the other, in their order, as on
+// the CPU: bitwise the same. Rows are first sorted by id:
+// 1. count the rows of each id, with integer atomics, whose order does not matter;
+// 2. sum up the counts: where each id's list of rows begins;
+// 3. put each row into its id's list, in any order;
+// 4. sort each list: a row's place is the number of smaller rows in the list;
+// 5. one block a table row and strip of columns adds the rows of the list.
+
+#include <glog/logging.h>
+
+#include <cstdint>
+
+#include "compute/kernels/cuda/device_kernels.h"
+#include "compute/kernels/cuda/elementwise.h"
+#include "compute/kernels/cuda/operands.h"
+#include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/simt.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kScanThreads = 1024;
+constexpr int kSortThreads = 64;
+constexpr int kStripThreads = 128;
+
+template <typename T>
+struct EmbeddingForwardBody {
+  Rows<T> table;
+  const int32_t* ids;
+  int64_t first_id;
+  Rows<T> out;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    const int64_t local = ids[row] - first_id;
+    float values[kCount] = {};
+    if (local >= 0 && local < table.rows) {
+      simt::LoadPack(table.data + local * table.stride + column, values);
+    }
+    simt::StorePack(values, out.data + row * out.stride + column);
+  }
+};
+
+struct ZeroBody {
+  int32_t* x;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t i) const {
+    x[i] = 0;
+  }
+};
+
+// The rows of this shard's ids, by id. `starts` has V + 1 elements.
+struct RowLists {
+  const int32_t* ids;
+  int64_t rows, first_id, id_count;
+  int32_t* counts;
+  int32_t* starts;
+  int32_t* unsorted;
+  int32_t* sorted;
+
+  // Negative: another shard's.
+  TESSERA_DEVICE int64_t LocalId(int64_t row) const {
+    const int64_t local = ids[row] - first_id;
+    return local < id_count ? local : -1;
+  }
+};
+
+struct CountBody {
+  RowLists lists;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t row) const {
+    const int64_t id = lists.LocalId(row);
+    if (id >= 0) simt::AtomicAdd(lists.counts + id, 1);
+  }
+};
+
+// One block. Leaves zeros in the counts, which PlaceBody counts up again.
+TESSERA_KERNEL void ScanCounts(RowLists lists) {
+  simt::SharedMemory memory;
+  const simt::SharedArray<int32_t> warp_sums = memory.Take<int32_t>(simt::kWarpSize);
+  const int warps = simt::ThreadCount() / simt::kWarpSize;
+  int32_t before = 0;
+  for (int64_t first = 0; first < lists.id_count; first += simt::ThreadCount()) {
+    const int64_t id = first + simt::ThreadIndex();
+    const int32_t count = id < lists.id_count ? lists.counts[id] : 0;
+    int32_t sum = count;  // of this lane and those before it
+    for (int distance = 1; distance < simt::kWarpSize; distance *= 2) {
+      const int source = simt::Lane() - distance;
+      const int32_t other = simt::ShuffleFrom(simt::kAllLanes, sum, source < 0 ? 0 : source);
+      if (source >= 0) sum += other;
+    }
+    if (simt::Lane() == simt::kWarpSize - 1) warp_sums.Set(simt::WarpIndex(), sum);
+    simt::SyncThreads();
+    int32_t start = before + sum - count;
+    for (int warp = 0; warp < warps; ++warp) {
+      const int32_t warp_sum = warp_sums.Get(warp);
+      if (warp < simt::WarpIndex()) start += warp_sum;
+      before += warp_sum;
+    }
+    if (id < lists.id_count) {
+      lists.starts[id] = start;
+      lists.counts[id] = 0;
+    }
+    simt::SyncThreads();
+  }
+  if (simt::ThreadIndex() == 0) lists.starts[lists.id_count] = before;
+}
+
+struct PlaceBody {
+  RowLists lists;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t row) const {
+    const int64_t id = lists.LocalId(row);
+    if (id < 0) return;
+    const int32_t place = lists.starts[id] + simt::AtomicAdd(lists.counts + id, 1);
+    lists.unsorted[place] = static_cast<int32_t>(row);
+  }
+};
+
+// One block a list.
+TESSERA_KERNEL void SortLists(RowLists lists) {
+  const int64_t id = simt::BlockX();
+  const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
+  for (int32_t i = begin + simt::ThreadIndex(); i < end; i += simt::ThreadCount()) {
+    const int32_t row = lists.unsorted[i];
+    int32_t smaller = 0;
+    for (int32_t j = begin; j < end; ++j) smaller += lists.unsorted[j] < row ? 1 : 0;
+    lists.sorted[begin + smaller] = row;
+  }
+}
+
+template <typename T>
+TESSERA_KERNEL void AddLists(RowLists lists, Rows<T> d_out, Rows<float> d_table) {
+  const int64_t id = simt::BlockX();
+  const int64_t column = simt::BlockY() * simt::ThreadCount() + simt::ThreadIndex();
+  const int32_t begin = lists.starts[id], end = lists.starts[id + 1];
+  if (begin == end || column >= d_table.columns) return;
+  float* const to = d_table.data + id * d_table.stride + column;
+  float sum = *to;
+  for (int32_t i = begin; i < end; ++i) {
+    sum += simt::ToFloat(d_out.data[lists.sorted[i] * d_out.stride + column]);
+  }
+  *to = sum;
+}
+
+template <typename T>
+struct AddPositionsBody {
+  Rows<T> table;
+  int64_t sequence;
+  Rows<T> x;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    T* const at = x.data + row * x.stride + column;
+    float values[kCount], positions[kCount];
+    simt::LoadPack(at, values);
+    simt::LoadPack(table.data + row % sequence * table.stride + column, positions);
+    for (int i = 0; i < kCount; ++i) values[i] += positions[i];
+    simt::StorePack(values, at);
+  }
+};
+
+// One thread an element of the table.
+template <typename T>
+struct AddPositionsBackwardBody {
+  Rows<T> d_x;
+  int64_t sequence;
+  Rows<float> d_table;
+  bool accumulate;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t t, int64_t column) const {
+    float total = 0;
+    // Positions beyond the sequence have no gradient.
+    for (int64_t row = t; t < sequence && row < d_x.rows; row += sequence) {
+      total += simt::ToFloat(d_x.data[row * d_x.stride + column]);
+    }
+    float* const to = d_table.data + t * d_table.stride + column;
+    *to = accumulate ? *to + total : total;
+  }
+};
+
+// Fills all arrays of the lists.
+void LaunchLists(simt::Stream stream, const RowLists& lists) {
+  LaunchForEach(stream, 1, lists.id_count, /*packs=*/false, ZeroBody{lists.counts});
+  LaunchForEach(stream, 1, lists.rows, /*packs=*/false, CountBody{lists});
+  simt::Launch<ScanCounts>({1}, kScanThreads, simt::kWarpSize * sizeof(int32_t), stream, lists);
+  LaunchForEach(stream, 1, lists.rows, /*packs=*/false, PlaceBody{lists});
+  simt::Launch<SortLists>({lists.id_count}, kSortThreads, 0, stream, lists);
+}
+
+}  // namespace
+
+void DeviceKernels::EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
+                                     TensorView out) {
+  const Operation here("EmbeddingForward", table, ids, out);
+  CHECK(ids.dtype() == DType::kI32 && ids.contiguous());
+  CHECK(table.dtype() == out.dtype());
+  WithType(out.dtype(), [&]<typename T>(T) {
+    const EmbeddingForwardBody<T> body = {AsRows<T>(table), ids.as<int32_t>(), first_id,
+                                          AsRows<T>(out)};
+    CHECK_EQ(body.table.columns, body.out.columns);
+    CHECK_EQ(ids.elements(), body.out.rows);
+    LaunchForEach(stream(), body.out.rows, body.out.columns,
+                  AllowsPacks(body.table) && AllowsPacks(body.out), body);
+  });
+}
+
+void DeviceKernels::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
+                                      TensorView d_table) {
+  const Operation here("EmbeddingBackward", d_out, ids, d_table);
+  CHECK(ids.dtype() == DType::kI32 && ids.contiguous() && d_table.dtype() == DType::kF32);
+  WithType(d_out.dtype(), [&]<typename T>(T) {
+    const Rows<T> from = AsRows<T>(d_out);
+    const Rows<float> to = AsRows<float>(d_table);
+    CHECK_EQ(from.columns, to.columns);
+    CHECK_EQ(ids.elements(), from.rows);
+    if (from.rows == 0 || to.rows == 0) return;
+    const int64_t words = 2 * to.rows + 1 + 2 * from.rows;
+    int32_t* const memory = static_cast<int32_t*>(Scratch(words * sizeof(int32_t)));
+    if (memory == nullptr) return;
+    const RowLists lists = {.ids = ids.as<int32_t>(),
+                            .rows = from.rows,
+                            .first_id = first_id,
+                            .id_count = to.rows,
+                            .counts = memory,
+                            .starts = memory + to.rows,
+                            .unsorted = memory + 2 * to.rows + 1,
+                            .sorted = memory + 2 * to.rows + 1 + from.rows};
+    LaunchLists(stream(), lists);
+    simt::Launch<AddLists<T>>({to.rows, simt::BlocksOf(to.columns, kStripThreads)}, kStripThreads,
+                              0, stream(), lists, from, to);
+  });
+}
+
+void DeviceKernels::AddPositions(TensorView table, int64_t sequence, TensorView x) {
+  const Operation here("AddPositions", table, x);
+  CHECK(table.dtype() == x.dtype());
+  WithType(x.dtype(), [&]<typename T>(T) {
+    const AddPositionsBody<T> body = {AsRows<T>(table), sequence, AsRows<T>(x)};
+    CHECK(body.table.columns == body.x.columns && body.table.rows >= sequence);
+    LaunchForEach(stream(), body.x.rows, body.x.columns,
+                  AllowsPacks(body.table) && AllowsPacks(body.x), body);
+  });
+}
+
+void DeviceKernels::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
+                                         bool accumulate) {
+  const Operation here("AddPositionsBackward", d_x, d_table);
+  CHECK(d_table.dtype() == DType::kF32);
+  WithType(d_x.dtype(), [&]<typename T>(T) {
+    const AddPositionsBackwardBody<T> body = {AsRows<T>(d_x), sequence, AsRows<float>(d_table),
+                                              accumulate};
+    CHECK(body.d_x.columns == body.d_table.columns && body.d_table.rows >= sequence);
+    CHECK_EQ(body.d_x.rows % sequence, 0);
+    LaunchForEach(stream(), body.d_table.rows, body.d_table.columns, /*packs=*/false, body);
+  });
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,248 @@
+// Fill, Copy, Add and Scale.
+
+#include <glog/logging.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "compute/kernels/cuda/device_kernels.h"
+#include "compute/kernels/cuda/elementwise.h"
+#include "compute/kernels/cuda/operands.h"
+#include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/simt.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kMaxRank = 6;
+
+// Round to nearest even in one step: double to fp32 by rounding to odd (truncation, with what was
+// lost recorded in the last bit), which leaves the second rounding right.
+TESSERA_HOST_DEVICE BFloat16 RoundToBFloat16(double value) {
+  const float nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) == value || value != value) return BFloat16(nearest);
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (fabs(static_cast<double>(nearest)) > fabs(value)) --bits;
+  return BFloat16(std::bit_cast<float>(bits | 1));
+}
+
+template <typename From, typename To>
+TESSERA_HOST_DEVICE To ConvertElement(From value) {
+  if constexpr (std::is_same_v<From, To>) {
+    return value;
+  } else if constexpr (std::is_same_v<To, BFloat16>) {
+    if constexpr (std::is_same_v<From, double>) return RoundToBFloat16(value);
+    return BFloat16(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<From, BFloat16>) {
+    return static_cast<To>(static_cast<float>(value));
+  } else {
+    return static_cast<To>(value);
+  }
+}
+
+// Two operands of one shape with any strides.
+struct Strided {
+  int rank = 0;
+  int64_t extents[kMaxRank];
+  int64_t from_strides[kMaxRank];
+  int64_t to_strides[kMaxRank];
+};
+
+// Dims of one element are left out; a dim that continues the one before it is merged with it.
+Strided Merge(const TensorView& from, const TensorView& to) {
+  Strided merged;
+  for (int d = 0; d < from.rank(); ++d) {
+    if (from.dim(d) == 1) continue;
+    const int last = merged.rank - 1;
+    if (last >= 0 && merged.from_strides[last] == from.dim(d) * from.stride(d) &&
+        merged.to_strides[last] == to.dim(d) * to.stride(d)) {
+      merged.extents[last] *= from.dim(d);
+      merged.from_strides[last] = from.stride(d);
+      merged.to_strides[last] = to.stride(d);
+      continue;
+    }
+    CHECK_LT(merged.rank, kMaxRank) << ToString(from.shape());
+    merged.extents[merged.rank] = from.dim(d);
+    merged.from_strides[merged.rank] = from.stride(d);
+    merged.to_strides[merged.rank] = to.stride(d);
+    ++merged.rank;
+  }
+  return merged;
+}
+
+template <typename From, typename To>
+struct CopyStridedBody {
+  const From* from;
+  To* to;
+  Strided dims;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t index) const {
+    int64_t from_offset = 0, to_offset = 0;
+    for (int d = dims.rank - 1; d >= 0; --d) {
+      const int64_t outer = index / dims.extents[d], at = index - outer * dims.extents[d];
+      from_offset += at * dims.from_strides[d];
+      to_offset += at * dims.to_strides[d];
+      index = outer;
+    }
+    to[to_offset] = ConvertElement<From, To>(from[from_offset]);
+  }
+};
+
+template <typename From, typename To>
+struct CopyRowsBody {
+  Rows<From> from;
+  Rows<To> to;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    float values[kCount];
+    simt::LoadPack(from.data + row * from.stride + column, values);
+    simt::StorePack(values, to.data + row * to.stride + column);
+  }
+};
+
+// The merged dims as rows dense in both operands; or no rows.
+template <typename From, typename To>
+CopyRowsBody<From, To> AsRowsBody(const Strided& dims, From* from, To* to) {
+  if (dims.rank == 1 && dims.from_strides[0] == 1 && dims.to_strides[0] == 1) {
+    const int64_t count = dims.extents[0];
+    return {{from, 1, count, count}, {to, 1, count, count}};
+  }
+  if (dims.rank == 2 && dims.from_strides[1] == 1 && dims.to_strides[1] == 1) {
+    return {{from, dims.extents[0], dims.extents[1], dims.from_strides[0]},
+            {to, dims.extents[0], dims.extents[1], dims.to_strides[0]}};
+  }
+  return {};
+}
+
+template <typename Body>
+void WithAnyType(DType dtype, Body&& body) {
+  if (dtype == DType::kF64) return body(double{});
+  if (dtype == DType::kI32) return body(int32_t{});
+  WithType(dtype, body);
+}
+
+template <typename From, typename To>
+void LaunchCopy(simt::Stream stream, TensorView from, TensorView to) {
+  const Strided dims = Merge(from, to);
+  if constexpr (sizeof(From) <= 4 && sizeof(To) <= 4 && !std::is_same_v<From, int32_t>) {
+    const CopyRowsBody<From, To> rows = AsRowsBody(dims, from.as<From>(), to.as<To>());
+    if (rows.from.rows > 0 && AllowsPacks(rows.from) && AllowsPacks(rows.to)) {
+      return LaunchForEach(stream, rows.from.rows, rows.from.columns, /*packs=*/true, rows);
+    }
+  }
+  LaunchForEach(stream, 1, from.elements(), /*packs=*/false,
+                CopyStridedBody<From, To>{from.as<From>(), to.as<To>(), dims});
+}
+
+template <typename T>
+struct FillBody {
+  T* x;
+  T value;
+  Strided dims;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t /*row*/, int64_t index) const {
+    int64_t offset = 0;
+    for (int d = dims.rank - 1; d >= 0; --d) {
+      const int64_t outer = index / dims.extents[d];
+      offset += (index - outer * dims.extents[d]) * dims.to_strides[d];
+      index = outer;
+    }
+    x[offset] = value;
+  }
+};
+
+template <typename A, typename B, typename Out>
+struct AddBody {
+  Rows<A> a;
+  Rows<B> b;
+  Rows<Out> out;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    float left[kCount], right[kCount];
+    simt::LoadPack(a.data + row * a.stride + column, left);
+    simt::LoadPack(b.data + row * b.stride + column, right);
+    for (int i = 0; i < kCount; ++i) left[i] += right[i];
+    simt::StorePack(left, out.data + row * out.stride + column);
+  }
+};
+
+template <typename T>
+struct ScaleBody {
+  Rows<T> x;
+  float factor;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    T* const at = x.data + row * x.stride + column;
+    float values[kCount];
+    simt::LoadPack(at, values);
+    for (float& value : values) value *= factor;
+    simt::StorePack(values, at);
+  }
+};
+
+// A contiguous tensor as one row.
+template <typename T>
+Rows<T> AsOneRow(const TensorView& x) {
+  return {x.as<T>(), 1, x.elements(), x.elements()};
+}
+
+}  // namespace
+
+void DeviceKernels::Fill(TensorView x, double value) {
+  const Operation here("Fill", x);
+  WithAnyType(x.dtype(), [&]<typename T>(T) {
+    LaunchForEach(stream(), 1, x.elements(), /*packs=*/false,
+                  FillBody<T>{x.as<T>(), ConvertElement<double, T>(value), Merge(x, x)});
+  });
+}
+
+void DeviceKernels::Copy(TensorView from, TensorView to) {
+  const Operation here("Copy", from, to);
+  CHECK(from.shape() == to.shape()) << ToString(from.shape()) << " to " << ToString(to.shape());
+  if (from.elements() == 0) return;
+  WithAnyType(from.dtype(), [&]<typename From>(From) {
+    WithAnyType(to.dtype(), [&]<typename To>(To) {
+      if constexpr (std::is_same_v<From, int32_t> == std::is_same_v<To, int32_t>) {
+        LaunchCopy<From, To>(stream(), from, to);
+      } else {
+        LOG(FATAL) << "no copy from " << DTypeName(from.dtype()) << " to " << DTypeName(to.dtype());
+      }
+    });
+  });
+}
+
+void DeviceKernels::Add(TensorView a, TensorView b, TensorView out) {
+  const Operation here("Add", a, b, out);
+  CHECK(a.contiguous() && b.contiguous() && out.contiguous());
+  CHECK(a.shape() == b.shape() && a.shape() == out.shape())
+      << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(out.shape());
+  WithType(a.dtype(), [&]<typename A>(A) {
+    WithType(b.dtype(), [&]<typename B>(B) {
+      WithType(out.dtype(), [&]<typename Out>(Out) {
+        const AddBody<A, B, Out> body = {AsOneRow<A>(a), AsOneRow<B>(b), AsOneRow<Out>(out)};
+        LaunchForEach(stream(), 1, a.elements(),
+                      AllowsPacks(body.a) && AllowsPacks(body.b) && AllowsPacks(body.out), body);
+      });
+    });
+  });
+}
+
+void DeviceKernels::Scale(TensorView x, double factor) {
+  const Operation here("Scale", x);
+  CHECK(x.contiguous());
+  WithType(x.dtype(), [&]<typename T>(T) {
+    const ScaleBody<T> body = {AsOneRow<T>(x), static_cast<float>(factor)};
+    LaunchForEach(stream(), 1, x.elements(), AllowsPacks(body.x), body);
+  });
+}
+
+}  // namespace tessera::cuda

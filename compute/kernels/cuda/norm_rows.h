@@ -1,0 +1,110 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_NORM_ROWS_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_NORM_ROWS_H_
+
+// One warp a row, as in the norms.
+
+#include <glog/logging.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "compute/kernels/cuda/operands.h"
+#include "compute/kernels/cuda/simt.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kWarpRowThreads = 128;
+inline constexpr int kWarpRowsPerBlock = kWarpRowThreads / simt::kWarpSize;
+
+inline simt::Grid WarpRowGrid(int64_t rows) { return {simt::BlocksOf(rows, kWarpRowsPerBlock)}; }
+
+// The row of the calling thread's warp; the last block may have warps beyond the last row.
+TESSERA_DEVICE int64_t WarpRow() { return simt::BlockX() * kWarpRowsPerBlock + simt::WarpIndex(); }
+
+// Calls body(column, left) for the runs of kPackElements columns that belong to this lane, where
+// `left` columns, perhaps fewer than a run has, are left of the row.
+template <typename Body>
+TESSERA_DEVICE void ForLaneRuns(int64_t columns, Body body) {
+  constexpr int64_t kStep = simt::kWarpSize * kPackElements;
+  for (int64_t column = simt::Lane() * kPackElements; column < columns; column += kStep) {
+    body(column, columns - column);
+  }
+}
+
+// Loads a run, with zeros for columns beyond the row. Whether it is loaded as a pack changes no
+// result: lanes have the same columns.
+template <bool kPacks, typename T>
+TESSERA_DEVICE void LoadRun(const T* from, int64_t left, float (&to)[kPackElements]) {
+  if constexpr (kPacks) {
+    simt::LoadPack(from, to);
+  } else {
+    for (int i = 0; i < kPackElements; ++i) to[i] = i < left ? simt::ToFloat(from[i]) : 0.0f;
+  }
+}
+
+template <bool kPacks, typename T>
+TESSERA_DEVICE void StoreRun(const float (&from)[kPackElements], int64_t left, T* to) {
+  if constexpr (kPacks) {
+    simt::StorePack(from, to);
+  } else {
+    for (int i = 0; i < kPackElements; ++i) {
+      if (i < left) to[i] = simt::FromFloat<T>(from[i]);
+    }
+  }
+}
+
+// The rows that a norm reads: those of x, or, with kAdds, those of x = a + b, which the first pass
+// over a row writes.
+template <bool kAdds, typename T>
+struct NormInput {
+  Rows<T> x, a, b;
+
+  // The run that starts at `column`, in the first pass. Later passes load what the same lane has
+  // stored.
+  template <bool kPacks>
+  TESSERA_DEVICE void First(int64_t row, int64_t column, int64_t left,
+                            float (&to)[kPackElements]) const {
+    T* const at = x.data + row * x.stride + column;
+    if constexpr (kAdds) {
+      float addends[kPackElements];
+      LoadRun<kPacks>(a.data + row * a.stride + column, left, to);
+      LoadRun<kPacks>(b.data + row * b.stride + column, left, addends);
+      for (int i = 0; i < kPackElements; ++i) {
+        to[i] = simt::ToFloat(simt::FromFloat<T>(to[i] + addends[i]));
+      }
+      StoreRun<kPacks>(to, left, at);
+    } else {
+      LoadRun<kPacks>(at, left, to);
+    }
+  }
+};
+
+template <typename T>
+NormInput<false, T> NormInputOf(const TensorView& x) {
+  return {AsRows<T>(x), {}, {}};
+}
+
+template <typename T>
+NormInput<true, T> NormInputOf(const TensorView& a, const TensorView& b, const TensorView& sum) {
+  CHECK(a.dtype() == sum.dtype() && b.dtype() == sum.dtype());
+  CHECK(a.shape() == sum.shape() && b.shape() == sum.shape())
+      << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(sum.shape());
+  return {AsRows<T>(sum), AsRows<T>(a), AsRows<T>(b)};
+}
+
+template <bool kAdds, typename T>
+bool AllowsPacks(const NormInput<kAdds, T>& input) {
+  return AllowsPacks(input.x) && (!kAdds || (AllowsPacks(input.a) && AllowsPacks(input.b)));
+}
+
+// Calls body(std::true_type()) or body(std::false_type()).
+template <typename Body>
+void WithPacks(bool packs, Body body) {
+  if (packs) return body(std::true_type());
+  body(std::false_type());
+}
+
+}  // namespace tessera::cuda
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_NORM_ROWS_H_

@@ -1,0 +1,59 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_PRODUCTS_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_PRODUCTS_H_
+
+#include <cstdint>
+
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+
+// A matrix in which one dim is dense.
+struct MatrixLayout {
+  bool row_major = true;        // the last dim is dense; or else the first
+  int64_t leading_dim = 0;      // the distance of rows, or of columns, in elements
+  int64_t alignment_bytes = 0;  // that all rows, or all columns, have: 16 or less
+};
+
+// A pure function of shape, strides and dtype. Precondition: a matrix with a dense dim.
+MatrixLayout LayoutOf(const TensorView& x);
+
+inline constexpr int64_t kProductAlignmentBytes = 16;
+// The alignment of a matrix with this leading dim: kProductAlignmentBytes or less.
+int64_t AlignmentOf(int64_t leading_dim, DType dtype);
+
+enum class GeluUse {
+  kForward,   // of the product
+  kBackward,  // its derivative, a factor of the product
+};
+
+// Matrix products on one stream: what DeviceBackend has no kernels of its own for. Errors are kept
+// by the context of the stream. Not thread-safe.
+class Products {
+ public:
+  virtual ~Products() = default;
+
+  // Queues c[M,N] = a[M,K] b[K,N] (+ c when accumulate) (+ bias[N]), sums in fp32, rounded once.
+  // The result has the bits of a pure function of the operands, their strides and whether there is
+  // a bias; with accumulate and c in fp32, those of the product by itself, added to c.
+  //
+  // Preconditions: M, N and K are above 0; a and b have one dtype, fp32 or bf16; c is fp32 or of
+  // that dtype, and row-major; the bias, which may be missing, has c's dtype; addresses are
+  // multiples of LayoutOf()'s alignment, and that of the bias of kProductAlignmentBytes.
+  virtual void MatMul(const TensorView& a, const TensorView& b, const TensorView& c,
+                      bool accumulate, const TensorView& bias) = 0;
+
+  // Queues a product whose last step is GELU (tanh form), in fp32, before the result is rounded:
+  // kForward, aux[M,N] = a b (+ bias), rounded, and c = GELU(a b (+ bias)); kBackward, without a
+  // bias, c = a b times the derivative of GELU at aux. False, and nothing is queued, where this is
+  // not available, or slower than apart: a function of shapes, strides and dtypes.
+  //
+  // Preconditions: as for MatMul(); all operands are bf16; rows of aux begin at multiples of
+  // kProductAlignmentBytes.
+  virtual bool MatMulGelu(GeluUse use, const TensorView& a, const TensorView& b,
+                          const TensorView& bias, const TensorView& aux, const TensorView& c) = 0;
+};
+
+}  // namespace tessera::cuda
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_PRODUCTS_H_

@@ -1,0 +1,48 @@
+#include "compute/kernels/cuda/simt_common.h"
+
+#include <cctype>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace tessera::simt {
+namespace {
+
+thread_local const LaunchScope* current_scope = nullptr;
+
+bool IsIdentifier(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
+}  // namespace
+
+LaunchScope::LaunchScope() : outer_(current_scope) { current_scope = this; }
+
+LaunchScope::~LaunchScope() { current_scope = outer_; }
+
+std::string LaunchScope::DescribeCurrent() {
+  return current_scope == nullptr ? "" : " in " + current_scope->Describe();
+}
+
+// Compilers write "... [kKernel = &a::(anonymous namespace)::Name<T>]" or "... [with auto kKernel =
+// a::Name<T>]". Removes every qualifier that ends in "::", also within template arguments.
+std::string ShortKernelName(std::string_view pretty_name) {
+  constexpr std::string_view kStart = "kKernel = ";
+  const size_t start = pretty_name.find(kStart);
+  if (start != std::string_view::npos) pretty_name.remove_prefix(start + kStart.size());
+  if (!pretty_name.empty() && pretty_name.back() == ']') pretty_name.remove_suffix(1);
+  std::string name;
+  for (size_t i = 0; i < pretty_name.size(); ++i) {
+    if (pretty_name.substr(i, 2) == "::") {
+      constexpr std::string_view kAnonymous = "(anonymous namespace)";
+      if (name.size() >= kAnonymous.size() && name.ends_with(kAnonymous)) {
+        name.resize(name.size() - kAnonymous.size());
+      }
+      while (!name.empty() && IsIdentifier(name.back())) name.pop_back();
+      ++i;
+    } else if (pretty_name[i] != '&') {
+      name += pretty_name[i];
+    }
+  }
+  return name;
+}
+
+}  // namespace tessera::simt

@@ -1,0 +1,58 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_SIMT_COMMON_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_SIMT_COMMON_H_
+
+// What both mappings of simt.h share.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera::simt {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr uint32_t kAllLanes = 0xffffffff;
+inline constexpr int kMaxThreads = 1024;
+
+// Blocks along each dim. CUDA's limits: x below 2^31, y and z below 2^16.
+struct Grid {
+  int64_t x = 1;
+  int64_t y = 1;
+  int64_t z = 1;
+};
+
+// N elements that one instruction loads or stores.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T elements[kCount];
+};
+
+template <auto kKernel>
+constexpr std::string_view PrettyKernelName() {
+  return __PRETTY_FUNCTION__;
+}
+
+// Names what the calling thread launches within its scope, in the messages of errors. Scopes nest;
+// the innermost counts.
+class LaunchScope {
+ public:
+  LaunchScope();
+  virtual ~LaunchScope();
+  LaunchScope(const LaunchScope&) = delete;
+  LaunchScope& operator=(const LaunchScope&) = delete;
+
+  // " in " and the description of the calling thread's scope; empty where there is none.
+  static std::string DescribeCurrent();
+
+ protected:
+  virtual std::string Describe() const = 0;
+
+ private:
+  const LaunchScope* const outer_;
+};
+
+// "GeluForward<float>", say: the function that is kKernel, without namespaces.
+std::string ShortKernelName(std::string_view pretty_name);
+
+}  // namespace tessera::simt
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_SIMT_COMMON_H_

@@ -1,0 +1,245 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_SIMT_HOST_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_SIMT_HOST_H_
+
+// simt.h on a simulated device: each thread of a block is a fiber of the calling thread, one block
+// after the other. Included by simt.h; tests include it for SimulatorOptions and Counters.
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "compute/kernels/cuda/simt_common.h"
+#include "compute/tensor/dtype.h"
+
+#define TESSERA_KERNEL
+#define TESSERA_DEVICE inline
+#define TESSERA_HOST_DEVICE inline
+
+namespace tessera::simt {
+
+// A simulated stream: runs what it is given, in that order, now or later.
+class WorkQueue {
+ public:
+  virtual ~WorkQueue() = default;
+  virtual void Add(std::function<void()> work) = 0;
+};
+using Stream = WorkQueue*;  // null: launches run at once
+
+struct SimulatorOptions {
+  uint64_t seed = 1;  // of the order of blocks and threads
+  // Runs that many blocks of larger grids: the first, the last, and others at random. 0: all.
+  int64_t sampled_blocks = 0;
+};
+// Of the calling thread.
+void SetSimulatorOptions(const SimulatorOptions& options);
+
+// The first error of the calling thread's launches since the last call; empty if there was none.
+// After an error, launches do nothing until it is taken.
+std::string TakeLaunchError();
+
+// What this thread's launches have run.
+struct Counters {
+  int64_t launches = 0;
+  int64_t blocks = 0;
+  int64_t threads = 0;
+  int64_t barriers = 0;
+};
+Counters TakeCounters();
+
+// A place in a kernel: a barrier, or a shuffle.
+struct Site {
+  const char* file;
+  int line;
+
+  static constexpr Site Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+  bool operator==(const Site& other) const { return line == other.line && file == other.file; }
+};
+
+struct Position {
+  int thread = 0;
+  int threads = 0;
+  Grid block;
+};
+
+namespace internal {
+
+extern thread_local Position position;
+
+// Makes `what` the error of the running thread, unless its launch has one already.
+void SetError(const std::string& what);
+// Ends the running thread, its block and the launch after SetError(). Nothing on the thread's stack
+// is unwound: callers must own nothing.
+[[noreturn]] void EndThread();
+
+inline constexpr int kMaxExchangeBytes = 64;
+// Lets the lanes of `lanes` meet: when all are there, `exchange` gets each lane's input and output,
+// null for the lanes that are not named. `kind` names the operation in messages.
+using Exchange = void (*)(const void* const inputs[kWarpSize], void* const outputs[kWarpSize]);
+void MeetLanes(const char* kind, uint32_t lanes, const void* input, void* output, Exchange exchange,
+               Site site);
+
+// Checks an access of the running thread to shared memory, and returns its address.
+char* AccessShared(int64_t begin_byte, int64_t bytes, bool write);
+int64_t SharedBytes();
+void CheckAlignment(const void* address, int64_t alignment);
+
+void RunLaunch(std::string_view pretty_name, Grid grid, int threads, int64_t shared_bytes,
+               Stream stream, std::function<void()> thread_body);
+
+}  // namespace internal
+
+inline int ThreadIndex() { return internal::position.thread; }
+inline int ThreadCount() { return internal::position.threads; }
+inline int64_t BlockX() { return internal::position.block.x; }
+inline int64_t BlockY() { return internal::position.block.y; }
+inline int64_t BlockZ() { return internal::position.block.z; }
+
+void SyncThreads(Site site = Site::Here());
+void SyncWarp(Site site = Site::Here());
+
+template <typename T>
+T ShuffleFrom(uint32_t lanes, T value, int source, Site site = Site::Here()) {
+  struct Offer {
+    T value;
+    int source;
+  };
+  static_assert(sizeof(Offer) <= internal::kMaxExchangeBytes);
+  const Offer offer = {value, source};
+  T result = value;
+  internal::MeetLanes(
+      "a shuffle", lanes, &offer, &result,
+      [](const void* const inputs[kWarpSize], void* const outputs[kWarpSize]) {
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+          if (inputs[lane] == nullptr) continue;
+          const int from = static_cast<const Offer*>(inputs[lane])->source;
+          if (from < 0 || from >= kWarpSize || inputs[from] == nullptr) {
+            internal::SetError("lane " + std::to_string(lane) + " reads from lane " +
+                               std::to_string(from) + ", which the lane mask does not name");
+            internal::EndThread();
+          }
+          *static_cast<T*>(outputs[lane]) = static_cast<const Offer*>(inputs[from])->value;
+        }
+      },
+      site);
+  return result;
+}
+
+template <typename T>
+T ShuffleXor(uint32_t lanes, T value, int distance, Site site = Site::Here()) {
+  return ShuffleFrom(lanes, value, (ThreadIndex() % kWarpSize) ^ distance, site);
+}
+
+inline int32_t AtomicAdd(int32_t* address, int32_t value) {
+  const int32_t before = *address;
+  *address += value;
+  return before;
+}
+
+template <typename T>
+class SharedArray {
+ public:
+  SharedArray(int64_t begin_byte, int64_t count) : begin_byte_(begin_byte), count_(count) {}
+
+  T Get(int i) const {
+    T value;
+    std::memcpy(&value, Access(i, 1, /*write=*/false), sizeof(T));
+    return value;
+  }
+  void Set(int i, T value) const { std::memcpy(Access(i, 1, /*write=*/true), &value, sizeof(T)); }
+  SharedArray Slice(int begin, int count) const {
+    if (begin < 0 || count < 0 || begin + count > count_) OutOfBounds(begin + count);
+    return SharedArray(begin_byte_ + begin * Bytes(1), count);
+  }
+  static constexpr int kPack = 16 / sizeof(T);
+  void SetPack(int i, const T* from) const {
+    internal::CheckAlignment(from, 16);
+    std::memcpy(AccessPack(i), from, 16);
+  }
+  void ClearPack(int i) const { std::memset(AccessPack(i), 0, 16); }
+  uint32_t GetPair(int i) const {
+    static_assert(sizeof(T) == 2);
+    if ((begin_byte_ + Bytes(i)) % 4 != 0) {
+      internal::SetError("a pair in shared memory is not aligned");
+      internal::EndThread();
+    }
+    uint32_t word;
+    std::memcpy(&word, Access(i, 2, /*write=*/false), sizeof(word));
+    return word;
+  }
+
+ private:
+  static int64_t Bytes(int64_t count) { return count * static_cast<int64_t>(sizeof(T)); }
+  [[noreturn]] void OutOfBounds(int64_t i) const {
+    internal::SetError("element " + std::to_string(i) + " of an array of " +
+                       std::to_string(count_) + " in shared memory");
+    internal::EndThread();
+  }
+  char* Access(int i, int count, bool write) const {
+    if (i < 0 || i + count > count_) OutOfBounds(i);
+    return internal::AccessShared(begin_byte_ + Bytes(i), Bytes(count), write);
+  }
+
+  char* AccessPack(int i) const {
+    if ((begin_byte_ + Bytes(i)) % 16 != 0) {
+      internal::SetError("a pack in shared memory is not aligned");
+      internal::EndThread();
+    }
+    return Access(i, kPack, /*write=*/true);
+  }
+
+  int64_t begin_byte_;
+  int64_t count_;
+};
+
+class SharedMemory {
+ public:
+  template <typename T>
+  SharedArray<T> Take(int count) {
+    const SharedArray<T> array(next_, count);
+    const int64_t end = next_ + count * static_cast<int64_t>(sizeof(T));
+    if (end > internal::SharedBytes()) {
+      internal::SetError("takes " + std::to_string(end) +
+                         " bytes of shared memory, launched with " +
+                         std::to_string(internal::SharedBytes()));
+      internal::EndThread();
+    }
+    next_ = (end + 15) / 16 * 16;
+    return array;
+  }
+
+ private:
+  int64_t next_ = 0;
+};
+
+inline float ToFloat(float value) { return value; }
+inline float ToFloat(BFloat16 value) { return static_cast<float>(value); }
+template <typename T>
+T FromFloat(float value) {
+  return static_cast<T>(value);
+}
+
+template <int kCount, typename T>
+void LoadPack(const T* from, float (&to)[kCount]) {
+  internal::CheckAlignment(from, kCount * static_cast<int64_t>(sizeof(T)));
+  for (int i = 0; i < kCount; ++i) to[i] = ToFloat(from[i]);
+}
+
+template <int kCount, typename T>
+void StorePack(const float (&from)[kCount], T* to) {
+  internal::CheckAlignment(to, kCount * static_cast<int64_t>(sizeof(T)));
+  for (int i = 0; i < kCount; ++i) to[i] = FromFloat<T>(from[i]);
+}
+
+template <auto kKernel, typename... Arguments>
+void Launch(Grid grid, int threads, int64_t shared_bytes, Stream stream, Arguments... arguments) {
+  internal::RunLaunch(PrettyKernelName<kKernel>(), grid, threads, shared_bytes, stream,
+                      [=] { kKernel(arguments...); });
+}
+
+}  // namespace tessera::simt
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_SIMT_HOST_H_

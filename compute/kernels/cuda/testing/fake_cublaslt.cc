@@ -1,0 +1,366 @@
+#include "compute/kernels/cuda/testing/fake_cublaslt.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "compute/kernels/cuda/cublaslt_abi.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/fake_device_runtime.h"
+
+namespace tessera::cuda {
+namespace {
+
+using cublaslt_abi::kOperationN;
+using cublaslt_abi::kOperationT;
+
+struct Desc {
+  int compute_type, scale_type;
+  int32_t operation_a = kOperationN, operation_b = kOperationN;
+  uint32_t epilogue = cublaslt_abi::kEpilogueDefault;
+  const void* bias = nullptr;
+  void* aux = nullptr;
+  int64_t aux_ld = 0;
+
+  bool has_gelu() const { return (epilogue & 128) != 0; }
+  bool has_bias() const { return (epilogue & cublaslt_abi::kEpilogueBias) != 0; }
+};
+
+// The largest power of two, up to 256, that divides the address.
+uint64_t AlignmentOf(const void* address) {
+  return std::gcd(reinterpret_cast<uintptr_t>(address), uintptr_t{256});
+}
+
+double Sigmoid2U(double x) {
+  return 1 / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+float Gelu(float x) { return static_cast<float>(x * Sigmoid2U(x)); }
+
+float GeluDerivative(float x) {
+  const double s = Sigmoid2U(x), slope = 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+  return static_cast<float>(s + x * s * (1 - s) * slope);
+}
+
+struct Layout {
+  int type;
+  uint64_t rows, columns;
+  int64_t leading_dim;
+};
+
+struct Preferences {
+  uint64_t workspace_bytes = 0;
+  uint32_t reductions = 7;
+  std::array<uint32_t, 4> alignments = {256, 256, 256, 256};
+};
+
+// What Algo's words hold.
+enum AlgoWord { kShapes, kAlignments, kScheme, kWorkspace, kAuxAlignment };
+
+template <typename T>
+bool Assign(const void* value, size_t bytes, T* to) {
+  if (bytes != sizeof(T)) return false;
+  std::memcpy(to, value, bytes);
+  return true;
+}
+
+bool IsKnown(int type) { return type == cublaslt_abi::kReal32F || type == cublaslt_abi::kReal16BF; }
+
+uint64_t Mixed(uint64_t hash, uint64_t value) {
+  return (hash ^ value) * 0x9e3779b97f4a7c15 + (hash >> 29);
+}
+
+// A number for all that an algorithm may be chosen by.
+uint64_t HashOf(const Desc& desc, const Layout& a, const Layout& b, const Layout& c) {
+  uint64_t hash = Mixed(Mixed(Mixed(1, desc.operation_a), desc.operation_b), desc.epilogue);
+  hash = Mixed(hash, static_cast<uint64_t>(desc.compute_type));
+  hash = Mixed(hash, static_cast<uint64_t>(desc.aux_ld));
+  for (const Layout* x : {&a, &b, &c}) {
+    hash = Mixed(Mixed(hash, x->rows), x->columns);
+    hash =
+        Mixed(Mixed(hash, static_cast<uint64_t>(x->leading_dim)), static_cast<uint64_t>(x->type));
+  }
+  return hash;
+}
+
+// op(a) is [m, k], op(b) is [k, n], c is [m, n].
+bool ShapesMatch(const Desc& desc, const Layout& a, const Layout& b, const Layout& c) {
+  const bool ta = desc.operation_a == kOperationT, tb = desc.operation_b == kOperationT;
+  const uint64_t k = ta ? a.rows : a.columns;
+  return (ta ? a.columns : a.rows) == c.rows && (tb ? b.columns : b.rows) == k &&
+         (tb ? b.rows : b.columns) == c.columns && a.type == b.type;
+}
+
+bool IsAligned(const void* address, uint64_t bytes) {
+  return reinterpret_cast<uintptr_t>(address) % bytes == 0;
+}
+
+float Load(const void* data, int type, int64_t i) {
+  return type == cublaslt_abi::kReal32F ? static_cast<const float*>(data)[i]
+                                        : static_cast<float>(static_cast<const BFloat16*>(data)[i]);
+}
+
+void Store(float value, int type, int64_t i, void* data) {
+  if (type == cublaslt_abi::kReal32F) {
+    static_cast<float*>(data)[i] = value;
+  } else {
+    static_cast<BFloat16*>(data)[i] = static_cast<BFloat16>(value);
+  }
+}
+
+// op(x), column by column.
+std::vector<float> Gathered(const void* data, const Layout& x, bool transposed) {
+  const int64_t rows = static_cast<int64_t>(x.rows), columns = static_cast<int64_t>(x.columns);
+  std::vector<float> to(static_cast<size_t>(rows * columns));
+  for (int64_t column = 0; column < columns; ++column) {
+    for (int64_t row = 0; row < rows; ++row) {
+      to[static_cast<size_t>(transposed ? row * columns + column : column * rows + row)] =
+          Load(data, x.type, column * x.leading_dim + row);
+    }
+  }
+  return to;
+}
+
+struct Operation {
+  Desc desc;
+  Layout a, b, c;
+  const void* a_data;
+  const void* b_data;
+  void* c_data;
+  float alpha, beta;
+  bool unordered;
+
+  void Run() const {
+    const int64_t m = static_cast<int64_t>(c.rows), n = static_cast<int64_t>(c.columns);
+    const bool ta = desc.operation_a == kOperationT;
+    const int64_t k = static_cast<int64_t>(ta ? a.rows : a.columns);
+    const std::vector<float> left = Gathered(a_data, a, ta);
+    const std::vector<float> right = Gathered(b_data, b, desc.operation_b == kOperationT);
+    std::vector<float> sums(static_cast<size_t>(m));
+    for (int64_t column = 0; column < n; ++column) {
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (int64_t i = 0; i < k; ++i) {
+        const float factor = right[static_cast<size_t>(column * k + i)];
+        const float* const terms = left.data() + i * m;
+        for (int64_t row = 0; row < m; ++row) sums[static_cast<size_t>(row)] += factor * terms[row];
+      }
+      for (int64_t row = 0; row < m; ++row) {
+        const int64_t at = column * c.leading_dim + row;
+        float value = alpha * sums[static_cast<size_t>(row)];
+        if (unordered) value += 1e9f;
+        if (beta != 0) value += beta * Load(c_data, c.type, at);
+        if (desc.has_bias()) value += Load(desc.bias, c.type, row);
+        const int64_t at_aux = column * desc.aux_ld + row;
+        if (desc.epilogue == cublaslt_abi::kEpilogueDGelu) {
+          value *= GeluDerivative(Load(desc.aux, c.type, at_aux));
+        } else if (desc.has_gelu()) {
+          Store(value, c.type, at_aux, desc.aux);
+          value = Gelu(value);
+        }
+        Store(value, c.type, at, c_data);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+FakeCublasLt::~FakeCublasLt() { CHECK_EQ(live_objects_, 0) << "descriptors were not destroyed"; }
+
+CublasLtApi::Status FakeCublasLt::Create(Handle* handle) {
+  ++live_objects_;
+  *handle = this;
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::Destroy(Handle handle) {
+  --live_objects_;
+  return handle == this ? kSuccess : kInvalidValue;
+}
+
+CublasLtApi::Status FakeCublasLt::MatmulDescCreate(MatmulDesc* desc, int compute_type,
+                                                   int scale_type) {
+  if (scale_type != cublaslt_abi::kReal32F) return kInvalidValue;
+  ++live_objects_;
+  *desc = new Desc{.compute_type = compute_type, .scale_type = scale_type};
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::MatmulDescSetAttribute(MatmulDesc desc, int attribute,
+                                                         const void* value, size_t bytes) {
+  Desc& to = *static_cast<Desc*>(desc);
+  bool right = false;
+  if (attribute == cublaslt_abi::kDescTransA) right = Assign(value, bytes, &to.operation_a);
+  if (attribute == cublaslt_abi::kDescTransB) right = Assign(value, bytes, &to.operation_b);
+  if (attribute == cublaslt_abi::kDescEpilogue) right = Assign(value, bytes, &to.epilogue);
+  if (attribute == cublaslt_abi::kDescBiasPointer) right = Assign(value, bytes, &to.bias);
+  if (attribute == cublaslt_abi::kDescAuxPointer) right = Assign(value, bytes, &to.aux);
+  if (attribute == cublaslt_abi::kDescAuxLd) right = Assign(value, bytes, &to.aux_ld);
+  return right ? kSuccess : kInvalidValue;
+}
+
+CublasLtApi::Status FakeCublasLt::MatmulDescDestroy(MatmulDesc desc) {
+  --live_objects_;
+  delete static_cast<Desc*>(desc);
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::MatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows,
+                                                     uint64_t columns, int64_t leading_dim) {
+  if (!IsKnown(type) || rows == 0 || columns == 0 || leading_dim < static_cast<int64_t>(rows)) {
+    return kInvalidValue;
+  }
+  ++live_objects_;
+  *layout = new Layout{type, rows, columns, leading_dim};
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::MatrixLayoutDestroy(MatrixLayout layout) {
+  --live_objects_;
+  delete static_cast<Layout*>(layout);
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::PreferenceCreate(Preference* preference) {
+  ++live_objects_;
+  *preference = new Preferences;
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::PreferenceSetAttribute(Preference preference, int attribute,
+                                                         const void* value, size_t bytes) {
+  Preferences& to = *static_cast<Preferences*>(preference);
+  bool right = false;
+  if (attribute == cublaslt_abi::kPrefMaxWorkspaceBytes) {
+    right = Assign(value, bytes, &to.workspace_bytes);
+  }
+  if (attribute == cublaslt_abi::kPrefReductionSchemeMask) {
+    right = Assign(value, bytes, &to.reductions);
+  }
+  const int first = cublaslt_abi::kPrefMinAlignmentABytes;
+  if (attribute >= first && attribute <= cublaslt_abi::kPrefMinAlignmentDBytes) {
+    right = Assign(value, bytes, &to.alignments[static_cast<size_t>(attribute - first)]);
+  }
+  return right ? kSuccess : kInvalidValue;
+}
+
+CublasLtApi::Status FakeCublasLt::PreferenceDestroy(Preference preference) {
+  --live_objects_;
+  delete static_cast<Preferences*>(preference);
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::AlgoGetHeuristic(Handle /*handle*/, MatmulDesc desc,
+                                                   MatrixLayout a, MatrixLayout b, MatrixLayout c,
+                                                   MatrixLayout d, Preference preference,
+                                                   int requested, HeuristicResult* results,
+                                                   int* returned) {
+  const Layout &la = *static_cast<Layout*>(a), &lb = *static_cast<Layout*>(b);
+  const Layout &lc = *static_cast<Layout*>(c), &ld = *static_cast<Layout*>(d);
+  const Desc& descriptor = *static_cast<Desc*>(desc);
+  const Preferences& preferences = *static_cast<Preferences*>(preference);
+  *returned = 0;
+  if (!ShapesMatch(descriptor, la, lb, lc) || lc.rows != ld.rows || lc.columns != ld.columns) {
+    return kInvalidValue;
+  }
+  if (descriptor.has_gelu() &&
+      (descriptor.aux_ld % 8 != 0 || descriptor.aux_ld < static_cast<int64_t>(lc.rows))) {
+    return kInvalidValue;
+  }
+  ++searches_;
+  if (options_.no_algorithm || (options_.no_gelu && descriptor.has_gelu())) return kNotSupported;
+  const auto propose = [&](Status state, uint32_t scheme, uint64_t workspace_bytes) {
+    if (*returned == requested) return;
+    HeuristicResult& result = results[(*returned)++];
+    result = {};
+    result.state = state;
+    result.workspace_bytes = workspace_bytes;
+    uint64_t alignments = 0;
+    for (const uint32_t bytes : preferences.alignments) alignments = alignments << 16 | bytes;
+    result.algo.data[kShapes] = HashOf(descriptor, la, lb, lc);
+    result.algo.data[kAlignments] = alignments;
+    result.algo.data[kScheme] = scheme;
+    result.algo.data[kWorkspace] = workspace_bytes;
+    result.algo.data[kAuxAlignment] = AlignmentOf(descriptor.aux);
+  };
+  propose(kNotSupported, cublaslt_abi::kReductionNone, 0);
+  propose(kSuccess, cublaslt_abi::kReductionInPlace, 0);
+  if (options_.only_unordered) return kSuccess;
+  propose(kSuccess, cublaslt_abi::kReductionComputeType, preferences.workspace_bytes);
+  propose(kSuccess, cublaslt_abi::kReductionNone, 0);
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::AlgoConfigGetAttribute(const Algo* algo, int attribute,
+                                                         void* value, size_t bytes,
+                                                         size_t* written) {
+  if (attribute != cublaslt_abi::kAlgoReductionScheme || bytes != sizeof(uint32_t)) {
+    return kInvalidValue;
+  }
+  const uint32_t scheme = static_cast<uint32_t>(algo->data[kScheme]);
+  std::memcpy(value, &scheme, sizeof(scheme));
+  *written = sizeof(scheme);
+  return kSuccess;
+}
+
+CublasLtApi::Status FakeCublasLt::Matmul(Handle handle, MatmulDesc desc, const void* alpha,
+                                         const void* a, MatrixLayout a_layout, const void* b,
+                                         MatrixLayout b_layout, const void* beta, const void* c,
+                                         MatrixLayout c_layout, void* d, MatrixLayout d_layout,
+                                         const Algo* algo, void* workspace, size_t workspace_bytes,
+                                         StreamHandle stream) {
+  const Operation operation = {.desc = *static_cast<Desc*>(desc),
+                               .a = *static_cast<Layout*>(a_layout),
+                               .b = *static_cast<Layout*>(b_layout),
+                               .c = *static_cast<Layout*>(d_layout),
+                               .a_data = a,
+                               .b_data = b,
+                               .c_data = d,
+                               .alpha = *static_cast<const float*>(alpha),
+                               .beta = *static_cast<const float*>(beta),
+                               .unordered = algo->data[kScheme] == cublaslt_abi::kReductionInPlace};
+  if (options_.fails) return kExecutionFailed;
+  if (handle != this || c != d || c_layout != d_layout ||
+      algo->data[kShapes] != HashOf(operation.desc, operation.a, operation.b, operation.c)) {
+    return kInvalidValue;
+  }
+  if (workspace_bytes < algo->data[kWorkspace] || !IsAligned(workspace, 256)) return kInvalidValue;
+  const uint64_t alignments = algo->data[kAlignments];
+  if (!IsAligned(a, alignments >> 48) || !IsAligned(b, alignments >> 32 & 0xffff) ||
+      !IsAligned(c, alignments >> 16 & 0xffff) || !IsAligned(d, alignments & 0xffff)) {
+    return kExecutionFailed;
+  }
+  const Desc& descriptor = operation.desc;
+  if (descriptor.has_bias() && (descriptor.bias == nullptr || !IsAligned(descriptor.bias, 16))) {
+    return kInvalidValue;
+  }
+  if (descriptor.has_gelu() && (descriptor.aux == nullptr || !IsAligned(descriptor.aux, 16) ||
+                                !IsAligned(descriptor.aux, algo->data[kAuxAlignment]))) {
+    return kInvalidValue;
+  }
+  ++products_;
+  gelu_products_ += descriptor.has_gelu() ? 1 : 0;
+  device_.Enqueue(stream, [operation] { operation.Run(); });
+  return kSuccess;
+}
+
+std::string FakeCublasLt::StatusString(Status status) {
+  static const std::map<Status, std::string> names = {
+      {kSuccess, "CUBLAS_STATUS_SUCCESS"},
+      {kInvalidValue, "CUBLAS_STATUS_INVALID_VALUE"},
+      {kExecutionFailed, "CUBLAS_STATUS_EXECUTION_FAILED"},
+      {kNotSupported, "CUBLAS_STATUS_NOT_SUPPORTED"}};
+  const auto found = names.find(status);
+  return found == names.end() ? "status " + std::to_string(status) : found->second;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,81 @@
+#ifndef TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_
+#define TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "compute/kernels/cuda/cublaslt_api.h"
+#include "compute/tensor/fake_device_runtime.h"
+
+namespace tessera::cuda {
+
+struct FakeCublasLtOptions {
+  // AlgoGetHeuristic() proposes no algorithm, or only those that depend on time.
+  bool no_algorithm = false;
+  bool only_unordered = false;
+  bool no_gelu = false;  // nor for products with GELU
+  // Matmul() fails.
+  bool fails = false;
+};
+
+// cuBLASLt on the streams of a fake device: the same descriptors, in host memory. A product reads
+// its operands when the device comes to it. Sums are fp32, in the order of the inner dim.
+//
+// Refuses, like the library, what its documentation forbids: shapes that do not match, leading dims
+// that are too small, a bias or GELU's operand of no or misaligned address, an algorithm that was
+// proposed for other shapes. Refuses also what the library leaves undefined: operands that are less
+// aligned than the preference said. The first proposal of an algorithm is one that is not
+// supported, the second one adds in no fixed order (its results are wrong), where the preference
+// allows it.
+class FakeCublasLt final : public CublasLtApi {
+ public:
+  explicit FakeCublasLt(FakeDeviceRuntime& device, const FakeCublasLtOptions& options = {})
+      : device_(device), options_(options) {}
+  // Every descriptor must have been destroyed.
+  ~FakeCublasLt() override;
+
+  // How often an algorithm was looked for, and products were queued.
+  int64_t searches() const { return searches_; }
+  int64_t products() const { return products_; }
+  // Those of the products whose last step is GELU or its derivative.
+  int64_t gelu_products() const { return gelu_products_; }
+
+  size_t GetVersion() override { return 0; }
+  Status Create(Handle* handle) override;
+  Status Destroy(Handle handle) override;
+  Status MatmulDescCreate(MatmulDesc* desc, int compute_type, int scale_type) override;
+  Status MatmulDescSetAttribute(MatmulDesc desc, int attribute, const void* value,
+                                size_t bytes) override;
+  Status MatmulDescDestroy(MatmulDesc desc) override;
+  Status MatrixLayoutCreate(MatrixLayout* layout, int type, uint64_t rows, uint64_t columns,
+                            int64_t leading_dim) override;
+  Status MatrixLayoutDestroy(MatrixLayout layout) override;
+  Status PreferenceCreate(Preference* preference) override;
+  Status PreferenceSetAttribute(Preference preference, int attribute, const void* value,
+                                size_t bytes) override;
+  Status PreferenceDestroy(Preference preference) override;
+  Status AlgoGetHeuristic(Handle handle, MatmulDesc desc, MatrixLayout a, MatrixLayout b,
+                          MatrixLayout c, MatrixLayout d, Preference preference, int requested,
+                          HeuristicResult* results, int* returned) override;
+  Status AlgoConfigGetAttribute(const Algo* algo, int attribute, void* value, size_t bytes,
+                                size_t* written) override;
+  Status Matmul(Handle handle, MatmulDesc desc, const void* alpha, const void* a,
+                MatrixLayout a_layout, const void* b, MatrixLayout b_layout, const void* beta,
+                const void* c, MatrixLayout c_layout, void* d, MatrixLayout d_layout,
+                const Algo* algo, void* workspace, size_t workspace_bytes,
+                StreamHandle stream) override;
+  std::string StatusString(Status status) override;
+
+ private:
+  FakeDeviceRuntime& device_;
+  const FakeCublasLtOptions options_;
+  int64_t live_objects_ = 0;
+  int64_t searches_ = 0;
+  int64_t products_ = 0;
+  int64_t gelu_products_ = 0;
+};
+
+}  // namespace tessera::cuda
+
+#endif  // TESSERA_COMPUTE_KERNELS_CUDA_TESTING_FAKE_CUBLASLT_H_

@@ -1,0 +1,28 @@
+#ifndef TESSERA_COMPUTE_KERNELS_NUMERICS_FINGERPRINT_H_
+#define TESSERA_COMPUTE_KERNELS_NUMERICS_FINGERPRINT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// What the bits of a process's results depend on besides operands and shapes. Two processes with
+// equal fingerprints compute the same bits, as far as a few fixed examples can show.
+struct NumericsFingerprint {
+  std::string instruction_set;  // of our own loops: "avx512"
+  std::string library;          // of matrix products: "oneDNN 2.6.3 avx512_core"
+  uint64_t products_hash = 0;   // of the results of fixed matrix products
+  uint64_t loops_hash = 0;      // of the results of our own loops on fixed operands
+
+  bool operator==(const NumericsFingerprint&) const = default;
+};
+
+// The differences, for a message: "instruction set avx512, here avx2". `here` names the place of
+// `b`.
+std::vector<std::string> NumericsDifferences(const NumericsFingerprint& a,
+                                             const NumericsFingerprint& b, const std::string& here);
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_NUMERICS_FINGERPRINT_H_

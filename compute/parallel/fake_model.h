@@ -1,0 +1,69 @@
+#ifndef TESSERA_COMPUTE_PARALLEL_FAKE_MODEL_H_
+#define TESSERA_COMPUTE_PARALLEL_FAKE_MODEL_H_
+
+// A model for tests of gradient processing: its gradients are random numbers that depend only on
+// (parameter, contribution, element, global micro-batch).
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "compute/parallel/gradient_buckets.h"
+#include "compute/parallel/gradient_observer.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+struct FakeParameter {
+  std::string key;
+  int64_t elements = 0;
+  bool tied = false;
+  bool second = false;  // with a second gradient
+  bool on_two_stages = false;
+  int contribution = 0;  // the one that `grad` receives
+};
+
+GradientLayout FakeLayout(const std::vector<FakeParameter>& parameters);
+
+// The gradient of one micro-batch. Magnitudes vary widely, so that the order of sums matters.
+float FakeGradient(std::string_view key, int contribution, int64_t element, int64_t micro_batch);
+// The binary tree over all micro-batches [begin, end), by definition.
+float FakeGradientTree(std::string_view key, int contribution, int64_t element, int64_t begin,
+                       int64_t end);
+// In fp64.
+double FakeGradientSum(std::string_view key, int contribution, int64_t element,
+                       int64_t micro_batches);
+
+// Only the backward pass.
+class FakeModel {
+ public:
+  // `told_at_once`: the number of parameters per call of Prepare() and Ready().
+  FakeModel(std::vector<FakeParameter> parameters, int told_at_once)
+      : parameters_(std::move(parameters)),
+        layout_(FakeLayout(parameters_)),
+        told_at_once_(told_at_once),
+        grads_(parameters_.size(), nullptr),
+        second_grads_(parameters_.size(), nullptr) {}
+
+  const GradientLayout& layout() const { return layout_; }
+  void BindGradients(int64_t begin, int64_t end, const TensorView& memory);
+  absl::Status Backward(int64_t micro_batch, bool accumulate, GradientObserver& observer);
+  // The current address of the gradient; null: none.
+  const float* grad(int parameter) const { return grads_[parameter]; }
+
+ private:
+  void Write(float* grad, int parameter, int contribution, int64_t micro_batch, bool accumulate);
+  absl::Status BackwardSecond(int64_t micro_batch, bool accumulate, GradientObserver& observer);
+
+  const std::vector<FakeParameter> parameters_;
+  const GradientLayout layout_;
+  const int told_at_once_;
+  std::vector<float*> grads_;
+  std::vector<float*> second_grads_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_PARALLEL_FAKE_MODEL_H_

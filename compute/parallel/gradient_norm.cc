@@ -1,0 +1,324 @@
+#include "compute/parallel/gradient_norm.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+#include "compute/parallel/tree_sum.h"
+#include "glog/logging.h"
+
+namespace tessera {
+namespace {
+
+int64_t Blocks(int64_t elements) { return (elements + kGradientBlock - 1) / kGradientBlock; }
+
+void AppendNumber(int64_t number, std::string* bytes) {
+  bytes->append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+// Reads numbers and strings from the front of bytes that a rank of this program wrote.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  int64_t Number() {
+    int64_t number;
+    CHECK_GE(bytes_.size(), sizeof(number));
+    std::memcpy(&number, bytes_.data(), sizeof(number));
+    bytes_.remove_prefix(sizeof(number));
+    return number;
+  }
+  std::string_view String() {
+    const auto size = static_cast<size_t>(Number());
+    CHECK_GE(bytes_.size(), size);
+    const std::string_view string = bytes_.substr(0, size);
+    bytes_.remove_prefix(size);
+    return string;
+  }
+  bool done() const { return bytes_.empty(); }
+
+ private:
+  std::string_view bytes_;
+};
+
+void AppendString(std::string_view string, std::string* bytes) {
+  AppendNumber(static_cast<int64_t>(string.size()), bytes);
+  bytes->append(string);
+}
+
+// Returns every rank's string, on every rank.
+absl::StatusOr<std::vector<std::string>> AllGatherStrings(std::string_view mine,
+                                                          Communicator& group) {
+  const CallOptions call = {.what = "keys of gradients"};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, group.GatherBytes(mine, 0, call));
+  std::string joined;
+  for (const std::string& string : all) AppendString(string, &joined);
+  TESSERA_ASSIGN_OR_RETURN(joined, group.BroadcastBytes(joined, 0, call));
+  std::vector<std::string> strings;
+  for (Reader reader(joined); !reader.done();) strings.emplace_back(reader.String());
+  return strings;
+}
+
+absl::StatusOr<std::vector<double>> AllGatherValues(const std::vector<double>& mine,
+                                                    const std::vector<int64_t>& counts,
+                                                    Communicator& group) {
+  std::vector<double> all(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+  TESSERA_RETURN_IF_ERROR(
+      group.AllGather(ConstBuffer(mine), all, counts, {.what = "norm of gradients"}));
+  return all;
+}
+
+}  // namespace
+
+void AppendGradientParts(const GradientLayout& layout, std::span<const OwnedGradient> owned,
+                         std::vector<GradientPart>* parts) {
+  size_t first = 0;
+  for (const FlatParameter& parameter : layout.parameters) {
+    const int64_t parameter_end = parameter.begin + parameter.elements;
+    GradientPart part = {
+        .key = parameter.key, .elements = parameter.elements, .begin = 0, .grad = {}};
+    while (first < owned.size() && owned[first].end <= parameter.begin) ++first;
+    for (size_t i = first; i < owned.size() && owned[i].begin < parameter_end; ++i) {
+      const int64_t begin = std::max(parameter.begin, owned[i].begin);
+      const int64_t end = std::min(parameter_end, owned[i].end);
+      if (begin >= end) continue;
+      CHECK(part.grad.empty()) << parameter.key << " lies in two owned ranges";
+      part.begin = begin - parameter.begin;
+      part.grad = owned[i].grad.Slice(0, begin - owned[i].begin, end - owned[i].begin);
+    }
+    parts->push_back(std::move(part));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<GradientNorm>> GradientNorm::Create(Backend& backend,
+                                                                   std::vector<GradientPart> parts,
+                                                                   const Groups& groups) {
+  std::sort(parts.begin(), parts.end(),
+            [](const GradientPart& a, const GradientPart& b) { return a.key < b.key; });
+  std::unique_ptr<GradientNorm> norm(new GradientNorm(backend, std::move(parts)));
+  TESSERA_ASSIGN_OR_RETURN(Runs runs, norm->MakeRuns());
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Runs> owners, ExchangeRuns(runs, groups.data));
+  TESSERA_RETURN_IF_ERROR(norm->PlanOwners(owners, groups.data));
+  if (norm->data_ == nullptr) {
+    Runs same = runs;
+    TESSERA_ASSIGN_OR_RETURN(norm->replicas_, PlanExchange(groups.data, &same));
+  }
+  TESSERA_ASSIGN_OR_RETURN(norm->tensor_, PlanExchange(groups.tensor, &runs));
+  TESSERA_ASSIGN_OR_RETURN(norm->pipeline_, PlanExchange(groups.pipeline, &runs));
+  return norm;
+}
+
+absl::StatusOr<GradientNorm::Runs> GradientNorm::MakeRuns() {
+  Runs runs;
+  for (const GradientPart& part : parts_) {
+    const int64_t end = part.begin + (part.grad.empty() ? 0 : part.grad.elements());
+    if (!runs.empty() && runs.back().key == part.key) {
+      return absl::InternalError(absl::StrCat("gradient of ", part.key, ": twice on one rank"));
+    }
+    if (part.begin % kGradientBlock != 0 || (end % kGradientBlock != 0 && end != part.elements)) {
+      return absl::InternalError(absl::StrCat("gradient of ", part.key, ": elements [", part.begin,
+                                              ", ", end, ") are no whole blocks of ",
+                                              kGradientBlock));
+    }
+    runs.push_back({.key = part.key,
+                    .elements = part.elements,
+                    .begin_block = part.begin / kGradientBlock,
+                    .end_block = Blocks(end)});
+  }
+  return runs;
+}
+
+absl::StatusOr<std::vector<GradientNorm::Runs>> GradientNorm::ExchangeRuns(const Runs& mine,
+                                                                           Communicator* group) {
+  if (group == nullptr) return std::vector<Runs>{mine};
+  std::string bytes;
+  for (const Run& run : mine) {
+    AppendString(run.key, &bytes);
+    for (const int64_t n : {run.elements, run.begin_block, run.end_block}) AppendNumber(n, &bytes);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> strings, AllGatherStrings(bytes, *group));
+  std::vector<Runs> ranks;
+  for (const std::string& string : strings) {
+    Runs& runs = ranks.emplace_back();
+    for (Reader reader(string); !reader.done();) {
+      Run& run = runs.emplace_back();
+      run.key = std::string(reader.String());
+      run.elements = reader.Number();
+      run.begin_block = reader.Number();
+      run.end_block = reader.Number();
+    }
+  }
+  return ranks;
+}
+
+absl::Status GradientNorm::PlanOwners(const std::vector<Runs>& ranks, Communicator* group) {
+  const Runs& first = ranks[0];
+  bool all_own_all = true;
+  for (const Runs& runs : ranks) {
+    const bool same = std::equal(
+        runs.begin(), runs.end(), first.begin(), first.end(),
+        [](const Run& a, const Run& b) { return a.key == b.key && a.elements == b.elements; });
+    if (!same) return absl::InternalError("data-parallel ranks have different parameters");
+    for (const Run& run : runs) {
+      all_own_all &= run.begin_block == 0 && run.end_block == Blocks(run.elements);
+    }
+  }
+  if (all_own_all) return absl::OkStatus();
+  data_ = group;
+  data_counts_.assign(ranks.size(), 0);
+  ends_.assign(first.size(), {});
+  for (size_t p = 0; p < first.size(); ++p) {
+    int64_t end = 0;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const Run& run = ranks[r][p];
+      if (run.begin_block != run.end_block) {
+        if (run.begin_block != end) break;
+        end = run.end_block;
+        data_counts_[r] += SubtreeCount(run.begin_block, end, Blocks(run.elements));
+      }
+      ends_[p].push_back(end);
+    }
+    if (ends_[p].size() != ranks.size() || end != Blocks(first[p].elements)) {
+      return absl::InternalError(absl::StrCat(
+          "gradient of ", first[p].key, ": what data-parallel ranks own of it does not add up to ",
+          first[p].elements, " elements"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GradientNorm::Exchange> GradientNorm::PlanExchange(Communicator* group, Runs* runs) {
+  Exchange exchange;
+  if (group == nullptr) return exchange;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Runs> ranks, ExchangeRuns(*runs, group));
+  struct Key {
+    int64_t elements;
+    std::vector<size_t> copies;
+  };
+  std::map<std::string, Key> keys;
+  size_t position = 0;
+  for (const Runs& of_rank : ranks) {
+    for (const Run& run : of_rank) {
+      Key& key = keys.try_emplace(run.key, Key{run.elements, {}}).first->second;
+      if (key.elements != run.elements) {
+        return absl::InternalError(absl::StrCat("gradient of ", run.key, ": ", key.elements,
+                                                " elements on one rank, ", run.elements,
+                                                " on another"));
+      }
+      key.copies.push_back(position++);
+    }
+    exchange.counts.push_back(static_cast<int64_t>(of_rank.size()));
+  }
+  runs->clear();
+  for (auto& [name, key] : keys) {
+    runs->push_back({.key = name, .elements = key.elements});
+    exchange.keys.push_back(name);
+    exchange.copies.push_back(std::move(key.copies));
+  }
+  exchange.group = group;
+  return exchange;
+}
+
+absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
+  std::vector<double> sums, blocks;
+  for (const GradientPart& part : parts_) {
+    const int64_t elements = part.grad.empty() ? 0 : part.grad.elements();
+    blocks.resize(Blocks(elements));
+    if (elements > 0) backend_.SumOfSquaresByBlock(part.grad, kGradientBlock, blocks);
+    if (data_ == nullptr) {
+      sums.push_back(TreeSum(blocks));
+    } else {
+      AppendSubtreeSums(blocks, part.begin / kGradientBlock, Blocks(part.elements), &sums);
+    }
+  }
+  // An error of this rank's own work is no divergence. Nothing is queued: the sums were waited for.
+  TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
+  if (data_ == nullptr) return sums;
+
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all,
+                           AllGatherValues(sums, data_counts_, *data_));
+  // The index of each rank's next number.
+  std::vector<int64_t> next(data_counts_.size(), 0);
+  std::partial_sum(data_counts_.begin(), data_counts_.end() - 1, next.begin() + 1);
+  std::vector<double> subtrees;
+  sums.clear();
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    subtrees.clear();
+    int64_t begin = 0;
+    for (size_t r = 0; r < next.size(); ++r) {
+      const int64_t count = SubtreeCount(begin, ends_[p][r], Blocks(parts_[p].elements));
+      subtrees.insert(subtrees.end(), all.begin() + next[r], all.begin() + next[r] + count);
+      next[r] += count;
+      begin = ends_[p][r];
+    }
+    sums.push_back(CombineSubtrees(ends_[p], subtrees));
+  }
+  return sums;
+}
+
+absl::StatusOr<std::vector<double>> GradientNorm::MakeExchange(const Exchange& exchange,
+                                                               std::vector<double> mine,
+                                                               const OnDivergence& on_divergence) {
+  if (exchange.group == nullptr) return mine;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all,
+                           AllGatherValues(mine, exchange.counts, *exchange.group));
+  std::vector<int> ranks;  // in the world, by place among the values
+  for (size_t rank = 0; rank < exchange.counts.size(); ++rank) {
+    ranks.insert(ranks.end(), exchange.counts[rank],
+                 exchange.group->WorldRank(static_cast<int>(rank)));
+  }
+  std::vector<double> sums;
+  std::string key, parties;
+  int64_t differing = 0;
+  for (size_t k = 0; k < exchange.copies.size(); ++k) {
+    const std::vector<size_t>& copies = exchange.copies[k];
+    double sum = all[copies[0]];
+    std::vector<ReplicaBits> bits;
+    for (const size_t copy : copies) {
+      // A value that is not finite must be preserved, so that no rank updates.
+      if (!std::isfinite(all[copy])) sum = all[copy];
+      bits.push_back({ranks[copy], std::bit_cast<uint64_t>(all[copy])});
+    }
+    sums.push_back(sum);
+    const std::string found = std::isfinite(sum) ? DescribeParties(bits) : "";
+    if (!found.empty() && ++differing == 1) {
+      key = exchange.keys[k];
+      parties = found;
+    }
+  }
+  if (differing > 0) {
+    TESSERA_RETURN_IF_ERROR(on_divergence(DescribeDivergence("gradient", key, differing, parties),
+                                          exchange.group->rank() == 0));
+  }
+  return sums;
+}
+
+absl::StatusOr<std::vector<double>> GradientNorm::CompareOwners(std::vector<double> sums,
+                                                                const OnDivergence& on_divergence) {
+  if (replicas_.group == nullptr) return sums;
+  const int64_t own = Crc32c(std::as_bytes(std::span(sums)));
+  std::vector<int64_t> all(replicas_.group->size());
+  TESSERA_RETURN_IF_ERROR(replicas_.group->AllGather(ConstBuffer(std::span(&own, 1)), all, {},
+                                                     {.what = "checksum of gradients"}));
+  if (std::all_of(all.begin(), all.end(), [&](int64_t sum) { return sum == own; })) {
+    return sums;
+  }
+  return MakeExchange(replicas_, std::move(sums), on_divergence);
+}
+
+absl::StatusOr<double> GradientNorm::Compute(const OnDivergence& on_divergence) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<double> sums, ParameterSums());
+  TESSERA_ASSIGN_OR_RETURN(sums, CompareOwners(std::move(sums), on_divergence));
+  TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(tensor_, std::move(sums), on_divergence));
+  TESSERA_ASSIGN_OR_RETURN(sums, MakeExchange(pipeline_, std::move(sums), on_divergence));
+  return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
+}
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+#ifndef TESSERA_COMPUTE_PARALLEL_MESH_H_
+#define TESSERA_COMPUTE_PARALLEL_MESH_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compute/comm/communicator.h"
+#include "compute/parallel/topology.h"
+
+namespace tessera {
+
+// Bytes that one operation has sent along one axis.
+struct WireTraffic {
+  std::string_view group;  // "tp", "dp", "pp", "tied" or "world"
+  CommOp op = CommOp::kBarrier;
+  int64_t calls = 0;
+  int64_t bytes_sent = 0;  // as CommCounter counts them, by this rank
+};
+
+// The communicators of a mesh for host memory; null where the axis has size 1.
+struct HostGroups {
+  Communicator* tensor = nullptr;
+  Communicator* data = nullptr;
+  Communicator* pipeline = nullptr;
+  Communicator* tied = nullptr;
+};
+
+// A topology, this rank's coordinate in it, and its communicators.
+//
+// Threads: as Communicator.
+class Mesh {
+ public:
+  // `world` may be null if the topology has one rank; otherwise its size must be the topology's
+  // (the error names both and the axes' sizes). Whether a model fits the topology is checked by
+  // ValidateTopology. Every rank of `world`, which must outlive the mesh, calls it with the same
+  // topology. `device_world`: the same ranks with buffers in device memory; null where tensors are
+  // in host memory.
+  static absl::StatusOr<std::unique_ptr<Mesh>> Create(const Topology& topology, Communicator* world,
+                                                      Communicator* device_world = nullptr);
+
+  const Topology& topology() const { return topology_; }
+  const Coordinate& coordinate() const { return coordinate_; }
+  int rank() const { return topology_.RankOf(coordinate_); }
+
+  // For host memory. Null if created without one.
+  Communicator* world() const { return groups_[kWorld].communicator; }
+  // The ranks that differ from this one on one axis only, by their position on it; null where the
+  // axis has size 1. For tensors, in the memory of the mesh's device.
+  Communicator* tensor() const { return OfTensors(kTensor); }
+  Communicator* data() const { return OfTensors(kData); }
+  Communicator* pipeline() const { return OfTensors(kPipeline); }
+  // The first (rank 0) and the last stage (rank 1) at the same tensor and data coordinates, which
+  // both hold the table of tied embeddings; null with one stage and on the stages between.
+  Communicator* tied() const { return OfTensors(kTied); }
+  // The same groups for host memory.
+  HostGroups host() const {
+    return {.tensor = groups_[kTensor].communicator,
+            .data = groups_[kData].communicator,
+            .pipeline = groups_[kPipeline].communicator,
+            .tied = groups_[kTied].communicator};
+  }
+
+  bool first_stage() const { return coordinate_.pipeline == 0; }
+  bool last_stage() const { return coordinate_.pipeline == topology_.pipeline - 1; }
+  // The layers of one of this rank's chunks.
+  ChunkLayers LayersOf(int64_t num_layers, int64_t head_layers, int chunk) const {
+    return LayersOfChunk(num_layers, head_layers, topology_, coordinate_.pipeline, chunk);
+  }
+
+  // Bytes that this rank has sent since the last call (initially: since Create), without operations
+  // that were not called. Does not reset the communicators' own counters.
+  std::vector<WireTraffic> TakeTraffic();
+
+ private:
+  enum GroupIndex { kTensor, kData, kPipeline, kTied, kWorld, kGroupCount };
+  struct AxisGroup {
+    std::string_view name;
+    std::unique_ptr<Communicator> owned;
+    Communicator* communicator = nullptr;
+    std::unique_ptr<Communicator> on_device;  // null without a device
+    CommCounters seen;                        // of both
+  };
+
+  Mesh(const Topology& topology, Communicator* world);
+  absl::Status SplitWorld(Communicator* device_world);
+  Communicator* OfTensors(GroupIndex index) const {
+    const AxisGroup& group = groups_[index];
+    return group.on_device != nullptr ? group.on_device.get() : group.communicator;
+  }
+  static CommCounters CountersOf(const AxisGroup& group);
+
+  const Topology topology_;
+  Coordinate coordinate_;
+  std::array<AxisGroup, kGroupCount> groups_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_PARALLEL_MESH_H_

@@ -1,0 +1,54 @@
+#ifndef TESSERA_COMPUTE_PARALLEL_REPLICAS_H_
+#define TESSERA_COMPUTE_PARALLEL_REPLICAS_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "compute/comm/communicator.h"
+#include "compute/kernels/backend.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// Ranks hold copies of the same weights and gradients, which are computed and communicated so that
+// they have the same bits. Copies that differ never converge again: the trained, or saved, model is
+// then not a model at all.
+
+// A rank's knowledge of one of its copies.
+struct ReplicaBits {
+  int world_rank = 0;
+  uint64_t bits = 0;  // bits of a sum or of a checksum
+};
+
+// "ranks 0, 1, 3 against rank 2", the largest group first; empty if all have the same bits.
+std::string DescribeParties(std::span<const ReplicaBits> copies);
+
+// Called on all ranks of a group that have found a divergence, with the same `message`, which names
+// tensor and ranks; `speaks` on one of them. Its result is that of the check: OK continues.
+using OnDivergence = std::function<absl::Status(const std::string& message, bool speaks)>;
+
+// "weight of 'h.0.ln_1.bias' and 3 more tensors differ between ...": `parties` of the first tensor
+// out of `tensors`.
+std::string DescribeDivergence(std::string_view what, std::string_view key, int64_t tensors,
+                               std::string_view parties);
+
+// A tensor that all ranks of a group hold a copy of, in the same order.
+struct ReplicatedTensor {
+  std::string key;
+  TensorView value;  // contiguous, in the backend's memory
+};
+
+// Compares the copies of every tensor by their checksums (CRC-32C). Collective over `group`, which
+// is one for host memory and may be null: then there is nothing to compare. Sends 8 bytes to each
+// rank and, if anything differs, 4 more for each tensor. Cost: one pass over the memory.
+absl::Status CheckReplicas(std::string_view what, std::span<const ReplicatedTensor> tensors,
+                           Backend& backend, Communicator* group,
+                           const OnDivergence& on_divergence);
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_PARALLEL_REPLICAS_H_

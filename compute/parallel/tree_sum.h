@@ -1,0 +1,33 @@
+#ifndef TESSERA_COMPUTE_PARALLEL_TREE_SUM_H_
+#define TESSERA_COMPUTE_PARALLEL_TREE_SUM_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera {
+
+// Sums over the binary tree T(0, n), T(a, b) = T(a, m) + T(m, b), m = a + the largest power of two
+// below b - a, in fp64, however the leaves are distributed: the tree over ranks of ReduceOp
+// (compute/comm/communicator.h), here over any leaves. If each of several owners holds a run of the
+// leaves, it contributes the sums of the largest subtrees inside its run, at most 2 log2(n)
+// numbers; those of all owners give T(0, n) with the same bits as a single owner of everything.
+
+// T(0, leaves.size()); 0 for no leaves.
+double TreeSum(std::span<const double> leaves);
+
+// Number of largest subtrees of T(0, n) inside the run [begin, end). 0 <= begin <= end <= n.
+int64_t SubtreeCount(int64_t begin, int64_t end, int64_t n);
+
+// Their sums, appended to `sums` from left to right. `leaves`: those of the run that starts at
+// `begin`.
+void AppendSubtreeSums(std::span<const double> leaves, int64_t begin, int64_t n,
+                       std::vector<double>* sums);
+
+// T(0, n) from the results of AppendSubtreeSums for the runs [ends[i - 1], ends[i]) (the first
+// starts at 0, the last ends at n; runs may be empty), concatenated.
+double CombineSubtrees(std::span<const int64_t> ends, std::span<const double> sums);
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_PARALLEL_TREE_SUM_H_

@@ -1,0 +1,37 @@
+#ifndef TESSERA_COMPUTE_TENSOR_CUDA_RUNTIME_H_
+#define TESSERA_COMPUTE_TENSOR_CUDA_RUNTIME_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compute/tensor/device_runtime.h"
+
+namespace tessera {
+
+// GPUs that this process sees.
+int CountCudaDevices();
+// The same; NotFound, with the driver's reason, where there are none.
+absl::StatusOr<int> FindCudaDevices();
+
+struct CudaDeviceInfo {
+  std::string name;  // "NVIDIA H200"
+  int major = 0;     // of the compute capability
+  int minor = 0;
+  std::string uuid;  // the same in every process, and of a part of a GPU (MIG) its own
+};
+absl::StatusOr<CudaDeviceInfo> DescribeCudaDevice(int device);
+
+// Makes a GPU the current device of the calling thread.
+absl::Status UseCudaDevice(int device);
+// The major number of its compute capability: 9 is Hopper. 0 where there is no such device.
+int CudaComputeMajor(int device);
+
+// The calling thread's use of a GPU from now on, and its runtime. Memory comes from the device's
+// default pool, which keeps what is given back. NotFound where there is no such device.
+absl::StatusOr<std::unique_ptr<DeviceRuntime>> MakeCudaRuntime(int device);
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_TENSOR_CUDA_RUNTIME_H_

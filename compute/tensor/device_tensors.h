@@ -1,0 +1,26 @@
+#ifndef TESSERA_COMPUTE_TENSOR_DEVICE_TENSORS_H_
+#define TESSERA_COMPUTE_TENSOR_DEVICE_TENSORS_H_
+
+#include "compute/tensor/device.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// While it exists, Tensor(dtype, shape, device) can be made: memory in the order of `stream`, whose
+// purpose is the calling thread's memory category. Where there is none left, see AllocationScope in
+// memory.h. A process has at most one for each device; the stream and the
+// device's context outlive it and every tensor.
+class DeviceTensors {
+ public:
+  DeviceTensors(Device device, Stream& stream);
+  ~DeviceTensors();
+  DeviceTensors(const DeviceTensors&) = delete;
+  DeviceTensors& operator=(const DeviceTensors&) = delete;
+
+ private:
+  const Device device_;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_TENSOR_DEVICE_TENSORS_H_

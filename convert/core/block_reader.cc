@@ -1,0 +1,183 @@
+#include "convert/core/block_reader.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/load/load.h"
+#include "checkpoint/plan/rank_state.h"
+#include "checkpoint/plan/state_dict.h"
+#include "layout/copy_box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
+
+// Of the element at the beginning of `box` in a tensor that is in memory as a whole.
+int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
+  int64_t element = 0;
+  for (size_t d = 0; d < strides.size(); ++d) element += box.global_offset[d] * strides[d];
+  return element;
+}
+
+ShardedTensor Wanted(const OutputTensor& tensor, std::vector<Shard> shards) {
+  return {.name = tensor.source_name,
+          .role = FromProto(tensor.role),
+          .dtype = FromProto(tensor.dtype),
+          .global_shape = tensor.shape,
+          .shards = std::move(shards)};
+}
+
+}  // namespace
+
+bool IsRange(const Shape& shape, const StoredPiece& piece) {
+  int64_t stride = 1;
+  bool whole = true;  // all dims after this one
+  for (size_t d = shape.size(); d-- > 0;) {
+    const int64_t extent = piece.box.shape[d];
+    if (extent == 1) {
+      whole &= shape[d] == 1;
+      continue;
+    }
+    if (!whole || piece.strides[d] != stride) return false;
+    stride *= extent;
+    whole = extent == shape[d];
+  }
+  return true;
+}
+
+BlockReader::BlockReader(const OutputSource& source, int io_threads) : source_(source) {
+  options_.io_threads = io_threads;
+  options_.allow_unexpected = true;
+  options_.staging_bytes = kStagingBytes;
+  options_.buffers = &staging_;
+  for (const LogicalTensor& tensor : source.manifest.tensors()) tensors_[tensor.name()] = &tensor;
+}
+
+absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
+                               std::span<std::byte> block, LogicalDigest& digest) {
+  const size_t size = DTypeSize(tensor.dtype);
+  if (std::ranges::all_of(pieces, [&](const auto& p) { return IsRange(tensor.shape, p); })) {
+    const BlockPart part = {tensor, pieces, block, digest};
+    return ReadTogether({&part, 1});
+  }
+  // Read in the order of the source, where elements are adjacent, and only then rearranged.
+  const bool whole = ElementCount(tensor.shape) <= kWholeTensorBytes / static_cast<int64_t>(size);
+  if (whole) {
+    TESSERA_RETURN_IF_ERROR(LoadWhole(tensor));
+  } else {
+    TESSERA_RETURN_IF_ERROR(LoadBoxes(tensor, pieces));
+  }
+  const std::vector<int64_t> whole_strides = ContiguousStrides(tensor.shape);
+  size_t at = 0;
+  for (const StoredPiece& piece : pieces) {
+    ConstBoxView from = {.data = scratch_.data() + at, .box = piece.box};
+    if (whole) {
+      from.data = scratch_.data() + FirstElement(whole_strides, piece.box) * size;
+      from.strides = whole_strides;
+    } else {
+      at += ElementCount(piece.box.shape) * size;
+    }
+    digest += DigestBox(tensor.shape, from, size);
+    CopyBox(piece.box, from, {block.data() + piece.offset_bytes, piece.box, piece.strides}, size);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockReader::ReadTogether(std::span<const BlockPart> parts) {
+  std::vector<ShardedTensor> wanted;
+  std::map<std::string_view, size_t> index;  // in `wanted`, by source
+  for (const BlockPart& part : parts) {
+    const auto [at, is_new] = index.emplace(part.tensor.source_name, wanted.size());
+    if (is_new) wanted.push_back(Wanted(part.tensor, {}));
+    std::vector<Shard>& shards = wanted[at->second].shards;
+    for (const StoredPiece& piece : part.pieces) {
+      shards.push_back({.box = piece.box,
+                        .data = part.block.data() + piece.offset_bytes,
+                        .strides = piece.strides});
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(Load(std::move(wanted)));
+  for (const BlockPart& part : parts) {
+    for (const StoredPiece& piece : part.pieces) {
+      part.digest += DigestBox(part.tensor.shape,
+                               {part.block.data() + piece.offset_bytes, piece.box, piece.strides},
+                               DTypeSize(part.tensor.dtype));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BlockReader::LoadShards(const OutputTensor& tensor, std::vector<Shard> shards) {
+  return Load({Wanted(tensor, std::move(shards))});
+}
+
+absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
+  std::vector<std::string> names;
+  for (const ShardedTensor& tensor : wanted) names.push_back(tensor.name);
+  if (current_ != names) UseManifestOf(std::move(names));
+  return LoadWithManifest(source_.storage, source_.directory, manifest_, {std::move(wanted)},
+                          options_)
+      .status();
+}
+
+absl::Status BlockReader::LoadWhole(const OutputTensor& tensor) {
+  if (whole_ == tensor.source_name && whole_dtype_ == tensor.dtype) return absl::OkStatus();
+  whole_.clear();
+  scratch_.resize(static_cast<size_t>(ElementCount(tensor.shape)) * DTypeSize(tensor.dtype));
+  TESSERA_RETURN_IF_ERROR(
+      LoadShards(tensor, {{.box = WholeBox(tensor.shape), .data = scratch_.data()}}));
+  whole_ = tensor.source_name;
+  whole_dtype_ = tensor.dtype;
+  return absl::OkStatus();
+}
+
+absl::Status BlockReader::LoadBoxes(const OutputTensor& tensor,
+                                    const std::vector<StoredPiece>& pieces) {
+  whole_.clear();
+  const size_t size = DTypeSize(tensor.dtype);
+  size_t bytes = 0;
+  for (const StoredPiece& piece : pieces) bytes += ElementCount(piece.box.shape) * size;
+  scratch_.resize(bytes);
+  std::vector<Shard> shards;
+  std::byte* at = scratch_.data();
+  for (const StoredPiece& piece : pieces) {
+    shards.push_back({.box = piece.box, .data = at});
+    at += ElementCount(piece.box.shape) * size;
+  }
+  return LoadShards(tensor, std::move(shards));
+}
+
+void BlockReader::UseManifestOf(std::vector<std::string> names) {
+  manifest_.Clear();
+  manifest_.set_format_major(source_.manifest.format_major());
+  manifest_.set_format_minor(source_.manifest.format_minor());
+  std::map<uint32_t, uint32_t> files;  // from indices in the whole manifest
+  std::set<std::string> added;
+  for (const std::string& name : names) {
+    for (auto found = tensors_.find(name);
+         found != tensors_.end() && added.insert(found->first).second;
+         found = tensors_.find(found->second->alias_of())) {
+      AddToManifest(*found->second, files);
+    }
+  }
+  current_ = std::move(names);
+}
+
+void BlockReader::AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files) {
+  LogicalTensor& added = *manifest_.add_tensors();
+  added = tensor;
+  for (uint32_t& file : *added.mutable_shards()->mutable_file_index()) {
+    const auto [at, is_new] = files.emplace(file, files.size());
+    if (is_new) *manifest_.add_files() = source_.manifest.files(static_cast<int>(file));
+    file = at->second;
+  }
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,78 @@
+#ifndef TESSERA_CONVERT_CORE_BLOCK_READER_H_
+#define TESSERA_CONVERT_CORE_BLOCK_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/load/options.h"
+#include "checkpoint/plan/state_dict.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/output_file.h"
+
+namespace tessera::ckpt::convert {
+
+// Largest tensor that a BlockReader keeps whole.
+inline constexpr int64_t kWholeTensorBytes = int64_t{32} << 20;
+
+// Whether the elements of the piece are a range of the tensor's, in its order and in memory alike:
+// they are read into place.
+bool IsRange(const Shape& shape, const StoredPiece& piece);
+
+// A tensor, or a part of it, to be read.
+struct BlockPart {
+  const OutputTensor& tensor;
+  std::vector<StoredPiece> pieces;  // with offsets in `block`
+  std::span<std::byte> block;
+  LogicalDigest& digest;  // those of the pieces are added
+};
+
+// Reads blocks of tensors of a checkpoint, each as pieces with strides of their own. A tensor of at
+// most kWholeTensorBytes whose pieces are no ranges of its elements (columns, transposed) is read
+// once and kept until another one is read.
+//
+// Memory: the buffers of a load, and either such a tensor or a copy of the block. Not thread-safe;
+// the source must outlive the reader. The cost of a block does not depend on the number of tensors.
+class BlockReader {
+ public:
+  BlockReader(const OutputSource& source, int io_threads);
+
+  // Reads the elements of `pieces`, whose offsets are those in `block`, and adds their digests.
+  absl::Status Read(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces,
+                    std::span<std::byte> block, LogicalDigest& digest);
+
+  // The same for several parts in one load: a checksum chunk that several of them share is read
+  // once. Precondition: all pieces are ranges; those of one tensor of the source do not overlap,
+  // and have one dtype.
+  absl::Status ReadTogether(std::span<const BlockPart> parts);
+
+ private:
+  absl::Status LoadShards(const OutputTensor& tensor, std::vector<Shard> shards);
+  absl::Status Load(std::vector<ShardedTensor> wanted);
+  // Into scratch_: the tensor, or the boxes of the pieces, one after the other.
+  absl::Status LoadWhole(const OutputTensor& tensor);
+  absl::Status LoadBoxes(const OutputTensor& tensor, const std::vector<StoredPiece>& pieces);
+  void UseManifestOf(std::vector<std::string> names);
+  void AddToManifest(const LogicalTensor& tensor, std::map<uint32_t, uint32_t>& files);
+
+  const OutputSource& source_;
+  LoadOptions options_;
+  std::map<std::string, const LogicalTensor*> tensors_;
+  std::vector<AlignedBuffer> staging_;
+  std::vector<std::string> current_;  // the tensors that manifest_ has
+  Manifest manifest_;
+  std::vector<std::byte> scratch_;
+  std::string whole_;  // the tensor that is in scratch_; empty: none
+  DType whole_dtype_ = DTYPE_UNSPECIFIED;
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_BLOCK_READER_H_

@@ -1,0 +1,62 @@
+#ifndef TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_
+#define TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "checkpoint/format/manifest.pb.h"
+#include "layout/box.h"
+#include "layout/partition.h"
+
+namespace tessera::ckpt::convert {
+
+// A box of a logical tensor as a file of another framework stores it. Views, transposition, fused
+// columns and the parts of tensor-parallel ranks are all described by strides.
+struct StoredPiece {
+  Box box;                    // of the logical tensor
+  std::string file;           // relative to the checkpoint's folder
+  uint64_t offset_bytes = 0;  // of the element at box.global_offset, from the beginning of the file
+  std::vector<int64_t> strides;  // in elements, one per dim, none negative
+};
+
+// A logical tensor and all places that hold its elements. Pieces with equal boxes are copies of
+// each other; all others must be disjoint.
+struct ForeignTensor {
+  std::string name;
+  Role role = WEIGHT;
+  DType dtype = DTYPE_UNSPECIFIED;  // of the stored elements, which are little-endian
+  Shape shape;
+  std::string alias_of;                // not empty: a second name of that tensor, without pieces
+  std::optional<Partition> partition;  // where the model's rules say how it may be cut
+  std::vector<StoredPiece> pieces;
+};
+
+// What the files have besides tensors, under the name that a tensor there would have:
+// "optimizer.param_groups.0.lr". A list of nothing but integers is one value.
+struct ForeignValue {
+  std::string name;
+  std::variant<bool, int64_t, double, std::string, std::vector<int64_t>> value;
+};
+
+// What the index pass over the headers of another framework's files finds. Its numbers come from
+// those files and are not to be trusted: ForeignStorage::Create() checks them all.
+struct ForeignCheckpoint {
+  std::string format;  // "huggingface", "llmc", ...
+  // Without tensors and files. Producer, topology, trainer, model and optimizer are set as far as
+  // the files tell; a message that is absent is unknown.
+  Manifest description;
+  std::vector<ForeignTensor> tensors;
+  // Where the files describe a model and have most of its parameters, but not all: which ones are
+  // missing. The tensors then have the names of the files.
+  std::string mismatch;
+  bool in_module_order = false;  // tensors of a model are in the order in which its modules are
+  std::vector<ForeignValue> values;
+  std::vector<std::string> notes;  // one sentence for each thing that was not understood or ignored
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_FOREIGN_CHECKPOINT_H_

@@ -1,0 +1,338 @@
+#include "convert/core/foreign_layout.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "layout/bounds.h"
+#include "layout/flat_range.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+absl::Status Damaged(const ForeignPlace& place, const ForeignParameter& parameter,
+                     const absl::AlphaNum& problem) {
+  return absl::DataLossError(absl::StrCat(place.file, ": ", parameter.name, ": ", problem));
+}
+
+// Consecutive indices of one dim of a parameter, and where the first is in the rank's share.
+struct Run {
+  int64_t begin, count;
+  int64_t local_begin;
+};
+
+// The indices of the parameter that indices [begin, begin + count) of the rank's share are.
+std::vector<Run> ToWholeDim(const ForeignParameter& parameter, const TensorParallelShare& share,
+                            size_t dim, int64_t begin, int64_t count) {
+  if (static_cast<int>(dim) != parameter.tensor_parallel_dim) return {{begin, count, begin}};
+  const int64_t section = parameter.shape[dim] / parameter.sections;
+  const int64_t part = section / share.size;
+  std::vector<Run> runs;
+  for (int64_t at = begin; at < begin + count;) {
+    const int64_t end = std::min(begin + count, (at / part + 1) * part);
+    runs.push_back({at / part * section + share.rank * part + at % part, end - at, at});
+    at = end;
+  }
+  return runs;
+}
+
+// The elements of a block along one dim of its parameter that lie in [begin, begin + count) there.
+struct Overlap {
+  int64_t first = 0;  // index in the block
+  int64_t count = 0;
+};
+
+Overlap OverlapWith(int64_t block_begin, int64_t block_count, int64_t step, int64_t begin,
+                    int64_t count) {
+  const int64_t end = begin + count;
+  Overlap overlap;
+  if (begin > block_begin) overlap.first = (begin - block_begin + step - 1) / step;
+  if (end <= block_begin) return overlap;
+  const int64_t last = std::min(block_count, (end - block_begin + step - 1) / step);
+  overlap.count = std::max<int64_t>(last - overlap.first, 0);
+  return overlap;
+}
+
+// The logical dim that a parameter's dim is; nullopt where the tensor has none.
+std::optional<size_t> LogicalDim(const ForeignBlock& block, size_t foreign_rank, size_t dim) {
+  const size_t rank = block.box.shape.size(), extra = foreign_rank - rank;
+  if (dim < extra) return std::nullopt;
+  const size_t logical = dim - extra;
+  if (!block.transposed || logical + 2 < rank) return logical;
+  return logical + 1 == rank ? rank - 2 : rank - 1;
+}
+
+// The piece that a block and a stored box of its parameter have in common.
+std::optional<StoredPiece> PieceOf(const ForeignBlock& block, const Box& stored,
+                                   const ForeignPlace& place, const std::vector<int64_t>& strides) {
+  const size_t foreign_rank = stored.shape.size(), rank = block.box.shape.size();
+  StoredPiece piece = {.box = {std::vector<int64_t>(rank), Shape(rank)},
+                       .file = place.file,
+                       .strides = std::vector<int64_t>(rank)};
+  int64_t elements = 0;
+  for (size_t dim = 0; dim < foreign_rank; ++dim) {
+    const std::optional<size_t> logical = LogicalDim(block, foreign_rank, dim);
+    const int64_t step = block.foreign_step.empty() ? 1 : block.foreign_step[dim];
+    const int64_t begin = block.foreign_offset[dim];
+    const Overlap overlap = OverlapWith(begin, logical ? block.box.shape[*logical] : 1, step,
+                                        stored.global_offset[dim], stored.shape[dim]);
+    if (overlap.count == 0) return std::nullopt;
+    elements += (begin + overlap.first * step - stored.global_offset[dim]) * strides[dim];
+    if (!logical) continue;
+    piece.box.global_offset[*logical] = block.box.global_offset[*logical] + overlap.first;
+    piece.box.shape[*logical] = overlap.count;
+    piece.strides[*logical] = strides[dim] * step;
+  }
+  piece.offset_bytes = place.offset_bytes + static_cast<uint64_t>(elements) *
+                                                static_cast<uint64_t>(DTypeSize(place.dtype));
+  return piece;
+}
+
+// That no element of a box can be so far from its first that offsets in bytes overflow. Where its
+// file ends is checked when the file is known.
+absl::Status CheckStrides(const ForeignParameter& parameter, const ForeignPlace& place,
+                          const Box& box, const std::vector<int64_t>& strides) {
+  if (strides.size() != box.shape.size()) {
+    return Damaged(place, parameter,
+                   absl::StrCat(strides.size(), " strides for ", box.shape.size(), " dims"));
+  }
+  std::optional<int64_t> bytes = std::max<int64_t>(DTypeSize(place.dtype), 1);
+  std::optional<int64_t> last = 0;
+  for (size_t d = 0; d < strides.size(); ++d) {
+    if (strides[d] < 0) return Damaged(place, parameter, absl::StrCat("stride ", strides[d]));
+    const std::optional<int64_t> far = CheckedMultiply(box.shape[d], strides[d]);
+    last = last && far ? CheckedAdd(*last, *far) : std::nullopt;
+  }
+  bytes = last ? CheckedMultiply(*bytes, *last) : std::nullopt;
+  // Steps of blocks multiply the strides once more.
+  if (bytes && *bytes < INT64_MAX / 1024) return absl::OkStatus();
+  return Damaged(place, parameter,
+                 absl::StrCat("box ", ToString(box), " ends beyond what a file can hold"));
+}
+
+}  // namespace
+
+absl::Status CheckModelFits(const ModelDescription& model, uint64_t file_bytes) {
+  std::optional<int64_t> elements = 0;
+  for (const ModelParameter& parameter : model.parameters) {
+    const absl::StatusOr<int64_t> count = CheckedElementCount(parameter.shape);
+    elements = count.ok() ? CheckedAdd(*elements, *count) : std::nullopt;
+    if (!elements || static_cast<uint64_t>(*elements) > file_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the configuration's model has more parameters than the files' ", file_bytes,
+                       " bytes can hold"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tensor_parallel_size) {
+  Shape shape = parameter.shape;
+  const int dim = parameter.tensor_parallel_dim;
+  if (dim < 0) return shape;
+  if (static_cast<size_t>(dim) >= shape.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(parameter.name, ": dim ", dim, " of ", ShapeToString(shape)));
+  }
+  const std::optional<int64_t> parts = CheckedMultiply(parameter.sections, tensor_parallel_size);
+  if (!parts || *parts < 1 || shape[dim] % *parts != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        parameter.name, ": ", parameter.sections, " parts for each of ", tensor_parallel_size,
+        " tensor-parallel ranks do not divide dim ", dim, " of ", ShapeToString(shape)));
+  }
+  shape[dim] /= tensor_parallel_size;
+  return shape;
+}
+
+Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block) {
+  const size_t rank = parameter.shape.size();
+  Box box = {block.foreign_offset, Shape(rank, 1)};
+  for (size_t dim = 0; dim < rank; ++dim) {
+    const std::optional<size_t> logical = LogicalDim(block, rank, dim);
+    if (logical) box.shape[dim] = block.box.shape[*logical];
+  }
+  return box;
+}
+
+std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
+                                     int64_t end, DType dtype) {
+  const std::vector<int64_t> strides = ContiguousStrides(box.shape);
+  std::vector<StoredPiece> pieces;
+  ForeignPlace place = {.dtype = dtype};
+  for (const Box& stored : FlatRangeToBoxes(box, begin, end)) {
+    std::optional<StoredPiece> piece = PieceOf(block, stored, place, strides);
+    if (piece) pieces.push_back(*std::move(piece));
+    place.offset_bytes +=
+        static_cast<uint64_t>(ElementCount(stored.shape)) * static_cast<uint64_t>(DTypeSize(dtype));
+  }
+  return pieces;
+}
+
+ForeignTensorSet::ForeignTensorSet(const ModelDescription& model) : model_(model) {
+  for (size_t i = 0; i < model.parameters.size(); ++i) parameters_[model.parameters[i].name] = i;
+}
+
+absl::StatusOr<ForeignTensorSet::Entry*> ForeignTensorSet::FindEntry(
+    const ForeignParameter& parameter, const std::string& name, const ForeignKind& kind,
+    const ForeignPlace& place) {
+  const auto index = parameters_.find(name);
+  if (index == parameters_.end()) {
+    return absl::InternalError(absl::StrCat(parameter.name, ": the model has no parameter ", name));
+  }
+  const auto [at, is_new] = entries_.try_emplace({index->second, kind.state});
+  Entry& entry = at->second;
+  if (is_new) {
+    const ModelParameter& logical = model_.parameters[index->second];
+    entry = {.tensor = {.name = kind.state.empty() ? name : absl::StrCat(name, ".", kind.state),
+                        .role = kind.role,
+                        .dtype = place.dtype,
+                        .shape = logical.shape,
+                        .partition = logical.partition},
+             .state = kind.state,
+             .foreign_name = parameter.name};
+  }
+  if (entry.tensor.dtype == place.dtype) return &entry;
+  return Damaged(place, parameter,
+                 absl::StrCat(DType_Name(place.dtype), ", but other parts of ", entry.tensor.name,
+                              " are ", DType_Name(entry.tensor.dtype)));
+}
+
+absl::Status ForeignTensorSet::AddForeignBox(const ForeignParameter& parameter,
+                                             const ForeignKind& kind, const Box& box,
+                                             const ForeignPlace& place,
+                                             const std::vector<int64_t>& strides) {
+  for (const ForeignBlock& block : parameter.blocks) {
+    std::optional<StoredPiece> piece = PieceOf(block, box, place, strides);
+    if (!piece) continue;
+    TESSERA_ASSIGN_OR_RETURN(Entry* const entry, FindEntry(parameter, block.name, kind, place));
+    entry->tensor.pieces.push_back(*std::move(piece));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ForeignTensorSet::AddBox(const ForeignParameter& parameter,
+                                      const TensorParallelShare& share, const ForeignKind& kind,
+                                      const Box& local, const ForeignPlace& place,
+                                      const std::vector<int64_t>& strides) {
+  TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(parameter, share.size));
+  if (const absl::Status inside = CheckBoxInside(shape, local); !inside.ok()) {
+    return Damaged(place, parameter, inside.message());
+  }
+  TESSERA_RETURN_IF_ERROR(CheckStrides(parameter, place, local, strides));
+  const int dim = parameter.tensor_parallel_dim;
+  if (dim < 0) return AddForeignBox(parameter, kind, local, place, strides);
+  const auto d = static_cast<size_t>(dim);
+  for (const Run& run : ToWholeDim(parameter, share, d, local.global_offset[d], local.shape[d])) {
+    Box box = local;
+    box.global_offset[d] = run.begin;
+    box.shape[d] = run.count;
+    ForeignPlace at = place;
+    at.offset_bytes +=
+        static_cast<uint64_t>((run.local_begin - local.global_offset[d]) * strides[d]) *
+        static_cast<uint64_t>(DTypeSize(place.dtype));
+    TESSERA_RETURN_IF_ERROR(AddForeignBox(parameter, kind, box, at, strides));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ForeignTensorSet::AddRange(const ForeignParameter& parameter,
+                                        const TensorParallelShare& share, const ForeignKind& kind,
+                                        int64_t begin, int64_t end, const ForeignPlace& place) {
+  TESSERA_ASSIGN_OR_RETURN(const Shape shape, LocalShape(parameter, share.size));
+  TESSERA_ASSIGN_OR_RETURN(const int64_t count, CheckedElementCount(shape));
+  if (begin < 0 || begin > end || end > count) {
+    return Damaged(place, parameter,
+                   absl::StrCat("elements [", begin, ", ", end, ") of ", ShapeToString(shape)));
+  }
+  // The boxes of a range follow each other in the file, and each has the strides of the whole.
+  const std::vector<int64_t> strides = ContiguousStrides(shape);
+  ForeignPlace at = place;
+  for (const Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
+    TESSERA_RETURN_IF_ERROR(AddBox(parameter, share, kind, box, at, strides));
+    at.offset_bytes += static_cast<uint64_t>(ElementCount(box.shape)) *
+                       static_cast<uint64_t>(DTypeSize(place.dtype));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ForeignTensorSet::AddWhole(const ForeignParameter& parameter,
+                                        const TensorParallelShare& share, const ForeignKind& kind,
+                                        const Shape& shape, const ForeignPlace& place,
+                                        const std::vector<int64_t>& strides) {
+  TESSERA_ASSIGN_OR_RETURN(const Shape expected, LocalShape(parameter, share.size));
+  if (shape != expected) {
+    return Damaged(
+        place, parameter,
+        absl::StrCat("shape ", ShapeToString(shape), ", expected ", ShapeToString(expected)));
+  }
+  return AddBox(parameter, share, kind, WholeBox(shape), place, strides);
+}
+
+absl::Status ForeignTensorSet::CheckComplete() const {
+  std::set<std::string> states = {""};
+  for (const auto& [key, entry] : entries_) states.insert(entry.state);
+  std::vector<std::string> missing;
+  for (const std::string& state : states) {
+    for (size_t i = 0; i < model_.parameters.size(); ++i) {
+      if (entries_.contains({i, state})) continue;
+      missing.push_back(model_.parameters[i].name);
+      if (!state.empty()) absl::StrAppend(&missing.back(), ".", state);
+    }
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("no file has ", JoinFirst(missing, ", ")));
+}
+
+bool ForeignTensorSet::has_states() const {
+  return std::ranges::any_of(entries_,
+                             [](const auto& entry) { return !entry.second.state.empty(); });
+}
+
+void ForeignTensorSet::DescribeOptimizer(std::string_view framework,
+                                         OptimizerState& optimizer) const {
+  optimizer.set_algorithm("adamw");
+  optimizer.add_groups();
+  optimizer.add_groups();
+  OptimizerParameter* parameter = nullptr;
+  std::optional<size_t> last;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.state.empty()) continue;
+    const ModelParameter& logical = model_.parameters[key.first];
+    if (last != key.first) {
+      parameter = optimizer.add_parameters();
+      parameter->set_parameter(logical.name);
+      parameter->set_group(logical.weight_decay ? 0 : 1);
+      (*parameter->mutable_foreign_names())[std::string(framework)] = entry.foreign_name;
+      last = key.first;
+    }
+    (*parameter->mutable_states())[entry.state] = entry.tensor.name;
+  }
+}
+
+std::vector<ForeignTensor> ForeignTensorSet::Finish() && {
+  std::vector<ForeignTensor> weights, states;
+  for (auto& [key, entry] : entries_) {
+    if (!entry.state.empty()) {
+      states.push_back(std::move(entry.tensor));
+      continue;
+    }
+    const ModelParameter& logical = model_.parameters[key.first];
+    weights.push_back(std::move(entry.tensor));
+    if (logical.tied_name.empty()) continue;
+    const ForeignTensor& tied = weights.back();
+    weights.push_back({.name = logical.tied_name,
+                       .dtype = tied.dtype,
+                       .shape = tied.shape,
+                       .alias_of = tied.name});
+  }
+  std::move(states.begin(), states.end(), std::back_inserter(weights));
+  return weights;
+}
+
+}  // namespace tessera::ckpt::convert

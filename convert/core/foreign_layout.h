@@ -1,0 +1,129 @@
+#ifndef TESSERA_CONVERT_CORE_FOREIGN_LAYOUT_H_
+#define TESSERA_CONVERT_CORE_FOREIGN_LAYOUT_H_
+
+// Parameters that another framework transposes, fuses and cuts among its ranks, expressed as pieces
+// of logical tensors. Pure: nothing here reads a file.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/model_rules.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+// InvalidArgument if the model's parameters have more elements than the files have bytes: nothing
+// that is proportional to its sizes should be allocated then.
+absl::Status CheckModelFits(const ModelDescription& model, uint64_t file_bytes);
+
+// The share of a tensor-parallel rank.
+struct TensorParallelShare {
+  int64_t rank = 0;
+  int64_t size = 1;
+};
+
+// The shape of what a rank has. InvalidArgument, naming the parameter: a dim that it does not have,
+// or an extent that ranks and sections do not divide.
+absl::StatusOr<Shape> LocalShape(const ForeignParameter& parameter, int64_t tensor_parallel_size);
+
+// What of a parameter a piece is: the weight itself, or a state of the optimizer.
+struct ForeignKind {
+  Role role = WEIGHT;
+  std::string state;  // "exp_avg", "exp_avg_sq", "master"; empty for the weight
+};
+
+inline const ForeignKind kForeignWeight = {};
+inline const ForeignKind kForeignMaster = {MASTER_WEIGHT, "master"};
+inline const ForeignKind kForeignExpAvg = {OPTIMIZER_STATE, "exp_avg"};
+inline const ForeignKind kForeignExpAvgSq = {OPTIMIZER_STATE, "exp_avg_sq"};
+
+// Where elements are stored. `offset_bytes` is that of the first of them.
+struct ForeignPlace {
+  std::string file;
+  uint64_t offset_bytes = 0;
+  DType dtype = DTYPE_UNSPECIFIED;
+};
+
+// All of the block in its parameter. Precondition: neighbours in the block are neighbours there.
+Box ForeignBox(const ForeignParameter& parameter, const ForeignBlock& block);
+
+// The pieces of the block's tensor that elements [begin, end) of the row-major form of `box` are,
+// which is a box of the parameter; elements outside the block are left out. Offsets count from the
+// element `begin`.
+std::vector<StoredPiece> BlockPieces(const ForeignBlock& block, const Box& box, int64_t begin,
+                                     int64_t end, DType dtype);
+
+// Collects the tensors of a model: its weights under the logical names, states of its optimizer
+// under "<logical name>.<state>". Coverage, bounds of the files and copies are checked by
+// ForeignStorage::Create(), not here.
+//
+//   ForeignTensorSet set(model);
+//   for (each file) for (each parameter in it) set.AddRange(...) or set.AddBox(...);
+//   set.DescribeOptimizer(*checkpoint.description.mutable_optimizer());
+//   checkpoint.tensors = std::move(set).Finish();
+class ForeignTensorSet {
+ public:
+  // `model` must outlive the set.
+  explicit ForeignTensorSet(const ModelDescription& model);
+
+  // Elements [begin, end) of the row-major form of what the rank has of the parameter, stored one
+  // after the other. Errors: DataLoss, naming file and parameter, for a range outside it, and for
+  // a dtype other than that of the tensor's other pieces; those of LocalShape().
+  absl::Status AddRange(const ForeignParameter& parameter, const TensorParallelShare& share,
+                        const ForeignKind& kind, int64_t begin, int64_t end,
+                        const ForeignPlace& place);
+
+  // A box of what the rank has of the parameter, stored with strides in elements. The same errors.
+  absl::Status AddBox(const ForeignParameter& parameter, const TensorParallelShare& share,
+                      const ForeignKind& kind, const Box& local, const ForeignPlace& place,
+                      const std::vector<int64_t>& strides);
+
+  // All that the rank has, stored row-major with this shape, which is checked.
+  absl::Status AddWhole(const ForeignParameter& parameter, const TensorParallelShare& share,
+                        const ForeignKind& kind, const Shape& shape, const ForeignPlace& place,
+                        const std::vector<int64_t>& strides);
+
+  // DataLoss, listing the parameters of which there is no weight, or, where there is any of a
+  // state, none of that state.
+  absl::Status CheckComplete() const;
+
+  bool has_states() const;
+
+  // Adds AdamW with the states that were added: group 0 has weight decay, group 1 has none.
+  // `framework` is the key of the parameters' names there; may be called once.
+  void DescribeOptimizer(std::string_view framework, OptimizerState& optimizer) const;
+
+  // In the model's order: weights, with the second names of those that are tied, then states.
+  std::vector<ForeignTensor> Finish() &&;
+
+ private:
+  struct Entry {
+    ForeignTensor tensor;
+    std::string state;
+    std::string foreign_name;  // of the parameter that the first piece is of
+  };
+
+  absl::StatusOr<Entry*> FindEntry(const ForeignParameter& parameter, const std::string& name,
+                                   const ForeignKind& kind, const ForeignPlace& place);
+  // A box of the parameter that is stored with these strides.
+  absl::Status AddForeignBox(const ForeignParameter& parameter, const ForeignKind& kind,
+                             const Box& box, const ForeignPlace& place,
+                             const std::vector<int64_t>& strides);
+
+  const ModelDescription& model_;
+  std::map<std::string, size_t> parameters_;  // index in model_.parameters, by name
+  // By index in model_.parameters, and by state.
+  std::map<std::pair<size_t, std::string>, Entry> entries_;
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_FOREIGN_LAYOUT_H_

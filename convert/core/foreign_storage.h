@@ -1,0 +1,102 @@
+#ifndef TESSERA_CONVERT_CORE_FOREIGN_STORAGE_H_
+#define TESSERA_CONVERT_CORE_FOREIGN_STORAGE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/read_only_storage.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/record_checks.h"
+
+namespace tessera::ckpt::convert {
+
+// A read-only storage whose root is one committed checkpoint: that of another framework, as if it
+// had been written by this library. The manifest is made in memory; there is one data file for each
+// tensor, which holds its elements in row-major order and is gathered from the foreign files by
+// each read. So everything that reads a checkpoint reads foreign ones too: Load() under any
+// sharding, Checkpoint, Verify(), Rewrite().
+//
+// The data files have no checksums, and the tensors no digests. Where the foreign files have some,
+// a CheckedStorage as the base compares them with what is read.
+//
+// Thread-safe. Memory: the descriptions, and a buffer of kStridedBufferBytes for each read in
+// progress whose elements are not contiguous in a foreign file.
+class ForeignStorage final : public ReadOnlyStorage {
+ public:
+  ~ForeignStorage() override;
+
+  // Checks everything that the description says before anything is read: the manifest's rules, that
+  // every piece lies inside its file, that every element of every tensor is in exactly one piece or
+  // in copies of it, and that the copies are equal, which reads them. `folder` is inside `base`.
+  //
+  // Errors: DataLoss, naming file and tensor; NotFound lists every file that is missing.
+  using ReadOnlyStorage::Create;
+  static absl::StatusOr<std::unique_ptr<ForeignStorage>> Create(std::shared_ptr<Storage> base,
+                                                                std::string_view folder,
+                                                                ForeignCheckpoint checkpoint);
+
+  const std::string& format() const { return format_; }
+  const std::vector<std::string>& notes() const { return notes_; }
+  const std::string& mismatch() const { return mismatch_; }  // see ForeignCheckpoint
+  const std::vector<ForeignValue>& values() const { return values_; }
+
+  // Counts of the tensors that have elements: all of them, and those whose bytes all have a
+  // checksum.
+  struct Proof {
+    int64_t tensors = 0;
+    int64_t proven = 0;
+  };
+  Proof proof() const { return proof_; }
+
+  // Checks what has a checksum and is not checked by reading every tensor: records of which tensors
+  // show parts. Returns an error, naming file and record, for each one that is damaged.
+  std::vector<absl::Status> CheckOtherRecords() const;
+
+  bool PresentsForeignFiles() const override { return true; }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
+  // The place of the foreign files; a data file is described as its tensor.
+  std::string Describe(std::string_view path) const override;
+
+ private:
+  class TensorFile;
+  struct StoredTensor;
+
+  ForeignStorage(std::shared_ptr<Storage> base, std::string_view folder);
+  absl::Status FindFiles(const ForeignCheckpoint& checkpoint);
+  void FindChecksums();
+  absl::Status AddTensor(ForeignTensor tensor, Manifest& manifest);
+  absl::Status CompareCopies(const StoredTensor& tensor, const std::vector<StoredPiece>& copies);
+  absl::StatusOr<bool> AreEqual(const StoredPiece& a, const StoredPiece& b, int64_t element_bytes);
+  // The foreign file, which is kept open while any tensor's file that needs it is.
+  absl::StatusOr<std::shared_ptr<ReadableFile>> OpenBase(const std::string& file);
+  absl::StatusOr<std::unique_ptr<ReadableFile>> OpenTensor(const StoredTensor& tensor);
+
+  const std::shared_ptr<Storage> base_;
+  const std::shared_ptr<CheckedStorage> checked_;  // the base, where it is one
+  const std::string folder_;
+  Proof proof_;
+  std::string format_;
+  std::vector<std::string> notes_;
+  std::string mismatch_;
+  std::vector<ForeignValue> values_;
+  std::string manifest_;                        // bytes of manifest.pb
+  std::map<std::string, uint64_t> file_bytes_;  // of the foreign files
+  std::map<std::string, std::unique_ptr<const StoredTensor>, std::less<>> tensors_;  // by path
+  Mutex mutex_;
+  std::map<std::string, std::weak_ptr<ReadableFile>> open_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_FOREIGN_STORAGE_H_

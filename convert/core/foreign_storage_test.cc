@@ -1,0 +1,427 @@
+#include "convert/core/foreign_storage.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/test_seed.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "convert/core/strided_read.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using testing::HasSubstr;
+
+// Counts what is read from the files of another storage.
+class CountingStorage final : public Storage {
+ public:
+  class File final : public ReadableFile {
+   public:
+    File(CountingStorage& counts, std::unique_ptr<ReadableFile> file)
+        : counts_(counts), file_(std::move(file)) {}
+    absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+      ++counts_.reads;
+      counts_.bytes += out.size();
+      counts_.largest = std::max<uint64_t>(counts_.largest, out.size());
+      return file_->ReadAt(offset_bytes, out);
+    }
+    uint64_t size_bytes() const override { return file_->size_bytes(); }
+
+   private:
+    CountingStorage& counts_;
+    std::unique_ptr<ReadableFile> file_;
+  };
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
+                                                       uint64_t size) override {
+    return memory.Create(path, size);
+  }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
+    absl::StatusOr<std::unique_ptr<ReadableFile>> file = memory.Open(path);
+    if (!file.ok()) return file.status();
+    return std::make_unique<File>(*this, *std::move(file));
+  }
+  absl::Status Rename(std::string_view from, std::string_view to) override {
+    return memory.Rename(from, to);
+  }
+  absl::Status MakeDirectory(std::string_view path) override { return memory.MakeDirectory(path); }
+  absl::Status SyncDirectory(std::string_view path) override { return memory.SyncDirectory(path); }
+  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
+    return memory.List(path);
+  }
+  absl::Status Delete(std::string_view path) override { return memory.Delete(path); }
+  absl::Status DeleteTree(std::string_view path) override { return memory.DeleteTree(path); }
+  std::string Describe(std::string_view path) const override { return memory.Describe(path); }
+
+  MemoryStorage memory;
+  uint64_t reads = 0, bytes = 0;
+  std::atomic<uint64_t> largest = 0;
+};
+
+std::string Pattern(size_t size, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random() >> 56);
+  return bytes;
+}
+
+// Calls fn(global index, row-major element number) for every element of a tensor.
+template <typename Function>
+void ForEachElement(const Shape& shape, Function&& fn) {
+  std::vector<int64_t> index(shape.size(), 0);
+  for (int64_t n = 0; n < ElementCount(shape); ++n) {
+    fn(index, n);
+    for (size_t d = shape.size(); d-- > 0;) {
+      if (++index[d] < shape[d]) break;
+      index[d] = 0;
+    }
+  }
+}
+
+// A tensor in random pieces with random layouts, the files that hold them, and its true contents.
+struct RandomTensor {
+  ForeignTensor tensor;
+  std::map<std::string, std::string> files;
+  std::string expected;
+};
+
+class Generator {
+ public:
+  explicit Generator(uint64_t seed) : random_(seed) {}
+
+  int64_t Below(int64_t bound) {
+    return std::uniform_int_distribution<int64_t>(0, bound - 1)(random_);
+  }
+
+  RandomTensor Make(const std::string& name) {
+    constexpr DType kDTypes[] = {U8, BF16, F32, I64};
+    RandomTensor made;
+    made.tensor = {.name = name, .dtype = kDTypes[Below(4)]};
+    for (int64_t rank = Below(5); rank > 0; --rank) made.tensor.shape.push_back(1 + Below(9));
+    std::vector<Box> boxes = {WholeBox(made.tensor.shape)};
+    for (int64_t cuts = Below(6); cuts > 0 && !made.tensor.shape.empty(); --cuts) Cut(boxes);
+    for (Box& box : boxes) Store(std::move(box), made);
+    const size_t size = DTypeSize(made.tensor.dtype);
+    made.expected.resize(static_cast<size_t>(ElementCount(made.tensor.shape)) * size);
+    ForEachElement(made.tensor.shape, [&](const std::vector<int64_t>& index, int64_t n) {
+      const std::string_view element = Find(made, index, size);
+      std::memcpy(made.expected.data() + n * static_cast<int64_t>(size), element.data(), size);
+    });
+    return made;
+  }
+
+ private:
+  void Cut(std::vector<Box>& boxes) {
+    Box& box = boxes[Below(static_cast<int64_t>(boxes.size()))];
+    const size_t dim = Below(static_cast<int64_t>(box.shape.size()));
+    if (box.shape[dim] < 2) return;
+    const int64_t first = 1 + Below(box.shape[dim] - 1);
+    Box rest = box;
+    rest.global_offset[dim] += first;
+    rest.shape[dim] -= first;
+    box.shape[dim] = first;
+    boxes.push_back(std::move(rest));
+  }
+
+  // Dims in a random order, each a slice with a random step of a longer one.
+  void Store(Box box, RandomTensor& made) {
+    const size_t size = DTypeSize(made.tensor.dtype);
+    std::vector<size_t> order(box.shape.size());
+    for (size_t d = 0; d < order.size(); ++d) order[d] = d;
+    std::shuffle(order.begin(), order.end(), random_);
+    std::vector<int64_t> strides(order.size());
+    int64_t stride = 1;
+    for (const size_t d : order) {
+      const int64_t step = 1 + Below(3);
+      strides[d] = stride * step;
+      stride *= box.shape[d] * step + Below(3);
+    }
+    const std::string file = "file-" + std::to_string(Below(3));
+    std::string& contents = made.files[file];
+    const uint64_t offset = contents.size() + Below(40);
+    contents = Pattern(offset + stride * size + Below(9), random_());
+    made.tensor.pieces.push_back({std::move(box), file, offset, std::move(strides)});
+  }
+
+  static std::string_view Find(const RandomTensor& made, const std::vector<int64_t>& index,
+                               size_t size) {
+    const Box element = {index, Shape(index.size(), 1)};
+    for (const StoredPiece& piece : made.tensor.pieces) {
+      if (!Contains(piece.box, element)) continue;
+      int64_t at = 0;
+      for (size_t d = 0; d < index.size(); ++d) {
+        at += (index[d] - piece.box.global_offset[d]) * piece.strides[d];
+      }
+      return std::string_view(made.files.at(piece.file))
+          .substr(piece.offset_bytes + at * size, size);
+    }
+    return {};
+  }
+
+  std::mt19937_64 random_;
+};
+
+std::shared_ptr<CountingStorage> StoreFiles(const std::map<std::string, std::string>& files) {
+  auto storage = std::make_shared<CountingStorage>();
+  EXPECT_TRUE(storage->MakeDirectory("run").ok());
+  for (const auto& [name, contents] : files) {
+    EXPECT_TRUE(WriteAll(*storage, "run/" + name, contents).ok());
+  }
+  return storage;
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> CreateStorage(
+    const std::map<std::string, std::string>& files, std::vector<ForeignTensor> tensors) {
+  return ForeignStorage::Create(StoreFiles(files), "run",
+                                {.format = "test", .tensors = std::move(tensors)});
+}
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::string& message) {
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+}
+
+// A [4,6] tensor of bytes in one file of 24 bytes.
+ForeignTensor Matrix() {
+  return {
+      .name = "w", .dtype = U8, .shape = {4, 6}, .pieces = {{WholeBox({4, 6}), "a", 0, {6, 1}}}};
+}
+
+TEST(ForeignStorageTest, AnyPartOfAnyLayoutIsWhatTheOracleHas) {
+  const uint64_t seed = TestSeed();
+  Generator generator(seed);
+  for (int round = 0; round < 400; ++round) {
+    const RandomTensor made = generator.Make("w");
+    const auto storage = CreateStorage(made.files, {made.tensor});
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    const auto file = (*storage)->Open("tensor-00000");
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_EQ((*file)->size_bytes(), made.expected.size());
+    for (int part = 0; part < 8; ++part) {
+      const auto total = static_cast<int64_t>(made.expected.size());
+      const int64_t begin = part == 0 ? 0 : generator.Below(total + 1);
+      const int64_t size = part == 0 ? total : generator.Below(total - begin + 1);
+      std::string found(size, 'x');
+      const absl::Status read = (*file)->ReadAt(begin, std::as_writable_bytes(std::span(found)));
+      ASSERT_TRUE(read.ok()) << read;
+      ASSERT_EQ(found, made.expected.substr(begin, size)) << "round " << round;
+    }
+    std::byte beyond[1];
+    EXPECT_EQ((*file)->ReadAt(made.expected.size(), beyond).code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+TEST(ForeignStorageTest, IsACheckpointForEverythingThatReadsThem) {
+  Generator generator(TestSeed());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<ForeignTensor> tensors;
+    std::map<std::string, std::string> files, expected;
+    for (int t = 0; t < 5; ++t) {
+      RandomTensor made = generator.Make("t" + std::to_string(t));
+      for (StoredPiece& piece : made.tensor.pieces) piece.file += made.tensor.name;
+      for (auto& [name, contents] : made.files) files[name + made.tensor.name] = contents;
+      expected[made.tensor.name] = made.expected;
+      tensors.push_back(made.tensor);
+    }
+    tensors.push_back({.name = "tied",
+                       .dtype = tensors[0].dtype,
+                       .shape = tensors[0].shape,
+                       .alias_of = tensors[0].name});
+    const auto storage = CreateStorage(files, tensors);
+    ASSERT_TRUE(storage.ok()) << storage.status();
+    const auto checkpoint = Checkpoint::Open(**storage, "");
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(checkpoint->tensors().size(), 6);
+    for (const TensorInfo& tensor : checkpoint->tensors()) {
+      const std::string& name = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
+      std::string found(expected[name].size(), 'x');
+      const Shard shard = {.box = WholeBox(tensor.global_shape),
+                           .data = reinterpret_cast<std::byte*>(found.data())};
+      const absl::Status loaded = LoadTensor(*checkpoint, tensor.name, shard);
+      ASSERT_TRUE(loaded.ok()) << loaded;
+      EXPECT_EQ(found, expected[name]) << tensor.name;
+    }
+    const auto verified = Verify(**storage, "", {.digests = true});
+    ASSERT_TRUE(verified.ok()) << verified.status();
+    EXPECT_TRUE(verified->damage.empty()) << verified->damage.front().message;
+  }
+}
+
+// 16 MiB that are stored transposed: few reads, none larger than the buffer, and little more than
+// the file's bytes, although whole rows are wanted.
+TEST(ForeignStorageTest, TransposedTensorsAreReadInCoveringRanges) {
+  const Shape shape = {2048, 2048};
+  const std::string contents = Pattern(size_t{2048} * 2048 * 4, 1);
+  const auto base = StoreFiles({{"a", contents}});
+  const auto storage =
+      ForeignStorage::Create(base, "run",
+                             {.format = "test",
+                              .tensors = {{.name = "w",
+                                           .dtype = F32,
+                                           .shape = shape,
+                                           .pieces = {{WholeBox(shape), "a", 0, {1, 2048}}}}}});
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  const auto checkpoint = Checkpoint::Open(**storage, "");
+  ASSERT_TRUE(checkpoint.ok());
+  base->reads = base->bytes = 0;
+  std::vector<float> found(size_t{2048} * 2048);
+  ASSERT_TRUE(
+      LoadTensor(*checkpoint, "w", Shard::Of(found, WholeBox(shape)), {.io_threads = 1}).ok());
+  EXPECT_LE(base->largest, kStridedBufferBytes);
+  EXPECT_LE(base->bytes, contents.size() * 4 + (1 << 20));
+  EXPECT_LE(base->reads, 64);
+  const auto* stored = reinterpret_cast<const uint32_t*>(contents.data());
+  for (int64_t i = 0; i < 2048; i += 17) {
+    for (int64_t j = 0; j < 2048; ++j) {
+      ASSERT_EQ(std::bit_cast<uint32_t>(found[i * 2048 + j]), stored[j * 2048 + i])
+          << i << " " << j;
+    }
+  }
+}
+
+// Elements far apart are not fetched with everything between them, close ones are.
+TEST(ForeignStorageTest, SparseElementsAreReadInSmallRanges) {
+  const auto base = StoreFiles({{"a", Pattern(size_t{8} << 20, 1)}});
+  const auto storage =
+      ForeignStorage::Create(base, "run",
+                             {.format = "test",
+                              .tensors = {{.name = "far",
+                                           .dtype = U8,
+                                           .shape = {8},
+                                           .pieces = {{WholeBox({8}), "a", 3, {1 << 20}}}},
+                                          {.name = "near",
+                                           .dtype = U8,
+                                           .shape = {8192},
+                                           .pieces = {{WholeBox({8192}), "a", 0, {1024}}}}}});
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  std::string found(8192, 'x');
+  base->reads = base->bytes = 0;
+  ASSERT_TRUE((*(*storage)->Open("tensor-00000"))
+                  ->ReadAt(0, std::as_writable_bytes(std::span(found).first(8)))
+                  .ok());
+  EXPECT_EQ(base->reads, 8);
+  EXPECT_EQ(base->bytes, 8);
+  base->reads = base->bytes = base->largest = 0;
+  ASSERT_TRUE((*(*storage)->Open("tensor-00001"))
+                  ->ReadAt(0, std::as_writable_bytes(std::span(found)))
+                  .ok());
+  EXPECT_LE(base->largest, kSparseReadBytes);
+  EXPECT_LE(base->reads, 8192 / 64 + 1);
+}
+
+TEST(ForeignStorageTest, EveryElementIsInExactlyOnePiece) {
+  const std::map<std::string, std::string> files = {{"a", Pattern(24, 1)}, {"b", Pattern(24, 2)}};
+  ForeignTensor tensor = Matrix();
+  tensor.pieces[0].box.shape = {3, 6};
+  ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss,
+              "tensor w: element [3,0] is in no file");
+  tensor.pieces.push_back({{{2, 0}, {2, 6}}, "b", 0, {6, 1}});
+  ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss,
+              "element [2,0] is in [0:3,0:6] of a and in [2:4,0:6] of b");
+  tensor.pieces.back().box = {{3, 0}, {1, 6}};
+  EXPECT_TRUE(CreateStorage(files, {tensor}).ok());
+}
+
+TEST(ForeignStorageTest, CopiesAreCompared) {
+  std::map<std::string, std::string> files = {{"a", Pattern(24, 1)}};
+  files["b"] = files["a"];
+  ForeignTensor tensor = Matrix();
+  tensor.pieces.push_back(tensor.pieces[0]);
+  tensor.pieces[1].file = "b";
+  EXPECT_TRUE(CreateStorage(files, {tensor}).ok());
+  files["b"][23] ^= 1;
+  ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss,
+              "tensor w: the copies of [0:4,0:6] in a and b differ");
+}
+
+TEST(ForeignStorageTest, PiecesLieInsideTheirFiles) {
+  const std::map<std::string, std::string> files = {{"a", Pattern(24, 1)}};
+  const auto refused = [&](const auto& change, const std::string& message) {
+    ForeignTensor tensor = Matrix();
+    change(tensor);
+    ExpectError(CreateStorage(files, {tensor}).status(), absl::StatusCode::kDataLoss, message);
+  };
+  refused([](ForeignTensor& t) { t.pieces[0].offset_bytes = 1; }, "ends outside, in a file of 24");
+  refused([](ForeignTensor& t) { t.pieces[0].offset_bytes = ~uint64_t{0}; }, "ends outside");
+  refused([](ForeignTensor& t) { t.pieces[0].strides = {7, 1}; }, "strides [7,1] ends outside");
+  refused([](ForeignTensor& t) { t.pieces[0].strides = {int64_t{1} << 62, 1}; }, "ends outside");
+  refused([](ForeignTensor& t) { t.pieces[0].strides = {6, -1}; }, "stride -1");
+  refused([](ForeignTensor& t) { t.pieces[0].strides = {6}; }, "1 strides for 2 dims");
+  refused([](ForeignTensor& t) { t.pieces[0].box.global_offset = {1, 0}; }, "a: ");
+  refused([](ForeignTensor& t) { t.pieces[0].file = "../a"; }, "tensor w: ");
+  refused([](ForeignTensor& t) { t.dtype = DTYPE_UNSPECIFIED; }, "unknown dtype");
+  refused([](ForeignTensor& t) { t.shape = {int64_t{1} << 40, int64_t{1} << 40}; }, "tensor w: ");
+  refused(
+      [](ForeignTensor& t) {
+        t.shape = {5, 6};
+        t.pieces[0] = {WholeBox({5, 6}), "a", 0, {0, 1}};
+      },
+      "more elements than bytes");
+  refused([](ForeignTensor& t) { t.alias_of = "other"; }, "alias_of other does not exist");
+}
+
+TEST(ForeignStorageTest, MissingFilesAreListedTogether) {
+  ForeignTensor tensor = Matrix();
+  ForeignTensor other = Matrix();
+  tensor.pieces[0].file = "b";
+  other.name = "v";
+  other.pieces[0].file = "c";
+  ExpectError(CreateStorage({}, {tensor, other}).status(), absl::StatusCode::kNotFound,
+              "run: missing: b with tensor w, c with tensor v");
+}
+
+TEST(ForeignStorageTest, FilesThatChangeAreNoticed) {
+  const auto base = StoreFiles({{"a", Pattern(24, 1)}});
+  const auto storage =
+      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}});
+  ASSERT_TRUE(storage.ok());
+  ASSERT_TRUE(WriteAll(*base, "run/a", Pattern(23, 1)).ok());
+  ExpectError((*storage)->Open("tensor-00000").status(), absl::StatusCode::kDataLoss,
+              "had 24 bytes, now has 23");
+}
+
+TEST(ForeignStorageTest, IsReadOnly) {
+  const auto storage = CreateStorage({{"a", Pattern(24, 1)}}, {Matrix()});
+  ASSERT_TRUE(storage.ok());
+  constexpr auto kDenied = absl::StatusCode::kPermissionDenied;
+  ExpectError((*storage)->Create("x", 0).status(), kDenied, "only read");
+  ExpectError((*storage)->Delete("tensor-00000"), kDenied, "only read");
+  ExpectError((*storage)->DeleteTree("tensor-00000"), kDenied, "tensor w");
+  ExpectError((*storage)->Rename("tensor-00000", "x"), kDenied, "only read");
+  ExpectError((*storage)->MakeDirectory("x"), kDenied, "only read");
+  ExpectError((*storage)->Open("x").status(), absl::StatusCode::kNotFound, "no such file x");
+  ExpectError((*storage)->List("x").status(), absl::StatusCode::kNotFound, "no such directory x");
+}
+
+// The manifest of a foreign storage, on a disk: there it must have checksums.
+TEST(ForeignStorageTest, ManifestsOnDisksNeedChecksums) {
+  const auto base = StoreFiles({{"a", Pattern(24, 1)}});
+  const auto storage =
+      ForeignStorage::Create(base, "run", {.format = "test", .tensors = {Matrix()}});
+  ASSERT_TRUE(storage.ok());
+  const auto bytes = ReadAll(**storage, kManifestFileName, 1 << 20);
+  ASSERT_TRUE(bytes.ok());
+  ASSERT_TRUE(WriteAll(*base, "run/manifest.pb", *bytes).ok());
+  ASSERT_TRUE(WriteAll(*base, "run/tensor-00000", Pattern(24, 1)).ok());
+  EXPECT_TRUE(ReadManifest(**storage, "").ok());
+  ExpectError(ReadManifest(*base, "run").status(), absl::StatusCode::kDataLoss,
+              "need 1 checksums, found 0");
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,367 @@
+#include "convert/core/output.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+#include "base/workers.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "convert/core/block_reader.h"
+#include "layout/flat_range.h"
+#include "zlib.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr int64_t kBlockBytes = int64_t{16} << 20;
+// Blocks in work at once: while one waits for the disk, another is copied and digested.
+constexpr int kBlocks = 3;
+
+uint64_t EndOf(const OutputTensor& tensor) {
+  return tensor.offset_bytes + static_cast<uint64_t>(tensor.elements) * DTypeSize(tensor.dtype);
+}
+
+// What one thread keeps from one block to the next.
+class Worker {
+ public:
+  Worker(const OutputSource& source, const OutputOptions& options)
+      : reader_(source, options.io_threads) {}
+
+  // Reads elements [begin, end) of the tensor as they are in its file, and adds their digest. The
+  // result is valid until the next call; its address is that of the file's offset within a page,
+  // so that it is written without a copy.
+  absl::StatusOr<std::span<std::byte>> Read(const OutputTensor& tensor, int64_t begin,
+                                            int64_t end) {
+    LogicalDigest& digest = digests_[tensor.name];
+    if (begin == end) return std::span<std::byte>();
+    const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
+    const auto bytes = static_cast<size_t>((end - begin) * size);
+    const uint64_t skip =
+        (tensor.offset_bytes + static_cast<uint64_t>(begin * size)) % kIoAlignmentBytes;
+    TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
+    const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
+    TESSERA_RETURN_IF_ERROR(
+        reader_.Read(tensor, PiecesOf(tensor, begin, end, block), block, digest));
+    return block;
+  }
+
+  // Reads tensors that follow each other in their file, as above; the result is the bytes from the
+  // first one's to the last one's, zero between them. Those that are read into place share one load
+  // and thereby the checksum chunks that they have in common.
+  absl::StatusOr<std::span<std::byte>> ReadSpan(std::span<const OutputTensor> tensors) {
+    const uint64_t begin = tensors.front().offset_bytes;
+    const uint64_t bytes = EndOf(tensors.back()) - begin, skip = begin % kIoAlignmentBytes;
+    TESSERA_RETURN_IF_ERROR(MakeRoom(skip + bytes));
+    const std::span<std::byte> block = buffer_.span().subspan(skip, bytes);
+    std::vector<BlockPart> together, alone;
+    uint64_t end = begin;
+    for (const OutputTensor& tensor : tensors) {
+      std::ranges::fill(block.subspan(end - begin, tensor.offset_bytes - end), std::byte{0});
+      end = EndOf(tensor);
+      const std::span<std::byte> part =
+          block.subspan(tensor.offset_bytes - begin, end - tensor.offset_bytes);
+      LogicalDigest& digest = digests_[tensor.name];
+      if (tensor.elements == 0) continue;
+      std::vector<StoredPiece> pieces = PiecesOf(tensor, 0, tensor.elements, part);
+      const bool in_place = std::ranges::all_of(
+          pieces, [&](const StoredPiece& piece) { return IsRange(tensor.shape, piece); });
+      (in_place && FitsInLoad(together, tensor) ? together : alone)
+          .push_back({tensor, std::move(pieces), part, digest});
+    }
+    if (!together.empty()) TESSERA_RETURN_IF_ERROR(reader_.ReadTogether(together));
+    for (const BlockPart& part : alone) {
+      TESSERA_RETURN_IF_ERROR(reader_.Read(part.tensor, part.pieces, part.block, part.digest));
+    }
+    return block;
+  }
+
+  const DigestsByName& digests() const { return digests_; }
+
+ private:
+  absl::Status MakeRoom(size_t bytes) {
+    if (buffer_.size_bytes() >= bytes) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes + kIoAlignmentBytes));
+    return absl::OkStatus();
+  }
+
+  // The pieces of elements [begin, end). Clears the block where it has padding.
+  static std::vector<StoredPiece> PiecesOf(const OutputTensor& tensor, int64_t begin, int64_t end,
+                                           std::span<std::byte> block) {
+    std::vector<StoredPiece> pieces = tensor.pieces(begin, end);
+    int64_t filled = 0;
+    for (const StoredPiece& piece : pieces) filled += ElementCount(piece.box.shape);
+    if (filled < end - begin) std::ranges::fill(block, std::byte{0});
+    return pieces;
+  }
+
+  // Whether the tensor can be read in one load with the parts, whose elements must not overlap with
+  // its own: those of the same source must be parts of the same tensor.
+  static bool FitsInLoad(const std::vector<BlockPart>& parts, const OutputTensor& tensor) {
+    return std::ranges::all_of(parts, [&](const BlockPart& part) {
+      return part.tensor.source_name != tensor.source_name ||
+             (part.tensor.name == tensor.name && part.tensor.dtype == tensor.dtype);
+    });
+  }
+
+  BlockReader reader_;
+  AlignedBuffer buffer_;
+  DigestsByName digests_;
+};
+
+// Threads with what they keep.
+class Workers {
+ public:
+  Workers(const OutputSource& source, const OutputOptions& options) {
+    for (int w = 0; w < kBlocks; ++w) workers_.push_back(std::make_unique<Worker>(source, options));
+  }
+
+  // Runs task(worker, i) for each i below `count`.
+  template <typename Task>
+  absl::Status Run(size_t count, const Task& task) {
+    return RunTasks(kBlocks, count, [&](int w, size_t i) { return task(*workers_[w], i); });
+  }
+
+  DigestsByName Digests() const {
+    DigestsByName sums;
+    for (const auto& worker : workers_) {
+      for (const auto& [name, digest] : worker->digests()) sums[name] += digest;
+    }
+    return sums;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+// Tensors [first, last) of a list as a whole, or elements [begin, end) of one.
+struct Task {
+  size_t first = 0, last = 0;
+  int64_t begin = 0, end = kWhole;
+
+  static constexpr int64_t kWhole = -1;
+};
+
+// The end of those of tensors [first, last), at least one, that are read and written as one span.
+size_t EndOfSpan(const std::vector<OutputTensor>& tensors, size_t first, size_t last) {
+  size_t end = first + 1;
+  while (end < last && tensors[end].offset_bytes >= EndOf(tensors[end - 1]) &&
+         EndOf(tensors[end]) - tensors[first].offset_bytes <= kBlockBytes) {
+    ++end;
+  }
+  return end;
+}
+
+// Neighbours are one task up to the size of a block, and also where they are parts of one tensor,
+// which a reader keeps whole.
+std::vector<Task> CutIntoTasks(const std::vector<OutputTensor>& tensors) {
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const OutputTensor& tensor = tensors[t];
+    const auto size = static_cast<int64_t>(DTypeSize(tensor.dtype));
+    const int64_t block = kBlockBytes / size;
+    const bool continues = t > 0 && tasks.back().end == Task::kWhole;
+    if (tensor.elements > block) {
+      for (int64_t begin = 0; begin < tensor.elements; begin += block) {
+        tasks.push_back({t, t + 1, begin, std::min(tensor.elements, begin + block)});
+      }
+    } else if (continues && (EndOfSpan(tensors, tasks.back().first, t + 1) == t + 1 ||
+                             (tensors[t - 1].source_name == tensor.source_name &&
+                              ElementCount(tensor.shape) <= kWholeTensorBytes / size))) {
+      tasks.back().last = t + 1;
+    } else {
+      tasks.push_back({.first = t, .last = t + 1});
+    }
+  }
+  return tasks;
+}
+
+// The CRC-32 of a tensor's bytes, from those of its blocks.
+struct BlockCrc {
+  uint32_t crc32 = 0;
+  uint64_t bytes = 0;
+};
+
+struct TaskResult {
+  std::vector<BlockCrc> crcs;        // of each of its tensors; none if the file has no checksums
+  std::vector<OutputBytes> outside;  // records outside of what the task has written
+};
+
+// Moves bytes of a file to the block, which begins at that offset, where they lie in it.
+void PlaceInBlock(std::vector<OutputBytes>& parts, uint64_t offset_bytes,
+                  std::span<std::byte> block) {
+  std::erase_if(parts, [&](const OutputBytes& part) {
+    if (part.offset_bytes < offset_bytes ||
+        part.offset_bytes + part.bytes.size() > offset_bytes + block.size()) {
+      return false;
+    }
+    std::ranges::copy(std::as_bytes(std::span(part.bytes)),
+                      block.begin() + static_cast<ptrdiff_t>(part.offset_bytes - offset_bytes));
+    return true;
+  });
+}
+
+// Joins bytes that are adjacent in the file, in order of their offsets.
+std::vector<OutputBytes> Joined(std::vector<OutputBytes> parts) {
+  std::ranges::sort(parts, {}, &OutputBytes::offset_bytes);
+  std::vector<OutputBytes> joined;
+  for (OutputBytes& part : parts) {
+    if (!joined.empty() &&
+        joined.back().offset_bytes + joined.back().bytes.size() == part.offset_bytes) {
+      joined.back().bytes += part.bytes;
+    } else {
+      joined.push_back(std::move(part));
+    }
+  }
+  return joined;
+}
+
+class Writer {
+ public:
+  Writer(const OutputSource& source, Storage& storage, std::string_view directory,
+         const OutputOptions& options, uint64_t total_bytes)
+      : workers_(source, options),
+        storage_(storage),
+        directory_(directory),
+        progress_(options.progress, total_bytes) {}
+
+  absl::StatusOr<DigestsByName> Write(const std::vector<OutputFile>& files) {
+    for (const OutputFile& file : files) TESSERA_RETURN_IF_ERROR(WriteFile(file));
+    TESSERA_RETURN_IF_ERROR(storage_.SyncDirectory(directory_));
+    return workers_.Digests();
+  }
+
+ private:
+  absl::Status WriteFile(const OutputFile& file) {
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> out,
+                             storage_.Create(JoinPath(directory_, file.name), file.size_bytes));
+    TESSERA_RETURN_IF_ERROR(out->WriteAt(0, std::as_bytes(std::span(file.header))));
+    progress_.Advance(file.header.size());
+    const std::vector<Task> tasks = CutIntoTasks(file.tensors);
+    std::vector<TaskResult> results(tasks.size());
+    TESSERA_RETURN_IF_ERROR(workers_.Run(tasks.size(), [&](Worker& worker, size_t i) {
+      return tasks[i].end == Task::kWhole ? WriteSpans(file, tasks[i], worker, *out, results[i])
+                                          : WriteBlock(file, tasks[i], worker, *out, results[i]);
+    }));
+    TESSERA_RETURN_IF_ERROR(WriteRest(file, tasks, results, *out));
+    TESSERA_RETURN_IF_ERROR(out->Sync());
+    return out->Close();
+  }
+
+  // Whether the file has checksums of its tensors.
+  static bool HasCrc32(const OutputFile& file) {
+    return file.records != nullptr || file.finish != nullptr;
+  }
+
+  absl::Status WriteBlock(const OutputFile& file, const Task& task, Worker& worker,
+                          WritableFile& out, TaskResult& result) {
+    const OutputTensor& tensor = file.tensors[task.first];
+    TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block,
+                             worker.Read(tensor, task.begin, task.end));
+    const uint64_t at = static_cast<uint64_t>(task.begin) * DTypeSize(tensor.dtype);
+    if (HasCrc32(file)) result.crcs.push_back({ExtendZipCrc32(0, block), block.size()});
+    return WriteAt(tensor.offset_bytes + at, block, out);
+  }
+
+  absl::Status WriteSpans(const OutputFile& file, const Task& task, Worker& worker,
+                          WritableFile& out, TaskResult& result) {
+    for (size_t first = task.first; first < task.last;) {
+      const size_t last = EndOfSpan(file.tensors, first, task.last);
+      const std::span tensors = std::span(file.tensors).subspan(first, last - first);
+      TESSERA_ASSIGN_OR_RETURN(const std::span<std::byte> block, worker.ReadSpan(tensors));
+      const uint64_t begin = tensors.front().offset_bytes;
+      for (size_t t = first; t < last && HasCrc32(file); ++t) {
+        const OutputTensor& tensor = file.tensors[t];
+        const std::span bytes =
+            block.subspan(tensor.offset_bytes - begin, EndOf(tensor) - tensor.offset_bytes);
+        result.crcs.push_back({ExtendZipCrc32(0, bytes), bytes.size()});
+        if (file.records == nullptr) continue;
+        std::vector<OutputBytes> records = file.records(t, result.crcs.back().crc32);
+        PlaceInBlock(records, begin, block);
+        std::ranges::move(records, std::back_inserter(result.outside));
+      }
+      TESSERA_RETURN_IF_ERROR(WriteAt(begin, block, out));
+      first = last;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> bytes, WritableFile& out) {
+    TESSERA_RETURN_IF_ERROR(out.WriteAt(offset_bytes, bytes));
+    progress_.Advance(bytes.size());
+    return absl::OkStatus();
+  }
+
+  // What is neither in a block nor in a span of tensors.
+  absl::Status WriteRest(const OutputFile& file, const std::vector<Task>& tasks,
+                         std::vector<TaskResult>& results, WritableFile& out) {
+    const std::vector<uint32_t> crc32 = Crc32Of(file, tasks, results);
+    std::vector<OutputBytes> rest;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      std::ranges::move(results[i].outside, std::back_inserter(rest));
+      if (file.records == nullptr || tasks[i].begin != 0 || tasks[i].end == Task::kWhole) continue;
+      std::ranges::move(file.records(tasks[i].first, crc32[tasks[i].first]),
+                        std::back_inserter(rest));
+    }
+    if (file.finish != nullptr) std::ranges::move(file.finish(crc32), std::back_inserter(rest));
+    for (const OutputBytes& bytes : Joined(std::move(rest))) {
+      TESSERA_RETURN_IF_ERROR(
+          WriteAt(bytes.offset_bytes, std::as_bytes(std::span(bytes.bytes)), out));
+    }
+    return absl::OkStatus();
+  }
+
+  static std::vector<uint32_t> Crc32Of(const OutputFile& file, const std::vector<Task>& tasks,
+                                       const std::vector<TaskResult>& results) {
+    std::vector<uint32_t> crc32(file.tensors.size());
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      for (size_t k = 0; k < results[i].crcs.size(); ++k) {
+        const BlockCrc& block = results[i].crcs[k];
+        uint32_t& sum = crc32[tasks[i].first + k];
+        sum = static_cast<uint32_t>(
+            crc32_combine(sum, block.crc32, static_cast<z_off_t>(block.bytes)));
+      }
+    }
+    return crc32;
+  }
+
+  Workers workers_;
+  Storage& storage_;
+  const std::string directory_;
+  Progress progress_;
+};
+
+}  // namespace
+
+std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,
+                                        int64_t end) {
+  std::vector<StoredPiece> pieces;
+  uint64_t offset = 0;
+  for (Box& box : FlatRangeToBoxes(WholeBox(shape), begin, end)) {
+    StoredPiece piece = {.offset_bytes = offset, .strides = ContiguousStrides(box.shape)};
+    offset += static_cast<uint64_t>(ElementCount(box.shape)) * element_bytes;
+    piece.box = std::move(box);
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
+                                          const std::vector<OutputFile>& files, Storage& storage,
+                                          std::string_view directory,
+                                          const OutputOptions& options) {
+  uint64_t total_bytes = 0;
+  for (const OutputFile& file : files) total_bytes += file.size_bytes;
+  return Writer(source, storage, directory, options, total_bytes).Write(files);
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,47 @@
+#ifndef TESSERA_CONVERT_CORE_OUTPUT_H_
+#define TESSERA_CONVERT_CORE_OUTPUT_H_
+
+// Files of another framework, written from a checkpoint of any topology in bounded memory.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/output_file.h"
+#include "convert/core/progress.h"
+#include "convert/core/read_digests.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+struct OutputOptions {
+  int io_threads = 4;  // of each block
+  ProgressFunction progress;
+};
+
+// Writes the files into a directory, which must exist, syncs them and the directory, and returns
+// the digests of the tensors as they were written, by their names in the files.
+//
+// Several blocks of 16 MiB are in work at once, so that one is read while another is written. After
+// the first error no further block begins, and all threads have ended on return. Memory: for each
+// of those blocks its bytes, the buffers of a load, and a tensor of up to 32 MiB where its elements
+// are rearranged.
+//
+// Errors: those of the storages; FailedPrecondition for a tensor that the source does not have with
+// that shape, or has in a dtype that is not converted; DataLoss for damage of the source.
+absl::StatusOr<DigestsByName> WriteOutput(const OutputSource& source,
+                                          const std::vector<OutputFile>& files, Storage& storage,
+                                          std::string_view directory, const OutputOptions& options);
+
+// A row-major tensor.
+std::vector<StoredPiece> RowMajorPieces(const Shape& shape, size_t element_bytes, int64_t begin,
+                                        int64_t end);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_OUTPUT_H_

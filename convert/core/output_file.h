@@ -1,0 +1,66 @@
+#ifndef TESSERA_CONVERT_CORE_OUTPUT_FILE_H_
+#define TESSERA_CONVERT_CORE_OUTPUT_FILE_H_
+
+// What is written, and from what.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+// A committed checkpoint. Both must outlive the call.
+struct OutputSource {
+  Storage& storage;
+  std::string directory;
+  const Manifest& manifest;  // ReadManifest(storage, directory)
+};
+
+// A matrix of a new file.
+struct OutputTensor {
+  std::string name;         // in the new files, as their reader calls it
+  std::string source_name;  // in the source: the same, or the tensor that it is tied to
+  Role role = WEIGHT;
+  DType dtype = DTYPE_UNSPECIFIED;  // in the file
+  Shape shape;                      // of the logical tensor
+  uint64_t offset_bytes = 0;        // in the file
+  int64_t elements = 0;             // in the file, padding included; padding is zero
+  // The pieces of the logical tensor that elements [begin, end) of the file's tensor are. Offsets
+  // count from the element `begin`. Called by several threads.
+  std::function<std::vector<StoredPiece>(int64_t begin, int64_t end)> pieces;
+};
+
+// Bytes of a new file that belong to no tensor.
+struct OutputBytes {
+  uint64_t offset_bytes = 0;
+  std::string bytes;
+};
+
+struct OutputFile {
+  std::string name;
+  std::string header;  // the bytes before the first tensor: all of a file without tensors
+  uint64_t size_bytes = 0;
+  std::vector<OutputTensor> tensors;
+  // Readers find no checkpoint without this file, which has no tensors: in places where a folder
+  // does not get its name when it is complete, it is created last.
+  bool commits = false;
+  // May be null. What the file has between the tensor of that index and its neighbours, given the
+  // CRC-32 (that of zip) of the tensor's bytes: it is written together with them. Called by several
+  // threads.
+  std::function<std::vector<OutputBytes>(size_t tensor, uint32_t crc32)> records;
+  // May be null. Called when all tensors are written, with the CRC-32 of each: what the file has
+  // before the first tensor and after the last one.
+  std::function<std::vector<OutputBytes>(std::span<const uint32_t> crc32)> finish;
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_OUTPUT_FILE_H_

@@ -1,0 +1,391 @@
+#include "convert/core/output.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/read_digests.h"
+#include "gtest/gtest.h"
+#include "zlib.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr int64_t kRows = 2300, kColumns = 3700;  // 34 MB: several blocks, and never kept whole
+constexpr int64_t kSmallRows = 70, kSmallColumns = 45;
+
+// A committed checkpoint of two matrices.
+class Source {
+ public:
+  Source() : large_(kRows * kColumns), small_(kSmallRows * kSmallColumns) {
+    for (size_t i = 0; i < large_.size(); ++i) large_[i] = static_cast<float>(i * 7 % 10007);
+    for (size_t i = 0; i < small_.size(); ++i) small_[i] = static_cast<float>(i);
+    StateDict state;
+    state.tensors = {{.name = "large",
+                      .global_shape = {kRows, kColumns},
+                      .shards = {Shard::Of(large_, {{0, 0}, {kRows, kColumns}})}},
+                     {.name = "small",
+                      .global_shape = {kSmallRows, kSmallColumns},
+                      .shards = {Shard::Of(small_, {{0, 0}, {kSmallRows, kSmallColumns}})}}};
+    EXPECT_TRUE(Save(storage_, "", 7, state).ok());
+    auto manifest = ReadManifest(storage_, CheckpointDirectory("", 7));
+    EXPECT_TRUE(manifest.ok()) << manifest.status();
+    manifest_ = *std::move(manifest);
+  }
+
+  OutputSource output() { return {storage_, CheckpointDirectory("", 7), manifest_}; }
+  OutputSource output(Storage& through) { return {through, CheckpointDirectory("", 7), manifest_}; }
+  MemoryStorage& storage() { return storage_; }
+  const std::vector<float>& large() const { return large_; }
+  float Large(int64_t i, int64_t j) const { return large_[i * kColumns + j]; }
+  float Small(int64_t i, int64_t j) const { return small_[i * kSmallColumns + j]; }
+
+ private:
+  MemoryStorage storage_;
+  std::vector<float> large_, small_;
+  Manifest manifest_;
+};
+
+OutputTensor Matrix(const std::string& name, const Shape& shape) {
+  OutputTensor tensor = {
+      .name = name, .source_name = name, .dtype = F32, .shape = shape, .offset_bytes = 0};
+  tensor.elements = ElementCount(shape);
+  tensor.pieces = [shape](int64_t begin, int64_t end) {
+    return RowMajorPieces(shape, sizeof(float), begin, end);
+  };
+  return tensor;
+}
+
+// The transposed matrix. A block of it is columns of the source, the first and the last of which
+// may be cut.
+OutputTensor Transposed(const std::string& name, const Shape& shape) {
+  OutputTensor tensor = Matrix(name, shape);
+  tensor.pieces = [rows = shape[0]](int64_t begin, int64_t end) {
+    std::vector<StoredPiece> pieces;
+    for (int64_t at = begin; at < end;) {
+      const int64_t column = at / rows, row = at % rows;
+      StoredPiece piece = {.offset_bytes = static_cast<uint64_t>(at - begin) * sizeof(float)};
+      if (row == 0 && end - at >= rows) {
+        piece.box = {{0, column}, {rows, (end - at) / rows}};
+      } else {
+        piece.box = {{row, column}, {std::min(rows - row, end - at), 1}};
+      }
+      piece.strides = {1, rows};
+      at += ElementCount(piece.box.shape);
+      pieces.push_back(std::move(piece));
+    }
+    return pieces;
+  };
+  return tensor;
+}
+
+// Five columns of the small matrix.
+OutputTensor Columns(int64_t first) {
+  OutputTensor tensor = Matrix("small", {kSmallRows, kSmallColumns});
+  tensor.elements = kSmallRows * 5;
+  tensor.pieces = [first](int64_t, int64_t) {
+    return std::vector<StoredPiece>{{.box = {{0, first}, {kSmallRows, 5}}, .strides = {5, 1}}};
+  };
+  return tensor;
+}
+
+// One file with the tensors one after the other, and space for a CRC-32 behind each.
+OutputFile FileOf(std::vector<OutputTensor> tensors) {
+  OutputFile file = {.name = "file", .header = "header", .size_bytes = 6};
+  std::vector<uint64_t> ends;
+  for (OutputTensor& tensor : tensors) {
+    tensor.offset_bytes = file.size_bytes;
+    file.size_bytes += static_cast<uint64_t>(tensor.elements) * sizeof(float) + sizeof(uint32_t);
+    ends.push_back(file.size_bytes - sizeof(uint32_t));
+  }
+  file.tensors = std::move(tensors);
+  file.records = [ends](size_t tensor, uint32_t crc32) {
+    return std::vector<OutputBytes>{
+        {ends[tensor], std::string(reinterpret_cast<const char*>(&crc32), sizeof(crc32))}};
+  };
+  return file;
+}
+
+std::vector<OutputFile> AllFiles() {
+  std::vector<OutputTensor> tensors = {Matrix("large", {kRows, kColumns}),
+                                       Transposed("large", {kRows, kColumns}),
+                                       Transposed("small", {kSmallRows, kSmallColumns})};
+  for (int64_t first = 0; first < kSmallColumns; first += 5) tensors.push_back(Columns(first));
+  // Different names: the same elements are digested several times.
+  for (size_t i = 0; i < 3; ++i) tensors[i].name += std::to_string(i);
+  return {FileOf(std::move(tensors))};
+}
+
+TEST(OutputTest, WritesBlocksOfAnyOrderOfElements) {
+  Source source;
+  MemoryStorage to;
+  const std::vector<OutputFile> files = AllFiles();
+  uint64_t last_done = 0, total = 0;
+  const OutputOptions options = {.progress = [&](uint64_t done, uint64_t of) {
+    EXPECT_GE(done, last_done);
+    last_done = done;
+    total = of;
+  }};
+  const auto digests = WriteOutput(source.output(), files, to, "", options);
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_EQ(last_done, files[0].size_bytes);
+  EXPECT_EQ(total, files[0].size_bytes);
+
+  const auto expected = ReadDigests(source.output(), {});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(digests->at("large0"), expected->at("large"));
+  EXPECT_EQ(digests->at("large1"), expected->at("large"));
+  EXPECT_EQ(digests->at("small2"), expected->at("small"));
+  EXPECT_EQ(digests->at("small"), expected->at("small"));
+
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  ASSERT_EQ((*file)->size_bytes(), files[0].size_bytes);
+  const auto read = [&](const OutputTensor& tensor) {
+    std::vector<float> elements(tensor.elements);
+    EXPECT_TRUE(
+        (*file)->ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(elements))).ok());
+    uint32_t crc32 = 0;
+    EXPECT_TRUE((*file)
+                    ->ReadAt(tensor.offset_bytes + elements.size() * sizeof(float),
+                             std::as_writable_bytes(std::span(&crc32, 1)))
+                    .ok());
+    EXPECT_EQ(crc32, crc32_z(0, reinterpret_cast<const Bytef*>(elements.data()),
+                             elements.size() * sizeof(float)))
+        << tensor.name;
+    return elements;
+  };
+  const std::vector<float> plain = read(files[0].tensors[0]), turned = read(files[0].tensors[1]);
+  EXPECT_TRUE(plain == source.large());
+  bool equal = true;
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t j = 0; j < kColumns; ++j) equal &= turned[j * kRows + i] == source.Large(i, j);
+  }
+  EXPECT_TRUE(equal);
+  const std::vector<float> small = read(files[0].tensors[2]);
+  for (int64_t i = 0; i < kSmallRows; ++i) {
+    for (int64_t j = 0; j < kSmallColumns; ++j) {
+      ASSERT_EQ(small[j * kSmallRows + i], source.Small(i, j)) << i << ", " << j;
+    }
+  }
+  const std::vector<float> columns = read(files[0].tensors[3 + 2]);
+  for (int64_t i = 0; i < kSmallRows; ++i) {
+    for (int64_t j = 0; j < 5; ++j) ASSERT_EQ(columns[i * 5 + j], source.Small(i, 10 + j));
+  }
+}
+
+// Whatever fails, while other blocks are in work, is what is returned; nothing happens afterwards.
+TEST(OutputTest, ReturnsTheErrorOfAnyReadOrWrite) {
+  Source source;
+  for (const OperationKind kind :
+       {OperationKind::kReadAt, OperationKind::kWriteAt, OperationKind::kSync}) {
+    MemoryStorage memory;
+    FaultInjectingStorage from(source.storage()), to(memory);
+    FaultInjectingStorage& broken = kind == OperationKind::kReadAt ? from : to;
+    broken.FailWhere(
+        [&](const Operation& operation) {
+          return operation.kind == kind &&
+                 (kind != OperationKind::kWriteAt || operation.offset_bytes > (uint64_t{20} << 20));
+        },
+        absl::DataLossError("broken on purpose"));
+    const auto digests = WriteOutput(source.output(from), AllFiles(), to, "", {});
+    EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_NE(digests.status().message().find("broken on purpose"), std::string::npos);
+    if (kind == OperationKind::kReadAt) {
+      EXPECT_FALSE(ReadDigests(source.output(from), {}).ok());
+    }
+  }
+}
+
+TEST(OutputTest, NeighboursShareTheReadingOfTheirChecksumChunks) {
+  constexpr int64_t kTensors = 100, kElements = 5000;  // two chunks in all
+  MemoryStorage storage, to;
+  std::vector<std::vector<float>> values(kTensors);
+  StateDict state;
+  std::vector<OutputTensor> tensors;
+  for (int64_t t = 0; t < kTensors; ++t) {
+    const std::string name = "tensor" + std::to_string(t);
+    values[t].assign(kElements, static_cast<float>(t + 1));
+    state.tensors.push_back({.name = name,
+                             .global_shape = {kElements},
+                             .shards = {Shard::Of(values[t], {{0}, {kElements}})}});
+    tensors.push_back(Matrix(name, {kElements}));
+  }
+  ASSERT_TRUE(Save(storage, "", 7, state).ok());
+  const std::string directory = CheckpointDirectory("", 7);
+  const auto manifest = ReadManifest(storage, directory);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+
+  std::atomic<uint64_t> bytes_read = 0;
+  FaultInjectingStorage from(storage);
+  from.FailWhere(
+      [&](const Operation& operation) {
+        if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
+        return false;
+      },
+      absl::OkStatus());
+  const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
+  const auto digests = WriteOutput({from, directory, *manifest}, files, to, "", {});
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_LT(bytes_read, 2 * kTensors * kElements * sizeof(float));
+  const auto expected = ReadDigests({storage, directory, *manifest}, {});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(*digests, *expected);
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  for (int64_t t = 0; t < kTensors; ++t) {
+    std::vector<float> found(kElements);
+    EXPECT_TRUE(
+        (*file)
+            ->ReadAt(files[0].tensors[t].offset_bytes, std::as_writable_bytes(std::span(found)))
+            .ok());
+    EXPECT_EQ(found, values[t]);
+  }
+}
+
+// As queries, keys and values of each head are, where they are one tensor.
+TEST(OutputTest, PartsOfTensorsByTurnsAreReadAndWrittenOnce) {
+  constexpr int64_t kParts = 50, kPart = 1000;
+  MemoryStorage storage, to;
+  std::vector<float> first(kParts * kPart, 1.0f), second(kParts * kPart, 2.0f);
+  for (size_t i = 0; i < first.size(); ++i) first[i] = static_cast<float>(i);
+  StateDict state;
+  state.tensors = {{.name = "first",
+                    .global_shape = {kParts * kPart},
+                    .shards = {Shard::Of(first, {{0}, {kParts * kPart}})}},
+                   {.name = "second",
+                    .global_shape = {kParts * kPart},
+                    .shards = {Shard::Of(second, {{0}, {kParts * kPart}})}}};
+  ASSERT_TRUE(Save(storage, "", 7, state).ok());
+  const std::string directory = CheckpointDirectory("", 7);
+  const auto manifest = ReadManifest(storage, directory);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  std::vector<OutputTensor> tensors;
+  for (int64_t p = 0; p < kParts; ++p) {
+    for (const char* name : {"first", "second"}) {
+      OutputTensor part = Matrix(name, {kParts * kPart});
+      part.elements = kPart;
+      part.pieces = [p](int64_t begin, int64_t end) {
+        return RowMajorPieces({kParts * kPart}, sizeof(float), p * kPart + begin, p * kPart + end);
+      };
+      tensors.push_back(std::move(part));
+    }
+  }
+  std::atomic<uint64_t> bytes_read = 0;
+  std::atomic<int> writes = 0;
+  FaultInjectingStorage from(storage), counted(to);
+  const auto count = [&](const Operation& operation) {
+    if (operation.kind == OperationKind::kReadAt) bytes_read += operation.size_bytes;
+    if (operation.kind == OperationKind::kWriteAt) ++writes;
+    return false;
+  };
+  from.FailWhere(count, absl::OkStatus());
+  counted.FailWhere(count, absl::OkStatus());
+  const std::vector<OutputFile> files = {FileOf(std::move(tensors))};
+  const auto digests = WriteOutput({from, directory, *manifest}, files, counted, "", {});
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_LT(bytes_read, 2 * files[0].size_bytes);
+  EXPECT_LE(writes, 3);  // the header, the tensors with their checksums but for the last, and that
+  const auto expected = ReadDigests({storage, directory, *manifest}, {});
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  EXPECT_EQ(*digests, *expected);
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  for (int64_t p = 0; p < kParts; ++p) {
+    std::vector<float> found(kPart);
+    const OutputTensor& part = files[0].tensors[2 * p];
+    EXPECT_TRUE((*file)->ReadAt(part.offset_bytes, std::as_writable_bytes(std::span(found))).ok());
+    EXPECT_TRUE(std::ranges::equal(found, std::span(first).subspan(p * kPart, kPart))) << p;
+  }
+}
+
+// As a tied head is, and a copy of another dtype.
+TEST(OutputTest, NeighboursThatAreTheSameTensorAreAllWritten) {
+  Source source;
+  MemoryStorage to;
+  OutputTensor tied = Matrix("small", {kSmallRows, kSmallColumns}), rounded = tied;
+  tied.name = "tied";
+  rounded.name = "rounded";
+  rounded.dtype = BF16;
+  rounded.pieces = [](int64_t begin, int64_t end) {
+    return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(uint16_t), begin, end);
+  };
+  const std::vector<OutputFile> files = {
+      FileOf({Matrix("small", {kSmallRows, kSmallColumns}), tied, rounded})};
+  const auto digests = WriteOutput(source.output(), files, to, "", {});
+  ASSERT_TRUE(digests.ok()) << digests.status();
+  EXPECT_EQ(digests->at("tied"), digests->at("small"));
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  std::vector<float> small(tied.elements);
+  std::vector<uint16_t> halves(rounded.elements);
+  for (const size_t copy : {0, 1}) {
+    EXPECT_TRUE(
+        (*file)
+            ->ReadAt(files[0].tensors[copy].offset_bytes, std::as_writable_bytes(std::span(small)))
+            .ok());
+    for (size_t i = 0; i < small.size(); ++i) ASSERT_EQ(small[i], static_cast<float>(i)) << copy;
+  }
+  EXPECT_TRUE(
+      (*file)
+          ->ReadAt(files[0].tensors[2].offset_bytes, std::as_writable_bytes(std::span(halves)))
+          .ok());
+  // Integers up to 256 are exact in bf16.
+  for (size_t i = 0; i <= 256; ++i) {
+    ASSERT_EQ(halves[i], std::bit_cast<uint32_t>(static_cast<float>(i)) >> 16);
+  }
+}
+
+TEST(OutputTest, DamageIsFoundWhereDigestsAreRead) {
+  Source source;
+  EXPECT_TRUE(ReadDigests(source.output(), {}).ok());
+  Manifest manifest = source.output().manifest;
+  DataFile& file = *manifest.mutable_files(0);
+  file.set_chunk_crc32c(1, file.chunk_crc32c(1) + 1);
+  const auto digests =
+      ReadDigests({source.storage(), source.output().directory, manifest}, {.io_threads = 3});
+  EXPECT_EQ(digests.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(digests.status().message().find("large"), std::string::npos) << digests.status();
+}
+
+TEST(OutputTest, PaddingIsZeroInATensorAndBehindIt) {
+  Source source;
+  MemoryStorage to;
+  OutputTensor tensor = Matrix("small", {kSmallRows, kSmallColumns});
+  const int64_t elements = tensor.elements;
+  tensor.elements += 1000;
+  tensor.pieces = [elements](int64_t begin, int64_t end) {
+    return RowMajorPieces({kSmallRows, kSmallColumns}, sizeof(float), begin,
+                          std::min(end, elements));
+  };
+  OutputTensor tied = tensor;
+  tied.name = "tied";
+  // The same thread has written other bytes before.
+  std::vector<OutputFile> files = {
+      FileOf({Matrix("large", {kRows, kColumns}), tensor, std::move(tied)})};
+  files[0].records = nullptr;
+  ASSERT_TRUE(WriteOutput(source.output(), files, to, "", {}).ok());
+  std::vector<float> padding(1001, 1.0f);  // and what lies between the tensors
+  const auto file = to.Open("file");
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)
+                  ->ReadAt(files[0].tensors[1].offset_bytes + elements * sizeof(float),
+                           std::as_writable_bytes(std::span(padding)))
+                  .ok());
+  EXPECT_EQ(padding, std::vector<float>(1001));
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,27 @@
+#ifndef TESSERA_CONVERT_CORE_SAVED_WEIGHTS_H_
+#define TESSERA_CONVERT_CORE_SAVED_WEIGHTS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/model_rules.h"
+
+namespace tessera::ckpt::convert {
+
+// A parameter of a model and how a checkpoint has it.
+struct SavedWeight {
+  const ModelParameter* parameter;
+  DType dtype;  // as saved; where only its master weight is, that one's
+};
+
+// The parameters, in the model's order, as weights in the manifest or, where those are missing, as
+// master weights. FailedPrecondition, listing all: parameters that are missing or have another
+// shape, and weights that are no parameters.
+absl::StatusOr<std::vector<SavedWeight>> FindWeights(const Manifest& manifest,
+                                                     const ModelDescription& model);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_CORE_SAVED_WEIGHTS_H_

@@ -1,0 +1,155 @@
+#include "convert/core/strided_read.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "layout/copy_matrix.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// A covering range may hold this many times the wanted elements before smaller ranges are read.
+constexpr int64_t kMaxAmplification = 4;
+
+using Dims = std::span<const StridedDim>;
+
+int64_t Count(Dims dims) {
+  int64_t count = 1;
+  for (const StridedDim& dim : dims) count *= dim.extent;
+  return count;
+}
+
+// Distance from the first element in the file to the end of the last one.
+int64_t Span(Dims dims) {
+  int64_t span = 1;
+  for (const StridedDim& dim : dims) span += (dim.extent - 1) * dim.file_stride;
+  return span;
+}
+
+// Orders dims by their stride in the file, largest first, and merges those that are one in both.
+std::vector<StridedDim> Normalize(std::vector<StridedDim> dims) {
+  std::erase_if(dims, [](const StridedDim& dim) { return dim.extent == 1; });
+  std::ranges::stable_sort(
+      dims, [](const StridedDim& a, const StridedDim& b) { return a.file_stride > b.file_stride; });
+  std::vector<StridedDim> merged;
+  for (const StridedDim& dim : dims) {
+    if (!merged.empty() && merged.back().file_stride == dim.file_stride * dim.extent &&
+        merged.back().memory_stride == dim.memory_stride * dim.extent) {
+      merged.back() = {merged.back().extent * dim.extent, dim.file_stride, dim.memory_stride};
+    } else {
+      merged.push_back(dim);
+    }
+  }
+  return merged;
+}
+
+void Scatter(Dims dims, size_t element_bytes, const std::byte* from, std::byte* to) {
+  const auto size = static_cast<int64_t>(element_bytes);
+  if (dims.size() > 2) {
+    const StridedDim& outer = dims.front();
+    for (int64_t i = 0; i < outer.extent; ++i) {
+      Scatter(dims.subspan(1), element_bytes, from + i * outer.file_stride * size,
+              to + i * outer.memory_stride * size);
+    }
+    return;
+  }
+  const StridedDim one = {1, 1, 1};
+  const StridedDim& a = dims.size() == 2 ? dims[0] : one;
+  const StridedDim& b = dims.empty() ? one : dims.back();
+  if (b.file_stride != 1 || b.memory_stride != 1) {
+    const auto in_bytes = [&](const StridedDim& dim) {
+      return MatrixDim{dim.extent, dim.file_stride * size, dim.memory_stride * size};
+    };
+    return CopyMatrix(in_bytes(a), in_bytes(b), element_bytes, from, to);
+  }
+  for (int64_t i = 0; i < a.extent; ++i) {
+    std::memcpy(to + i * a.memory_stride * size, from + i * a.file_stride * size,
+                static_cast<size_t>(b.extent * size));
+  }
+}
+
+// What one read leaves to the thread's next one: filling new memory costs more than copying from
+// it. At most kStridedBufferBytes, until the thread ends.
+thread_local AlignedBuffer kept_buffer;
+
+class StridedReader {
+ public:
+  StridedReader(const ReadableFile& file, size_t element_bytes)
+      : file_(file),
+        size_(static_cast<int64_t>(element_bytes)),
+        buffer_(std::exchange(kept_buffer, AlignedBuffer())) {}
+  StridedReader(const StridedReader&) = delete;
+  StridedReader& operator=(const StridedReader&) = delete;
+  ~StridedReader() {
+    if (buffer_.size_bytes() > kept_buffer.size_bytes()) kept_buffer = std::move(buffer_);
+  }
+
+  absl::Status Read(Dims dims, uint64_t offset_bytes, std::byte* memory) {
+    if (dims.empty() ||
+        (dims.size() == 1 && dims[0].file_stride == 1 && dims[0].memory_stride == 1)) {
+      return file_.ReadAt(offset_bytes, {memory, static_cast<size_t>(Count(dims) * size_)});
+    }
+    const StridedDim& outer = dims.front();
+    const int64_t together = IndicesTogether(dims);
+    std::vector<StridedDim> group(dims.begin(), dims.end());
+    for (int64_t i = 0; i < outer.extent;) {
+      const uint64_t at = offset_bytes + static_cast<uint64_t>(i * outer.file_stride * size_);
+      std::byte* const to = memory + i * outer.memory_stride * size_;
+      if (together == 0) {
+        TESSERA_RETURN_IF_ERROR(Read(dims.subspan(1), at, to));
+        ++i;
+        continue;
+      }
+      group.front().extent = std::min(together, outer.extent - i);
+      TESSERA_RETURN_IF_ERROR(ReadCovering(group, at, to));
+      i += group.front().extent;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // The number of indices of the outermost dim that one covering range is read for; 0 if the inner
+  // dims are better read on their own.
+  int64_t IndicesTogether(Dims dims) const {
+    const StridedDim& outer = dims.front();
+    const int64_t inner_span = Span(dims.subspan(1)), inner_count = Count(dims.subspan(1));
+    const int64_t stride = std::max<int64_t>(outer.file_stride, 1);
+    const bool dense =
+        stride / kMaxAmplification <= inner_count && inner_span / kMaxAmplification <= inner_count;
+    const int64_t limit = (dense ? kStridedBufferBytes : kSparseReadBytes) / size_;
+    if (inner_span > limit) return 0;
+    const int64_t together = 1 + (limit - inner_span) / stride;
+    // One index at a time is left to the inner dims, which may be contiguous; there is always one.
+    return together == 1 && outer.extent > 1 && dims.size() > 1 ? 0 : together;
+  }
+
+  absl::Status ReadCovering(Dims dims, uint64_t offset_bytes, std::byte* memory) {
+    const size_t bytes = static_cast<size_t>(Span(dims) * size_);
+    if (buffer_.span().size() < bytes) {
+      TESSERA_ASSIGN_OR_RETURN(buffer_, AlignedBuffer::Allocate(bytes));
+    }
+    const std::span<std::byte> range = buffer_.span().first(bytes);
+    TESSERA_RETURN_IF_ERROR(file_.ReadAt(offset_bytes, range));
+    Scatter(dims, static_cast<size_t>(size_), range.data(), memory);
+    return absl::OkStatus();
+  }
+
+  const ReadableFile& file_;
+  const int64_t size_;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace
+
+absl::Status ReadStrided(const ReadableFile& file, uint64_t offset_bytes,
+                         std::vector<StridedDim> dims, size_t element_bytes, std::byte* memory) {
+  if (Count(dims) == 0) return absl::OkStatus();
+  return StridedReader(file, element_bytes).Read(Normalize(std::move(dims)), offset_bytes, memory);
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,365 @@
+#include "convert/dcp/read.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/safetensors.h"
+#include "convert/core/record_checks.h"
+#include "convert/dcp/metadata.h"
+#include "convert/pickle/budget.h"
+#include "convert/pickle/value.h"
+#include "convert/torch/archive.h"
+#include "convert/torch/plain_values.h"
+#include "convert/torch/torch_file.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using pickle::Extent;
+
+constexpr uint64_t kSafetensorsLengthBytes = 8;
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+std::string PathIn(std::string_view folder, std::string_view file) {
+  return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
+}
+
+// The files of the folder, each opened once.
+class OpenFiles {
+ public:
+  OpenFiles(Storage& storage, std::string_view folder) : storage_(storage), folder_(folder) {}
+
+  absl::StatusOr<const ReadableFile*> Open(const std::string& file) {
+    std::unique_ptr<ReadableFile>& open = files_[file];
+    if (open == nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(open, storage_.Open(PathIn(folder_, file)));
+    }
+    return open.get();
+  }
+
+  // The pickle of an object. Errors name its file.
+  absl::StatusOr<TorchArchive> ReadObject(const DcpObject& object) {
+    TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, Open(object.blob.file));
+    return InFile(storage_, PathIn(folder_, object.blob.file),
+                  ReadTorchArchive(*file, object.blob.part));
+  }
+
+ private:
+  Storage& storage_;
+  const std::string folder_;
+  std::map<std::string, std::unique_ptr<ReadableFile>> files_;
+};
+
+absl::StatusOr<std::string> ReadPart(const ReadableFile& file, Extent part) {
+  std::string bytes(part.length, '\0');
+  TESSERA_RETURN_IF_ERROR(file.ReadAt(part.offset, std::as_writable_bytes(std::span<char>(bytes))));
+  return bytes;
+}
+
+// Part of a file, the beginning and the end of which are read at once: what torch writes around the
+// elements of a tensor is there, in many small records.
+class EndsInMemory final : public ChecksummedFile {
+ public:
+  static constexpr uint64_t kBytes = 4096;
+
+  // Precondition: the part lies in the file, which must outlive this one.
+  static absl::StatusOr<EndsInMemory> Create(const ReadableFile& file, Extent part) {
+    EndsInMemory ends(file, part);
+    const uint64_t first = part.length <= 2 * kBytes ? part.length : kBytes;
+    TESSERA_ASSIGN_OR_RETURN(ends.first_, ReadPart(file, {part.offset, first}));
+    const uint64_t last = std::min(part.length - first, kBytes);
+    TESSERA_ASSIGN_OR_RETURN(ends.last_, ReadPart(file, {part.offset + part.length - last, last}));
+    return ends;
+  }
+
+  absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
+    const uint64_t last_offset = part_.offset + part_.length - last_.size();
+    for (const auto& [begin, bytes] : {std::pair(part_.offset, std::string_view(first_)),
+                                       std::pair(last_offset, std::string_view(last_))}) {
+      if (offset_bytes < begin || offset_bytes - begin > bytes.size() ||
+          out.size() > bytes.size() - (offset_bytes - begin)) {
+        continue;
+      }
+      std::ranges::copy(std::as_bytes(std::span(bytes).subspan(offset_bytes - begin, out.size())),
+                        out.begin());
+      return absl::OkStatus();
+    }
+    return file_.ReadAt(offset_bytes, out);
+  }
+  uint64_t size_bytes() const override { return file_.size_bytes(); }
+  void AddRecord(StoredRecord record) const override {
+    if (checked_ != nullptr) checked_->AddRecord(std::move(record));
+  }
+  void AddUnchecked() const override {
+    if (checked_ != nullptr) checked_->AddUnchecked();
+  }
+
+ private:
+  EndsInMemory(const ReadableFile& file, Extent part)
+      : file_(file), checked_(dynamic_cast<const ChecksummedFile*>(&file)), part_(part) {}
+
+  const ReadableFile& file_;
+  const ChecksummedFile* const checked_;
+  const Extent part_;
+  std::string first_, last_;
+};
+
+absl::StatusOr<TorchTensor> ReadTorchChunk(const ReadableFile& whole, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(const EndsInMemory file, EndsInMemory::Create(whole, part));
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchArchive(file, part));
+  const pickle::Value root = archive.contents.root();
+  if (!IsTorchTensor(root)) return absl::DataLossError("a chunk that is no tensor");
+  return ResolveTorchTensor(archive, root);
+}
+
+// The header of the safetensors file that is part of a file.
+absl::StatusOr<SafetensorsHeader> ReadHeader(const ReadableFile& file, Extent part) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string first,
+      ReadPart(file, {part.offset, std::min(part.length, kSafetensorsLengthBytes)}));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t header_bytes, SafetensorsHeaderBytes(first, part.length));
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, ReadPart(file, {part.offset, header_bytes}));
+  return ParseSafetensorsHeader(bytes, part.length);
+}
+
+TorchTensor TensorOf(const SafetensorsEntry& entry, uint64_t offset_bytes) {
+  return {.dtype = entry.dtype,
+          .shape = entry.shape,
+          .strides = ContiguousStrides(entry.shape),
+          .offset_bytes = offset_bytes + entry.file_offset};
+}
+
+// A chunk is a safetensors file of its own, or a tensor of the one that the whole file is: there
+// the place that the metadata names means nothing, and the key is the tensor's name.
+absl::StatusOr<TorchTensor> ReadSafetensorsChunk(const ReadableFile& file, Extent part,
+                                                 const std::string& name) {
+  const absl::StatusOr<SafetensorsHeader> chunk = ReadHeader(file, part);
+  if (chunk.ok() && chunk->entries.size() == 1) return TensorOf(chunk->entries[0], part.offset);
+  TESSERA_ASSIGN_OR_RETURN(const SafetensorsHeader whole, ReadHeader(file, {0, file.size_bytes()}));
+  for (const SafetensorsEntry& entry : whole.entries) {
+    if (entry.key == name) return TensorOf(entry, 0);
+  }
+  return absl::DataLossError("the safetensors file does not have the tensor");
+}
+
+// Whether a chunk, or the file that holds it, begins as a safetensors file does: with the length of
+// a header, and '{'.
+absl::StatusOr<bool> IsSafetensors(const ReadableFile& file, Extent part) {
+  if (part.offset > file.size_bytes() || part.length > file.size_bytes() - part.offset) {
+    return absl::DataLossError(absl::StrCat("a chunk of ", part.length, " bytes at offset ",
+                                            part.offset, " in a file of ", file.size_bytes(),
+                                            " bytes"));
+  }
+  const uint64_t length = kSafetensorsLengthBytes + 1;
+  if (file.size_bytes() - part.offset < length) return false;
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadPart(file, {part.offset, length}));
+  return first.back() == '{' && !first.starts_with("PK");
+}
+
+absl::StatusOr<StoredPiece> ReadChunk(OpenFiles& files, const DcpTensor& tensor,
+                                      const DcpChunk& chunk) {
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(chunk.blob.file));
+  TESSERA_ASSIGN_OR_RETURN(const bool is_safetensors, IsSafetensors(*file, chunk.blob.part));
+  TESSERA_ASSIGN_OR_RETURN(
+      TorchTensor stored, is_safetensors ? ReadSafetensorsChunk(*file, chunk.blob.part, tensor.name)
+                                         : ReadTorchChunk(*file, chunk.blob.part));
+  if (stored.dtype != tensor.dtype || stored.shape != chunk.box.shape) {
+    return absl::DataLossError(absl::StrCat(
+        "the metadata says ", DType_Name(tensor.dtype), " ", ShapeToString(chunk.box.shape),
+        ", the chunk is ", DType_Name(stored.dtype), " ", ShapeToString(stored.shape)));
+  }
+  return StoredPiece{.box = chunk.box,
+                     .file = chunk.blob.file,
+                     .offset_bytes = stored.offset_bytes,
+                     .strides = std::move(stored.strides)};
+}
+
+bool AreSamePieces(const ForeignTensor& a, const ForeignTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape &&
+         std::ranges::equal(a.pieces, b.pieces, [](const StoredPiece& p, const StoredPiece& q) {
+           return p.box == q.box && p.file == q.file && p.offset_bytes == q.offset_bytes &&
+                  p.strides == q.strides;
+         });
+}
+
+// Tensors that are stored once under several names become aliases of the first.
+void FindAliases(std::vector<ForeignTensor>& tensors) {
+  std::map<std::pair<std::string, uint64_t>, const ForeignTensor*> first_by_place;
+  for (ForeignTensor& tensor : tensors) {
+    if (tensor.pieces.empty()) continue;
+    const StoredPiece& piece = tensor.pieces.front();
+    const auto [first, is_new] =
+        first_by_place.try_emplace({piece.file, piece.offset_bytes}, &tensor);
+    if (is_new || !AreSamePieces(*first->second, tensor)) continue;
+    tensor.alias_of = first->second->name;
+    tensor.pieces.clear();
+  }
+}
+
+// "X" of each "X.param_groups..." among all names; "" of "param_groups...".
+std::set<std::string> OptimizerPrefixes(const DcpMetadata& metadata) {
+  std::set<std::string> prefixes;
+  const auto add = [&](const std::string& name) {
+    constexpr std::string_view kGroups = "param_groups";
+    const size_t at = name.find(kGroups);
+    if (at == 0) prefixes.insert("");
+    if (at != name.npos && at > 0 && name[at - 1] == '.') prefixes.insert(name.substr(0, at - 1));
+  };
+  for (const DcpTensor& tensor : metadata.tensors) add(tensor.name);
+  for (const DcpObject& object : metadata.objects) add(object.name);
+  return prefixes;
+}
+
+bool IsOptimizerState(const std::string& name, const std::set<std::string>& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) {
+    return name.starts_with(prefix.empty() ? "state." : prefix + ".state.");
+  });
+}
+
+std::string NoteOf(const std::string& what, std::vector<std::string> names) {
+  for (std::string& name : names) name = absl::CHexEscape(name.substr(0, 200));
+  return absl::StrCat("Left out: ", what, ": ", JoinFirst(names, ", "), ".");
+}
+
+// Roles that are stated by an object of the checkpoint. None if it has none.
+absl::StatusOr<std::map<std::string, Role>> ReadRoles(OpenFiles& files,
+                                                      const DcpMetadata& metadata) {
+  for (const DcpObject& object : metadata.objects) {
+    if (object.name != kTorchRolesKey) continue;
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
+    return ReadTorchRoles(archive.contents.root());
+  }
+  return std::map<std::string, Role>();
+}
+
+// Names that are stated by an object of the checkpoint. None if it has none.
+absl::StatusOr<std::map<std::string, std::string>> ReadNames(OpenFiles& files,
+                                                             const DcpMetadata& metadata) {
+  for (const DcpObject& object : metadata.objects) {
+    if (object.name != kTorchNamesKey) continue;
+    TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, files.ReadObject(object));
+    std::set<std::string_view> keys;
+    for (const DcpTensor& tensor : metadata.tensors) keys.insert(tensor.name);
+    return ReadTorchNames(archive.contents.root(),
+                          [&](const std::string& key) { return keys.contains(key); });
+  }
+  return std::map<std::string, std::string>();
+}
+
+// An option of a single parameter, "optim.param_groups.layers.0.weight.lr", of which there may be
+// as many as there are parameters. Those of groups have a number.
+bool IsOption(const std::string& name) {
+  constexpr std::string_view kGroups = "param_groups.";
+  const size_t at = ("." + name).find("." + std::string(kGroups));
+  if (at == name.npos) return false;
+  const std::string rest = name.substr(at + kGroups.size());
+  return rest.empty() || !absl::ascii_isdigit(static_cast<unsigned char>(rest[0]));
+}
+
+// Adds the values of objects, each of which is a file of torch.save() of its own: in an object
+// store, reading one takes several requests. Objects without any are appended to `others`.
+absl::Status AddValues(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
+                       std::vector<ForeignValue>& values, std::vector<std::string>& others) {
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
+  pickle::Budget budget(metadata_file->size_bytes());
+  std::set<std::pair<std::string, uint64_t>> places;  // several objects may be in one
+  constexpr size_t kMaxObjectsRead = 256;
+  size_t read = 0;
+  for (const DcpObject& object : metadata.objects) {
+    if (object.name == kTorchRolesKey || object.name == kTorchNamesKey) continue;
+    if (has_names && IsOption(object.name)) continue;
+    const size_t known = values.size();
+    bool is_none = false;
+    if (!IsOption(object.name) && read++ < kMaxObjectsRead) {
+      TESSERA_ASSIGN_OR_RETURN(const ReadableFile* file, files.Open(object.blob.file));
+      const auto archive = ReadTorchArchive(*file, object.blob.part);
+      if (archive.ok() && places.emplace(object.blob.file, object.blob.part.offset).second) {
+        budget.AddInput(archive->contents.size_bytes());
+      }
+      if (archive.ok()) AddPlainValues(archive->contents, object.name, budget, values);
+      is_none = archive.ok() && archive->contents.root().is(pickle::Kind::kNone);
+    }
+    if (values.size() == known && !is_none) others.push_back(object.name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddNotes(OpenFiles& files, const DcpMetadata& metadata, bool has_names,
+                      ForeignCheckpoint& checkpoint) {
+  std::vector<std::string> objects, unknown;
+  TESSERA_RETURN_IF_ERROR(AddValues(files, metadata, has_names, checkpoint.values, objects));
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (tensor.dtype == DTYPE_UNSPECIFIED) unknown.push_back(tensor.name);
+  }
+  if (!objects.empty()) checkpoint.notes.push_back(NoteOf("objects that are no tensors", objects));
+  if (!unknown.empty()) checkpoint.notes.push_back(NoteOf("tensors of unknown dtypes", unknown));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<bool> IsDcp(Storage& storage, std::string_view folder) {
+  const auto file = storage.Open(PathIn(folder, kDcpMetadataFile));
+  if (absl::IsNotFound(file.status())) return false;
+  if (!file.ok()) return file.status();
+  return true;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadDcp(Storage& storage, std::string_view folder) {
+  OpenFiles files(storage, folder);
+  TESSERA_ASSIGN_OR_RETURN(const ReadableFile* metadata_file, files.Open(kDcpMetadataFile));
+  const absl::StatusOr<DcpMetadata> metadata = ReadDcpMetadata(*metadata_file);
+  if (!metadata.ok()) {
+    return absl::Status(metadata.status().code(),
+                        absl::StrCat(storage.Describe(PathIn(folder, kDcpMetadataFile)), ": ",
+                                     metadata.status().message()));
+  }
+  ForeignCheckpoint checkpoint;
+  checkpoint.format = kDcp;
+  checkpoint.description.mutable_producer()->set_program("torch.distributed.checkpoint");
+  const std::set<std::string> optimizers = OptimizerPrefixes(*metadata);
+  TESSERA_ASSIGN_OR_RETURN(const auto roles, ReadRoles(files, *metadata));
+  TESSERA_ASSIGN_OR_RETURN(const auto names, ReadNames(files, *metadata));
+  for (const DcpTensor& tensor : metadata->tensors) {
+    const auto name = names.find(tensor.name);
+    const bool is_hidden = name != names.end() && name->second.empty();
+    if (tensor.dtype == DTYPE_UNSPECIFIED || is_hidden) continue;
+    ForeignTensor added = {.name = name == names.end() ? tensor.name : name->second,
+                           .dtype = tensor.dtype};
+    if (IsOptimizerState(tensor.name, optimizers)) added.role = OPTIMIZER_STATE;
+    if (const auto role = roles.find(tensor.name); role != roles.end()) added.role = role->second;
+    added.shape = tensor.shape;
+    for (const DcpChunk& chunk : tensor.chunks) {
+      absl::StatusOr<StoredPiece> piece = ReadChunk(files, tensor, chunk);
+      if (!piece.ok()) {
+        return absl::Status(piece.status().code(),
+                            absl::StrCat(storage.Describe(PathIn(folder, chunk.blob.file)),
+                                         ": tensor ", absl::CHexEscape(tensor.name),
+                                         ToString(chunk.box), ": ", piece.status().message()));
+      }
+      added.pieces.push_back(*std::move(piece));
+    }
+    checkpoint.tensors.push_back(std::move(added));
+  }
+  FindAliases(checkpoint.tensors);
+  TESSERA_RETURN_IF_ERROR(AddNotes(files, *metadata, !names.empty(), checkpoint));
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,118 @@
+#include "convert/hugging_face/write.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/safetensors.h"
+#include "convert/core/saved_weights.h"
+#include "layout/box.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+struct Weight {
+  std::string name;
+  Shape shape;
+  DType dtype;
+  uint64_t bytes() const { return static_cast<uint64_t>(ElementCount(shape)) * DTypeSize(dtype); }
+};
+
+// Consecutive weights, as many as fit into a file.
+std::vector<std::vector<Weight>> Divide(const std::vector<Weight>& weights,
+                                        uint64_t max_file_bytes) {
+  std::vector<std::vector<Weight>> files(1);
+  uint64_t bytes = 0;
+  for (const Weight& weight : weights) {
+    if (!files.back().empty() && bytes + weight.bytes() > max_file_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().push_back(weight);
+    bytes += weight.bytes();
+  }
+  return files;
+}
+
+absl::StatusOr<OutputFile> PlanFile(std::string name, const std::vector<Weight>& weights) {
+  SafetensorsHeader header;
+  header.metadata["format"] = "pt";  // transformers refuses files without it
+  for (const Weight& weight : weights) {
+    header.entries.push_back({.key = weight.name, .dtype = weight.dtype, .shape = weight.shape});
+  }
+  OutputFile file = {.name = std::move(name)};
+  TESSERA_ASSIGN_OR_RETURN(file.header, BuildSafetensorsHeader(header));
+  file.size_bytes = header.file_size_bytes;
+  for (const SafetensorsEntry& entry : header.entries) {
+    const size_t size = DTypeSize(entry.dtype);
+    file.tensors.push_back({.name = entry.key,
+                            .source_name = entry.key,
+                            .dtype = entry.dtype,
+                            .shape = entry.shape,
+                            .offset_bytes = entry.file_offset,
+                            .elements = ElementCount(entry.shape),
+                            .pieces = [shape = entry.shape, size](int64_t begin, int64_t end) {
+                              return RowMajorPieces(shape, size, begin, end);
+                            }});
+  }
+  return file;
+}
+
+OutputFile TextFile(std::string name, std::string text) {
+  const uint64_t size = text.size();
+  return {.name = std::move(name), .header = std::move(text), .size_bytes = size};
+}
+
+OutputFile Index(const std::vector<OutputFile>& files, uint64_t total_bytes) {
+  nlohmann::ordered_json json;
+  json["metadata"]["total_size"] = total_bytes;
+  for (const OutputFile& file : files) {
+    for (const OutputTensor& tensor : file.tensors) json["weight_map"][tensor.name] = file.name;
+  }
+  return TextFile("model.safetensors.index.json", json.dump(2) + "\n");
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<OutputFile>> PlanHuggingFace(const Manifest& manifest,
+                                                        const ModelRules& rules,
+                                                        const HuggingFaceOutputOptions& options) {
+  // What config.json says of the model is what its readers will look for.
+  TESSERA_ASSIGN_OR_RETURN(const std::string any_config,
+                           rules.WriteHuggingFaceConfig(manifest.model(), F32));
+  TESSERA_ASSIGN_OR_RETURN(
+      const HuggingFaceDescription description,
+      rules.ReadHuggingFaceConfig(any_config, std::numeric_limits<int64_t>::max()));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> saved,
+                           FindWeights(manifest, description.model));
+  std::vector<Weight> weights;
+  uint64_t total_bytes = 0;
+  for (const SavedWeight& weight : saved) {
+    weights.push_back({weight.parameter->name, weight.parameter->shape,
+                       options.dtype != DTYPE_UNSPECIFIED ? options.dtype : weight.dtype});
+    total_bytes += weights.back().bytes();
+  }
+  const std::vector<std::vector<Weight>> parts = Divide(weights, options.max_file_bytes);
+  std::vector<OutputFile> files;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string name =
+        parts.size() == 1 ? "model.safetensors"
+                          : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, parts.size());
+    TESSERA_ASSIGN_OR_RETURN(OutputFile file, PlanFile(name, parts[i]));
+    files.push_back(std::move(file));
+  }
+  if (parts.size() > 1) files.push_back(Index(files, total_bytes));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::string config,
+      rules.WriteHuggingFaceConfig(manifest.model(), weights.empty() ? F32 : weights[0].dtype));
+  files.push_back(TextFile("config.json", std::move(config)));
+  files.back().commits = true;
+  return files;
+}
+
+}  // namespace tessera::ckpt::convert

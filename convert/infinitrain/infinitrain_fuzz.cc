@@ -1,0 +1,39 @@
+// A fuzz target: any bytes as a state dict, whose tensors lie inside the file in its order, or as
+// trainer_state.json; or an error.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "checkpoint/format/dtype.h"
+#include "convert/infinitrain/state_file.h"
+#include "convert/infinitrain/trainer_state.h"
+#include "convert/testing/string_file.h"
+#include "layout/box.h"
+
+namespace {
+
+namespace ckpt = tessera::ckpt;
+
+void Check(bool condition) {
+  if (!condition) std::abort();
+}
+
+}  // namespace
+
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
+  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  (void)ckpt::convert::FindInfiniTrainNumber(file.contents(), "global_step");
+  const auto tensors = ckpt::convert::ReadInfiniTrainStateFile(file);
+  if (!tensors.ok()) return 0;
+  Check(tensors->size() < size);
+  uint64_t end = 0;
+  for (const ckpt::convert::InfiniTrainTensor& tensor : *tensors) {
+    Check(tensor.offset_bytes > end);
+    end = tensor.offset_bytes +
+          static_cast<uint64_t>(ckpt::ElementCount(tensor.shape)) * ckpt::DTypeSize(tensor.dtype);
+  }
+  Check(tensors->empty() || end == size);
+  return 0;
+}

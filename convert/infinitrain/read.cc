@@ -1,0 +1,324 @@
+#include "convert/infinitrain/read.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "convert/core/state_dict.h"
+#include "convert/infinitrain/state_file.h"
+#include "convert/infinitrain/trainer_state.h"
+#include "layout/box.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr std::string_view kModelFile = "model.ckpt";
+constexpr std::string_view kOptimizerFile = "optimizer.ckpt";
+constexpr std::string_view kTrainerStateFile = "trainer_state.json";
+constexpr uint64_t kMaxTrainerStateBytes = uint64_t{1} << 20;
+
+// Whether there is such a file of InfiniTrain's.
+absl::StatusOr<bool> HasStateFile(Storage& storage, const std::string& path) {
+  const auto open = storage.Open(path);
+  if (absl::IsNotFound(open.status())) return false;
+  TESSERA_RETURN_IF_ERROR(open.status());
+  return IsInfiniTrainStateFile(**open);
+}
+
+std::string RankFolder(size_t rank) { return absl::StrFormat("rank_%06d", rank); }
+
+// The folders of ranks inside `folder`: "" alone where its own files are there.
+absl::StatusOr<std::vector<std::string>> FindRanks(Storage& storage, std::string_view folder) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, storage.List(folder));
+  const bool is_single = std::ranges::find(names, kModelFile) != names.end();
+  std::erase_if(names, [](const std::string& name) {
+    return !name.starts_with("rank_") || !name.ends_with('/');
+  });
+  if (is_single && names.empty()) return std::vector<std::string>{""};
+  if (is_single) {
+    return absl::DataLossError(
+        absl::StrCat(storage.Describe(folder), ": both ", std::string(kModelFile), " and ",
+                     names.front(), " are there, which are of different runs: keep one of them"));
+  }
+  for (size_t rank = 0; rank < names.size(); ++rank) {
+    names[rank].pop_back();
+    if (names[rank] == RankFolder(rank)) continue;
+    return absl::DataLossError(absl::StrCat(storage.Describe(folder), ": ", RankFolder(rank),
+                                            " is missing, ", names[rank], " is there"));
+  }
+  return names;
+}
+
+// The suffix of a moment's name, "NAME" of "adam.m.NAME", and torch's name of the state.
+struct Moment {
+  std::string parameter;
+  const char* state = nullptr;
+  bool numbered = false;
+};
+
+std::optional<Moment> ParseMoment(const std::string& name) {
+  for (const auto& [prefix, state] :
+       {std::pair<std::string_view, const char*>("adam.m.", "exp_avg"),
+        {"adam.v.", "exp_avg_sq"}}) {
+    if (!name.starts_with(prefix)) continue;
+    Moment moment = {.parameter = name.substr(prefix.size()), .state = state};
+    int64_t number = 0;
+    moment.numbered = absl::SimpleAtoi(moment.parameter, &number);
+    return moment;
+  }
+  return std::nullopt;
+}
+
+class Reader {
+ public:
+  Reader(Storage& storage, std::string_view folder, std::vector<std::string> ranks)
+      : storage_(storage), folder_(folder), ranks_(std::move(ranks)) {}
+
+  absl::StatusOr<ForeignCheckpoint> Read() {
+    for (const std::string& rank : ranks_) {
+      TESSERA_ASSIGN_OR_RETURN(texts_.emplace_back(), ReadTrainerState(rank));
+    }
+    TESSERA_RETURN_IF_ERROR(CheckTopology());
+    checkpoint_.format = kInfiniTrain;
+    checkpoint_.description.mutable_producer()->set_program("InfiniTrain");
+    for (rank_ = 0; rank_ < ranks_.size(); ++rank_) {
+      TESSERA_RETURN_IF_ERROR(AddFile(kModelFile, WEIGHT));
+      TESSERA_ASSIGN_OR_RETURN(const bool has_optimizer,
+                               HasStateFile(storage_, PathOf(kOptimizerFile)));
+      if (has_optimizer) TESSERA_RETURN_IF_ERROR(AddFile(kOptimizerFile, OPTIMIZER_STATE));
+      TESSERA_RETURN_IF_ERROR(CheckComplete());
+    }
+    TESSERA_RETURN_IF_ERROR(DescribeRun());
+    return std::move(checkpoint_);
+  }
+
+  // FailedPrecondition where the sizes in trainer_state.json are not those of the model.
+  absl::Status CheckModel(const ModelRules& rules, const ModelConfig& model) const {
+    TESSERA_ASSIGN_OR_RETURN(const std::string text, rules.WriteForeignConfig(kInfiniTrain, model));
+    const nlohmann::json sizes = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+    for (const auto& [key, size] : sizes.items()) {
+      const std::optional<int64_t> found = FindInfiniTrainNumber(texts_.front(), key);
+      if (!found.has_value() || *found == size.get<int64_t>()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          storage_.Describe(JoinPath(JoinPath(folder_, ranks_.front()), kTrainerStateFile)), ": ",
+          key, " is ", *found, ", but the model's is ", size.get<int64_t>()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string InFolder(std::string_view file, const std::string& rank) const {
+    return JoinPath(JoinPath(folder_, rank), file);
+  }
+  std::string PathOf(std::string_view file) const { return InFolder(file, ranks_[rank_]); }
+
+  // Empty where there is none.
+  absl::StatusOr<std::string> ReadTrainerState(const std::string& rank) const {
+    absl::StatusOr<std::string> text =
+        ReadAll(storage_, InFolder(kTrainerStateFile, rank), kMaxTrainerStateBytes);
+    if (absl::IsNotFound(text.status())) return std::string();
+    return text;
+  }
+
+  // Unimplemented unless every rank has the whole model.
+  absl::Status CheckTopology() const {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (const char* const key : {"tp_size", "pp_size", "sp_size", "cp_size"}) {
+        const std::optional<int64_t> size = FindInfiniTrainNumber(texts_[rank], key);
+        const bool is_needed = ranks_.size() > 1 && (key[0] == 't' || key[0] == 'p');
+        if (size.value_or(is_needed ? 0 : 1) == 1) continue;
+        return absl::UnimplementedError(absl::StrCat(
+            Folders(), ": ", key, " in ", std::string(kTrainerStateFile), " is ",
+            size.has_value() ? absl::StrCat(*size) : "missing",
+            ", but the files do not say how ranks cut tensors: only those of runs with "
+            "tp_size 1 and pp_size 1 are read"));
+      }
+    }
+    const auto count = static_cast<int64_t>(ranks_.size());
+    const int64_t expected = FindInfiniTrainNumber(texts_.front(), "ddp_size").value_or(count);
+    if (count == 1 || expected == count) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat(Folders(), ": expected ", expected, " folders of ranks, found ", count));
+  }
+
+  std::string Folders() const {
+    const std::string first = storage_.Describe(JoinPath(folder_, ranks_.front()));
+    return ranks_.size() == 1 ? first : absl::StrCat(first, " to ", ranks_.back());
+  }
+
+  absl::Status Damaged(std::string_view file, const std::string& name,
+                       const absl::AlphaNum& problem) const {
+    return absl::DataLossError(
+        absl::StrCat(storage_.Describe(PathOf(file)), ": tensor ", name, ": ", problem));
+  }
+
+  absl::Status AddFile(std::string_view file, Role role) {
+    const std::string path = PathOf(file);
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
+    absl::StatusOr<std::vector<InfiniTrainTensor>> tensors = ReadInfiniTrainStateFile(*open);
+    if (!tensors.ok()) {
+      return absl::Status(tensors.status().code(),
+                          absl::StrCat(storage_.Describe(path), ": ", tensors.status().message()));
+    }
+    for (InfiniTrainTensor& tensor : *tensors) {
+      if (role == WEIGHT) {
+        TESSERA_RETURN_IF_ERROR(AddTensor(file, role, std::move(tensor)));
+      } else if (tensor.name == "adam.t") {
+        TESSERA_RETURN_IF_ERROR(TakeUpdates(*open, tensor));
+      } else {
+        TESSERA_RETURN_IF_ERROR(AddState(file, std::move(tensor)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddState(std::string_view file, InfiniTrainTensor tensor) {
+    const std::optional<Moment> moment = ParseMoment(tensor.name);
+    if (moment.has_value() && moment->numbered) {
+      has_numbers_ = true;
+      return absl::OkStatus();
+    }
+    if (moment.has_value()) {
+      tensor.name = absl::StrCat("state.", moment->parameter, ".", moment->state);
+    }
+    return AddTensor(file, OPTIMIZER_STATE, std::move(tensor));
+  }
+
+  // The tensor, or a rank's copy of it.
+  absl::Status AddTensor(std::string_view file, Role role, InfiniTrainTensor tensor) {
+    std::vector<ForeignTensor>& tensors = checkpoint_.tensors;
+    const auto [at, is_new] = index_.emplace(tensor.name, tensors.size());
+    if (is_new) {
+      if (rank_ > 0) return Damaged(file, tensor.name, absl::StrCat("not in ", ranks_.front()));
+      tensors.push_back(
+          {.name = tensor.name, .role = role, .dtype = tensor.dtype, .shape = tensor.shape});
+      copies_.push_back(0);
+    }
+    ForeignTensor& first = tensors[at->second];
+    if (copies_[at->second]++ != rank_) return Damaged(file, tensor.name, "occurs twice");
+    if (first.dtype != tensor.dtype || first.shape != tensor.shape) {
+      return Damaged(file, tensor.name,
+                     absl::StrCat(DType_Name(tensor.dtype), " ", ShapeToString(tensor.shape),
+                                  ", in ", ranks_.front(), " ", DType_Name(first.dtype), " ",
+                                  ShapeToString(first.shape)));
+    }
+    if (ElementCount(tensor.shape) == 0) return absl::OkStatus();
+    first.pieces.push_back({.box = WholeBox(tensor.shape),
+                            .file = JoinPath(ranks_[rank_], file),
+                            .offset_bytes = tensor.offset_bytes,
+                            .strides = ContiguousStrides(tensor.shape)});
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckComplete() const {
+    for (size_t i = 0; i < copies_.size(); ++i) {
+      if (copies_[i] == rank_ + 1) continue;
+      const ForeignTensor& tensor = checkpoint_.tensors[i];
+      return Damaged(tensor.role == WEIGHT ? kModelFile : kOptimizerFile, tensor.name,
+                     absl::StrCat("missing, but in ", ranks_.front()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Adam's number of updates.
+  absl::Status TakeUpdates(const ReadableFile& file, const InfiniTrainTensor& tensor) {
+    if (tensor.dtype != I64 || ElementCount(tensor.shape) != 1) {
+      return Damaged(kOptimizerFile, tensor.name, "expected one I64");
+    }
+    int64_t updates = 0;
+    TESSERA_RETURN_IF_ERROR(
+        file.ReadAt(tensor.offset_bytes, std::as_writable_bytes(std::span(&updates, 1))));
+    if (updates_.value_or(updates) != updates) {
+      return Damaged(kOptimizerFile, tensor.name,
+                     absl::StrCat(updates, ", in ", ranks_.front(), " ", *updates_));
+    }
+    updates_ = updates;
+    return absl::OkStatus();
+  }
+
+  // Step, consumed samples and notes.
+  absl::Status DescribeRun() {
+    if (has_numbers_) {
+      checkpoint_.notes.emplace_back(
+          "Left out: moments by number (adam.m.3): which parameters these are depends on the hash "
+          "tables of the program that wrote them, and is not in the files; later releases of "
+          "InfiniTrain name them (adam.m.transformer.wte.weight).");
+    }
+    const std::optional<int64_t> step = FindInfiniTrainNumber(texts_.front(), "global_step");
+    const std::optional<int64_t> samples =
+        FindInfiniTrainNumber(texts_.front(), "consumed_train_samples");
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      if (FindInfiniTrainNumber(texts_[rank], "global_step") == step) continue;
+      return absl::DataLossError(
+          absl::StrCat(storage_.Describe(InFolder(kTrainerStateFile, ranks_[rank])),
+                       ": global_step differs from ", "that of ", ranks_.front()));
+    }
+    if (step.has_value() && updates_.value_or(*step) != *step) {
+      checkpoint_.notes.push_back(absl::StrCat("The step is unknown: global_step is ", *step,
+                                               ", but Adam has counted ", *updates_, " updates."));
+      return absl::OkStatus();
+    }
+    const int64_t known = step.value_or(updates_.value_or(-1));
+    if (known < 0) return absl::OkStatus();
+    TrainerState& trainer = *checkpoint_.description.mutable_trainer();
+    trainer.set_step(known);
+    trainer.set_best_loss(std::numeric_limits<double>::infinity());
+    if (samples.value_or(-1) >= 0) trainer.mutable_data()->set_consumed_samples(*samples);
+    checkpoint_.description.mutable_topology()->set_data_parallel(
+        static_cast<uint32_t>(ranks_.size()));
+    return absl::OkStatus();
+  }
+
+  Storage& storage_;
+  const std::string folder_;
+  const std::vector<std::string> ranks_;
+  std::vector<std::string> texts_;  // of the ranks' trainer_state.json
+  size_t rank_ = 0;                 // whose files are being read
+  ForeignCheckpoint checkpoint_;
+  std::map<std::string, size_t> index_;  // of tensors, by name
+  std::vector<size_t> copies_;           // of each tensor
+  std::optional<int64_t> updates_;
+  bool has_numbers_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<bool> IsInfiniTrain(Storage& storage, std::string_view folder) {
+  for (const std::string& rank : {std::string(), RankFolder(0)}) {
+    TESSERA_ASSIGN_OR_RETURN(const bool found,
+                             HasStateFile(storage, JoinPath(JoinPath(folder, rank), kModelFile)));
+    if (found) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadInfiniTrain(Storage& storage, std::string_view folder,
+                                                  const ModelRules* rules,
+                                                  const ModelConfig* model) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> ranks, FindRanks(storage, folder));
+  Reader reader(storage, folder, std::move(ranks));
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint checkpoint, reader.Read());
+  if (rules == nullptr) return checkpoint;
+  TESSERA_RETURN_IF_ERROR(NameStateDict(storage, folder, *rules, model, kInfiniTrain, checkpoint));
+  if (checkpoint.description.has_model()) {
+    TESSERA_RETURN_IF_ERROR(reader.CheckModel(*rules, checkpoint.description.model()));
+  }
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

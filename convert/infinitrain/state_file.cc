@@ -1,0 +1,163 @@
+#include "convert/infinitrain/state_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <set>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/byte_order.h"
+#include "base/status_macros.h"
+#include "base/utf8.h"
+#include "checkpoint/format/dtype.h"
+#include "layout/bounds.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr std::string_view kMagic = "CKPT";
+constexpr uint32_t kVersion = 1;
+// A tensor without a name, dims and elements: two lengths, the dtype and the number of bytes.
+constexpr uint64_t kLeastTensorBytes = 17;
+constexpr uint32_t kMaxNameBytes = 4096;
+constexpr uint64_t kWindowBytes = 4096;
+
+// By the number in the file.
+constexpr DType kDTypes[] = {BOOL, U8, I8, U16, I16, U32, I32, U64, I64, BF16, F16, F32, F64};
+
+// Reads a file from its beginning, a window at a time.
+class Cursor {
+ public:
+  explicit Cursor(const ReadableFile& file) : file_(file) {}
+
+  uint64_t offset() const { return offset_; }
+  uint64_t left() const { return file_.size_bytes() - offset_; }
+
+  // The next bytes; valid until the next call. DataLoss where the file ends before.
+  absl::StatusOr<std::string_view> Take(uint64_t bytes) {
+    if (bytes > left()) return Truncated(bytes);
+    const uint64_t begin = offset_ - window_offset_;
+    if (offset_ < window_offset_ || begin + bytes > window_.size()) {
+      window_.resize(std::min(left(), std::max(bytes, kWindowBytes)));
+      window_offset_ = offset_;
+      TESSERA_RETURN_IF_ERROR(
+          file_.ReadAt(offset_, std::as_writable_bytes(std::span(window_.data(), window_.size()))));
+    }
+    const std::string_view taken =
+        std::string_view(window_).substr(offset_ - window_offset_, bytes);
+    offset_ += bytes;
+    return taken;
+  }
+
+  template <typename T>
+  absl::StatusOr<T> Number() {
+    TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, Take(sizeof(T)));
+    return LoadLittleEndian<T>(bytes.data());
+  }
+
+  absl::Status Skip(uint64_t bytes) {
+    if (bytes > left()) return Truncated(bytes);
+    offset_ += bytes;
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Truncated(uint64_t bytes) const {
+    return absl::DataLossError(absl::StrCat("the file ends after ", file_.size_bytes(),
+                                            " bytes: expected ", bytes, " at offset ", offset_));
+  }
+
+  const ReadableFile& file_;
+  uint64_t offset_ = 0;
+  std::string window_;
+  uint64_t window_offset_ = 0;
+};
+
+absl::Status InTensor(const std::string& name, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("tensor ", name, ": ", status.message()));
+}
+
+absl::StatusOr<std::string> ReadName(Cursor& cursor) {
+  TESSERA_ASSIGN_OR_RETURN(const uint32_t bytes, cursor.Number<uint32_t>());
+  if (bytes == 0 || bytes > kMaxNameBytes) {
+    return absl::DataLossError(
+        absl::StrCat("a name of ", bytes, " bytes; 1 to ", kMaxNameBytes, " are possible"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string_view name, cursor.Take(bytes));
+  if (!IsValidUtf8(name)) return absl::DataLossError("a name that is not valid UTF-8");
+  return std::string(name);
+}
+
+// What follows the name, up to the elements, which are skipped.
+absl::Status ReadContents(Cursor& cursor, InfiniTrainTensor& tensor) {
+  TESSERA_ASSIGN_OR_RETURN(const uint8_t dtype, cursor.Number<uint8_t>());
+  if (dtype >= std::size(kDTypes)) {
+    return absl::DataLossError(absl::StrCat("unknown dtype ", dtype));
+  }
+  tensor.dtype = kDTypes[dtype];
+  TESSERA_ASSIGN_OR_RETURN(const uint32_t rank, cursor.Number<uint32_t>());
+  if (rank > kMaxRank) {
+    return absl::DataLossError(absl::StrCat(rank, " dims; at most ", kMaxRank, " are possible"));
+  }
+  for (uint32_t dim = 0; dim < rank; ++dim) {
+    TESSERA_ASSIGN_OR_RETURN(const uint64_t extent, cursor.Number<uint64_t>());
+    tensor.shape.push_back(static_cast<int64_t>(extent));
+  }
+  const absl::StatusOr<int64_t> expected =
+      CheckedByteCount(tensor.shape, static_cast<int64_t>(DTypeSize(tensor.dtype)));
+  if (!expected.ok()) return absl::DataLossError(expected.status().message());
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t bytes, cursor.Number<uint64_t>());
+  if (bytes != static_cast<uint64_t>(*expected)) {
+    return absl::DataLossError(absl::StrCat("expected ", *expected, " bytes for ",
+                                            ShapeToString(tensor.shape), ", found ", bytes));
+  }
+  tensor.offset_bytes = cursor.offset();
+  return cursor.Skip(bytes);
+}
+
+}  // namespace
+
+absl::StatusOr<bool> IsInfiniTrainStateFile(const ReadableFile& file) {
+  std::array<char, kMagic.size()> magic = {};
+  if (file.size_bytes() < magic.size()) return false;
+  TESSERA_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(magic))));
+  return std::string_view(magic.data(), magic.size()) == kMagic;
+}
+
+absl::StatusOr<std::vector<InfiniTrainTensor>> ReadInfiniTrainStateFile(const ReadableFile& file) {
+  Cursor cursor(file);
+  TESSERA_ASSIGN_OR_RETURN(const std::string_view magic, cursor.Take(kMagic.size()));
+  if (magic != kMagic) return absl::DataLossError("not a state dict of InfiniTrain");
+  TESSERA_ASSIGN_OR_RETURN(const uint32_t version, cursor.Number<uint32_t>());
+  if (version != kVersion) {
+    return absl::UnimplementedError(absl::StrCat("version ", version, " of InfiniTrain's files"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const uint32_t count, cursor.Number<uint32_t>());
+  if (count > cursor.left() / kLeastTensorBytes) {
+    return absl::DataLossError(
+        absl::StrCat(count, " tensors do not fit into ", file.size_bytes(), " bytes"));
+  }
+  std::vector<InfiniTrainTensor> tensors;
+  std::set<std::string> names;
+  for (uint32_t i = 0; i < count; ++i) {
+    absl::StatusOr<std::string> name = ReadName(cursor);
+    if (!name.ok()) return InTensor(absl::StrCat("number ", i), name.status());
+    InfiniTrainTensor tensor = {.name = *std::move(name)};
+    if (!names.insert(tensor.name).second) {
+      return InTensor(tensor.name, absl::DataLossError("occurs twice"));
+    }
+    const absl::Status status = ReadContents(cursor, tensor);
+    if (!status.ok()) return InTensor(tensor.name, status);
+    tensors.push_back(std::move(tensor));
+  }
+  if (cursor.left() > 0) {
+    return absl::DataLossError(absl::StrCat(cursor.left(), " bytes after the last tensor"));
+  }
+  return tensors;
+}
+
+}  // namespace tessera::ckpt::convert

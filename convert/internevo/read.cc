@@ -1,0 +1,334 @@
+#include "convert/internevo/read.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/internevo/names.h"
+#include "convert/internevo/parameters.h"
+#include "convert/internevo/rank_files.h"
+#include "convert/internevo/run.h"
+#include "convert/internevo/universal.h"
+#include "convert/internevo/zero_state.h"
+#include "convert/torch/archive.h"
+#include "convert/torch/torch_file.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// Groups of parameters, by their names.
+constexpr std::string_view kDefaultGroup = "default";
+constexpr std::string_view kFp32Group = "fp32";
+
+// A tensor of a model's file.
+struct LocalTensor {
+  std::string name;  // in the file
+  InternEvoLocalName parsed;
+  TorchTensor tensor;
+  const ForeignParameter* parameter = nullptr;
+};
+
+// A model's file, whose tensors are in the order of the model's parameters.
+struct ModelFile {
+  const InternEvoRankFile* file = nullptr;
+  std::vector<LocalTensor> tensors;
+};
+
+class RankFilesReader {
+ public:
+  RankFilesReader(Storage& storage, std::string_view folder, InternEvoRankFiles files)
+      : storage_(storage), folder_(folder), files_(std::move(files)) {}
+
+  absl::StatusOr<ForeignCheckpoint> Read(const ModelRules& rules) {
+    for (const InternEvoRankFile& file : files_.models) {
+      TESSERA_RETURN_IF_ERROR(ReadModelFile(file));
+    }
+    TESSERA_ASSIGN_OR_RETURN(parameters_, InternEvoParameters::Read(storage_, folder_, rules,
+                                                                    tensor_count_, file_bytes_));
+    set_.emplace(parameters_->model());
+    for (ModelFile& model : models_) TESSERA_RETURN_IF_ERROR(AddWeights(model));
+    for (const ModelFile& model : models_) TESSERA_RETURN_IF_ERROR(AddOptimizers(model));
+    if (const absl::Status complete = set_->CheckComplete(); !complete.ok()) {
+      return absl::DataLossError(
+          absl::StrCat(storage_.Describe(folder_), ": ", complete.message()));
+    }
+    ForeignCheckpoint checkpoint = {.format = std::string(kInternEvo)};
+    TESSERA_RETURN_IF_ERROR(DescribeInternEvoRun(storage_, folder_, checkpoint));
+    Describe(checkpoint.description);
+    checkpoint.tensors = std::move(*set_).Finish();
+    return checkpoint;
+  }
+
+ private:
+  std::string Path(const InternEvoRankFile& file) const { return JoinPath(folder_, file.name); }
+  absl::Status InRankFile(const InternEvoRankFile& file, const absl::Status& status) const {
+    return absl::Status(status.code(),
+                        absl::StrCat(storage_.Describe(Path(file)), ": ", status.message()));
+  }
+  absl::Status Damaged(const InternEvoRankFile& file, const absl::AlphaNum& problem) const {
+    return InRankFile(file, absl::DataLossError(absl::StrCat(problem)));
+  }
+  TensorParallelShare ShareOf(const InternEvoRankFile& file) const {
+    return {file.part, files_.parts};
+  }
+
+  absl::Status ReadModelFile(const InternEvoRankFile& file);
+  absl::Status AddWeights(ModelFile& model);
+  absl::Status AddOptimizers(const ModelFile& model);
+  absl::StatusOr<InternEvoPlan> PlanOf(const InternEvoRankFile& model,
+                                       const std::vector<const InternEvoRankFile*>& files,
+                                       const std::vector<InternEvoZeroState>& states) const;
+  absl::StatusOr<std::vector<const LocalTensor*>> ParametersOf(const ModelFile& model,
+                                                               const std::string& group) const;
+  absl::Status CheckPlan(const std::vector<const LocalTensor*>& parameters,
+                         const std::vector<std::vector<InternEvoPlannedParameter>>& ranks) const;
+  absl::Status AddGroup(const InternEvoRankFile& file, const InternEvoGroup& group,
+                        const std::vector<const LocalTensor*>& parameters,
+                        const std::vector<InternEvoPlannedParameter>& plan);
+  void Describe(Manifest& description) const;
+
+  Storage& storage_;
+  const std::string folder_;
+  const InternEvoRankFiles files_;
+  std::vector<ModelFile> models_;
+  InternEvoLayers layers_;
+  bool rounded_ = false;  // some weights are not F32
+  int64_t tensor_count_ = 0;
+  uint64_t file_bytes_ = 0;
+  std::optional<InternEvoParameters> parameters_;
+  std::optional<ForeignTensorSet> set_;
+};
+
+// ---- The model's files.
+
+absl::Status RankFilesReader::ReadModelFile(const InternEvoRankFile& file) {
+  const std::string path = Path(file);
+  TESSERA_ASSIGN_OR_RETURN(const TorchArchive archive, ReadTorchFile(storage_, path));
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> open, storage_.Open(path));
+  file_bytes_ += open->size_bytes();
+  ModelFile model = {.file = &file};
+  const pickle::Value root = archive.contents.root();
+  std::set<std::string> names;
+  for (size_t i = 0; i < root.entry_count(); ++i) {
+    const auto [key, value] = root.entry(i);
+    const auto name = key.AsText();
+    if (!name || !IsTorchTensor(value)) continue;
+    LocalTensor tensor = {.name = std::string(*name), .parsed = ParseInternEvoName(*name)};
+    if (!names.insert(tensor.name).second) {
+      return Damaged(file, absl::StrCat("tensor ", tensor.name, " occurs twice"));
+    }
+    absl::StatusOr<TorchTensor> resolved = ResolveTorchTensor(archive, value);
+    TESSERA_ASSIGN_OR_RETURN(tensor.tensor, InFile(storage_, path, std::move(resolved)));
+    rounded_ = rounded_ || tensor.tensor.dtype != F32;
+    layers_.Add(file.pipeline, tensor.parsed);
+    model.tensors.push_back(std::move(tensor));
+  }
+  if (model.tensors.empty()) return Damaged(file, "no tensors: not the file of a model");
+  tensor_count_ += static_cast<int64_t>(model.tensors.size());
+  models_.push_back(std::move(model));
+  return absl::OkStatus();
+}
+
+absl::Status RankFilesReader::AddWeights(ModelFile& model) {
+  for (LocalTensor& tensor : model.tensors) {
+    const absl::StatusOr<std::string> name =
+        layers_.GlobalName(model.file->pipeline, tensor.parsed);
+    if (!name.ok()) return InRankFile(*model.file, name.status());
+    const absl::StatusOr<const ForeignParameter*> parameter =
+        parameters_->Find(*name, tensor.tensor.shape, files_.parts);
+    if (!parameter.ok()) return InRankFile(*model.file, parameter.status());
+    tensor.parameter = *parameter;
+    TESSERA_RETURN_IF_ERROR(
+        set_->AddWhole(*tensor.parameter, ShareOf(*model.file), kForeignWeight, tensor.tensor.shape,
+                       {Path(*model.file), tensor.tensor.offset_bytes, tensor.tensor.dtype},
+                       tensor.tensor.strides));
+  }
+  return absl::OkStatus();
+}
+
+// ---- The optimizer's files.
+
+// The plan that all of a stage's ZeRO ranks have; where they have none, that in a file of its own.
+absl::StatusOr<InternEvoPlan> RankFilesReader::PlanOf(
+    const InternEvoRankFile& model, const std::vector<const InternEvoRankFile*>& files,
+    const std::vector<InternEvoZeroState>& states) const {
+  std::optional<InternEvoPlan> plan;
+  for (size_t zero = 0; zero < states.size(); ++zero) {
+    if (!states[zero].plan) continue;
+    if (!plan) plan = states[zero].plan;
+    if (*plan == *states[zero].plan) continue;
+    return Damaged(
+        *files[zero],
+        absl::StrCat("parameters are dealt out to ranks in another way than in ", files[0]->name));
+  }
+  if (plan) return *std::move(plan);
+  for (const InternEvoRankFile& file : files_.plans) {
+    if (file.part != model.part || file.pipeline != model.pipeline) continue;
+    return ReadInternEvoPlan(storage_, Path(file));
+  }
+  return InRankFile(*files[0], absl::UnimplementedError(
+                                   "no zero_devide_optim_plan, which tells where each parameter "
+                                   "is: load and save it with a later InternEvo"));
+}
+
+// The parameters of a group, the largest first.
+absl::StatusOr<std::vector<const LocalTensor*>> RankFilesReader::ParametersOf(
+    const ModelFile& model, const std::string& group) const {
+  std::vector<const LocalTensor*> parameters;
+  for (const LocalTensor& tensor : model.tensors) {
+    const bool is_fp32 = rounded_ && tensor.tensor.dtype == F32;
+    if (is_fp32 ? group == kFp32Group : group == kDefaultGroup) parameters.push_back(&tensor);
+  }
+  std::ranges::stable_sort(parameters, std::greater<>(), [](const LocalTensor* tensor) {
+    return ElementCount(tensor->tensor.shape);
+  });
+  return parameters;
+}
+
+absl::Status RankFilesReader::CheckPlan(
+    const std::vector<const LocalTensor*>& parameters,
+    const std::vector<std::vector<InternEvoPlannedParameter>>& ranks) const {
+  std::vector<bool> found(parameters.size());
+  for (const auto& rank : ranks) {
+    for (const InternEvoPlannedParameter& planned : rank) {
+      const auto index = static_cast<size_t>(planned.index);
+      if (index >= parameters.size()) {
+        return absl::DataLossError(absl::StrCat("the plan has a parameter ", index,
+                                                ", the model's file ", parameters.size()));
+      }
+      const LocalTensor& tensor = *parameters[index];
+      if (planned.shape != tensor.tensor.shape) {
+        return absl::DataLossError(absl::StrCat("parameter ", index, " of the plan has shape ",
+                                                ShapeToString(planned.shape),
+                                                ", in the model's file it is ", tensor.name,
+                                                " of shape ", ShapeToString(tensor.tensor.shape)));
+      }
+      if (found[index]) {
+        return absl::DataLossError(absl::StrCat("two ranks of the plan have ", tensor.name));
+      }
+      found[index] = true;
+    }
+  }
+  const auto missing = std::ranges::find(found, false);
+  if (missing == found.end()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("no rank of the plan has ", parameters[missing - found.begin()]->name));
+}
+
+absl::Status RankFilesReader::AddGroup(const InternEvoRankFile& file, const InternEvoGroup& group,
+                                       const std::vector<const LocalTensor*>& parameters,
+                                       const std::vector<InternEvoPlannedParameter>& plan) {
+  int64_t elements = 0;
+  for (const InternEvoPlannedParameter& planned : plan) elements += ElementCount(planned.shape);
+  const int64_t stored = group.vectors.empty() ? 0 : group.vectors.front().second.shape[0];
+  if (stored != elements) {
+    return Damaged(file, absl::StrCat("group ", group.name, ": flat_fp32_weights has ", stored,
+                                      " elements, its parameters have ", elements));
+  }
+  for (const auto& [kind, vector] : group.vectors) {
+    const bool is_copy = kind.state == kForeignMaster.state && !rounded_;
+    uint64_t offset_bytes = vector.offset_bytes;
+    for (const InternEvoPlannedParameter& planned : plan) {
+      const ForeignParameter& parameter = *parameters[planned.index]->parameter;
+      TESSERA_RETURN_IF_ERROR(set_->AddWhole(
+          parameter, ShareOf(file), is_copy ? kForeignWeight : kind, planned.shape,
+          {Path(file), offset_bytes, vector.dtype}, ContiguousStrides(planned.shape)));
+      offset_bytes += static_cast<uint64_t>(ElementCount(planned.shape)) *
+                      static_cast<uint64_t>(DTypeSize(vector.dtype));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankFilesReader::AddOptimizers(const ModelFile& model) {
+  std::vector<const InternEvoRankFile*> files;
+  std::vector<InternEvoZeroState> states;
+  for (const InternEvoRankFile& file : files_.optimizers) {
+    if (file.part != model.file->part || file.pipeline != model.file->pipeline) continue;
+    TESSERA_ASSIGN_OR_RETURN(InternEvoZeroState state,
+                             ReadInternEvoZeroState(storage_, Path(file)));
+    files.push_back(&file);
+    states.push_back(std::move(state));
+  }
+  if (files.empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const InternEvoPlan plan, PlanOf(*model.file, files, states));
+  for (size_t g = 0; g < plan.size(); ++g) {
+    const bool is_empty =
+        std::ranges::all_of(plan[g], [](const auto& rank) { return rank.empty(); });
+    for (size_t zero = 0; zero < files.size(); ++zero) {
+      if (g >= states[zero].groups.size()) {
+        return Damaged(*files[zero], absl::StrCat("the plan has ", plan.size(),
+                                                  " groups of parameters, param_groups ",
+                                                  states[zero].groups.size()));
+      }
+      const InternEvoGroup& group = states[zero].groups[g];
+      TESSERA_ASSIGN_OR_RETURN(const std::vector<const LocalTensor*> parameters,
+                               ParametersOf(model, group.name));
+      if (is_empty && parameters.empty() && group.vectors.empty()) continue;
+      if (plan[g].size() != files.size()) {
+        return Damaged(*files[zero],
+                       absl::StrCat("group ", group.name, " was dealt out to ", plan[g].size(),
+                                    " ranks, but ", files.size(), " have files"));
+      }
+      if (const absl::Status fits = CheckPlan(parameters, plan[g]); !fits.ok()) {
+        return Damaged(*files[zero], absl::StrCat("group ", group.name, ": ", fits.message()));
+      }
+      TESSERA_RETURN_IF_ERROR(AddGroup(*files[zero], group, parameters, plan[g][zero]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void RankFilesReader::Describe(Manifest& description) const {
+  *description.mutable_model() = parameters_->model().config;
+  TopologyProto& topology = *description.mutable_topology();
+  topology.set_tensor_parallel(static_cast<uint32_t>(files_.parts));
+  topology.set_pipeline_parallel(static_cast<uint32_t>(files_.stages));
+  topology.set_virtual_pipeline(static_cast<uint32_t>(layers_.chunks()));
+  topology.set_data_parallel(static_cast<uint32_t>(files_.zero_ranks));
+  topology.set_zero_stage(files_.zero_ranks > 1 ? 1 : 0);
+  if (set_->has_states()) {
+    set_->DescribeOptimizer(kInternEvo, *description.mutable_optimizer());
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<bool> IsInternEvo(Storage& storage, std::string_view folder) {
+  const absl::StatusOr<std::vector<std::string>> names = storage.List(folder);
+  if (absl::IsNotFound(names.status())) return false;
+  TESSERA_RETURN_IF_ERROR(names.status());
+  if (std::ranges::any_of(*names, IsInternEvoModelName)) return true;
+  return IsInternEvoUniversal(storage, folder);
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadInternEvo(Storage& storage, std::string_view folder,
+                                                const ModelRules& rules) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(folder));
+  if (std::ranges::none_of(names, IsInternEvoModelName)) {
+    return ReadInternEvoUniversal(storage, folder, rules);
+  }
+  absl::StatusOr<InternEvoRankFiles> files = FindInternEvoRankFiles(names);
+  if (!files.ok()) {
+    return absl::Status(files.status().code(),
+                        absl::StrCat(storage.Describe(folder), ": ", files.status().message()));
+  }
+  return RankFilesReader(storage, folder, *std::move(files)).Read(rules);
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,142 @@
+#include "convert/llmc/write.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/byte_order.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/saved_weights.h"
+#include "convert/llmc/pieces.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr int32_t kStateMagic = 20240527;
+constexpr int32_t kStateVersion = 1;
+constexpr int kHeaderFields = 256;
+
+// The names of the model's parameters by those that a llm.c file has, and their shapes.
+std::map<std::string, const ModelParameter*> ByName(const ModelDescription& model) {
+  std::map<std::string, const ModelParameter*> parameters;
+  for (const ModelParameter& parameter : model.parameters) {
+    parameters[parameter.name] = &parameter;
+    if (!parameter.tied_name.empty()) parameters[parameter.tied_name] = &parameter;
+  }
+  return parameters;
+}
+
+// The model's tensors, or one state of each, behind what a file has already.
+void AddTensors(const LlmcDescription& description, Role role, const std::string& state,
+                DType dtype, OutputFile& file) {
+  const auto parameters = ByName(description.model);
+  const size_t size = DTypeSize(dtype);
+  const auto named = [&](const std::string& name) {
+    return state.empty() ? name : absl::StrCat(name, ".", state);
+  };
+  for (const LlmcTensorDescription& tensor : description.tensors) {
+    const ModelParameter& parameter = *parameters.at(tensor.name);
+    const LlmcPlace place = {.is_vector = parameter.shape.size() == 1, .element_bytes = size};
+    file.tensors.push_back({.name = named(tensor.name),
+                            .source_name = named(parameter.name),
+                            .role = role,
+                            .dtype = dtype,
+                            .shape = parameter.shape,
+                            .offset_bytes = file.size_bytes,
+                            .elements = tensor.rows * tensor.columns,
+                            .pieces = [tensor, place](int64_t begin, int64_t end) {
+                              std::vector<StoredPiece> pieces;
+                              AddLlmcPieces(tensor, place, begin, end, 0, pieces);
+                              return pieces;
+                            }});
+    file.size_bytes += static_cast<uint64_t>(tensor.rows * tensor.columns) * size;
+  }
+}
+
+std::string StateHeader(int64_t step, bool has_master) {
+  std::array<int32_t, kHeaderFields> fields = {};
+  fields[0] = kStateMagic;
+  fields[1] = kStateVersion;
+  fields[2] = 1;  // rank 0 of 1
+  fields[4] = has_master ? 1 : 0;
+  fields[10] = static_cast<int32_t>(step);
+  std::string bytes;
+  for (const int32_t field : fields) AppendLittleEndian(static_cast<uint32_t>(field), bytes);
+  return bytes;
+}
+
+// Whether every parameter has this state, in fp32; InvalidArgument where only some have, or in
+// another dtype.
+absl::StatusOr<bool> HasState(const Manifest& manifest, const ModelDescription& model,
+                              std::string_view state) {
+  std::map<std::string, DType> dtypes;
+  for (const LogicalTensor& tensor : manifest.tensors()) dtypes[tensor.name()] = tensor.dtype();
+  size_t found = 0;
+  for (const ModelParameter& parameter : model.parameters) {
+    const std::string name = absl::StrCat(parameter.name, ".", std::string(state));
+    const auto at = dtypes.find(name);
+    if (at == dtypes.end()) continue;
+    if (at->second != F32) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", name, " is ", DType_Name(at->second), ": llm.c has fp32 optimizer state"));
+    }
+    ++found;
+  }
+  if (found != 0 && found != model.parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("only ", found, " of ", model.parameters.size(),
+                                                   " parameters have ", std::string(state),
+                                                   ": --weights-only leaves optimizer state out"));
+  }
+  return found != 0;
+}
+
+absl::StatusOr<DType> WeightDType(const std::vector<SavedWeight>& weights, DType wanted) {
+  if (wanted != DTYPE_UNSPECIFIED) return wanted;
+  std::set<DType> dtypes;
+  for (const SavedWeight& weight : weights) dtypes.insert(weight.dtype);
+  if (dtypes.size() == 1) return *dtypes.begin();
+  return absl::InvalidArgumentError("the weights have several dtypes: --dtype chooses one");
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<OutputFile>> PlanLlmc(const Manifest& manifest, const ModelRules& rules,
+                                                 const LlmcOutputOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(LlmcOutput output, rules.WriteLlmcHeader(manifest.model(), F32));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<SavedWeight> weights,
+                           FindWeights(manifest, output.description.model));
+  TESSERA_ASSIGN_OR_RETURN(const DType dtype, WeightDType(weights, options.dtype));
+  TESSERA_ASSIGN_OR_RETURN(output, rules.WriteLlmcHeader(manifest.model(), dtype));
+  const int64_t step = manifest.trainer().step();
+
+  std::vector<OutputFile> files(1);
+  files[0].name = absl::StrFormat("model_%08d.bin", step);
+  files[0].header = output.header;
+  files[0].size_bytes = output.header.size();
+  AddTensors(output.description, WEIGHT, "", dtype, files[0]);
+  const ModelDescription& model = output.description.model;
+  TESSERA_ASSIGN_OR_RETURN(const bool has_moments, HasState(manifest, model, "exp_avg"));
+  if (has_moments && !options.weights_only) {
+    TESSERA_ASSIGN_OR_RETURN(const bool has_squares, HasState(manifest, model, "exp_avg_sq"));
+    TESSERA_ASSIGN_OR_RETURN(const bool has_master, HasState(manifest, model, "master"));
+    if (!has_squares) return absl::InvalidArgumentError("there is exp_avg, but no exp_avg_sq");
+    OutputFile state = {.name = absl::StrFormat("state_%08d_00000.bin", step),
+                        .header = StateHeader(step, has_master)};
+    state.size_bytes = state.header.size();
+    AddTensors(output.description, OPTIMIZER_STATE, "exp_avg", F32, state);
+    AddTensors(output.description, OPTIMIZER_STATE, "exp_avg_sq", F32, state);
+    if (has_master) AddTensors(output.description, MASTER_WEIGHT, "master", F32, state);
+    files.push_back(std::move(state));
+  }
+  files.push_back({.name = absl::StrFormat("DONE_%08d", step), .commits = true});
+  return files;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,53 @@
+#ifndef TESSERA_CONVERT_LOCAL_FOLDER_H_
+#define TESSERA_CONVERT_LOCAL_FOLDER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/manager/folder_lock.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt::convert {
+
+// A new folder on a local disk that gets its name when it is complete. Until then it is
+// NAME.unfinished-XXXXXXXX beside it, which its process has locked by a file in it. Those that
+// processes which no longer exist have left for the same name are removed by the next one: folders
+// with a lock file that nobody holds, and nothing else.
+class LocalFolder {
+ public:
+  // AlreadyExists where there is anything at `path`; errors then and later name it `described`.
+  static absl::StatusOr<LocalFolder> Create(const std::string& path, const std::string& described);
+
+  // The folder above, and the new one's present path there.
+  Storage& storage() const { return *storage_; }
+  const std::string& temporary() const { return temporary_; }
+  std::string temporary_path() const;
+
+  // The folders that were removed.
+  const std::vector<std::string>& removed() const { return removed_; }
+
+  // Gives it its name, durably. The lock file goes.
+  absl::Status Publish();
+  // Deletes it.
+  void Abandon();
+
+ private:
+  LocalFolder() = default;
+  absl::Status MakeTemporary();
+  void RemoveAbandoned();
+  absl::Status Delete(const std::string& folder);
+
+  std::unique_ptr<Storage> storage_;
+  std::string above_;
+  std::string name_;
+  std::string temporary_;
+  std::unique_ptr<FolderLock> lock_;
+  std::vector<std::string> removed_;
+};
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_LOCAL_FOLDER_H_

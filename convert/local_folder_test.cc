@@ -1,0 +1,51 @@
+#include "convert/local_folder.h"
+
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// The names that have been deleted in the folder of `watch`, in this order.
+std::vector<std::string> Deleted(int watch) {
+  alignas(inotify_event) char buffer[1 << 16];
+  std::vector<std::string> names;
+  const ssize_t size = read(watch, buffer, sizeof(buffer));
+  for (ssize_t at = 0; at < size;) {
+    const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+    if ((event->mask & IN_DELETE) != 0) names.emplace_back(event->name);
+    at += static_cast<ssize_t>(sizeof(*event) + event->len);
+  }
+  return names;
+}
+
+// A process that dies while it removes an abandoned folder leaves one that the next recognises.
+TEST(LocalFolderTest, OfAnAbandonedFolderTheLockFileIsDeletedLast) {
+  const std::string path = ::testing::TempDir() + "/local_folder/new";
+  const std::string left = path + ".unfinished-0123abcd";
+  std::filesystem::create_directories(left + "/folder");
+  // Between others in the order of any file system.
+  for (const char* name : {"a", "b", "c", ".lock", "d", "e", "folder/f"}) {
+    std::ofstream(left + "/" + name) << name;
+  }
+  const int watch = inotify_init1(IN_NONBLOCK);
+  ASSERT_GE(watch, 0);
+  ASSERT_GE(inotify_add_watch(watch, left.c_str(), IN_DELETE), 0);
+  const auto folder = LocalFolder::Create(path, path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(folder->removed().size(), 1u);
+  const std::vector<std::string> deleted = Deleted(watch);
+  close(watch);
+  ASSERT_EQ(deleted.size(), 7u);
+  EXPECT_EQ(deleted.back(), ".lock");
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,81 @@
+#include "convert/megatron/run.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/utf8.h"
+#include "convert/pickle/json.h"
+#include "nlohmann/json.hpp"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using pickle::Kind;
+using pickle::Value;
+
+}  // namespace
+
+MegatronRun::MegatronRun(const Value& state) : state_(state) {
+  const Value args = state.Find("args");
+  if (args.IsObjectOf("argparse.Namespace") || args.IsObjectOf("types.SimpleNamespace")) {
+    arguments_ = args.state();
+  }
+}
+
+std::string MegatronRun::ArgumentsAsJson() const {
+  nlohmann::json json = nlohmann::json::object();
+  for (size_t i = 0; i < arguments_.entry_count(); ++i) {
+    const auto [key, value] = arguments_.entry(i);
+    const auto name = key.AsText();
+    if (!name || !IsValidUtf8(*name)) continue;
+    nlohmann::json converted = pickle::ScalarToJson(value);
+    if (!converted.is_null()) json[std::string(*name)] = std::move(converted);
+  }
+  return json.dump();
+}
+
+std::optional<int64_t> MegatronRun::Integer(std::string_view name) const {
+  return arguments_.Find(name).AsInt();
+}
+
+std::optional<std::string> MegatronRun::Text(std::string_view name) const {
+  const auto text = arguments_.Find(name).AsText();
+  return text ? std::optional<std::string>(*text) : std::nullopt;
+}
+
+bool MegatronRun::IsTrue(std::string_view name) const {
+  return arguments_.Find(name).AsBool().value_or(false);
+}
+
+int64_t MegatronRun::BucketElements() const {
+  constexpr int64_t kDefault = 40'000'000, kPerRank = 1'000'000;
+  if (!IsTrue("overlap_grad_reduce")) return 0;
+  const std::optional<int64_t> stated = Integer("ddp_bucket_size");
+  if (stated && *stated > 0) return *stated;
+  const int64_t ranks = Integer("data_parallel_size").value_or(1);
+  return std::max(kDefault, kPerRank * std::clamp<int64_t>(ranks, 1, INT32_MAX));
+}
+
+void MegatronRun::Describe(Manifest& manifest) const {
+  manifest.mutable_producer()->set_program("Megatron-LM");
+  TopologyProto& topology = *manifest.mutable_topology();
+  const auto size = [&](std::string_view name) {
+    const int64_t value = Integer(name).value_or(1);
+    return static_cast<uint32_t>(value < 1 || value > INT32_MAX ? 1 : value);
+  };
+  topology.set_tensor_parallel(size("tensor_model_parallel_size"));
+  topology.set_pipeline_parallel(size("pipeline_model_parallel_size"));
+  topology.set_virtual_pipeline(size("virtual_pipeline_model_parallel_size"));
+  topology.set_data_parallel(size("data_parallel_size"));
+  topology.set_zero_stage(IsTrue("use_distributed_optimizer") ? 1 : 0);
+  const std::optional<int64_t> step = state_.Find("iteration").AsInt();
+  if (!step || *step < 0) return;
+  TrainerState& trainer = *manifest.mutable_trainer();
+  trainer.set_step(*step);
+  trainer.set_best_loss(std::numeric_limits<double>::infinity());
+  const std::optional<int64_t> samples = Integer("consumed_train_samples");
+  if (samples && *samples >= 0) trainer.mutable_data()->set_consumed_samples(*samples);
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,248 @@
+#include "convert/megatron/torch_dist.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/dcp/read.h"
+#include "convert/megatron/bucket_states.h"
+#include "convert/megatron/folder.h"
+#include "convert/megatron/master_check.h"
+#include "convert/megatron/module_order.h"
+#include "convert/megatron/parameters.h"
+#include "convert/megatron/run.h"
+#include "convert/torch/archive.h"
+#include "layout/box.h"
+#include "layout/flat_range.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// A tensor's name: which of a parameter's tensors it is.
+struct Key {
+  ForeignKind kind;
+  std::string_view parameter;
+};
+
+// "chained_0." begins the names of each of several optimizers.
+std::string_view WithoutChain(std::string_view name) {
+  constexpr std::string_view kChained = "chained_";
+  if (!name.starts_with(kChained)) return name;
+  const size_t end = name.find_first_not_of("0123456789", kChained.size());
+  return end != name.npos && end > kChained.size() && name[end] == '.' ? name.substr(end + 1)
+                                                                       : name;
+}
+
+// nullopt for a state of the optimizer that is none of AdamW's, or in another format.
+std::optional<Key> ParseKey(std::string_view name) {
+  constexpr std::string_view kOptimizer = "optimizer.", kState = "optimizer.state.";
+  const std::string_view unchained = WithoutChain(name);
+  if (!unchained.starts_with(kOptimizer)) return Key{kForeignWeight, name};
+  if (!unchained.starts_with(kState)) return std::nullopt;
+  const std::string_view state = unchained.substr(kState.size());
+  const std::pair<std::string_view, const ForeignKind&> kinds[] = {
+      {"fp32_param.", kForeignMaster},  // in all formats but fully_reshardable
+      {"param.", kForeignMaster},
+      {"exp_avg.", kForeignExpAvg},
+      {"exp_avg_sq.", kForeignExpAvgSq}};
+  for (const auto& [prefix, kind] : kinds) {
+    if (state.starts_with(prefix)) return Key{kind, state.substr(prefix.size())};
+  }
+  return std::nullopt;
+}
+
+class TorchDistReader {
+ public:
+  TorchDistReader(std::string where, std::string folder, MegatronParameters parameters)
+      : where_(std::move(where)),
+        folder_(std::move(folder)),
+        parameters_(std::move(parameters)),
+        set_(parameters_.model()),
+        buckets_(folder_) {}
+
+  absl::Status Add(const ForeignTensor& tensor) {
+    if (IsBucketState(tensor.name)) {
+      const absl::Status added = buckets_.AddTensor(tensor);
+      return added.ok() ? added : At(added);
+    }
+    const std::optional<Key> key = ParseKey(tensor.name);
+    if (!key) {
+      return absl::UnimplementedError(absl::StrCat(
+          where_, ": tensor ", tensor.name, ": a state of the optimizer that is none of AdamW's"));
+    }
+    const int64_t rows = tensor.shape.empty() ? 0 : tensor.shape[0];
+    const ForeignParameter* const parameter = parameters_.Find(key->parameter, rows);
+    if (parameter == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(where_, ": tensor ", tensor.name,
+                                                     " belongs to no parameter of the model that ",
+                                                     kMegatronCommonFile, " describes"));
+    }
+    if (tensor.shape.size() == parameter->shape.size() + 1 && key->kind.role != WEIGHT) {
+      return AddFlattened(tensor, *parameter, key->kind);
+    }
+    if (tensor.shape != parameter->shape) {
+      return absl::DataLossError(absl::StrCat(where_, ": tensor ", tensor.name, ": shape ",
+                                              ShapeToString(tensor.shape), ", expected ",
+                                              ShapeToString(parameter->shape)));
+    }
+    for (const StoredPiece& piece : tensor.pieces) {
+      TESSERA_RETURN_IF_ERROR(set_.AddBox(
+          *parameter, {}, key->kind, piece.box,
+          {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype}, piece.strides));
+    }
+    return absl::OkStatus();
+  }
+
+  // Adds what is stored by buffer, and sets model, optimizer and tensors.
+  absl::Status Finish(Storage& storage, const MegatronRun& run, ForeignCheckpoint& checkpoint) {
+    TESSERA_RETURN_IF_ERROR(buckets_.AddObjects(storage));
+    if (!buckets_.empty()) return FinishBuckets(storage, run, checkpoint);
+    return Describe(set_, checkpoint);
+  }
+
+ private:
+  absl::Status At(const absl::Status& status) const {
+    return absl::Status(status.code(), absl::StrCat(where_, ": ", status.message()));
+  }
+
+  // Of releases up to 0.14: a tensor has an index for each dim of the parameter, which says in
+  // which of its equal parts the elements are, and one for their place in that part, flattened.
+  absl::Status AddFlattened(const ForeignTensor& tensor, const ForeignParameter& parameter,
+                            const ForeignKind& kind) {
+    const size_t rank = parameter.shape.size();
+    Shape part = parameter.shape;
+    int64_t elements = 1;
+    for (size_t d = 0; d < rank; ++d) {
+      const int64_t parts = tensor.shape[d];
+      if (parts < 1 || part[d] % parts != 0) return MalformedFlat(tensor, parameter);
+      part[d] /= parts;
+      elements *= part[d];
+    }
+    if (tensor.shape[rank] != elements) return MalformedFlat(tensor, parameter);
+    for (const StoredPiece& piece : tensor.pieces) {
+      Box own = {std::vector<int64_t>(rank), part};
+      for (size_t d = 0; d < rank; ++d) {
+        const int64_t index = piece.box.global_offset[d];
+        if (piece.box.shape[d] != 1 || index < 0 || index >= tensor.shape[d]) {
+          return MalformedFlat(tensor, parameter);
+        }
+        own.global_offset[d] = index * part[d];
+      }
+      const int64_t begin = piece.box.global_offset[rank], count = piece.box.shape[rank];
+      if (begin < 0 || count < 0 || count > elements || begin > elements - count ||
+          (count > 1 && piece.strides[rank] != 1)) {
+        return MalformedFlat(tensor, parameter);
+      }
+      ForeignPlace place = {JoinPath(folder_, piece.file), piece.offset_bytes, tensor.dtype};
+      for (const Box& box : FlatRangeToBoxes(own, begin, begin + count)) {
+        TESSERA_RETURN_IF_ERROR(
+            set_.AddBox(parameter, {}, kind, box, place, ContiguousStrides(part)));
+        place.offset_bytes += static_cast<uint64_t>(ElementCount(box.shape)) *
+                              static_cast<uint64_t>(DTypeSize(tensor.dtype));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MalformedFlat(const ForeignTensor& tensor, const ForeignParameter& parameter) const {
+    return absl::DataLossError(absl::StrCat(
+        where_, ": tensor ", tensor.name, ": shape ", ShapeToString(tensor.shape),
+        " or one of its chunks is none of flattened parts of ", ShapeToString(parameter.shape)));
+  }
+
+  // The order of the parameters is not stored: the one that the arguments suggest, or the other,
+  // must fit the sizes of all buffers and have the weights as its fp32 weights.
+  absl::Status FinishBuckets(Storage& storage, const MegatronRun& run,
+                             ForeignCheckpoint& checkpoint) {
+    const bool has_fused_norms = run.Text("transformer_impl").value_or("") != "local";
+    absl::Status first;
+    for (const bool fused : {has_fused_norms, !has_fused_norms}) {
+      ForeignTensorSet set = set_;
+      absl::Status status = buckets_.AddTo(run, ModuleOrder(parameters_, fused), set);
+      if (!status.ok()) status = At(status);
+      if (status.ok()) status = Describe(set, checkpoint);
+      if (status.ok()) status = CheckMasterWeights(storage, checkpoint.tensors);
+      if (status.ok()) return status;
+      checkpoint.description.clear_optimizer();
+      if (first.ok()) first = status;
+    }
+    return first;
+  }
+
+  absl::Status Describe(ForeignTensorSet& set, ForeignCheckpoint& checkpoint) const {
+    if (const absl::Status complete = set.CheckComplete(); !complete.ok()) {
+      return absl::DataLossError(absl::StrCat(where_, ": ", complete.message()));
+    }
+    *checkpoint.description.mutable_model() = parameters_.model().config;
+    if (set.has_states()) {
+      set.DescribeOptimizer(kMegatron, *checkpoint.description.mutable_optimizer());
+    }
+    checkpoint.tensors = std::move(set).Finish();
+    return absl::OkStatus();
+  }
+
+  const std::string where_, folder_;
+  MegatronParameters parameters_;
+  ForeignTensorSet set_;
+  BucketStates buckets_;
+};
+
+// Each layer has at least one piece, stacked or not.
+int64_t PieceCount(const std::vector<ForeignTensor>& tensors) {
+  int64_t count = 0;
+  for (const ForeignTensor& tensor : tensors) count += static_cast<int64_t>(tensor.pieces.size());
+  return count;
+}
+
+uint64_t StoredBytes(const std::vector<ForeignTensor>& tensors, Storage& storage,
+                     const std::string& folder) {
+  std::set<std::string> files;
+  for (const ForeignTensor& tensor : tensors) {
+    for (const StoredPiece& piece : tensor.pieces) files.insert(piece.file);
+  }
+  uint64_t bytes = 0;
+  for (const std::string& file : files) {
+    const auto open = storage.Open(JoinPath(folder, file));
+    if (open.ok()) bytes += (*open)->size_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<ForeignCheckpoint> ReadMegatronTorchDist(Storage& storage, const std::string& folder,
+                                                        const ModelRules& rules) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint stored, ReadDcp(storage, folder));
+  const std::string common = JoinPath(folder, kMegatronCommonFile);
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> file, storage.Open(common));
+  const absl::StatusOr<TorchArchive> archive = ReadTorchArchive(*file, {0, file->size_bytes()});
+  if (!archive.ok()) {
+    return absl::Status(archive.status().code(),
+                        absl::StrCat(storage.Describe(common), ": ", archive.status().message()));
+  }
+  const MegatronRun run(archive->contents.root());
+  TESSERA_ASSIGN_OR_RETURN(
+      MegatronParameters parameters,
+      MegatronParameters::Create(run, rules, storage.Describe(common), PieceCount(stored.tensors),
+                                 StoredBytes(stored.tensors, storage, folder)));
+  TorchDistReader reader(storage.Describe(folder), folder, std::move(parameters));
+  for (const ForeignTensor& tensor : stored.tensors) {
+    TESSERA_RETURN_IF_ERROR(reader.Add(tensor));
+  }
+  ForeignCheckpoint checkpoint = {.format = std::string(kMegatron),
+                                  .notes = std::move(stored.notes)};
+  run.Describe(checkpoint.description);
+  TESSERA_RETURN_IF_ERROR(reader.Finish(storage, run, checkpoint));
+  return checkpoint;
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,168 @@
+#include "convert/meta_parts.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/dtype.h"
+#include "convert/core/foreign_layout.h"
+#include "convert/core/meta_config.h"
+#include "convert/torch/read.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+constexpr std::string_view kConfig = "params.json";
+constexpr std::string_view kMeta = "meta";
+
+class PartsReader {
+ public:
+  PartsReader(Storage& storage, std::string_view folder, std::span<const std::string> files)
+      : storage_(storage), folder_(folder), files_(files) {}
+
+  absl::StatusOr<ForeignCheckpoint> Run(const ModelRules& rules) {
+    uint64_t bytes = 0;
+    for (const std::string& file : files_) {
+      TESSERA_ASSIGN_OR_RETURN(ForeignCheckpoint part,
+                               ReadTorch(storage_, folder_, std::span(&file, 1)));
+      TESSERA_RETURN_IF_ERROR(CheckNames(file, part));
+      for (const ForeignTensor& tensor : part.tensors) {
+        bytes += static_cast<uint64_t>(ElementCount(tensor.shape)) * DTypeSize(tensor.dtype);
+      }
+      parts_.push_back(std::move(part));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const std::string json,
+                             ReadMetaConfig(storage_, JoinPath(folder_, kConfig), parts_[0].tensors,
+                                            static_cast<int64_t>(files_.size())));
+    const auto count = static_cast<int64_t>(parts_[0].tensors.size());
+    absl::StatusOr<ModelDescription> model = rules.ReadForeignConfig(kMeta, json, count);
+    if (!model.ok()) {
+      return absl::Status(model.status().code(),
+                          absl::StrCat(storage_.Describe(JoinPath(folder_, kConfig)), ": ",
+                                       model.status().message()));
+    }
+    TESSERA_RETURN_IF_ERROR(CheckModelFits(*model, bytes));
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<ForeignParameter> parameters,
+                             rules.ForeignParameters(kMeta, model->config));
+    return Join(*model, parameters);
+  }
+
+ private:
+  absl::Status Damaged(const std::string& file, const std::string& tensor,
+                       const absl::AlphaNum& problem) const {
+    return absl::DataLossError(absl::StrCat(storage_.Describe(JoinPath(folder_, file)), ": tensor ",
+                                            tensor, ": ", problem));
+  }
+
+  absl::Status CheckNames(const std::string& file, const ForeignCheckpoint& part) {
+    std::map<std::string, const ForeignTensor*> names;
+    for (const ForeignTensor& tensor : part.tensors) names[tensor.name] = &tensor;
+    if (parts_.empty()) {
+      for (const auto& [name, unused] : names) first_names_.push_back(name);
+      return absl::OkStatus();
+    }
+    for (const std::string& name : first_names_) {
+      if (!names.contains(name)) {
+        return Damaged(file, name, absl::StrCat("missing, ", files_[0], " has it"));
+      }
+      names.erase(name);
+    }
+    if (names.empty()) return absl::OkStatus();
+    return Damaged(file, names.begin()->first, absl::StrCat(files_[0], " does not have it"));
+  }
+
+  absl::StatusOr<ForeignCheckpoint> Join(const ModelDescription& model,
+                                         const std::vector<ForeignParameter>& parameters) const {
+    ForeignCheckpoint checkpoint = {.format = std::string(kTorch)};
+    checkpoint.description.mutable_producer()->set_program("torch.save");
+    checkpoint.description.mutable_topology()->set_tensor_parallel(
+        static_cast<uint32_t>(files_.size()));
+    *checkpoint.description.mutable_model() = model.config;
+    std::map<std::string, const ForeignParameter*> by_name;
+    for (const ForeignParameter& parameter : parameters) by_name[parameter.name] = &parameter;
+    ForeignTensorSet set(model);
+    for (size_t rank = 0; rank < files_.size(); ++rank) {
+      for (const ForeignTensor& tensor : parts_[rank].tensors) {
+        const auto parameter = by_name.find(tensor.name);
+        if (parameter == by_name.end()) {
+          return Damaged(files_[rank], tensor.name, "not the model's");
+        }
+        TESSERA_RETURN_IF_ERROR(AddPart(*parameter->second, rank, tensor, set));
+      }
+    }
+    if (const absl::Status complete = set.CheckComplete(); !complete.ok()) {
+      return absl::DataLossError(
+          absl::StrCat(storage_.Describe(folder_), ": ", complete.message()));
+    }
+    checkpoint.tensors = std::move(set).Finish();
+    return checkpoint;
+  }
+
+  absl::Status AddPart(ForeignParameter parameter, size_t rank, const ForeignTensor& tensor,
+                       ForeignTensorSet& set) const {
+    if (parameter.blocks.empty()) return absl::OkStatus();  // computed
+    TESSERA_ASSIGN_OR_RETURN(parameter.tensor_parallel_dim,
+                             FindDim(parameter, files_[rank], tensor));
+    // An alias in the file is a tensor of the same elements.
+    const ForeignTensor* stored = &tensor;
+    for (const ForeignTensor& other : parts_[rank].tensors) {
+      if (!tensor.alias_of.empty() && other.name == tensor.alias_of) stored = &other;
+    }
+    const TensorParallelShare share = {.rank = static_cast<int64_t>(rank),
+                                       .size = static_cast<int64_t>(files_.size())};
+    for (const StoredPiece& piece : stored->pieces) {
+      TESSERA_RETURN_IF_ERROR(set.AddWhole(parameter, share, kForeignWeight, tensor.shape,
+                                           {piece.file, piece.offset_bytes, tensor.dtype},
+                                           piece.strides));
+    }
+    return absl::OkStatus();
+  }
+
+  // The only dim in which the tensor is an equal part of the parameter; -1 for a copy.
+  absl::StatusOr<int> FindDim(const ForeignParameter& parameter, const std::string& file,
+                              const ForeignTensor& tensor) const {
+    if (tensor.shape == parameter.shape) return -1;
+    const auto size = static_cast<int64_t>(files_.size());
+    for (size_t d = 0; d < parameter.shape.size(); ++d) {
+      Shape part = parameter.shape;
+      if (part[d] % size != 0) continue;
+      part[d] /= size;
+      if (tensor.shape == part) return static_cast<int>(d);
+    }
+    return Damaged(
+        file, tensor.name,
+        absl::StrCat("shape ", ShapeToString(tensor.shape), " is neither ",
+                     ShapeToString(parameter.shape), " nor one of ", size, " equal parts of it"));
+  }
+
+  Storage& storage_;
+  const std::string folder_;
+  std::span<const std::string> files_;
+  std::vector<ForeignCheckpoint> parts_;  // one for each file
+  std::vector<std::string> first_names_;  // of the tensors in the first
+};
+
+}  // namespace
+
+bool AreMetaParts(std::span<const std::string> files) {
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (files[i] != absl::StrFormat("consolidated.%02d.pth", i)) return false;
+  }
+  return files.size() > 1;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadMetaParts(Storage& storage, std::string_view folder,
+                                                std::span<const std::string> files,
+                                                const ModelRules& rules) {
+  return PartsReader(storage, folder, files).Run(rules);
+}
+
+}  // namespace tessera::ckpt::convert

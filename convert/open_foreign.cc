@@ -1,0 +1,336 @@
+#include "convert/open_foreign.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/join_first.h"
+#include "base/status_macros.h"
+#include "checkpoint/storage/by_name/open_storage.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/record_checks.h"
+#include "convert/core/state_dict.h"
+#include "convert/core/trainer_values.h"
+#include "convert/dcp/read.h"
+#include "convert/deepspeed/read.h"
+#include "convert/hugging_face/read.h"
+#include "convert/infinitrain/read.h"
+#include "convert/internevo/parameters.h"
+#include "convert/internevo/read.h"
+#include "convert/llmc/read.h"
+#include "convert/megatron/parameters.h"
+#include "convert/megatron/read.h"
+#include "convert/meta_parts.h"
+#include "convert/paddle/read.h"
+#include "convert/step_folders.h"
+#include "convert/torch/read.h"
+#include "convert/trainer_files.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+// Where the files are: all of a folder, or one file in it.
+struct ForeignPlace {
+  std::shared_ptr<Storage> storage;  // its root is the folder
+  std::string file;                  // empty: the whole folder
+};
+
+struct ForeignFormat {
+  std::string_view name;
+  absl::StatusOr<bool> (*matches)(const ForeignPlace& place);
+  absl::StatusOr<ForeignCheckpoint> (*read)(const ForeignPlace& place,
+                                            const OpenForeignOptions& options);
+};
+
+absl::StatusOr<ForeignCheckpoint> ReadPaddlePlace(const ForeignPlace& place,
+                                                  const OpenForeignOptions& options) {
+  if (options.rules == nullptr) {
+    return absl::InvalidArgumentError(
+        "PaddleNLP's files are read by programs that know its models");
+  }
+  return ReadPaddle(*place.storage, "", *options.rules, options.parameter_names);
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadInternEvoPlace(const ForeignPlace& place,
+                                                     const OpenForeignOptions& options) {
+  if (options.rules == nullptr) {
+    return absl::InvalidArgumentError(
+        "InternEvo's files are read by programs that know its models");
+  }
+  return ReadInternEvo(*place.storage, "", *options.rules);
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadLlmcPlace(const ForeignPlace& place,
+                                                const OpenForeignOptions& options) {
+  if (options.rules == nullptr) {
+    return absl::InvalidArgumentError("llm.c's files are read by programs that know its models");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string model, FindLlmcModel(*place.storage, "", place.file));
+  return ReadLlmc(*place.storage, "", model, *options.rules);
+}
+
+// With the names of a model's tensors, where they are known.
+absl::StatusOr<ForeignCheckpoint> WithModelNames(const ForeignPlace& place,
+                                                 const OpenForeignOptions& options,
+                                                 absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  TESSERA_RETURN_IF_ERROR(checkpoint.status());
+  if (options.rules != nullptr) {
+    TESSERA_RETURN_IF_ERROR(NameStateDict(*place.storage, "", *options.rules, options.model,
+                                          /*framework=*/"", *checkpoint));
+  }
+  TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+// With what trainers put beside a model.
+absl::StatusOr<ForeignCheckpoint> WithTrainerFiles(const ForeignPlace& place,
+                                                   const OpenForeignOptions& options,
+                                                   absl::StatusOr<ForeignCheckpoint> checkpoint) {
+  if (!checkpoint.ok() || !place.file.empty()) return checkpoint;
+  TESSERA_RETURN_IF_ERROR(
+      AddTrainerFiles(*place.storage, "", options.needs_trainer_files, *checkpoint));
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadHuggingFacePlace(const ForeignPlace& place,
+                                                       const OpenForeignOptions& options) {
+  absl::StatusOr<ForeignCheckpoint> checkpoint =
+      WithTrainerFiles(place, options, ReadHuggingFace(*place.storage, "", options.rules));
+  const auto is_weight = [](const ForeignTensor& tensor) { return tensor.role == WEIGHT; };
+  if (checkpoint.ok() && !std::ranges::all_of(checkpoint->tensors, is_weight)) {
+    return WithModelNames(place, options, *std::move(checkpoint));
+  }
+  if (checkpoint.ok()) TakeTrainerValues(*checkpoint);
+  return checkpoint;
+}
+
+absl::StatusOr<ForeignCheckpoint> ReadTorchPlace(const ForeignPlace& place,
+                                                 const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                           FindTorchFiles(*place.storage, "", place.file));
+  if (AreMetaParts(files)) {
+    if (options.rules == nullptr) {
+      return absl::InvalidArgumentError(
+          "the files of several ranks of Meta are read by programs that know its models");
+    }
+    return ReadMetaParts(*place.storage, "", files, *options.rules);
+  }
+  // Where the optimizer's file is all there is, it has been read.
+  return WithModelNames(
+      place, options,
+      files.front().starts_with("optimizer.")
+          ? ReadTorch(*place.storage, "", files)
+          : WithTrainerFiles(place, options, ReadTorch(*place.storage, "", files)));
+}
+
+// In the order in which they are tried.
+constexpr ForeignFormat kFormats[] = {
+    // Before hf: trainers put the rounded weights in that format beside the state.
+    {kDeepSpeed,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsDeepSpeed(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadDeepSpeed(*place.storage, "", options.rules);
+     }},
+    {kHuggingFace,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsHuggingFace(*place.storage, "");
+     },
+     ReadHuggingFacePlace},
+    // Before dcp, which its folders are, too.
+    {kMegatron,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsMegatron(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadMegatron(*place.storage, "", options.rules);
+     }},
+    {kPaddle,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsPaddle(*place.storage, "");
+     },
+     ReadPaddlePlace},
+    // Before torch, whose files it consists of.
+    {kInternEvo,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsInternEvo(*place.storage, "");
+     },
+     ReadInternEvoPlace},
+    {kInfiniTrain,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsInfiniTrain(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return ReadInfiniTrain(*place.storage, "", options.rules, options.model);
+     }},
+    {"dcp",
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       if (!place.file.empty()) return false;
+       return IsDcp(*place.storage, "");
+     },
+     [](const ForeignPlace& place, const OpenForeignOptions& options) {
+       return WithModelNames(place, options, ReadDcp(*place.storage, ""));
+     }},
+    {kLlmc,
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       TESSERA_ASSIGN_OR_RETURN(const std::string model,
+                                FindLlmcModel(*place.storage, "", place.file));
+       return !model.empty();
+     },
+     ReadLlmcPlace},
+    {"torch",
+     [](const ForeignPlace& place) -> absl::StatusOr<bool> {
+       TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                                FindTorchFiles(*place.storage, "", place.file));
+       return !files.empty();
+     },
+     ReadTorchPlace},
+};
+
+absl::StatusOr<ForeignPlace> FindPlace(std::string_view name, const OpenForeignOptions& options) {
+  const std::optional<std::string> local = LocalPathOfName(name);
+  std::error_code error;
+  if (!local.has_value() || !std::filesystem::is_regular_file(*local, error)) {
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage,
+                             OpenStorage(name, {.s3_endpoint = options.s3_endpoint}));
+    return ForeignPlace{std::move(storage), ""};
+  }
+  const std::filesystem::path path = std::filesystem::path(*local);
+  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Storage> storage, OpenStorage(folder));
+  return ForeignPlace{std::move(storage), path.filename().string()};
+}
+
+absl::StatusOr<const ForeignFormat*> FindFormat(const ForeignPlace& place,
+                                                const std::string& name) {
+  bool is_known = name.empty();
+  for (const ForeignFormat& format : kFormats) {
+    if (!name.empty() && format.name != name) continue;
+    is_known = true;
+    TESSERA_ASSIGN_OR_RETURN(const bool matches, format.matches(place));
+    if (matches) return &format;
+  }
+  const std::string known = absl::StrJoin(FormatNames(), ", ");
+  if (!is_known) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown format \"", name, "\"; known are ", known));
+  }
+  if (!name.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(place.storage->Describe(place.file), ": no checkpoint in the format ", name));
+  }
+  return absl::NotFoundError(absl::StrCat(place.storage->Describe(place.file),
+                                          ": no checkpoint in any of the formats ", known));
+}
+
+// The first of these folders of `run`, or the first with this step, that is a checkpoint; nullopt
+// where none is.
+absl::StatusOr<std::optional<FoundForeign>> FirstCheckpoint(std::string run,
+                                                            std::span<const StepFolder> folders,
+                                                            std::optional<int64_t> step,
+                                                            const OpenForeignOptions& options) {
+  if (run.ends_with('/')) run.pop_back();
+  std::vector<std::string> passed_over;
+  for (const StepFolder& folder : folders) {
+    if (step.has_value() && folder.step != *step) continue;
+    FoundForeign found = {absl::StrCat(run, "/", folder.name), {}};
+    TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(found.name, options));
+    const absl::Status format = FindFormat(place, options.format).status();
+    if (format.ok()) {
+      if (!step.has_value()) {
+        found.notes = {absl::StrCat("The newest checkpoint in ", run, " is ", folder.name, ".")};
+      }
+      if (!passed_over.empty()) {
+        found.notes.push_back(absl::StrCat("Passed over, as no checkpoints in a known format: ",
+                                           JoinFirst(passed_over, ", "), "."));
+      }
+      return found;
+    }
+    if (!absl::IsNotFound(format)) return format;
+    passed_over.push_back(folder.name);
+  }
+  return std::nullopt;
+}
+
+// A checkpoint that is there, but not all of it.
+absl::Status MissingIsDamage(const absl::Status& status) {
+  return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenPlace(ForeignPlace place,
+                                                          const OpenForeignOptions& options) {
+  place.storage = std::make_shared<CheckedStorage>(std::move(place.storage));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
+  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
+  if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
+  absl::StatusOr<std::unique_ptr<ForeignStorage>> storage =
+      ForeignStorage::Create(place.storage, "", *std::move(checkpoint));
+  if (!storage.ok()) return MissingIsDamage(storage.status());
+  return storage;
+}
+
+}  // namespace
+
+std::vector<std::string> FormatNames() {
+  std::vector<std::string> names;
+  for (const ForeignFormat& format : kFormats) names.emplace_back(format.name);
+  return names;
+}
+
+absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
+                                         const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
+  FoundForeign itself = {std::string(name), {}};
+  if (!place.file.empty()) return itself;
+  const absl::Status format = FindFormat(place, options.format).status();
+  if (format.ok() && !step.has_value()) return itself;
+  if (!format.ok() && !absl::IsNotFound(format)) return format;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepFolder> folders, ListStepFolders(*place.storage));
+  TESSERA_ASSIGN_OR_RETURN(std::optional<FoundForeign> found,
+                           FirstCheckpoint(itself.name, folders, step, options));
+  if (found.has_value()) return *std::move(found);
+  if (format.ok()) return itself;
+  if (step.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(found, FirstCheckpoint(itself.name, folders, std::nullopt, options));
+  }
+  if (!found.has_value()) return format;
+  return absl::FailedPreconditionError(absl::StrCat(place.storage->Describe(""),
+                                                    ": no checkpoint of step ", *step,
+                                                    "; the newest one is ", found->name));
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
+                                                            const OpenForeignOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(ForeignPlace place, FindPlace(name, options));
+  return OpenPlace(std::move(place), options);
+}
+
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
+    std::shared_ptr<Storage> folder, const OpenForeignOptions& options) {
+  return OpenPlace({std::move(folder), ""}, options);
+}
+
+absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
+                                         std::string* mismatch) {
+  TESSERA_ASSIGN_OR_RETURN(const ForeignPlace place, FindPlace(name, options));
+  TESSERA_ASSIGN_OR_RETURN(const ForeignFormat* const format, FindFormat(place, options.format));
+  absl::StatusOr<ForeignCheckpoint> checkpoint = format->read(place, options);
+  if (!checkpoint.ok()) return MissingIsDamage(checkpoint.status());
+  *mismatch = std::move(checkpoint->mismatch);
+  return std::move(checkpoint->description);
+}
+
+}  // namespace tessera::ckpt::convert

@@ -1,0 +1,72 @@
+#ifndef TESSERA_CONVERT_OPEN_FOREIGN_H_
+#define TESSERA_CONVERT_OPEN_FOREIGN_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/core/model_rules.h"
+
+namespace tessera::ckpt::convert {
+
+struct OpenForeignOptions {
+  std::string format;  // one of FormatNames(); empty: found out by looking at the files
+  // Null: tensors keep the names that the files have, and formats that need a model are refused.
+  const ModelRules* rules = nullptr;
+  std::string s3_endpoint;  // see OpenStorage()
+  // Names of tensors, as states of the optimizer have them, to names of the model's parameters: for
+  // PaddleNLP's files that do not tell them.
+  std::map<std::string, std::string> parameter_names;
+  // As manifests have it; may be null. The model of state dicts that do not describe it themselves.
+  const ModelConfig* model = nullptr;
+  // False: damaged files of a trainer's optimizer and scheduler beside a model are left out, with a
+  // note, instead of being an error.
+  bool needs_trainer_files = true;
+};
+
+// Of the formats that are read. Tensors of dcp and torch have the names that the files have, unless
+// they are those of a model (NameStateDict()).
+std::vector<std::string> FormatNames();
+
+// A checkpoint of another framework.
+struct FoundForeign {
+  std::string name;                // of its folder or file
+  std::vector<std::string> notes;  // for the user, where it is not the name that was given
+};
+
+// The checkpoint that a name means: itself, or, where it is the folder of a run, the newest of the
+// folders in it that are named by their steps as those programs do (checkpoint-500, global_step500,
+// iter_0000500, 500). With `step`, the one of that step, if it is the folder of a run. Reads no
+// more than is needed to know a format. Errors: NotFound where there is none; FailedPrecondition,
+// naming the newest one, for a run that has none of the step.
+absl::StatusOr<FoundForeign> FindForeign(std::string_view name, std::optional<int64_t> step,
+                                         const OpenForeignOptions& options);
+
+// The checkpoint of another framework in a folder or, on a local disk, in a file, as a storage
+// whose root is a checkpoint. Errors: NotFound for a place that is not there or in none of the
+// formats, and for nothing else; InvalidArgument for an unknown format; DataLoss for missing files;
+// the other errors of its index pass and of ForeignStorage::Create().
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeign(std::string_view name,
+                                                            const OpenForeignOptions& options);
+
+// The same for the root of a storage.
+absl::StatusOr<std::unique_ptr<ForeignStorage>> OpenForeignFolder(
+    std::shared_ptr<Storage> folder, const OpenForeignOptions& options);
+
+// What the headers of such a checkpoint tell besides tensors: ForeignCheckpoint::description. Reads
+// no tensor. `mismatch` gets ForeignCheckpoint::mismatch. Errors: those of OpenForeign()'s index
+// pass.
+absl::StatusOr<Manifest> DescribeForeign(std::string_view name, const OpenForeignOptions& options,
+                                         std::string* mismatch);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_OPEN_FOREIGN_H_

@@ -1,0 +1,118 @@
+#include "convert/pickle/numpy_array.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/dtype.h"
+#include "layout/bounds.h"
+
+namespace tessera::ckpt::pickle {
+namespace {
+
+absl::Status Malformed(const absl::AlphaNum& problem) {
+  return absl::DataLossError(absl::StrCat("numpy array: ", problem));
+}
+
+// numpy.core was renamed numpy._core by version 2.
+bool IsFunctionOfNumpy(const Value& value, std::string_view module, std::string_view name) {
+  const std::string found = value.callable().GlobalName();
+  for (const std::string_view core : {"numpy.core.", "numpy._core."}) {
+    std::string wanted(core);
+    wanted.append(module).append(".").append(name);
+    if (found == wanted) return true;
+  }
+  return false;
+}
+
+struct NamedDType {
+  std::string_view name;
+  DType dtype;
+};
+constexpr NamedDType kDTypes[] = {{"f8", F64}, {"f4", F32}, {"f2", F16}, {"i8", I64},
+                                  {"i4", I32}, {"i2", I16}, {"i1", I8},  {"u8", U64},
+                                  {"u4", U32}, {"u2", U16}, {"u1", U8},  {"b1", BOOL}};
+
+// numpy.dtype("f4", False, True) with the state (3, "<", None, None, None, -1, -1, 0).
+absl::StatusOr<DType> ResolveDType(const Value& value) {
+  const std::optional<std::string_view> name = value.arguments()[0].AsText();
+  if (!value.IsObjectOf("numpy.dtype") || !name) return Malformed("its dtype is malformed");
+  const std::optional<std::string_view> order = value.state()[1].AsText();
+  if (order == ">") return absl::UnimplementedError("big-endian elements of a numpy array");
+  for (const NamedDType& known : kDTypes) {
+    if (*name == known.name) return known.dtype;
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "a numpy array of the dtype ", absl::string_view(name->data(), name->size()).substr(0, 40)));
+}
+
+// What an array is described by, whichever function makes it.
+struct Parts {
+  Value shape, dtype, is_fortran, bytes;
+};
+
+Parts PartsOf(const Value& value) {
+  if (IsFunctionOfNumpy(value, "numeric", "_frombuffer")) {
+    const Value arguments = value.arguments();  // bytes, dtype, shape, order
+    return {arguments[2], arguments[1], arguments[3], arguments[0]};
+  }
+  const Value state = value.state();  // version, shape, dtype, is_fortran, bytes
+  return {state[1], state[2], state[3], state[4]};
+}
+
+bool IsFortran(const Value& order) { return order.AsBool().value_or(false) || order.IsText("F"); }
+
+// Row-major strides, or those of Fortran.
+std::vector<int64_t> StridesOf(const Shape& shape, bool is_fortran) {
+  if (!is_fortran) return ContiguousStrides(shape);
+  std::vector<int64_t> strides = ContiguousStrides(Shape(shape.rbegin(), shape.rend()));
+  return {strides.rbegin(), strides.rend()};
+}
+
+}  // namespace
+
+std::optional<std::vector<int64_t>> Integers(const Value& value) {
+  if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
+  std::vector<int64_t> integers;
+  for (size_t i = 0; i < value.size(); ++i) {
+    const std::optional<int64_t> integer = value[i].AsInt();
+    if (!integer) return std::nullopt;
+    integers.push_back(*integer);
+  }
+  return integers;
+}
+
+bool IsNumpyArray(const Value& value) {
+  return IsFunctionOfNumpy(value, "multiarray", "_reconstruct") ||
+         IsFunctionOfNumpy(value, "numeric", "_frombuffer");
+}
+
+absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value) {
+  const Parts parts = PartsOf(value);
+  NumpyArray array;
+  TESSERA_ASSIGN_OR_RETURN(array.dtype, ResolveDType(parts.dtype));
+  std::optional<std::vector<int64_t>> shape = Integers(parts.shape);
+  if (!shape) return Malformed("its shape is malformed");
+  const absl::StatusOr<int64_t> bytes =
+      CheckedByteCount(*shape, static_cast<int64_t>(DTypeSize(array.dtype)));
+  if (!bytes.ok()) return Malformed(bytes.status().message());
+  const bool is_text = parts.bytes.IsObjectOf("_codecs.encode") || parts.bytes.is(Kind::kText);
+  if (is_text && *bytes > 0) {
+    return absl::UnimplementedError(
+        "a numpy array stored as text, as pickle's protocol 2 does: save it again with protocol 4");
+  }
+  const std::optional<Extent> extent = parts.bytes.extent();
+  const uint64_t found = extent ? extent->length : 0;
+  if (found != static_cast<uint64_t>(*bytes)) {
+    return Malformed(
+        absl::StrCat("shape ", ShapeToString(*shape), " takes ", *bytes, " bytes, it has ", found));
+  }
+  array.shape = *std::move(shape);
+  array.strides = StridesOf(array.shape, IsFortran(parts.is_fortran));
+  array.offset_bytes = extent ? extent->offset : 0;
+  return array;
+}
+
+}  // namespace tessera::ckpt::pickle

@@ -1,0 +1,40 @@
+#ifndef TESSERA_CONVERT_PICKLE_NUMPY_ARRAY_H_
+#define TESSERA_CONVERT_PICKLE_NUMPY_ARRAY_H_
+
+// numpy arrays in pickles, whose elements stay in the file.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/pickle/value.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::pickle {
+
+struct NumpyArray {
+  DType dtype = DTYPE_UNSPECIFIED;
+  Shape shape;
+  std::vector<int64_t> strides;  // in elements, one per dim
+  uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
+  bool operator==(const NumpyArray&) const = default;
+};
+
+// Whether a value is an array, as numpy 1 and 2 pickle one with protocol 2 to 5. Arrays of protocol
+// 5 with out-of-band buffers are none.
+bool IsNumpyArray(const Value& value);
+
+// The elements of an array, which fill its bytes exactly. Errors: DataLoss for a malformed
+// description; Unimplemented for dtypes that this library does not have, for big-endian elements,
+// and for arrays whose bytes are stored as text, as Python 3 does with protocol 2.
+// Precondition: IsNumpyArray(value).
+absl::StatusOr<NumpyArray> ResolveNumpyArray(const Value& value);
+
+// The integers of a tuple or a list; nullopt unless it holds nothing else.
+std::optional<std::vector<int64_t>> Integers(const Value& value);
+
+}  // namespace tessera::ckpt::pickle
+
+#endif  // TESSERA_CONVERT_PICKLE_NUMPY_ARRAY_H_

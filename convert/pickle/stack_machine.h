@@ -1,0 +1,112 @@
+#ifndef TESSERA_CONVERT_PICKLE_STACK_MACHINE_H_
+#define TESSERA_CONVERT_PICKLE_STACK_MACHINE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "convert/pickle/nodes.h"
+#include "convert/pickle/value.h"
+
+namespace tessera::ckpt::pickle {
+
+// The stack machine of Python's pickle module, with a node in place of each Python object: what its
+// opcodes do with the stack, the marks and the memo. None of its operations reads the pickle.
+//
+// Errors: DataLoss, with what is wrong; ResourceExhausted, beyond the limits of nodes and lists.
+class StackMachine {
+ public:
+  explicit StackMachine(uint64_t max_nodes) : max_nodes_(std::min<uint64_t>(max_nodes, kNoNode)) {}
+
+  // Nodes.
+  absl::StatusOr<NodeId> Add(const Node& node);
+  absl::StatusOr<NodeId> AddText(std::string_view text);
+  // Takes what is on the stack from there on.
+  absl::StatusOr<NodeId> AddTuple(size_t first_on_stack);
+  Nodes& nodes() { return *nodes_; }
+  std::unique_ptr<Nodes> TakeNodes() { return std::move(nodes_); }
+
+  // The stack. Nothing is popped across a mark.
+  absl::Status Push(const Node& node);
+  void PushId(NodeId id) { stack_.push_back(id); }
+  absl::StatusOr<NodeId> Pop();
+  absl::StatusOr<size_t> PopMark();  // index of the first element above the mark
+  absl::Status PushObject(NodeId callable, NodeId arguments, NodeId keyword_arguments = kNoNode);
+
+  // The memo.
+  absl::Status Remember(uint64_t index);
+  absl::Status Recall(uint64_t index);
+
+  // Opcodes that have no argument in the pickle.
+  absl::Status Mark();
+  absl::Status Discard();
+  absl::Status DiscardToMark();
+  absl::Status Duplicate();
+  template <Kind kind, uint64_t bits = 0>
+  absl::Status PushConstant() {
+    return Push({.kind = kind, .a = bits});
+  }
+  absl::Status PushTupleToMark();
+  template <size_t count>
+  absl::Status PushTuple() {
+    return PushTupleOf(count);
+  }
+  template <Kind kind>
+  absl::Status PushListToMark() {
+    return PushListToMarkOf(kind);
+  }
+  absl::Status Append();
+  template <Kind kind>  // kList or kSet
+  absl::Status AppendToMark() {
+    return AppendToMarkOf(kind);
+  }
+  absl::Status SetItem();
+  absl::Status SetItemsToMark();
+  absl::Status RememberNext() { return Remember(memo_.size()); }
+  absl::Status PushGlobalFromStack();
+  absl::Status Reduce();
+  absl::Status NewObjectWithKeywords();
+  absl::Status ObjectToMark();
+  absl::Status Build();
+  absl::Status PersistentIdFromStack();
+
+ protected:
+  static absl::Status Wrong(std::string_view what) {
+    return absl::DataLossError(absl::string_view(what.data(), what.size()));
+  }
+
+ private:
+  absl::StatusOr<NodeId> AddShared(const Node& node);
+  // Appends what is on the stack from there on to a list, which may be kNoList and gets a number.
+  absl::StatusOr<uint32_t> Extend(uint32_t list, size_t first_on_stack);
+  Node& NodeAt(NodeId id) { return nodes_->nodes[id]; }
+  absl::StatusOr<NodeId> Top();
+  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+
+  absl::Status PushTupleOf(size_t count);
+  absl::Status PushListToMarkOf(Kind kind);
+  absl::Status AppendToMarkOf(Kind kind);
+  absl::Status AppendTo(NodeId target, size_t first_on_stack, Kind kind);
+  absl::Status SetIn(NodeId target, size_t first_on_stack);
+
+  static constexpr size_t kSharedNodes = 1024;
+
+  const uint64_t max_nodes_;
+  std::unique_ptr<Nodes> nodes_ = std::make_unique<Nodes>();
+  std::vector<NodeId> shared_ = std::vector<NodeId>(kSharedNodes, kNoNode);  // by a hash
+  std::vector<NodeId> stack_;
+  std::vector<size_t> marks_;  // size of the stack when it was set
+  absl::flat_hash_map<uint32_t, NodeId> memo_;
+};
+
+}  // namespace tessera::ckpt::pickle
+
+#endif  // TESSERA_CONVERT_PICKLE_STACK_MACHINE_H_

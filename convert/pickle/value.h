@@ -1,0 +1,134 @@
+#ifndef TESSERA_CONVERT_PICKLE_VALUE_H_
+#define TESSERA_CONVERT_PICKLE_VALUE_H_
+
+// What a Python pickle describes, as data. No name is resolved and nothing is called: an object is
+// a record of the name that Python would call and of its arguments.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace tessera::ckpt::pickle {
+
+enum class Kind : uint8_t {
+  kAbsent,  // of a Value that stands for nothing: an index out of range, a key that is not there
+  kNone,
+  kBool,
+  kInt,    // of any size
+  kFloat,  // a double
+  kText,   // str
+  kBytes,  // bytes or bytearray
+  kTuple,
+  kList,
+  kDict,
+  kSet,           // or frozenset
+  kGlobal,        // "module.name"
+  kObject,        // a global called with arguments, with the state and items set afterwards
+  kPersistentId,  // what the program that loads the pickle has to provide
+};
+
+// "dict", "object", ..., for messages.
+std::string_view KindName(Kind kind);
+
+// Bytes of the file that holds the pickle.
+struct Extent {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  bool operator==(const Extent&) const = default;
+};
+
+using NodeId = uint32_t;
+struct Nodes;
+
+// A handle on one node of a pickle, valid as long as the Pickle. Nodes form a graph: a node can be
+// reached on several ways, and from itself, so that a walk over the graph has to be bounded.
+// Every accessor may be called on a value of any kind: it returns nullopt, 0 or an absent value
+// where it does not apply.
+class Value {
+ public:
+  Value() = default;
+  Value(const Nodes* nodes, NodeId id) : nodes_(nodes), id_(id) {}
+
+  Kind kind() const;
+  bool present() const { return nodes_ != nullptr; }
+  bool is(Kind wanted) const { return kind() == wanted; }
+  NodeId id() const { return id_; }  // equal for the same node of one pickle
+
+  std::optional<bool> AsBool() const;
+  std::optional<int64_t> AsInt() const;    // nullopt for an int beyond 64 bits
+  std::optional<uint64_t> AsUint() const;  // nullopt for a negative one, too
+  std::optional<double> AsFloat() const;   // of a float only
+
+  // UTF-8 as in the file, unchecked: Python allows surrogates. Nullopt for one longer than
+  // kMaxTextBytes; see extent().
+  std::optional<std::string_view> AsText() const;
+  bool IsText(std::string_view text) const;
+
+  // Where the contents of bytes are in the file, so that they can be read in place; of a text
+  // longer than kMaxTextBytes and of an int beyond 64 bits, too.
+  std::optional<Extent> extent() const;
+
+  // Elements of a tuple, list or set; of an object, those appended to it.
+  size_t size() const;
+  Value operator[](size_t index) const;
+
+  // Entries of a dict in the order of the file; of an object (an OrderedDict), those set on it. A
+  // key may occur twice; Python keeps the last.
+  size_t entry_count() const;
+  std::pair<Value, Value> entry(size_t index) const;
+  // The value of the last entry with that text as its key. Linear in the number of entries.
+  Value Find(std::string_view key) const;
+
+  // "collections.OrderedDict" of a global, cut where it is longer than any real one; empty for
+  // anything else.
+  std::string GlobalName() const;
+  bool IsGlobal(std::string_view module_and_name) const;
+
+  // Of an object.
+  Value callable() const;   // what is called: nearly always a global
+  Value arguments() const;  // nearly always a tuple
+  Value keyword_arguments() const;
+  Value state() const;  // for __setstate__ or __dict__
+  bool IsObjectOf(std::string_view module_and_name) const;
+
+  // Of a persistent id: what identifies it, a tuple in torch's files.
+  Value persistent_id() const;
+
+ private:
+  const Nodes* nodes_ = nullptr;
+  NodeId id_ = 0;
+};
+
+// Longer texts stay in the file.
+inline constexpr uint64_t kMaxTextBytes = uint64_t{1} << 20;
+
+// A pickle that was read; movable. See read.h.
+class Pickle {
+ public:
+  explicit Pickle(std::unique_ptr<const Nodes> nodes);
+  Pickle(Pickle&&) noexcept;
+  Pickle& operator=(Pickle&&) noexcept;
+  ~Pickle();
+
+  Value root() const;
+  // Every node, in the order in which the pickle makes them. Precondition: id < node_count().
+  Value at(NodeId id) const { return {nodes_.get(), id}; }
+  // File offset of the first byte after the pickle.
+  uint64_t end_offset() const;
+  // Bytes of the file that the pickle takes.
+  uint64_t size_bytes() const;
+  size_t node_count() const;
+  // Estimate of the memory in use.
+  size_t memory_bytes() const;
+
+ private:
+  std::unique_ptr<const Nodes> nodes_;
+};
+
+}  // namespace tessera::ckpt::pickle
+
+#endif  // TESSERA_CONVERT_PICKLE_VALUE_H_

@@ -1,0 +1,41 @@
+#include "convert/pickle/write.h"
+
+#include <bit>
+
+#include "base/byte_order.h"
+
+namespace tessera::ckpt::pickle {
+
+void Writer::Int(int64_t value) {
+  if (value >= INT32_MIN && value <= INT32_MAX) {
+    bytes_ += 'J';
+    AppendLittleEndian(static_cast<uint32_t>(value), bytes_);
+  } else {
+    bytes_ += "\x8a\x08";  // LONG1 of 8 bytes
+    AppendLittleEndian(static_cast<uint64_t>(value), bytes_);
+  }
+}
+
+void Writer::Float(double value) {
+  const auto bits = std::bit_cast<uint64_t>(value);
+  bytes_ += 'G';
+  for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
+}
+
+void Writer::Text(std::string_view utf8) {
+  bytes_ += 'X';
+  AppendLittleEndian(static_cast<uint32_t>(utf8.size()), bytes_);
+  bytes_ += utf8;
+}
+
+void Writer::Global(std::string_view module, std::string_view name) {
+  bytes_.append("c").append(module).append("\n").append(name).append("\n");
+}
+
+void Writer::IntTuple(const std::vector<int64_t>& values) {
+  BeginTuple();
+  for (const int64_t value : values) Int(value);
+  EndTuple();
+}
+
+}  // namespace tessera::ckpt::pickle

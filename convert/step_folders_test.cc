@@ -1,0 +1,52 @@
+#include "convert/step_folders.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/storage/memory_storage.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt::convert {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
+
+std::vector<std::pair<int64_t, std::string>> StepFoldersAmong(
+    const std::vector<std::string>& names) {
+  MemoryStorage storage;
+  for (const std::string& name : names) EXPECT_TRUE(storage.MakeDirectory(name).ok());
+  EXPECT_TRUE(WriteAll(storage, "checkpoint-99", "a file").ok());
+  const auto folders = ListStepFolders(storage);
+  EXPECT_TRUE(folders.ok()) << folders.status();
+  std::vector<std::pair<int64_t, std::string>> found;
+  for (const StepFolder& folder : *folders) found.emplace_back(folder.step, folder.name);
+  return found;
+}
+
+TEST(StepFoldersTest, TheNewestIsFirstByItsNumber) {
+  EXPECT_THAT(
+      StepFoldersAmong({"checkpoint-9", "checkpoint-10", "checkpoint-100"}),
+      ElementsAre(Pair(100, "checkpoint-100"), Pair(10, "checkpoint-10"), Pair(9, "checkpoint-9")));
+}
+
+TEST(StepFoldersTest, EveryFrameworksNames) {
+  EXPECT_THAT(StepFoldersAmong({"checkpoint-7", "checkpoint_step_000006", "global_step5",
+                                "iter_0000004", "step-3", "step_2", "1"}),
+              ElementsAre(Pair(7, "checkpoint-7"), Pair(6, "checkpoint_step_000006"),
+                          Pair(5, "global_step5"), Pair(4, "iter_0000004"), Pair(3, "step-3"),
+                          Pair(2, "step_2"), Pair(1, "1")));
+}
+
+// Parts of one checkpoint, other folders, and numbers that no step has.
+TEST(StepFoldersTest, OtherFoldersAreNone) {
+  EXPECT_THAT(StepFoldersAmong({"mp_rank_01", "tensor_3", "runs", "checkpoint-", "checkpoint-5.tmp",
+                                "checkpoint--5", "checkpoint-+5", "global_step5_universal",
+                                "step-99999999999999999999"}),
+              ElementsAre());
+}
+
+}  // namespace
+}  // namespace tessera::ckpt::convert

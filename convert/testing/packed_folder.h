@@ -1,0 +1,33 @@
+#ifndef TESSERA_CONVERT_TESTING_PACKED_FOLDER_H_
+#define TESSERA_CONVERT_TESTING_PACKED_FOLDER_H_
+
+// A folder in one file, for fuzz targets whose parser reads several files. A part begins with the
+// line "== NAME OFFSET" after an empty line or at the beginning, and has the bytes of the file NAME
+// from OFFSET on; bytes between parts are 0. No part contains its size, so that a mutation of one
+// leaves the others as they are. tests/interop/pack_folder.py writes it.
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+
+namespace tessera::ckpt::convert {
+
+// The folder, which is the root. Names that are no paths, and what lies beyond the first MiB of a
+// file, are left out.
+std::shared_ptr<Storage> UnpackFolder(std::string_view packed);
+
+// Reads the root of a packed folder with `read`. What is accepted is presented as a storage, and
+// every tensor of moderate size is read from it; aborts where that fails. Errors: those of `read`
+// and of ForeignStorage::Create().
+absl::Status ReadPackedFolder(
+    std::string_view packed,
+    const std::function<absl::StatusOr<ForeignCheckpoint>(Storage&)>& read);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_TESTING_PACKED_FOLDER_H_

@@ -1,0 +1,89 @@
+#ifndef TESSERA_CONVERT_TORCH_ARCHIVE_H_
+#define TESSERA_CONVERT_TORCH_ARCHIVE_H_
+
+// What torch.save() wrote: a pickle, and the storages of its tensors as they were in memory.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/pickle/value.h"
+#include "convert/torch/tar_archive.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt::convert {
+
+struct TorchArchive {
+  enum class Form {
+    kZip,     // since 1.6
+    kLegacy,  // one pickle after another, then the storages
+    kTar,     // before 0.1.10
+  };
+  Form form = Form::kZip;
+  pickle::Pickle contents;
+  absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
+  absl::flat_hash_map<std::string, TarTensor> tar_tensors;    // by number; of the tar form
+};
+
+// Reads the archive that fills part of a file. Of the zip form, everything but the storages is
+// compared with its CRC-32, and a ChecksummedFile is told the storages'. Errors: DataLoss with the
+// offset, or with the record that is damaged; Unimplemented for
+// what is no data: TorchScript programs, storages in big-endian byte order; the file's own.
+absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
+
+// Whether the file begins as one of the forms of torch.save() does.
+absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
+
+// A tensor: strided elements of a storage.
+struct TorchTensor {
+  DType dtype = DTYPE_UNSPECIFIED;
+  Shape shape;
+  std::vector<int64_t> strides;  // in elements, one per dim
+  uint64_t offset_bytes = 0;     // of its first element, from the beginning of the file
+};
+
+// Whether a value of the archive's pickle is a tensor, or a parameter, of any kind.
+bool IsTorchTensor(const pickle::Value& value);
+
+// Its elements, which lie within their storage. Errors: DataLoss where they do not or where the
+// description is malformed; Unimplemented for tensors other than dense ones of known dtypes, and
+// for those that show elements of their storage more often than it has any (expanded ones).
+// Precondition: IsTorchTensor(value).
+absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive,
+                                               const pickle::Value& value);
+
+// The dtype that a global such as torch.float32 names; DTYPE_UNSPECIFIED for any other value.
+DType TorchDType(const pickle::Value& value);
+
+// The integers of a tuple or a torch.Size; nullopt unless it holds nothing else.
+std::optional<std::vector<int64_t>> TorchIntegers(const pickle::Value& value);
+
+// Key of a dict, in files that this library wrote, from the names of tensors other than weights to
+// their roles as the manifest calls them.
+inline constexpr char kTorchRolesKey[] = "tessera.roles";
+
+// Key of a dict, in files that this library wrote, from the keys of tensors to the names that the
+// checkpoint has them by. An empty name: the tensor is there for torch alone.
+inline constexpr char kTorchNamesKey[] = "tessera.names";
+
+// The names in such a dict of the tensors that `is_key` knows.
+std::map<std::string, std::string> ReadTorchNames(
+    const pickle::Value& dict, const std::function<bool(const std::string&)>& is_key);
+
+// The key of what TakeTrainerValues() finds: a dict with "step" and, where it is known,
+// "consumed_samples".
+inline constexpr char kTorchTrainerKey[] = "tessera.trainer";
+
+// The roles in such a dict; entries that are none are left out.
+std::map<std::string, Role> ReadTorchRoles(const pickle::Value& dict);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_TORCH_ARCHIVE_H_

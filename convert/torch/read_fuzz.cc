@@ -1,0 +1,65 @@
+// A fuzz target: any bytes are an archive whose tensors lie inside the file, with a name each, or
+// an error; and so is their zip directory behind a hole of a TiB.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "convert/pickle/value.h"
+#include "convert/testing/string_file.h"
+#include "convert/torch/archive.h"
+#include "convert/torch/read.h"
+#include "convert/torch/zip_directory.h"
+#include "layout/box.h"
+
+namespace {
+
+namespace ckpt = tessera::ckpt;
+
+void Check(bool condition) {
+  if (!condition) std::abort();
+}
+
+void CheckTensor(const ckpt::convert::TorchTensor& tensor, size_t file_bytes) {
+  Check(tensor.shape.size() == tensor.strides.size());
+  if (ckpt::ElementCount(tensor.shape) == 0) return;
+  uint64_t last = 0;
+  for (size_t d = 0; d < tensor.shape.size(); ++d)
+    last += (tensor.shape[d] - 1) * tensor.strides[d];
+  Check(tensor.offset_bytes + (last + 1) * ckpt::DTypeSize(tensor.dtype) <= file_bytes);
+  Check(static_cast<uint64_t>(ckpt::ElementCount(tensor.shape)) <= file_bytes);
+}
+
+void ReadNames(std::string_view contents) {
+  ckpt::MemoryStorage storage;
+  Check(ckpt::WriteAll(storage, "file.pt", contents).ok());
+  const auto read = ckpt::convert::ReadTorch(storage, "", std::vector<std::string>{"file.pt"});
+  if (!read.ok()) return;
+  std::set<std::string_view> names;
+  for (const auto& tensor : read->tensors) Check(names.insert(tensor.name).second);
+}
+
+}  // namespace
+
+extern "C" int FuzzOneInput(const uint8_t* data, size_t size) {
+  const ckpt::convert::StringFile file(std::string(reinterpret_cast<const char*>(data), size));
+  const ckpt::convert::FileWithHole with_hole(file.contents());
+  (void)ckpt::convert::ReadZipDirectory(with_hole, {0, with_hole.size_bytes()});
+  const auto archive = ckpt::convert::ReadTorchArchive(file, {0, size});
+  if (!archive.ok()) return 0;
+  ReadNames(file.contents());
+  for (size_t i = 0; i < archive->contents.node_count(); ++i) {
+    const ckpt::pickle::Value value = archive->contents.at(i);
+    if (!ckpt::convert::IsTorchTensor(value)) continue;
+    const auto tensor = ckpt::convert::ResolveTorchTensor(*archive, value);
+    if (tensor.ok()) CheckTensor(*tensor, size);
+  }
+  return 0;
+}

@@ -1,0 +1,58 @@
+#ifndef TESSERA_CONVERT_WRITE_FOREIGN_H_
+#define TESSERA_CONVERT_WRITE_FOREIGN_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/model_rules.h"
+#include "convert/core/output.h"
+#include "convert/core/tokenizer_files.h"
+
+namespace tessera::ckpt::convert {
+
+struct WriteForeignOptions {
+  std::string format;                       // one of WrittenFormatNames()
+  DType dtype = DTYPE_UNSPECIFIED;          // of the weights; unspecified: as they are saved
+  bool weights_only = false;                // in formats that have optimizer state
+  uint64_t max_file_bytes = 5'000'000'000;  // in formats of several files
+  const ModelRules* rules = nullptr;        // must not be null
+  std::vector<PlainFile> plain_files;       // of names that the format does not use
+  std::string s3_endpoint;                  // see OpenStorage()
+  int io_threads = 4;
+  // May be null. Called with the bytes done and in total, while writing and, from the beginning,
+  // while reading back.
+  std::function<void(uint64_t, uint64_t)> progress;
+};
+
+struct WriteForeignReport {
+  uint64_t bytes = 0;
+  std::vector<std::string> files;
+  int64_t tensors = 0;           // written and, read back, equal to what was read from the source
+  int64_t digests_compared = 0;  // of them: equal to the digests that the source has
+  double seconds = 0;
+  std::vector<std::string> removed;  // see LocalFolder
+};
+
+std::vector<std::string> WrittenFormatNames();
+
+// Writes a checkpoint in another framework's format to a new folder. A folder on a local disk gets
+// its name when all its files are durable and have been read back: every tensor's digest is
+// compared with that of what was read from the source, and with the source's own digest where it
+// has one and the dtype is the same. In an object store, the file without which readers find no
+// checkpoint (OutputFile::commits) is created then; a format of a single file has none, and the
+// file can be seen from when it is complete. An object `unfinished` keeps two writers apart there.
+// After an error nothing is left of the folder.
+//
+// Errors: AlreadyExists (the folder); those of the format's plan, of WriteOutput() and of
+// OpenForeign(); DataLoss where a digest differs, naming the tensor.
+absl::StatusOr<WriteForeignReport> WriteForeign(const OutputSource& source,
+                                                const std::string& folder,
+                                                const WriteForeignOptions& options);
+
+}  // namespace tessera::ckpt::convert
+
+#endif  // TESSERA_CONVERT_WRITE_FOREIGN_H_

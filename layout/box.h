@@ -1,0 +1,56 @@
+#ifndef TESSERA_LAYOUT_BOX_H_
+#define TESSERA_LAYOUT_BOX_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::ckpt {
+
+// No framework has more than 64 dims; a small bound keeps hostile files cheap.
+inline constexpr int kMaxRank = 32;
+
+// Extents of a tensor, one per dim, in elements. A scalar has none and holds one element.
+using Shape = std::vector<int64_t>;
+
+// Number of elements; 1 for a scalar. Precondition: extents are non-negative and the product fits
+// (see CheckedElementCount in bounds.h for numbers that come from a file).
+int64_t ElementCount(const Shape& shape);
+
+// Row-major strides in elements. Extents of 0 count as 1, so that no stride is 0.
+std::vector<int64_t> ContiguousStrides(const Shape& shape);
+
+// A half-open hyper-rectangle of a logical tensor: elements with
+// global_offset[d] <= index[d] < global_offset[d] + shape[d] in every dim d.
+struct Box {
+  std::vector<int64_t> global_offset;
+  Shape shape;
+
+  bool empty() const { return ElementCount(shape) == 0; }
+  bool operator==(const Box&) const = default;
+};
+
+// The box that covers a whole tensor.
+Box WholeBox(const Shape& global_shape);
+
+// The intersection of two boxes of the same rank; nullopt when it is empty.
+std::optional<Box> Intersect(const Box& a, const Box& b);
+
+// True if every element of `inner` lies in `outer`. An empty box lies in every box of its rank.
+bool Contains(const Box& outer, const Box& inner);
+
+// "[0:4,8:16]", for messages and for keys of data files; "[]" for a scalar.
+std::string ToString(const Box& box);
+
+// "[4,8]"; "[]" for a scalar.
+std::string ShapeToString(const Shape& shape);
+
+// Inverse of ToString, and strict: no spaces, signs or leading zeros; begin <= end; at most
+// kMaxRank dims. nullopt for any other text.
+std::optional<Box> ParseBox(std::string_view text);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_LAYOUT_BOX_H_

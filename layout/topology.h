@@ -1,0 +1,81 @@
+#ifndef TESSERA_LAYOUT_TOPOLOGY_H_
+#define TESSERA_LAYOUT_TOPOLOGY_H_
+
+// The sizes of a run's parallel axes: how they are written and checked, where a rank stands on each
+// axis, and which layers a pipeline stage has. Shared by trainers, the tools and the manifest.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera::ckpt {
+
+enum class Axis { kTensor, kData, kPipeline };
+
+// The position of a rank on each axis.
+struct Coordinate {
+  int tensor = 0;
+  int data = 0;
+  int pipeline = 0;
+
+  bool operator==(const Coordinate&) const = default;
+};
+
+// The sizes of the parallel axes. Ranks are numbered with the tensor axis fastest, then data, then
+// pipeline, as in Megatron-LM: tensor-parallel ranks, which communicate most, are neighbours.
+struct Topology {
+  int tensor = 1;
+  int data = 1;
+  int pipeline = 1;
+  int virtual_pipeline = 1;  // chunks of layers of one pipeline rank
+  int zero_stage = 0;        // 0, 1 or 2
+  bool sequence_parallel = false;
+
+  bool operator==(const Topology&) const = default;
+
+  int world_size() const { return tensor * data * pipeline; }
+  int stages() const { return pipeline * virtual_pipeline; }  // chunks of the whole pipeline
+  int size(Axis axis) const;
+
+  // Preconditions: 0 <= rank < world_size(), or a coordinate inside the sizes.
+  Coordinate CoordinateOf(int rank) const;
+  int RankOf(const Coordinate& coordinate) const;
+  // The ranks that differ from `rank` on this axis alone, itself included, in order of the axis.
+  std::vector<int> GroupOf(int rank, Axis axis) const;
+};
+
+// "dp4_zero2_tp2_pp2_vpp2_sp": what is 1 or off is left out; "single" when nothing is left.
+std::string ToString(const Topology& topology);
+// The inverse; parts in any order. InvalidArgument naming the part that is none, or comes twice.
+absl::StatusOr<Topology> ParseTopology(std::string_view text);
+
+// Whether the sizes make sense by themselves. InvalidArgument: one sentence, which names the sizes
+// as Megatron-LM's settings do ("tensor_model_parallel_size").
+absl::Status ValidateSizes(const Topology& topology);
+
+// The layers [first, last), by global index, of one chunk, and whether it includes the parts before
+// the first and after the last layer of the model.
+struct ChunkLayers {
+  int64_t first = 0;
+  int64_t last = 0;
+  bool has_embedding = false;
+  bool has_head = false;
+
+  bool operator==(const ChunkLayers&) const = default;
+};
+
+// Chunk `chunk` of pipeline rank `pipeline` is virtual stage chunk * pipeline size + rank. The head
+// counts as `head_layers`: the last stage, which has it, gets that many layers fewer, but at least
+// one; the others get equal numbers, and the remaining layers go to those right before the last, so
+// that the first ranks, which hold the most activations, get them last. Preconditions: the topology
+// fits the model, and the chunk exists.
+ChunkLayers LayersOfChunk(int64_t num_layers, int64_t head_layers, const Topology& topology,
+                          int pipeline, int chunk);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_LAYOUT_TOPOLOGY_H_

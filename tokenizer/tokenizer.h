@@ -1,0 +1,72 @@
+#ifndef TESSERA_TOKENIZER_TOKENIZER_H_
+#define TESSERA_TOKENIZER_TOKENIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// The text of a decoded end-of-text token, for tokenizers that do not have their own.
+inline constexpr std::string_view kEndOfTextMarker = "<|endoftext|>";
+
+struct SpecialToken {
+  std::string text;
+  int32_t id = 0;
+};
+
+// A file that stores a tokenizer, by the name that it has in a folder.
+struct TokenizerFile {
+  std::string name;
+  std::string contents;
+};
+
+// Text to token ids and back. Thread-safe.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // "byte", "sentencepiece", "llm.c" or "bpe".
+  virtual std::string_view kind() const = 0;
+  // One more than the largest id.
+  virtual int64_t vocab_size() const = 0;
+  // Precedes each document in the training data; also the prompt for text "from nothing".
+  virtual int32_t end_of_text() const = 0;
+  // The token that the tokenizer's own files put before every text, if any. Encoding does not add
+  // it.
+  virtual std::optional<int32_t> begin_of_text() const { return std::nullopt; }
+  // The tokens that ordinary text does not produce.
+  virtual std::vector<SpecialToken> special_tokens() const { return {}; }
+
+  // Special tokens are not recognised: the same characters are ordinary text. Unimplemented where
+  // the tokenizer can only decode.
+  virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const = 0;
+  // Encodes special tokens as their ids.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeWithSpecialTokens(
+      std::string_view text) const {
+    return Encode(text);
+  }
+  // Of a text that continues: how many bytes may be encoded on their own, so that their ids and
+  // those of the rest are the ids of the whole. 0 where more of the text must be known first.
+  virtual size_t EncodablePrefix(std::string_view text) const;
+
+  // The bytes that one id stands for; empty where no token has this id.
+  virtual std::string_view TokenText(int32_t id) const = 0;
+  // The files from which the same tokenizer can be loaded.
+  virtual std::vector<TokenizerFile> Files() const = 0;
+
+  // The bytes of all ids, joined; may begin or end in the middle of a character. Without the space
+  // that encoding may have put before a text. Errors: InvalidArgument naming the position of an id
+  // that is not in [0, vocab_size).
+  virtual absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOKENIZER_TOKENIZER_H_

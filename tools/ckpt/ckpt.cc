@@ -1,0 +1,380 @@
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/version.h"
+#include "checkpoint/format/manifest.h"
+#include "tools/ckpt/commands.h"
+#include "tools/ckpt/partition_rules.h"
+#include "tools/ckpt/report.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr char kHelp[] = R"(ckpt looks at checkpoints and changes how they are sharded.
+
+  ckpt ls FOLDER               the committed checkpoints in a folder, or a single one
+  ckpt inspect PATH            what a checkpoint holds: state, tensors, files
+  ckpt verify PATH             reads every byte and checks checksums, headers and coverage
+  ckpt diff PATH PATH          compares two checkpoints, however they are sharded
+  ckpt reshard PATH FOLDER     writes FOLDER/step-N, the same state cut for another topology
+  ckpt convert PATH FOLDER     writes the checkpoint in another framework's format, or from one
+  ckpt help COMMAND            the flags of a command, as does ckpt COMMAND --help
+  ckpt --version
+
+PATH is a checkpoint's directory, or a folder of checkpoints: the newest is meant. It may be another
+framework's: a folder in Hugging Face's format (hf), a model file of llm.c or a folder with them
+(llmc), a checkpoint of Megatron-Core (megatron), DeepSpeed (deepspeed), PaddleNLP (paddle),
+InternEvo (internevo) or InfiniTrain (infinitrain), a file of torch.save (torch), a folder of
+torch.distributed.checkpoint (dcp).
+A folder may be in an object store: s3://bucket/prefix or boto3:s3://bucket.endpoint/prefix, with
+the credentials of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, ...).
+
+  --from=FORMAT                the format of PATH, where looking at it does not tell (any command)
+  --s3-endpoint=URL            of an S3-compatible store, http://host:9000 for example (any command)
+
+Exit codes: 0 all is well; 1 damage or a difference was found; 2 wrong usage, no such
+checkpoint, or it cannot be read or written.
+)";
+
+constexpr char kLsHelp[] = R"(ckpt ls FOLDER
+
+Lists the committed checkpoints in a folder, with what their manifests say, or the one checkpoint
+that FOLDER itself is. Exit code 1 where a manifest is damaged, 2 for a save that was never
+completed.
+
+  --json                       one array, for machines
+)";
+
+constexpr char kInspectHelp[] = R"(ckpt inspect PATH
+
+Prints what a checkpoint holds: trainer state, topology, model, optimizer, tensors, files. Reads its
+manifest only.
+
+  --json                       one object, for machines
+)";
+
+constexpr char kVerifyHelp[] = R"(ckpt verify PATH
+ckpt verify FOLDER --all
+
+Reads every byte of a checkpoint and checks checksums, headers and coverage. Exit code 1 where
+anything is damaged; each place is printed with file, offset and tensor. Of a folder, only the
+newest checkpoint is read without --all.
+
+  --all                        every committed checkpoint in the folder, a line each; the exit code
+                               is that of the worst
+  --digests                    checks the layout-independent digest of every tensor, too
+  --threads=N                  that read (4)
+  --json                       one object, or an array of them with --all
+)";
+
+constexpr char kDiffHelp[] = R"(ckpt diff PATH PATH
+
+Compares the state in two checkpoints, however they are sharded. Exit code 1 where it differs.
+
+  --data                       by their contents instead of by their digests
+  --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
+constexpr char kReshardHelp[] = R"(ckpt reshard PATH FOLDER --topology=T
+
+Writes FOLDER/step-N: the state of the checkpoint at PATH, cut for another topology.
+
+  --topology=T                 dp4_zero2_tp2_pp2, for example; single: one rank
+  --dry-run                    only shows what would be written
+  --memory=SIZE                of all buffers (1GiB)
+  --split=PATTERN=PART,...     how parameters that PATTERN matches may be cut, where the manifest
+                               does not say it, or to overrule it; may be repeated, the last counts.
+                               In PATTERN, * is any text and # the number of a layer. PARTs:
+                               0, 1, ...: the dim that tensor parallelism cuts; 1/3: that dim in 3
+                               equal sections; whole: none; padded: its rows are padded;
+                               layer, first, last, both: in layer #, at an end of the model, tied
+  --virtual-shards=N           what the run calls exact_tp_shards (tp)
+  --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
+constexpr char kConvertHelp[] = R"(ckpt convert PATH FOLDER --to=FORMAT
+
+Writes the checkpoint at PATH, of any topology or another framework's, in another format. FOLDER
+gets its name when every tensor has been read back and is equal to what was read.
+
+  --to=FORMAT                  hf: a folder in Hugging Face's format: config.json, safetensors
+                               llmc: llm.c's model file and optimizer state
+                               megatron: a folder that Megatron-Core loads (torch_dist)
+                               torch: one file for torch.load(), checkpoint.pt
+                               dcp: a folder of torch.distributed.checkpoint
+                               tessera: FOLDER/step-N, for one rank or for --topology
+  --dtype=TYPE                 of the weights: f32, bf16 or f16 (as they are saved; not tessera)
+  --weights-only               leaves optimizer state out (hf never has it)
+  --max-file-size=SIZE         of one file (5GB; hf, megatron, dcp)
+  --tokenizer=PATH             the model's, as for prepare_data: writes the files by which
+                               transformers finds it, too (hf)
+  --topology=T                 as for ckpt reshard (tessera)
+  --memory=SIZE                of all buffers (128MiB; tessera)
+  --threads=N                  that read (4)
+  --json                       one object, for machines
+)";
+
+struct Command {
+  std::string_view name;
+  size_t paths;
+  int (*run)(const CommandOptions&, const CommandOutput&);
+  std::string_view help;
+};
+
+constexpr Command kCommands[] = {{"ls", 1, RunLs, kLsHelp},
+                                 {"inspect", 1, RunInspect, kInspectHelp},
+                                 {"verify", 1, RunVerify, kVerifyHelp},
+                                 {"diff", 2, RunDiff, kDiffHelp},
+                                 {"reshard", 2, RunReshard, kReshardHelp},
+                                 {"convert", 2, RunConvert, kConvertHelp}};
+
+const Command* FindCommand(std::string_view name) {
+  const auto command = std::ranges::find(kCommands, name, &Command::name);
+  return command == std::end(kCommands) ? nullptr : &*command;
+}
+
+template <typename Number>
+std::string ParseNumber(std::string_view text, Number least, Number most, Number& out) {
+  Number number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least || number > most) {
+    return "expected a number from " + std::to_string(least) + " to " + std::to_string(most);
+  }
+  out = number;
+  return "";
+}
+
+// "512MiB", "1G" (a GiB), "5GB" (of 1000 MB), "1073741824".
+std::string ParseSize(std::string_view text, uint64_t& out) {
+  constexpr uint64_t kKiB = 1024, kKB = 1000;
+  constexpr std::pair<std::string_view, uint64_t> kUnits[] = {{"KiB", kKiB},
+                                                              {"MiB", kKiB * kKiB},
+                                                              {"GiB", kKiB * kKiB * kKiB},
+                                                              {"TiB", kKiB * kKiB * kKiB * kKiB},
+                                                              {"KB", kKB},
+                                                              {"MB", kKB * kKB},
+                                                              {"GB", kKB * kKB * kKB},
+                                                              {"TB", kKB * kKB * kKB * kKB},
+                                                              {"K", kKiB},
+                                                              {"M", kKiB * kKiB},
+                                                              {"G", kKiB * kKiB * kKiB},
+                                                              {"T", kKiB * kKiB * kKiB * kKiB}};
+  uint64_t unit_bytes = 1;
+  for (const auto& [unit, bytes] : kUnits) {
+    if (!text.ends_with(unit)) continue;
+    text.remove_suffix(unit.size());
+    unit_bytes = bytes;
+    break;
+  }
+  uint64_t number = 0;
+  const std::string problem =
+      ParseNumber<uint64_t>(text, 1, (uint64_t{1} << 62) / unit_bytes, number);
+  if (!problem.empty()) return "expected a size such as 512MiB, 4GiB or 5GB";
+  out = number * unit_bytes;
+  return "";
+}
+
+std::string ParseSplit(std::string_view text, CommandOptions& options) {
+  absl::StatusOr<PartitionRule> rule = ParsePartitionRule(text);
+  if (!rule.ok()) return std::string(rule.status().message());
+  options.reshard.layout.rules.push_back(*std::move(rule));
+  return "";
+}
+
+std::string ParseDType(std::string_view text, DType& out) {
+  for (const auto& [name, dtype] :
+       {std::pair("f32", F32), std::pair("bf16", BF16), std::pair("f16", F16)}) {
+    if (text != name) continue;
+    out = dtype;
+    return "";
+  }
+  return "expected f32, bf16 or f16";
+}
+
+// A flag of one command, or of all commands if that is empty.
+struct Flag {
+  std::string_view command;
+  std::string_view name;
+  bool takes_value;
+  std::string (*parse)(std::string_view value, CommandOptions& options);  // empty: valid
+};
+
+constexpr Flag kFlags[] = {
+    {"", "--json", false,
+     [](std::string_view, CommandOptions& o) {
+       o.json = true;
+       return std::string();
+     }},
+    {"", "--threads", true,
+     [](std::string_view v, CommandOptions& o) { return ParseNumber(v, 1, 1024, o.threads); }},
+    {"", "--s3-endpoint", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.source.s3_endpoint = v;
+       return std::string();
+     }},
+    {"", "--from", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.source.format = v;
+       return std::string();
+     }},
+    {"verify", "--all", false,
+     [](std::string_view, CommandOptions& o) {
+       o.all = true;
+       return std::string();
+     }},
+    {"verify", "--digests", false,
+     [](std::string_view, CommandOptions& o) {
+       o.digests = true;
+       return std::string();
+     }},
+    {"diff", "--data", false,
+     [](std::string_view, CommandOptions& o) {
+       o.data = true;
+       return std::string();
+     }},
+    {"reshard", "--dry-run", false,
+     [](std::string_view, CommandOptions& o) {
+       o.reshard.dry_run = true;
+       return std::string();
+     }},
+    {"reshard", "--topology", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.reshard.topology = v;
+       return std::string();
+     }},
+    {"reshard", "--memory", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseSize(v, o.reshard.memory_bytes.emplace());
+     }},
+    {"convert", "--topology", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.reshard.topology = v;
+       return std::string();
+     }},
+    {"convert", "--memory", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseSize(v, o.reshard.memory_bytes.emplace());
+     }},
+    {"convert", "--to", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.convert.format = v;
+       return std::string();
+     }},
+    {"convert", "--dtype", true,
+     [](std::string_view v, CommandOptions& o) { return ParseDType(v, o.convert.dtype); }},
+    {"convert", "--weights-only", false,
+     [](std::string_view, CommandOptions& o) {
+       o.convert.weights_only = true;
+       return std::string();
+     }},
+    {"convert", "--tokenizer", true,
+     [](std::string_view v, CommandOptions& o) {
+       o.convert.tokenizer = v;
+       return std::string(v.empty() ? "expected a path" : "");
+     }},
+    {"convert", "--max-file-size", true,
+     [](std::string_view v, CommandOptions& o) { return ParseSize(v, o.convert.max_file_bytes); }},
+    {"reshard", "--split", true, ParseSplit},
+    {"reshard", "--virtual-shards", true,
+     [](std::string_view v, CommandOptions& o) {
+       return ParseNumber(v, 1, 1 << 20, o.reshard.layout.virtual_shards);
+     }},
+};
+
+// Empty if the flag exists and applies to the command.
+std::string ParseFlag(std::string_view command, const std::string& text, CommandOptions& options) {
+  const size_t equals = text.find('=');
+  const std::string_view name = std::string_view(text).substr(0, equals);
+  for (const Flag& flag : kFlags) {
+    if (flag.name != name || (!flag.command.empty() && flag.command != command)) continue;
+    if (flag.takes_value != (equals != std::string::npos)) {
+      return std::string(name) + (flag.takes_value ? " needs a value" : " takes no value");
+    }
+    const std::string problem =
+        flag.parse(flag.takes_value ? std::string_view(text).substr(equals + 1) : "", options);
+    return problem.empty() ? problem : absl::StrCat(text, ": ", problem);
+  }
+  return std::string(command) + " has no flag " + text;
+}
+
+// Flags of `convert` that depend on the format. Empty if they fit each other.
+std::string CompleteConvert(CommandOptions& options) {
+  ConvertOptions& convert = options.convert;
+  if (convert.format.empty()) return "convert needs --to";
+  if (convert.format != "hf" && !convert.tokenizer.empty()) return "--tokenizer is for --to=hf";
+  if (convert.format != "tessera") {
+    return options.reshard.topology.empty() ? "" : "--topology is for --to=tessera";
+  }
+  if (convert.dtype != DTYPE_UNSPECIFIED) return "--dtype is not for --to=tessera";
+  if (convert.weights_only) return "--weights-only is not for --to=tessera";
+  if (options.reshard.topology.empty()) options.reshard.topology = "single";
+  return "";
+}
+
+}  // namespace
+
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
+            const convert::ModelRules* rules, convert::TokenizerFiles tokenizer_files) {
+  const auto usage = [&](const std::string& problem) {
+    const bool json = std::ranges::find(arguments, "--json") != arguments.end();
+    return Fail(output, json, "ckpt", problem + "; see ckpt --help", kExitUsage);
+  };
+  const auto is_help = [](const std::string& argument) {
+    return argument == "--help" || argument == "-h" || argument == "help";
+  };
+  if (!arguments.empty() && arguments[0] == "--version") {
+    output.out << "ckpt " << kVersion << ", checkpoint format " << kFormatMajor << "."
+               << kFormatMinor << "\n";
+    return kExitOk;
+  }
+  if (!arguments.empty() && is_help(arguments[0]) && arguments.size() == 1) {
+    output.out << kHelp;
+    return kExitOk;
+  }
+  const bool help = std::ranges::any_of(arguments, is_help);
+  const std::string name = arguments.empty()                               ? ""
+                           : is_help(arguments[0]) && arguments.size() > 1 ? arguments[1]
+                                                                           : arguments[0];
+  if (name.empty() || name.starts_with("-")) {
+    return usage("a command is missing: ls, inspect, verify, diff, reshard or convert comes first");
+  }
+  const Command* const command = FindCommand(name);
+  if (command == nullptr) return usage("unknown command \"" + name + "\"");
+  if (help) {
+    output.out << command->help;
+    return kExitOk;
+  }
+  CommandOptions options;
+  options.source.rules = rules;
+  options.convert.tokenizer_files = std::move(tokenizer_files);
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    if (!arguments[i].starts_with("-")) {
+      options.paths.push_back(arguments[i]);
+      continue;
+    }
+    const std::string problem = ParseFlag(command->name, arguments[i], options);
+    if (!problem.empty()) return usage(problem);
+  }
+  if (options.paths.size() != command->paths) {
+    return usage(name + " takes " + (command->paths == 1 ? "one path" : "two paths"));
+  }
+  if (command->name == "reshard" && options.reshard.topology.empty()) {
+    return usage("reshard needs --topology");
+  }
+  if (command->name == "convert") {
+    const std::string problem = CompleteConvert(options);
+    if (!problem.empty()) return usage(problem);
+  }
+  return command->run(options, output);
+}
+
+}  // namespace tessera::ckpt

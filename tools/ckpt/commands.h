@@ -1,0 +1,75 @@
+#ifndef TESSERA_TOOLS_CKPT_COMMANDS_H_
+#define TESSERA_TOOLS_CKPT_COMMANDS_H_
+
+// The `ckpt` command without main(), so that tests can run it.
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/manifest.pb.h"
+#include "convert/core/model_rules.h"
+#include "convert/core/tokenizer_files.h"
+#include "tools/ckpt/rank_layout.h"
+#include "tools/ckpt/target.h"
+
+namespace tessera::ckpt {
+
+// Exit codes.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitDifferent = 1;  // damage or a difference was found
+inline constexpr int kExitUsage = 2;      // wrong usage, no checkpoint, or it cannot be read
+
+struct ReshardOptions {
+  std::string topology;
+  LayoutOptions layout;
+  std::optional<uint64_t> memory_bytes;  // unset: 1 GiB; 128 MiB to convert
+  bool dry_run = false;
+};
+
+struct ConvertOptions {
+  std::string format;
+  DType dtype = DTYPE_UNSPECIFIED;
+  bool weights_only = false;
+  uint64_t max_file_bytes = 5'000'000'000;
+  std::string tokenizer;                    // a path; empty: none
+  convert::TokenizerFiles tokenizer_files;  // null where the program does not know tokenizers
+};
+
+struct CommandOptions {
+  bool json = false;
+  bool all = false;      // verify
+  bool digests = false;  // verify
+  bool data = false;     // diff
+  ReshardOptions reshard;
+  ConvertOptions convert;
+  int threads = 4;
+  SourceOptions source;
+  std::vector<std::string> paths;  // names, see OpenStorage()
+};
+
+// The output of a command. `progress` is null if it is not shown.
+struct CommandOutput {
+  std::ostream& out;
+  std::ostream& err;
+  std::ostream* progress;
+};
+
+int RunLs(const CommandOptions& options, const CommandOutput& output);
+int RunInspect(const CommandOptions& options, const CommandOutput& output);
+int RunVerify(const CommandOptions& options, const CommandOutput& output);
+int RunDiff(const CommandOptions& options, const CommandOutput& output);
+int RunReshard(const CommandOptions& options, const CommandOutput& output);
+int RunConvert(const CommandOptions& options, const CommandOutput& output);
+
+// `arguments`: without the program's name. `rules` (may be null) are those of the models that
+// checkpoints of other frameworks may hold. `tokenizer_files` may be null.
+int RunCkpt(const std::vector<std::string>& arguments, const CommandOutput& output,
+            const convert::ModelRules* rules = nullptr,
+            convert::TokenizerFiles tokenizer_files = nullptr);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_TOOLS_CKPT_COMMANDS_H_

@@ -1,0 +1,31 @@
+#ifndef TESSERA_TOOLS_CKPT_COMPARE_DATA_H_
+#define TESSERA_TOOLS_CKPT_COMPARE_DATA_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "tools/ckpt/target.h"
+
+namespace tessera::ckpt {
+
+// The difference between the contents of one tensor in two checkpoints.
+struct DataDifference {
+  bool same_bits = true;           // every bit of every element; false where the dtypes differ
+  int64_t different_elements = 0;  // by value where floating, else by bits; NaN equals NaN
+  double max_abs = 0;              // floating only; +infinity where only one side is a NaN
+};
+
+// Compares tensors that both checkpoints hold under one name with one shape and comparable dtypes
+// (equal, or both floating). In bounded memory: tensors are read in slabs of rows, both sides at
+// once, and only those whose bits differ are compared as numbers.
+absl::StatusOr<std::map<std::string, DataDifference>> CompareData(
+    const Target& a, const Manifest& manifest_a, const Target& b, const Manifest& manifest_b,
+    const std::vector<std::string>& names, int threads);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_TOOLS_CKPT_COMPARE_DATA_H_

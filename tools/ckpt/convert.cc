@@ -1,0 +1,102 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/directory/directory.h"
+#include "convert/write_foreign.h"
+#include "nlohmann/json.hpp"
+#include "tools/ckpt/commands.h"
+#include "tools/ckpt/progress_bar.h"
+#include "tools/ckpt/report.h"
+#include "tools/ckpt/target.h"
+
+namespace tessera::ckpt {
+namespace {
+
+absl::StatusOr<convert::WriteForeignReport> Convert(const CommandOptions& options,
+                                                    const Target& source,
+                                                    const CommandOutput& output) {
+  if (options.source.rules == nullptr) {
+    return absl::InvalidArgumentError("this program does not know any models");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
+                           ReadManifest(*source.storage, source.directory));
+  TESSERA_RETURN_IF_ERROR(source.CheckOtherRecords());
+  std::vector<convert::PlainFile> tokenizer;
+  if (!options.convert.tokenizer.empty()) {
+    if (options.convert.tokenizer_files == nullptr) {
+      return absl::InvalidArgumentError("this program does not know any tokenizers");
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        tokenizer, options.convert.tokenizer_files(options.convert.tokenizer, manifest.model()));
+  }
+  ProgressBar bar(output.progress);
+  return convert::WriteForeign(
+      {*source.storage, source.directory, manifest}, options.paths[1],
+      {.format = options.convert.format,
+       .dtype = options.convert.dtype,
+       .weights_only = options.convert.weights_only,
+       .max_file_bytes = options.convert.max_file_bytes,
+       .rules = options.source.rules,
+       .plain_files = std::move(tokenizer),
+       .s3_endpoint = options.source.s3_endpoint,
+       .io_threads = options.threads,
+       .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+}
+
+std::vector<std::string> NotesOf(const Target& source, const convert::WriteForeignReport& report) {
+  std::vector<std::string> notes = source.notes;
+  for (const std::string& path : report.removed) {
+    notes.push_back(path + " is removed: a conversion that was killed had left it");
+  }
+  return notes;
+}
+
+void PrintReport(const CommandOptions& options, const Target& source,
+                 const convert::WriteForeignReport& report, std::ostream& out) {
+  out << options.paths[1] << ": written in the format " << options.convert.format << ", "
+      << HumanBytes(report.bytes) << " in " << report.files.size()
+      << (report.files.size() == 1 ? " file, " : " files, ") << HumanSeconds(report.seconds) << "\n"
+      << "all " << report.tensors << " tensors, read back, are those of " << source.Describe()
+      << ", to the last bit";
+  if (report.digests_compared > 0) {
+    out << "; " << report.digests_compared << " match the digests there, too";
+  }
+  out << "\n";
+  PrintNotes(NotesOf(source, report), out);
+}
+
+}  // namespace
+
+int RunConvert(const CommandOptions& options, const CommandOutput& output) {
+  if (options.convert.format == "tessera") return RunReshard(options, output);
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt convert", status);
+  };
+  const auto source = OpenTarget(options.paths[0], options.source);
+  if (!source.ok()) return fail(source.status());
+  const auto report = Convert(options, *source, output);
+  if (!report.ok()) return fail(report.status());
+  if (options.json) {
+    PrintJson({{"source", source->Describe()},
+               {"folder", options.paths[1]},
+               {"format", options.convert.format},
+               {"bytes", report->bytes},
+               {"files", report->files},
+               {"tensors", report->tensors},
+               {"digests_compared", report->digests_compared},
+               {"notes", NotesOf(*source, *report)},
+               {"seconds", report->seconds}},
+              output.out);
+  } else {
+    PrintReport(options, *source, *report, output.out);
+  }
+  return kExitOk;
+}
+
+}  // namespace tessera::ckpt

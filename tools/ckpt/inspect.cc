@@ -1,0 +1,339 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/units.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/format/layout_proto.h"
+#include "checkpoint/format/manifest.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "layout/partition.h"
+#include "nlohmann/json.hpp"
+#include "tools/ckpt/commands.h"
+#include "tools/ckpt/report.h"
+#include "tools/ckpt/summary.h"
+#include "tools/ckpt/table.h"
+#include "tools/ckpt/target.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::string> SortedKeys(const auto& map) {
+  std::vector<std::string> keys;
+  for (const auto& entry : map) keys.push_back(entry.first);
+  std::ranges::sort(keys);
+  return keys;
+}
+
+std::string OptionsText(const ParameterGroup& group) {
+  std::vector<std::string> parts;
+  for (const std::string& key : SortedKeys(group.options())) {
+    parts.push_back(absl::StrCat(key, "=", NumberText(group.options().at(key))));
+  }
+  return absl::StrJoin(parts, " ");
+}
+
+std::vector<int64_t> ParametersPerGroup(const OptimizerState& optimizer) {
+  std::vector<int64_t> counts(optimizer.groups_size());
+  for (const OptimizerParameter& parameter : optimizer.parameters()) {
+    if (parameter.group() < counts.size()) ++counts[parameter.group()];
+  }
+  return counts;
+}
+
+// Lines of characters that a terminal shows as they are.
+bool IsText(std::string_view bytes) {
+  return std::ranges::all_of(bytes, [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); });
+}
+
+// A short text stands beside its name, one of several lines below it.
+void PrintExtra(const std::string& key, const std::string& value, std::ostream& out) {
+  out << "extra       " << key;
+  if (!IsText(value)) {
+    out << " (" << value.size() << " bytes)\n";
+    return;
+  }
+  const std::vector<std::string> lines = absl::StrSplit(value, '\n', absl::SkipWhitespace());
+  if (lines.size() <= 1) {
+    out << ": " << (lines.empty() ? "" : lines[0]) << "\n";
+    return;
+  }
+  out << "\n";
+  for (const std::string& line : lines) out << "  " << line << "\n";
+}
+
+// A run starts with the highest loss there is.
+std::string BestLossText(double loss) {
+  return std::isinf(loss) && loss > 0 ? "best loss: none yet" : "best " + NumberText(loss);
+}
+
+Json Number(double value);
+
+Json ValueJson(const convert::ForeignValue& value) {
+  return std::visit(
+      [](const auto& plain) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(plain)>, double>) {
+          return Number(plain);
+        } else {
+          return plain;
+        }
+      },
+      value.value);
+}
+
+// Long lists are cut short.
+std::string ValueText(const convert::ForeignValue& value) {
+  constexpr size_t kMaxShown = 8;
+  convert::ForeignValue shown = value;
+  auto* const list = std::get_if<std::vector<int64_t>>(&shown.value);
+  if (list == nullptr || list->size() <= kMaxShown) return ValueJson(shown).dump();
+  const size_t others = list->size() - kMaxShown;
+  list->resize(kMaxShown);
+  std::string text = ValueJson(shown).dump();
+  text.pop_back();
+  return absl::StrCat(text, ", and ", others, " more]");
+}
+
+void PrintValues(const std::vector<convert::ForeignValue>& values, std::ostream& out) {
+  constexpr size_t kMaxShown = 100;
+  for (size_t i = 0; i < values.size() && i < kMaxShown; ++i) {
+    out << "value       " << absl::CHexEscape(values[i].name) << ": " << ValueText(values[i])
+        << "\n";
+  }
+  if (values.size() > kMaxShown) {
+    out << "value       and " << values.size() - kMaxShown << " more, which --json shows\n";
+  }
+}
+
+// What the files of another framework tell.
+void PrintForeign(const Target& target, const Manifest& manifest, std::ostream& out) {
+  out << "format      " << target.format << " (" << manifest.producer().program() << ")\n";
+  if (manifest.has_trainer()) out << "step        " << manifest.trainer().step() << "\n";
+  if (manifest.trainer().has_data()) {
+    out << "data        " << manifest.trainer().data().consumed_samples() << " samples consumed\n";
+  }
+  PrintValues(target.values, out);
+  for (const std::string& note : target.notes) out << "note        " << note << "\n";
+}
+
+void PrintTrainer(const Manifest& manifest, std::ostream& out) {
+  const TrainerState& trainer = manifest.trainer();
+  const DataState& data = trainer.data();
+  out << "step        " << trainer.step() << "\n";
+  out << "format      " << manifest.format_major() << "." << manifest.format_minor()
+      << ", written by " << manifest.producer().program() << " " << manifest.producer().version()
+      << " at " << TimeText(manifest.producer().created_unix_ms()) << "\n";
+  out << "topology    " << TopologyText(manifest.topology()) << "\n";
+  out << "losses      last " << NumberText(trainer.last_loss()) << ", "
+      << BestLossText(trainer.best_loss()) << "\n";
+  out << "data        " << data.consumed_samples() << " samples consumed, epoch " << data.epoch()
+      << ", sequence length " << data.sequence_length() << ", " << data.samples_per_epoch()
+      << " samples per epoch\n";
+  out << "schedule    " << trainer.schedule().name() << ", learning rate "
+      << NumberText(trainer.schedule().learning_rate()) << "\n";
+  out << "random      " << trainer.rng().algorithm() << ", seed " << trainer.rng().seed() << "\n";
+  if (trainer.has_numerics()) {
+    out << "numerics    loops " << trainer.numerics().instruction_set() << ", products "
+        << trainer.numerics().library() << "\n";
+  }
+  for (const std::string& key : SortedKeys(trainer.extra())) {
+    PrintExtra(key, trainer.extra().at(key), out);
+  }
+}
+
+void PrintModel(const Manifest& manifest, std::ostream& out) {
+  if (!manifest.model().architecture().empty()) {
+    out << "model       " << manifest.model().architecture() << "\n";
+  }
+  for (const absl::string_view line :
+       absl::StrSplit(manifest.model().text(), '\n', absl::SkipWhitespace())) {
+    out << "  " << line << "\n";
+  }
+  const OptimizerState& optimizer = manifest.optimizer();
+  if (optimizer.parameters_size() == 0) return;
+  out << "optimizer   " << optimizer.algorithm() << ", " << optimizer.parameters_size()
+      << " parameters\n";
+  const std::vector<int64_t> counts = ParametersPerGroup(optimizer);
+  for (int g = 0; g < optimizer.groups_size(); ++g) {
+    out << "  group " << g << "   " << counts[g] << " parameters, "
+        << OptionsText(optimizer.groups(g)) << "\n";
+  }
+}
+
+void PrintText(const Target& target, const Manifest& manifest, std::ostream& out) {
+  out << "checkpoint  " << target.Describe() << "\n";
+  if (target.format.empty()) {
+    PrintTrainer(manifest, out);
+  } else {
+    PrintForeign(target, manifest, out);
+  }
+  PrintModel(manifest, out);
+  Table tensors({{"name"},
+                 {"role"},
+                 {"dtype"},
+                 {"shape"},
+                 {"shards", Table::Align::kRight},
+                 {"bytes", Table::Align::kRight}});
+  std::map<std::string, uint64_t> bytes_of_role;
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    const bool alias = !tensor.alias_of().empty();
+    const uint64_t bytes = alias ? 0 : TensorBytes(tensor);
+    bytes_of_role[Role_Name(tensor.role())] += bytes;
+    tensors.AddRow({tensor.name(), Role_Name(tensor.role()), DType_Name(tensor.dtype()),
+                    ShapeToString(GlobalShape(tensor)), absl::StrCat(ShardCount(tensor)),
+                    alias ? "= " + tensor.alias_of() : absl::StrCat(bytes)});
+  }
+  out << "\n" << tensors.ToString() << "\n";
+  for (const auto& [role, bytes] : bytes_of_role)
+    out << "  " << role << " " << HumanBytes(bytes) << "\n";
+  if (!target.format.empty()) return;  // each tensor is a file there
+  Table files({{"file"}, {"bytes", Table::Align::kRight}, {"checksums", Table::Align::kRight}});
+  for (const DataFile& file : manifest.files()) {
+    files.AddRow(
+        {file.path(), absl::StrCat(file.size_bytes()), absl::StrCat(file.chunk_crc32c_size())});
+  }
+  out << "\n" << files.ToString();
+}
+
+// JSON has no infinities; they are written as in protobuf's JSON.
+Json Number(double value) {
+  if (value - value == 0) return value;
+  return NumberText(value) == "nan" ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+}
+
+Json OptimizerJson(const OptimizerState& optimizer) {
+  Json json = {{"algorithm", optimizer.algorithm()}, {"groups", Json::array()}};
+  const std::vector<int64_t> counts = ParametersPerGroup(optimizer);
+  for (int g = 0; g < optimizer.groups_size(); ++g) {
+    Json group = {{"parameters", counts[g]}};
+    for (const std::string& key : SortedKeys(optimizer.groups(g).options())) {
+      group[key] = Number(optimizer.groups(g).options().at(key));
+    }
+    json["groups"].push_back(std::move(group));
+  }
+  return json;
+}
+
+// The model's whole configuration. A foreign trainer's may be JSON; what is neither that nor plain
+// fields of protobuf's text format, one a line, stays text.
+Json ModelJson(const ModelConfig& model) {
+  const auto parse = [](absl::string_view text) {
+    return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  };
+  if (Json json = parse(model.text()); json.is_object()) return json;
+  Json json = Json::object();
+  for (const absl::string_view line : absl::StrSplit(model.text(), '\n', absl::SkipWhitespace())) {
+    const std::pair<absl::string_view, absl::string_view> field =
+        absl::StrSplit(line, absl::MaxSplits(": ", 1));
+    if (field.second.empty() || field.first.find(' ') != absl::string_view::npos) {
+      return model.text();
+    }
+    const Json value = parse(field.second);
+    json[std::string(field.first)] = value.is_discarded() ? Json(std::string(field.second)) : value;
+  }
+  return json;
+}
+
+// Text as text, other bytes as their number.
+Json ExtraJson(const TrainerState& trainer) {
+  Json json = Json::object();
+  for (const std::string& key : SortedKeys(trainer.extra())) {
+    const std::string& value = trainer.extra().at(key);
+    json[key] = IsText(value) ? Json(value) : Json{{"bytes", value.size()}};
+  }
+  return json;
+}
+
+Json PartitionJson(const PartitionProto& proto) {
+  const Partition partition = FromProto(proto);
+  Json json = Json::object();
+  if (partition.dim >= 0) json["dim"] = partition.dim;
+  if (partition.sections > 1) json["sections"] = partition.sections;
+  if (partition.padded) json["padded"] = true;
+  if (partition.layer >= 0) json["layer"] = partition.layer;
+  if (partition.before_layers) json["before_layers"] = true;
+  if (partition.after_layers) json["after_layers"] = true;
+  return json;
+}
+
+Json ToJson(const Target& target, const Manifest& manifest) {
+  const TrainerState& trainer = manifest.trainer();
+  Json json = {
+      {"checkpoint", target.Describe()},
+      {"step", trainer.step()},
+      {"format", absl::StrCat(manifest.format_major(), ".", manifest.format_minor())},
+      {"program", manifest.producer().program()},
+      {"created_unix_ms", manifest.producer().created_unix_ms()},
+      {"topology", TopologyText(manifest.topology())},
+      {"model", manifest.model().architecture()},
+      {"model_config", ModelJson(manifest.model())},
+      {"last_loss", Number(trainer.last_loss())},
+      {"best_loss", Number(trainer.best_loss())},
+      {"learning_rate", Number(trainer.schedule().learning_rate())},
+      {"consumed_samples", trainer.data().consumed_samples()},
+      {"epoch", trainer.data().epoch()},
+      {"seed", trainer.rng().seed()},
+      {"extra", ExtraJson(trainer)},
+      {"optimizer", OptimizerJson(manifest.optimizer())},
+      {"tensors", Json::array()},
+      {"files", Json::array()},
+  };
+  for (const LogicalTensor& tensor : manifest.tensors()) {
+    Json entry = {{"name", tensor.name()},
+                  {"role", Role_Name(tensor.role())},
+                  {"dtype", DType_Name(tensor.dtype())},
+                  {"shape", GlobalShape(tensor)},
+                  {"shards", ShardCount(tensor)},
+                  {"bytes", tensor.alias_of().empty() ? TensorBytes(tensor) : 0}};
+    if (!tensor.alias_of().empty()) entry["alias_of"] = tensor.alias_of();
+    if (tensor.has_partition()) entry["partition"] = PartitionJson(tensor.partition());
+    if (tensor.alias_of().empty()) entry["digest"] = DigestText(tensor.digest());
+    json["tensors"].push_back(std::move(entry));
+  }
+  if (!target.format.empty()) {
+    json["foreign_format"] = target.format;
+    json["values"] = Json::object();
+    for (const convert::ForeignValue& value : target.values) {
+      json["values"][value.name] = ValueJson(value);
+    }
+    json["notes"] = target.notes;
+    json.erase("files");
+    return json;
+  }
+  for (const DataFile& file : manifest.files()) {
+    json["files"].push_back({{"path", file.path()}, {"bytes", file.size_bytes()}});
+  }
+  return json;
+}
+
+}  // namespace
+
+int RunInspect(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt inspect", status);
+  };
+  const auto target = OpenTarget(options.paths[0], options.source);
+  if (!target.ok()) return fail(target.status());
+  const auto manifest = ReadManifest(*target->storage, target->directory);
+  if (!manifest.ok()) return fail(manifest.status());
+  if (options.json) {
+    PrintJson(ToJson(*target, *manifest), output.out);
+  } else {
+    PrintText(*target, *manifest, output.out);
+  }
+  return kExitOk;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "nlohmann/json.hpp"
+#include "tools/ckpt/commands.h"
+#include "tools/ckpt/report.h"
+#include "tools/ckpt/summary.h"
+#include "tools/ckpt/table.h"
+#include "tools/ckpt/target.h"
+
+namespace tessera::ckpt {
+
+namespace {
+
+class Listing {
+ public:
+  Listing(Storage& storage, const CommandOutput& output) : storage_(storage), output_(output) {}
+
+  void Add(const UnreadableCheckpoint& checkpoint) {
+    AddProblem({{"step", checkpoint.step}, {"directory", checkpoint.directory}},
+               absl::StrCat(checkpoint.step), checkpoint.directory, checkpoint.status,
+               "unreadable");
+  }
+
+  void Add(const CheckpointInfo& info) {
+    const auto manifest = ReadManifest(storage_, info.directory);
+    Json entry = {{"step", info.step}, {"directory", info.directory}};
+    if (manifest.ok()) return AddManifest(*manifest, info.directory, std::move(entry));
+    AddProblem(std::move(entry), absl::StrCat(info.step), info.directory, manifest.status(),
+               "damaged manifest");
+  }
+
+  // The storage's root is a checkpoint. `name`: the path that it was given by.
+  void AddRoot(const absl::StatusOr<Manifest>& manifest, const std::string& name) {
+    if (!manifest.ok()) {
+      return AddProblem({{"directory", name}}, "-", name, manifest.status(), "damaged manifest");
+    }
+    AddManifest(*manifest, name, {{"step", manifest->trainer().step()}, {"directory", name}});
+  }
+
+  void Print(bool json) const {
+    if (json) {
+      PrintJson(json_, output_.out);
+    } else {
+      output_.out << table_.ToString();
+    }
+  }
+
+  bool empty() const { return json_.empty(); }
+  int exit_code() const { return exit_code_; }
+
+ private:
+  using Json = nlohmann::ordered_json;
+
+  void AddManifest(const Manifest& manifest, const std::string& directory, Json entry) {
+    const int64_t written = manifest.producer().created_unix_ms();
+    entry["bytes"] = DataBytes(manifest);
+    entry["tensors"] = manifest.tensors_size();
+    entry["topology"] = TopologyText(manifest.topology());
+    entry["created_unix_ms"] = written;
+    table_.AddRow({absl::StrCat(manifest.trainer().step()), directory,
+                   HumanBytes(DataBytes(manifest)), absl::StrCat(manifest.tensors_size()),
+                   TopologyText(manifest.topology()), TimeText(written)});
+    json_.push_back(std::move(entry));
+  }
+
+  void AddProblem(Json entry, const std::string& step, const std::string& directory,
+                  const absl::Status& status, const std::string& problem) {
+    exit_code_ = kExitDifferent;
+    output_.err << "ckpt ls: " << status.message() << "\n";
+    table_.AddRow({step, directory, "-", "-", "-", problem});
+    entry["error"] = std::string(status.message());
+    json_.push_back(std::move(entry));
+  }
+
+  Storage& storage_;
+  const CommandOutput& output_;
+  Table table_{{{"step", Table::Align::kRight},
+                {"directory"},
+                {"bytes", Table::Align::kRight},
+                {"tensors", Table::Align::kRight},
+                {"topology"},
+                {"written"}}};
+  Json json_ = Json::array();
+  int exit_code_ = kExitOk;
+};
+
+// Whether a folder without a manifest holds what a save has written before it died.
+absl::StatusOr<bool> IsIncompleteSave(Storage& storage) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(""));
+  return std::ranges::any_of(
+      names, [](const std::string& name) { return name.ends_with(".safetensors"); });
+}
+
+}  // namespace
+
+namespace {
+
+// A checkpoint of another framework; NotFound where there is none.
+absl::StatusOr<int> ListForeign(const CommandOptions& options, const CommandOutput& output) {
+  TESSERA_ASSIGN_OR_RETURN(const Target target, OpenTarget(options.paths[0], options.source));
+  Listing listing(*target.storage, output);
+  listing.AddRoot(ReadManifest(*target.storage, target.directory),
+                  absl::StrCat(options.paths[0], " (", target.format, ")"));
+  listing.Print(options.json);
+  return listing.exit_code();
+}
+
+}  // namespace
+
+int RunLs(const CommandOptions& options, const CommandOutput& output) {
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt ls", status);
+  };
+  const std::string& path = options.paths[0];
+  if (IsForeignName(path, options.source)) {
+    const absl::StatusOr<int> listed = ListForeign(options, output);
+    return listed.ok() ? *listed : fail(listed.status());
+  }
+  const auto storage = OpenStorage(path, {.s3_endpoint = options.source.s3_endpoint});
+  if (!storage.ok()) return fail(storage.status());
+  std::vector<UnreadableCheckpoint> unreadable;
+  const auto checkpoints = List(**storage, "", &unreadable);
+  if (!checkpoints.ok()) return fail(checkpoints.status());
+  Listing listing(**storage, output);
+  for (const UnreadableCheckpoint& checkpoint : unreadable) listing.Add(checkpoint);
+  for (const CheckpointInfo& info : *checkpoints) listing.Add(info);
+  if (listing.empty()) {
+    const auto itself = ReadManifest(**storage, "");
+    if (itself.ok() || absl::IsDataLoss(itself.status())) listing.AddRoot(itself, path);
+  }
+  if (listing.empty()) {
+    const absl::StatusOr<int> listed = ListForeign(options, output);
+    if (!absl::IsNotFound(listed.status())) return listed.ok() ? *listed : fail(listed.status());
+  }
+  if (listing.empty()) {
+    const absl::StatusOr<bool> incomplete = IsIncompleteSave(**storage);
+    if (!incomplete.ok()) return fail(incomplete.status());
+    if (*incomplete) {
+      return fail(absl::NotFoundError(
+          absl::StrCat(path, " is a save that was never completed (no manifest.pb)")));
+    }
+  }
+  if (listing.empty() && !options.json) {
+    output.out << "no checkpoints in " << path << "\n";
+  } else {
+    listing.Print(options.json);
+  }
+  return listing.exit_code();
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,45 @@
+#ifndef TESSERA_TOOLS_CKPT_RANK_LAYOUT_H_
+#define TESSERA_TOOLS_CKPT_RANK_LAYOUT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "layout/topology.h"
+#include "tools/ckpt/partition_rules.h"
+
+namespace tessera::ckpt {
+
+struct LayoutOptions {
+  std::vector<PartitionRule> rules;
+  // Parts that tensor parallelism cuts a tensor into, where that is more than it has ranks: each
+  // rank has equally many, and each is a box of its own. 0: as many as ranks.
+  int virtual_shards = 0;
+};
+
+struct RankLayout {
+  // By rank, serialized RankStates as PlanSave() wants them.
+  std::vector<std::string> ranks;
+  int guessed = 0;  // tensors that are cut, or not, by a guess, where that matters at this topology
+};
+
+// Which boxes of a checkpoint's tensors each rank of a run at `topology` should write, so that a
+// run at that topology reads few, long ranges of few files. What a rank writes is what it may be
+// expected to read, and nothing relies on it.
+//
+// A tensor is on the pipeline stage of its layer (LayersOfChunk; a head counts as the layers that
+// it costs), or of its end of the model, a tied one on the first; one of which neither is known on
+// the first. Tensor-parallel ranks have their part of each section. Weights are on every
+// data-parallel rank; with ZeRO, optimizer state is cut by rows into one run of neighbouring
+// tensors for each.
+//
+// Errors: InvalidArgument, one sentence: too many ranks, too few layers, virtual shards that are no
+// multiple of tp, a rule that does not fit.
+// Precondition: a valid manifest. Cost: the tensors of a stage, for each rank.
+absl::StatusOr<RankLayout> LayOutRanks(const Manifest& saved, const Topology& topology,
+                                       const LayoutOptions& options);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_TOOLS_CKPT_RANK_LAYOUT_H_

@@ -1,0 +1,33 @@
+#ifndef TESSERA_TOOLS_CKPT_REPORT_H_
+#define TESSERA_TOOLS_CKPT_REPORT_H_
+
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "nlohmann/json.hpp"
+#include "tools/ckpt/commands.h"
+
+namespace tessera::ckpt {
+
+// Paths and names need not be UTF-8, but JSON must be: other bytes are replaced.
+void PrintJson(const nlohmann::ordered_json& json, std::ostream& out);
+
+// A line each: what a command says of another framework's checkpoint beside its result.
+void PrintNotes(const std::vector<std::string>& notes, std::ostream& out);
+
+// Reports why a command ends without a result: "ckpt ls: ..." on stderr and, for machines, one
+// object {"error": "..."} on stdout. Returns `exit_code`.
+int Fail(const CommandOutput& output, bool json, std::string_view who, std::string_view problem,
+         int exit_code);
+
+// The same for a checkpoint that cannot be read; the exit code distinguishes damage from other
+// errors.
+int Fail(const CommandOutput& output, const CommandOptions& options, std::string_view who,
+         const absl::Status& status);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_TOOLS_CKPT_REPORT_H_

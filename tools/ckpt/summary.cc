@@ -1,0 +1,39 @@
+#include "tools/ckpt/summary.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/layout_proto.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera::ckpt {
+
+uint64_t DataBytes(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const DataFile& file : manifest.files()) bytes += file.size_bytes();
+  return bytes;
+}
+
+uint64_t TensorBytes(const LogicalTensor& tensor) {
+  return ElementCount(GlobalShape(tensor)) * DTypeSize(tensor.dtype());
+}
+
+std::string TopologyText(const TopologyProto& topology) {
+  if (topology.data_parallel() == 0) return "-";
+  return ToString(FromProto(topology));
+}
+
+std::string TimeText(int64_t unix_ms) {
+  if (unix_ms == 0) return "-";
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::FromUnixMillis(unix_ms),
+                          absl::UTCTimeZone());
+}
+
+std::string DigestText(const Digest& digest) {
+  return absl::StrFormat("%016x%016x", digest.hi(), digest.lo());
+}
+
+std::string NumberText(double value) { return absl::StrFormat("%.6g", value); }
+
+}  // namespace tessera::ckpt

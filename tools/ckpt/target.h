@@ -1,0 +1,52 @@
+#ifndef TESSERA_TOOLS_CKPT_TARGET_H_
+#define TESSERA_TOOLS_CKPT_TARGET_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/directory/read_lock.h"
+#include "checkpoint/storage/storage.h"
+#include "convert/core/foreign_checkpoint.h"
+#include "convert/core/foreign_storage.h"
+#include "convert/core/model_rules.h"
+
+namespace tessera::ckpt {
+
+// A checkpoint named on the command line.
+struct Target {
+  std::unique_ptr<Storage> storage;
+  std::string directory;  // within the storage; may be empty
+  std::string format;     // another framework's; empty: a checkpoint of this library
+  std::vector<std::string>
+      notes;  // of another framework's: which it is, and what was not understood
+  std::vector<convert::ForeignValue> values;         // what that has besides tensors
+  const convert::ForeignStorage* foreign = nullptr;  // `storage`, of another framework's
+  ReadLock reading;  // while this lives, retention does not delete the checkpoint
+
+  // Before all tensors are converted, which checks the rest: an error for damage of a record of
+  // another framework's file.
+  absl::Status CheckOtherRecords() const;
+
+  std::string Describe() const { return storage->Describe(directory); }
+};
+
+// How the names of checkpoints are understood.
+struct SourceOptions {
+  std::string s3_endpoint;                     // see OpenStorage()
+  std::string format;                          // another framework's; empty: found out by looking
+  const convert::ModelRules* rules = nullptr;  // see convert::OpenForeign()
+};
+
+// Whether the name can only be that of another framework's checkpoint: it is that of a file, or the
+// options say so.
+bool IsForeignName(const std::string& name, const SourceOptions& options);
+
+// `name` (see OpenStorage()) is that of a checkpoint's directory, or of a folder of checkpoints, of
+// which the newest is used, or of another framework's checkpoint. NotFound for any other place.
+absl::StatusOr<Target> OpenTarget(const std::string& name, const SourceOptions& options);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_TOOLS_CKPT_TARGET_H_

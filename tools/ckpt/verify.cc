@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/units.h"
+#include "checkpoint/checkpoint.h"
+#include "nlohmann/json.hpp"
+#include "tools/ckpt/commands.h"
+#include "tools/ckpt/progress_bar.h"
+#include "tools/ckpt/report.h"
+#include "tools/ckpt/target.h"
+
+namespace tessera::ckpt {
+namespace {
+
+// A sentence on what a verification without findings has proven.
+std::string Proof(const Target& target, const VerifyReport& report, bool digests) {
+  if (!target.format.empty()) {
+    const auto [tensors, proven] = target.foreign->proof();
+    const std::string read = "every byte can be read, and every element is there once; ";
+    if (proven == 0) {
+      return read + "these files (" + target.format +
+             ") have no checksums, so that damage of the contents cannot be noticed";
+    }
+    if (proven == tensors) {
+      return read + "the contents of all " + std::to_string(tensors) +
+             " tensors match the CRC-32 stored with them";
+    }
+    return read + "the contents of " + std::to_string(proven) + " of " + std::to_string(tensors) +
+           " tensors match the CRC-32 stored with them, the others have none";
+  }
+  std::string text = "every byte, header and shard matches the manifest";
+  if (!digests) return text;
+  text += "; the contents of " + std::to_string(report.digests_verified) +
+          " tensors, however they are sharded, match the digests computed when they were saved";
+  if (report.digests_missing > 0) {
+    text += "; " + std::to_string(report.digests_missing) + " tensors have no digest";
+  }
+  return text;
+}
+
+// "good, 1.2 GiB read in 0.7 s (1.7 GiB/s)"
+std::string Verdict(const VerifyReport& report) {
+  const size_t places = report.damage.size();
+  return (places == 0
+              ? std::string("good")
+              : "DAMAGED in " + std::to_string(places) + (places == 1 ? " place" : " places")) +
+         ", " + HumanBytes(report.bytes_read) + " read in " + HumanSeconds(report.seconds) + " (" +
+         HumanRate(report.bytes_read, report.seconds) + ")";
+}
+
+// The message of a file that cannot be read at all names the place by itself.
+void PrintDamage(const VerifyReport& report, std::string_view indent, std::ostream& out) {
+  for (const Damage& damage : report.damage) {
+    out << indent;
+    if (damage.message.find(damage.file) == std::string::npos) {
+      out << damage.file << " at offset " << damage.offset_bytes << ": ";
+    }
+    if (!damage.tensor.empty()) out << "tensor " << damage.tensor << ": ";
+    out << damage.message << "\n";
+  }
+}
+
+// Says that a folder holds more than the checkpoint that was looked at. Empty if it does not.
+std::string OthersText(const Target& target, bool is_good) {
+  if (target.directory.empty()) return "";
+  const auto checkpoints = List(*target.storage, "");
+  if (!checkpoints.ok() || checkpoints->size() < 2) return "";
+  return "the newest of " + std::to_string(checkpoints->size()) +
+         (is_good ? " checkpoints; --all checks every one\n"
+                  : " checkpoints is damaged; --all shows which of the others are good\n");
+}
+
+void PrintText(const Target& target, const VerifyReport& report, bool digests, std::ostream& out) {
+  PrintDamage(report, "", out);
+  out << target.Describe() << ": " << Verdict(report) << "\n";
+  if (report.damage.empty()) out << Proof(target, report, digests) << "\n";
+  PrintNotes(target.notes, out);
+}
+
+nlohmann::ordered_json ToJson(const std::string& name, const VerifyReport& report, bool digests) {
+  nlohmann::ordered_json json = {
+      {"checkpoint", name},        {"good", report.damage.empty()},
+      {"digests", digests},        {"bytes_read", report.bytes_read},
+      {"seconds", report.seconds}, {"damage", nlohmann::ordered_json::array()}};
+  if (digests) {
+    json["digests_verified"] = report.digests_verified;
+    json["digests_missing"] = report.digests_missing;
+  }
+  for (const Damage& damage : report.damage) {
+    json["damage"].push_back({{"file", damage.file},
+                              {"offset", damage.offset_bytes},
+                              {"tensor", damage.tensor},
+                              {"message", damage.message}});
+  }
+  return json;
+}
+
+// Adds the damage that reading every tensor does not show. What was found names file and record of
+// the other framework, and not the files as which this library presents them.
+void AddForeignDamage(const Target& target, VerifyReport& report) {
+  if (target.foreign == nullptr) return;
+  for (Damage& damage : report.damage) {
+    const std::string prefix = "tensor " + damage.tensor + ": ";
+    if (damage.message.starts_with(prefix)) damage.message.erase(0, prefix.size());
+    damage.file = target.Describe();
+  }
+  if (!target.foreign->mismatch().empty()) {
+    report.damage.push_back(
+        {target.Describe(), 0, "", target.Describe() + ": " + target.foreign->mismatch()});
+  }
+  for (const absl::Status& status : target.foreign->CheckOtherRecords()) {
+    report.damage.push_back({target.Describe(), 0, "", std::string(status.message())});
+  }
+}
+
+absl::StatusOr<VerifyReport> VerifyWithBar(Storage& storage, std::string_view directory,
+                                           const CommandOptions& options,
+                                           const CommandOutput& output) {
+  ProgressBar bar(output.progress);
+  return Verify(storage, directory,
+                {.digests = options.digests,
+                 .io_threads = options.threads,
+                 .progress = [&](uint64_t done, uint64_t total) { bar.Update(done, total); }});
+}
+
+// Every committed checkpoint of a folder, a line each.
+class FolderVerifier {
+ public:
+  FolderVerifier(const CommandOptions& options, const CommandOutput& output)
+      : options_(options), output_(output) {}
+
+  int Run() {
+    const auto storage =
+        OpenStorage(options_.paths[0], {.s3_endpoint = options_.source.s3_endpoint});
+    if (!storage.ok()) return Fail(storage.status());
+    std::vector<UnreadableCheckpoint> unreadable;
+    const auto checkpoints = List(**storage, "", &unreadable);
+    if (!checkpoints.ok()) return Fail(checkpoints.status());
+    if (checkpoints->empty() && unreadable.empty()) {
+      return Fail(absl::NotFoundError("no checkpoints in " + options_.paths[0]));
+    }
+    for (const UnreadableCheckpoint& checkpoint : unreadable) {
+      Add(checkpoint.directory, checkpoint.status);
+    }
+    for (const CheckpointInfo& info : *checkpoints) {
+      Add(info.directory, VerifyWithBar(**storage, info.directory, options_, output_));
+    }
+    if (options_.json) {
+      PrintJson(json_, output_.out);
+    } else if (good_ == 0) {
+      output_.out << "no checkpoint here is good: restore one from a copy; --load-tensors of the "
+                     "trainer still loads tensors that are whole\n";
+    }
+    return worst_;
+  }
+
+ private:
+  int Fail(const absl::Status& status) const {
+    return tessera::ckpt::Fail(output_, options_, "ckpt verify", status);
+  }
+
+  void Add(const std::string& name, const absl::StatusOr<VerifyReport>& report) {
+    if (!report.ok()) {
+      const std::string problem(report.status().message());
+      worst_ = std::max(worst_, kExitUsage);
+      json_.push_back({{"checkpoint", name}, {"error", problem}});
+      if (!options_.json) output_.out << name << ": UNREADABLE: " << problem << "\n";
+      return;
+    }
+    if (report->damage.empty()) ++good_;
+    if (!report->damage.empty()) worst_ = std::max(worst_, kExitDifferent);
+    json_.push_back(ToJson(name, *report, options_.digests));
+    if (options_.json) return;
+    output_.out << name << ": " << Verdict(*report) << "\n";
+    PrintDamage(*report, "  ", output_.out);
+  }
+
+  const CommandOptions& options_;
+  const CommandOutput& output_;
+  nlohmann::ordered_json json_ = nlohmann::ordered_json::array();
+  int good_ = 0;
+  int worst_ = kExitOk;
+};
+
+}  // namespace
+
+int RunVerify(const CommandOptions& options, const CommandOutput& output) {
+  if (options.all) return FolderVerifier(options, output).Run();
+  const auto fail = [&](const absl::Status& status) {
+    return Fail(output, options, "ckpt verify", status);
+  };
+  const auto target = OpenTarget(options.paths[0], options.source);
+  if (!target.ok()) return fail(target.status());
+  auto report = VerifyWithBar(*target->storage, target->directory, options, output);
+  if (!report.ok()) return fail(report.status());
+  AddForeignDamage(*target, *report);
+  if (options.json) {
+    PrintJson(ToJson(target->Describe(), *report, options.digests), output.out);
+  } else {
+    PrintText(*target, *report, options.digests, output.out);
+    output.out << OthersText(*target, report->damage.empty());
+  }
+  return report->damage.empty() ? kExitOk : kExitDifferent;
+}
+
+}  // namespace tessera::ckpt

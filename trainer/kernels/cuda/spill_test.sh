@@ -1,4 +1,0 @@
-#!/bin/bash
-# spill_test.sh REPORT...
-set -euo pipefail
-exec python3 -B trainer/kernels/cuda/spill_test.py "$@"
