@@ -56,7 +56,7 @@ class LendingObserver final : public GradientObserver {
   absl::Status Prepare(int64_t begin, int64_t end) override {
     for (int64_t i = begin; i < end; ++i) ++prepared_[i];
     const TensorView memory = result_.view().Slice(0, begin, end);
-    backend_.Fill(memory, 1e3);
+    backend_.Fill({memory, 1e3});
     parameters_.BindGradients(begin, end, memory);
     return absl::OkStatus();
   }
@@ -105,7 +105,7 @@ class GradientObserverTest : public ::testing::TestWithParam<Case> {
     Tensor input, output, d_input, d_output;
     const auto boundary = [&](double value) {
       Tensor x(DType::kF64, {model.BoundaryRows(2, 5), GetParam().config.hidden_size()});
-      backend_->Fill(x, value);
+      backend_->Fill({x, value});
       return x;
     };
     if (!stage.has_embedding) input = boundary(0.5), d_input = boundary(0);

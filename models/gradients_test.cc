@@ -76,7 +76,7 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   if (c.two_micro_batches) batches.push_back(MakeTestBatch(2, 5, c.config.vocab_size(), 2));
   const double scale = 0.25;
   // The first micro-batch overwrites the old contents.
-  backend->Fill(model->parameters().grads(), 1e3);
+  backend->Fill({model->parameters().grads(), 1e3});
   for (size_t i = 0; i < batches.size(); ++i) {
     ForwardBackward(*model, batches[i].batch, c.use, scale, /*accumulate=*/i > 0);
   }
@@ -91,7 +91,7 @@ TEST_P(GradientsTest, AreDerivativesOfTheLoss) {
   };
   for (const Parameter* parameter : model->parameters().parameters()) {
     if (!parameter->second_grad.empty()) {
-      backend->Add(parameter->grad, parameter->second_grad, parameter->grad);
+      backend->Add({parameter->grad, parameter->second_grad, parameter->grad});
     }
     ExpectGradient(loss, parameter->value, parameter->grad, parameter->key,
                    {.tolerance = 1e-7, .absolute = 1e-8, .max_elements = c.shards == 1 ? 12 : 3});

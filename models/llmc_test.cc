@@ -238,7 +238,7 @@ TEST_F(LlmcTest, AnotherModelIsRefusedBeforeAnythingIsWritten) {
             path +
                 ": num_layers is 2 in the file and 3 in the model; max_position_embeddings is "
                 "13 in the file and 32 in the model");
-  EXPECT_EQ(backend_->SumOfSquares(model->parameters().values()), 0);
+  EXPECT_EQ(backend_->SumOfSquares({model->parameters().values()}), 0);
 
   const ModelConfig llama = testing::SmallLlama3(true);
   const auto llama_model = Make(llama, DType::kF32);

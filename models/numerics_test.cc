@@ -58,7 +58,7 @@ class NumericsTest : public ::testing::TestWithParam<Case> {
   TestBatch batch_ = MakeTestBatch(kBatch, kSequence, 251, 7);
 };
 
-double L2(const TensorView& x, Backend& backend) { return std::sqrt(backend.SumOfSquares(x)); }
+double L2(const TensorView& x, Backend& backend) { return std::sqrt(backend.SumOfSquares({x})); }
 
 // The reference uses the CPU model's own (rounded) weights, so that only the arithmetic differs.
 TEST_P(NumericsTest, AgreesWithTheReference) {
@@ -68,7 +68,7 @@ TEST_P(NumericsTest, AgreesWithTheReference) {
   const auto model = Make(config_, GetParam().dtype, *cpu);
   model->parameters().Initialize(3);
   const auto oracle = Make(config_, DType::kF64, *reference);
-  reference->Copy(model->parameters().values(), oracle->parameters().values());
+  reference->Copy({model->parameters().values(), oracle->parameters().values()});
 
   const double loss =
       ForwardBackward(*model, batch_.batch, ActivationUse::kTraining, 1.0 / 50, false);
@@ -82,9 +82,9 @@ TEST_P(NumericsTest, AgreesWithTheReference) {
     ExpectClose(actual.grad, wanted.grad, {.absolute = 1e-7, .of_maximum = bf16 ? 6e-2 : 1e-4},
                 name);
     Tensor difference(DType::kF64, wanted.shape);
-    reference->Copy(actual.grad, difference);
-    reference->Scale(difference, -1);
-    reference->Add(difference, wanted.grad, difference);
+    reference->Copy({actual.grad, difference});
+    reference->Scale({difference, -1});
+    reference->Add({difference, wanted.grad, difference});
     EXPECT_LE(L2(difference, *reference), (bf16 ? 2e-2 : 1e-5) * L2(wanted.grad, *reference) + 1e-7)
         << name;
   }
@@ -146,7 +146,7 @@ TEST_P(NumericsTest, TwoStagesAreTheModel) {
   };
   const TensorView sum = tied_gradient(*whole);
   Tensor parts(DType::kF32, sum.shape());
-  backend->Add(tied_gradient(*first), tied_gradient(*last), parts);
+  backend->Add({tied_gradient(*first), tied_gradient(*last), parts});
   ExpectClose(parts, sum, {.of_maximum = 1e-6}, "tied embedding");
 }
 

@@ -25,9 +25,9 @@ TEST(CudaComputeTest, EveryDeviceComputes) {
     TrainingDevice& gpu = **opened;
     const Tensor a(DType::kF32, {16, 32}, gpu.device), b(DType::kF32, {32, 8}, gpu.device);
     const Tensor c(DType::kF32, {16, 8}, gpu.device);
-    gpu.backend->Fill(a, 2);
-    gpu.backend->Fill(b, 3);
-    gpu.backend->MatMul(a, b, c, /*accumulate=*/false);
+    gpu.backend->Fill({a, 2});
+    gpu.backend->Fill({b, 3});
+    gpu.backend->MatMul({a, b, c, /*accumulate=*/false});
     std::vector<float> values(16 * 8);
     ASSERT_EQ(gpu.copies->ToHost(c.view().data(), c.view().bytes(), values.data()),
               absl::OkStatus());

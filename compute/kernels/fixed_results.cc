@@ -103,9 +103,9 @@ void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& has
     const Tensor a = Operand(backend, dtype, a_transposed ? Shape{k, m} : Shape{m, k}, 1);
     const Tensor b = Operand(backend, dtype, b_transposed ? Shape{n, k} : Shape{k, n}, 2);
     const Tensor added = Operand(backend, dtype, {n}, 3), c = Operand(backend, output, {m, n}, 4);
-    backend.MatMul(a_transposed ? a.view().Transpose(0, 1) : a.view(),
-                   b_transposed ? b.view().Transpose(0, 1) : b.view(), c, accumulate,
-                   bias ? added.view() : TensorView());
+    backend.MatMul({a_transposed ? a.view().Transpose(0, 1) : a.view(),
+                    b_transposed ? b.view().Transpose(0, 1) : b.view(), c, accumulate,
+                    bias ? added.view() : TensorView()});
     hash.Add(c);
   };
   product(64, long_columns, 3072, false, false, dtype, false, false);
@@ -121,7 +121,7 @@ void HashProducts(Backend& backend, DType dtype, int64_t long_columns, Hash& has
     terms.push_back(
         {a.view().Slice(1, 128 * i, 128 * (i + 1)), b.view().Slice(0, 128 * i, 128 * (i + 1))});
   }
-  backend.MatMulTree(terms, c);
+  backend.MatMulTree({terms, c});
   hash.Add(c);
 }
 
@@ -135,8 +135,8 @@ void HashAttention(Backend& backend, DType dtype, Hash& hash) {
                log_sum_exp = Zeros(backend, DType::kF32, {1, 2, 80});
   const Tensor d_q = Zeros(backend, dtype, shape), d_k = Zeros(backend, dtype, shape),
                d_v = Zeros(backend, dtype, shape);
-  backend.AttentionForward(options, q, k, v, out, log_sum_exp);
-  backend.AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
+  backend.AttentionForward({options, q, k, v, out, log_sum_exp});
+  backend.AttentionBackward({options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v});
   for (const Tensor* x : {&out, &log_sum_exp, &d_q, &d_k, &d_v}) hash.Add(*x);
 }
 
@@ -157,12 +157,12 @@ void HashNorms(Backend& backend, DType dtype, Hash& hash) {
                d_x = Operand(backend, dtype, {kRows, kColumns}, 5);
   const Tensor d_weight = Zeros(backend, DType::kF32, {kColumns}),
                d_bias = Zeros(backend, DType::kF32, {kColumns});
-  backend.LayerNormForward(x, weight, bias, 1e-5, out, mean, rstd);
+  backend.LayerNormForward({x, weight, bias, 1e-5, out, mean, rstd});
   hash.Add(out);
-  backend.LayerNormBackward(d_out, x, weight, mean, rstd, d_x, true, d_weight, d_bias, false);
+  backend.LayerNormBackward({d_out, x, weight, mean, rstd, d_x, true, d_weight, d_bias, false});
   for (const Tensor* y : {&mean, &rstd, &d_x, &d_weight, &d_bias}) hash.Add(*y);
-  backend.RmsNormForward(x, weight, 1e-5, out, rstd);
-  backend.RmsNormBackward(d_out, x, weight, rstd, d_x, true, d_weight, true);
+  backend.RmsNormForward({x, weight, 1e-5, out, rstd});
+  backend.RmsNormBackward({d_out, x, weight, rstd, d_x, true, d_weight, true});
   for (const Tensor* y : {&out, &rstd, &d_x, &d_weight}) hash.Add(*y);
 }
 
@@ -171,46 +171,46 @@ void HashElementwise(Backend& backend, DType dtype, Hash& hash) {
                d_out = Operand(backend, dtype, {kRows, kColumns}, 2);
   const Tensor out = Zeros(backend, dtype, {kRows, kColumns}),
                sums = Zeros(backend, DType::kF32, {kColumns});
-  backend.GeluForward(x, out);
+  backend.GeluForward({x, out});
   hash.Add(out);
-  backend.GeluBackward(d_out, x, out);
+  backend.GeluBackward({d_out, x, out});
   hash.Add(out);
-  backend.SumRows(out, sums, false);
+  backend.SumRows({out, sums, false});
   hash.Add(sums);
 
   const Tensor half = Zeros(backend, dtype, {kRows, kColumns / 2}),
                d_both = Zeros(backend, dtype, {kRows, kColumns});
   const Tensor d_half = Operand(backend, dtype, {kRows, kColumns / 2}, 3);
-  backend.SwiGluForward(x, half);
+  backend.SwiGluForward({x, half});
   hash.Add(half);
-  backend.SwiGluBackward(d_half, x, d_both);
+  backend.SwiGluBackward({d_half, x, d_both});
   hash.Add(d_both);
 
   const Dropout dropout = {.probability = 0.3,
                            .stream = {.seed = 1, .use = RandomUse::kDropout},
                            .rows_per_sample = kRows,
                            .global_columns = kColumns};
-  backend.ApplyDropout(dropout, d_both);
+  backend.ApplyDropout({dropout, d_both});
   hash.Add(d_both);
 
   const Tensor heads = Operand(backend, dtype, {1, kRows, 2, 48}, 4);
   const Tensor cosine = Operand(backend, DType::kF32, {kRows, 24}, 5),
                sine = Operand(backend, DType::kF32, {kRows, 24}, 6);
-  backend.Rope(cosine, sine, false, heads);
+  backend.Rope({cosine, sine, false, heads});
   hash.Add(heads);
 
   const Tensor wide = Operand(backend, DType::kF32, {kRows, kColumns}, 7),
                narrow = Zeros(backend, dtype, {kRows, kColumns});
-  backend.AddBias(wide, Operand(backend, dtype, {kColumns}, 8), narrow);
-  backend.Add(narrow, x, narrow);
-  backend.Scale(narrow, 1.0 / 3);
+  backend.AddBias({wide, Operand(backend, dtype, {kColumns}, 8), narrow});
+  backend.Add({narrow, x, narrow});
+  backend.Scale({narrow, 1.0 / 3});
   hash.Add(narrow);
 }
 
 void HashEmbeddingAndLoss(Backend& backend, DType dtype, Hash& hash) {
   const Tensor ids = Ids(backend, {kRows}, 5), rows = Operand(backend, dtype, {kRows, kColumns}, 1);
   const Tensor d_table = Zeros(backend, DType::kF32, {5, kColumns});
-  backend.EmbeddingBackward(rows, ids, 0, d_table);
+  backend.EmbeddingBackward({rows, ids, 0, d_table});
   hash.Add(d_table);
 
   const Tensor logits = Operand(backend, dtype, {kRows, kColumns}, 2),
@@ -218,9 +218,9 @@ void HashEmbeddingAndLoss(Backend& backend, DType dtype, Hash& hash) {
   const Tensor stats = Zeros(backend, DType::kF32, {1, kRows, 3}),
                combined = Zeros(backend, DType::kF32, {kRows, 3});
   const Tensor losses = Zeros(backend, DType::kF32, {kRows});
-  backend.CrossEntropyStats(logits, 90, targets, 0, stats.view().Reshape({kRows, 3}));
-  backend.CrossEntropyLoss(stats, targets, combined, losses);
-  backend.CrossEntropyBackward(combined, targets, 90, 0, 1.0 / kRows, logits);
+  backend.CrossEntropyStats({logits, 90, targets, 0, stats.view().Reshape({kRows, 3})});
+  backend.CrossEntropyLoss({stats, targets, combined, losses});
+  backend.CrossEntropyBackward({combined, targets, 90, 0, 1.0 / kRows, logits});
   for (const Tensor* y : {&stats, &combined, &losses, &logits}) hash.Add(*y);
 }
 
@@ -233,10 +233,10 @@ void HashUpdate(Backend& backend, DType dtype, Hash& hash) {
                v = Operand(backend, DType::kF32, {kElements}, 4, 2);
   const AdamWOptions options = {
       .learning_rate = 3e-4, .weight_decay = 0.1, .step = 3, .grad_scale = 0.7};
-  backend.AdamW(options, gradient, master, m, v, parameter);
+  backend.AdamW({options, gradient, master, m, v, parameter});
   for (const Tensor* y : {&master, &m, &v, &parameter}) hash.Add(*y);
-  hash.Add(backend.SumOfSquares(gradient));
-  hash.Add(backend.Sum(gradient));
+  hash.Add(backend.SumOfSquares({gradient}));
+  hash.Add(backend.Sum({gradient}));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ bool Opens(int64_t i, int64_t contributions, bool tree) {
 }
 
 void AddInto(Backend& backend, const TensorView& sum, const TensorView& term) {
-  if (sum.elements() > 0) backend.Add(sum, term, sum);
+  if (sum.elements() > 0) backend.Add({sum, term, sum});
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ void BucketSum::Add(Backend& backend, int64_t i, const TensorView& from) {
     free_.pop_back();
   }
   if (opens) {
-    if (from.data() != terms_.back().sum.data()) backend.Copy(from, terms_.back().sum);
+    if (from.data() != terms_.back().sum.data()) backend.Copy({from, terms_.back().sum});
     return;
   }
   CHECK(!terms_.empty());

@@ -76,7 +76,7 @@ absl::StatusOr<Result> RunRank(const Split& split, int64_t micro_batches, Commun
       initial.view().as<float>()[p.begin + e] = FakeGradient(p.key, 7, e, 0);
     }
   }
-  backend->Copy(initial, values);
+  backend->Copy({initial, values});
   std::vector<OwnedRange> ranges;
   for (const OwnedGradient& owned : reducer.owned()) {
     ranges.push_back(
@@ -107,7 +107,7 @@ absl::StatusOr<Result> RunRank(const Split& split, int64_t micro_batches, Commun
     TESSERA_RETURN_IF_ERROR(reducer.GatherValues(values));
   }
   Tensor wide(DType::kF32, {layout.value_elements});
-  backend->Copy(values, wide);
+  backend->Copy({values, wide});
   const float* data_of = wide.view().as<float>();
   result.values.assign(data_of, data_of + layout.value_elements);
   result.state_bytes = optimizer.state_bytes();

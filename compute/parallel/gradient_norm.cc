@@ -231,7 +231,7 @@ absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
   for (const GradientPart& part : parts_) {
     const int64_t elements = part.grad.empty() ? 0 : part.grad.elements();
     blocks.resize(Blocks(elements));
-    if (elements > 0) backend_.SumOfSquaresByBlock(part.grad, kGradientBlock, blocks);
+    if (elements > 0) backend_.SumOfSquaresByBlock({part.grad, kGradientBlock, blocks});
     if (data_ == nullptr) {
       sums.push_back(TreeSum(blocks));
     } else {

@@ -165,7 +165,7 @@ TEST(GradientNormTest, AddsBlocksInTheTree) {
   for (int64_t e = 0; e < grad.view().elements(); ++e) {
     grad.view().as<float>()[e] = FakeGradient("p", 0, e, 0);
   }
-  backend->SumOfSquaresByBlock(grad, kGradientBlock, blocks);
+  backend->SumOfSquaresByBlock({grad, kGradientBlock, blocks});
   const auto norm = GradientNorm::Create(
       *backend, {{.key = "p", .elements = grad.view().elements(), .begin = 0, .grad = grad.view()}},
       {});

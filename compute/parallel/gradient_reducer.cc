@@ -309,7 +309,7 @@ void GradientReducer::AddSecondContribution(int second_bucket) {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].second || buckets_[b].parameters[0] != parameter) continue;
     const TensorView first = OwnedPiece(static_cast<int>(b));
-    if (first.elements() > 0) backend_.Add(first, OwnedPiece(second_bucket), first);
+    if (first.elements() > 0) backend_.Add({first, OwnedPiece(second_bucket), first});
   }
 }
 
@@ -333,7 +333,7 @@ absl::Status GradientReducer::AddOtherStage(const TensorView& piece) {
     Pending sent = tie.StartSend(mine, other, kTieTag, call);
     TESSERA_RETURN_IF_ERROR(sent.Follow());
     TESSERA_RETURN_IF_ERROR(received.Follow());
-    backend_.Add(mine, theirs, mine);
+    backend_.Add({mine, theirs, mine});
   }
   return absl::OkStatus();
 }

@@ -21,7 +21,7 @@ inline void ForwardActivated(Activation activation, Backend& backend, const Line
                              const TensorView& x, const TensorView& pre, const TensorView& out) {
   if (activation == Activation::kGelu) return up.ForwardGelu(backend, x, pre, out);
   up.Forward(backend, x, pre);
-  backend.SwiGluForward(pre, out);
+  backend.SwiGluForward({pre, out});
 }
 
 // d_pre[R,U] from d_y, the gradient of down(the activation of pre). `d_out` [R,F]: memory for the
@@ -31,7 +31,7 @@ inline void BackwardActivated(Activation activation, Backend& backend, const Lin
                               const TensorView& d_pre) {
   if (activation == Activation::kGelu) return down.BackwardInputGelu(backend, d_y, pre, d_pre);
   down.BackwardInput(backend, d_y, d_out);
-  backend.SwiGluBackward(d_out, pre, d_pre);
+  backend.SwiGluBackward({d_out, pre, d_pre});
 }
 
 }  // namespace tessera

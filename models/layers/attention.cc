@@ -25,8 +25,8 @@ AttentionOptions Attention::Options(const Pass& pass) const {
 void Attention::Rotate(const Pass& pass, const Heads& heads, bool inverse) const {
   if (rope_ == nullptr) return;
   const TensorView cos = rope_->cos(pass.sequence), sin = rope_->sin(pass.sequence);
-  pass.backend.Rope(cos, sin, inverse, heads.q);
-  pass.backend.Rope(cos, sin, inverse, heads.k);
+  pass.backend.Rope({cos, sin, inverse, heads.q});
+  pass.backend.Rope({cos, sin, inverse, heads.k});
 }
 
 void Attention::Forward(const Pass& pass, const TensorView& qkv, const TensorView& out,
@@ -34,8 +34,8 @@ void Attention::Forward(const Pass& pass, const TensorView& qkv, const TensorVie
   const Heads heads = Split(pass, qkv);
   Rotate(pass, heads, /*inverse=*/false);
   pass.backend.AttentionForward(
-      Options(pass), heads.q, heads.k, heads.v,
-      out.Reshape({pass.batch, pass.sequence, shape_.heads, shape_.head_size}), log_sum_exp);
+      {Options(pass), heads.q, heads.k, heads.v,
+       out.Reshape({pass.batch, pass.sequence, shape_.heads, shape_.head_size}), log_sum_exp});
 }
 
 void Attention::Backward(const Pass& pass, const TensorView& d_out, const TensorView& qkv,
@@ -44,9 +44,9 @@ void Attention::Backward(const Pass& pass, const TensorView& d_out, const Tensor
   const Heads heads = Split(pass, qkv);
   const Heads gradients = Split(pass, d_qkv);
   const Shape shape = {pass.batch, pass.sequence, shape_.heads, shape_.head_size};
-  pass.backend.AttentionBackward(Options(pass), d_out.Reshape(shape), heads.q, heads.k, heads.v,
-                                 out.Reshape(shape), log_sum_exp, gradients.q, gradients.k,
-                                 gradients.v);
+  pass.backend.AttentionBackward({Options(pass), d_out.Reshape(shape), heads.q, heads.k, heads.v,
+                                  out.Reshape(shape), log_sum_exp, gradients.q, gradients.k,
+                                  gradients.v});
   Rotate(pass, gradients, /*inverse=*/true);
 }
 

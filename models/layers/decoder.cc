@@ -135,7 +135,7 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
     TESSERA_RETURN_IF_ERROR(parts_.embedding->Forward(pass, Flat(batch.ids), buffers.embedding,
                                                       buffers.inputs.front()));
   } else {
-    backend_.Copy(input, buffers.inputs.front());
+    backend_.Copy({input, buffers.inputs.front()});
   }
   if (const NormPlace first = InputNorm(buffers, 0); first.norm != nullptr) {
     TESSERA_RETURN_IF_ERROR(NormForward(pass, buffers.inputs.front(), first));
@@ -146,7 +146,7 @@ absl::StatusOr<double> Decoder::Forward(const MicroBatch& batch, Activations& ac
                                                      InputNorm(buffers, i + 1)));
   }
   if (!parts_.head.has_value()) {
-    backend_.Copy(buffers.inputs.back(), output);
+    backend_.Copy({buffers.inputs.back(), output});
     return 0.0;
   }
   if (batch.targets.empty()) return 0.0;
@@ -166,7 +166,7 @@ absl::Status Decoder::Backward(const MicroBatch& batch, Activations& activations
     TESSERA_RETURN_IF_ERROR(
         BackwardHead(pass, batch, buffers, loss_scale, accumulate, d, observer));
   } else {
-    backend_.Copy(d_output, d);
+    backend_.Copy({d_output, d});
   }
   for (size_t i = parts_.blocks.size(); i-- > 0;) {
     TESSERA_RETURN_IF_ERROR(BackwardBlock(pass, i, buffers, accumulate, d, observer));

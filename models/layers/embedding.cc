@@ -22,12 +22,12 @@ absl::Status Embedding::Forward(const Pass& pass, const TensorView& ids, const S
   for (size_t i = 0; i < shards_.size(); ++i) {
     const VocabularyShard& shard = shards_[i];
     const TensorView& found = i == 0 ? all : scratch.shard;
-    backend.EmbeddingForward(shard.table->value, ids, shard.first_id, found);
-    if (i > 0) backend.Add(all, found, all);
+    backend.EmbeddingForward({shard.table->value, ids, shard.first_id, found});
+    if (i > 0) backend.Add({all, found, all});
   }
   if (pass.splits_rows()) {
     TESSERA_RETURN_IF_ERROR(pass.tensor_parallel.ReduceScatter(all, "embeddings"));
-    backend.Copy(pass.OwnRows(all), x);
+    backend.Copy({pass.OwnRows(all), x});
   } else {
     TESSERA_RETURN_IF_ERROR(pass.tensor_parallel.AllReduce(all, "embeddings"));
   }
@@ -44,8 +44,8 @@ void Embedding::AddPositions(const Pass& pass, const TensorView& x) const {
     const int64_t whole = first == 0 ? (rows - row) / sequence * sequence : 0;
     const int64_t count = whole > 0 ? whole : std::min(sequence - first, rows - row);
     const int64_t positions = std::min(count, sequence);
-    pass.backend.AddPositions(positions_->value.Slice(0, first, first + positions), positions,
-                              x.Slice(0, row, row + count));
+    pass.backend.AddPositions({positions_->value.Slice(0, first, first + positions), positions,
+                               x.Slice(0, row, row + count)});
     row += count;
   }
 }
@@ -58,12 +58,12 @@ absl::Status Embedding::Backward(const Pass& pass, const TensorView& ids, const 
   TensorView all = d_x;
   if (pass.splits_rows()) {
     all = scratch.all;
-    backend.Copy(d_x, pass.OwnRows(all));
+    backend.Copy({d_x, pass.OwnRows(all)});
     TESSERA_RETURN_IF_ERROR(pass.GatherRows(all, "gradient of embeddings"));
   }
   for (const VocabularyShard& shard : shards_) {
-    if (!table_has_gradient) backend.Fill(shard.table->grad, 0);
-    backend.EmbeddingBackward(all, ids, shard.first_id, shard.table->grad);
+    if (!table_has_gradient) backend.Fill({shard.table->grad, 0});
+    backend.EmbeddingBackward({all, ids, shard.first_id, shard.table->grad});
   }
   if (positions_ != nullptr) BackwardPositions(pass, all, accumulate);
   return absl::OkStatus();
@@ -71,11 +71,11 @@ absl::Status Embedding::Backward(const Pass& pass, const TensorView& ids, const 
 
 void Embedding::BackwardPositions(const Pass& pass, const TensorView& d_x, bool accumulate) const {
   const TensorView& d_positions = positions_->grad;
-  pass.backend.AddPositionsBackward(d_x, pass.sequence, d_positions.Slice(0, 0, pass.sequence),
-                                    accumulate);
+  pass.backend.AddPositionsBackward(
+      {d_x, pass.sequence, d_positions.Slice(0, 0, pass.sequence), accumulate});
   // Positions beyond this micro-batch's sequence have no gradient; it must be set to zero here.
   if (!accumulate && pass.sequence < d_positions.dim(0)) {
-    pass.backend.Fill(d_positions.Slice(0, pass.sequence, d_positions.dim(0)), 0);
+    pass.backend.Fill({d_positions.Slice(0, pass.sequence, d_positions.dim(0)), 0});
   }
 }
 

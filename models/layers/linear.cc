@@ -14,35 +14,36 @@ MatMulOperands Linear::BackwardInputTerm(const TensorView& d_y) const {
 
 void Linear::Forward(Backend& backend, const TensorView& x, const TensorView& y) const {
   const MatMulOperands product = ForwardTerm(x);
-  backend.MatMul(product.a, product.b, y, /*accumulate=*/false,
-                 bias_ == nullptr ? TensorView() : bias_->value);
+  backend.MatMul({product.a, product.b, y, /*accumulate=*/false,
+                  bias_ == nullptr ? TensorView() : bias_->value});
 }
 
 void Linear::ForwardGelu(Backend& backend, const TensorView& x, const TensorView& y,
                          const TensorView& act) const {
   const MatMulOperands product = ForwardTerm(x);
-  backend.MatMulGelu(product.a, product.b, bias_ == nullptr ? TensorView() : bias_->value, y, act);
+  backend.MatMulGelu(
+      {product.a, product.b, bias_ == nullptr ? TensorView() : bias_->value, y, act});
 }
 
 void Linear::BackwardInputGelu(Backend& backend, const TensorView& d_y, const TensorView& pre,
                                const TensorView& d_pre) const {
   const MatMulOperands product = BackwardInputTerm(d_y);
-  backend.MatMulGeluBackward(product.a, product.b, pre, d_pre);
+  backend.MatMulGeluBackward({product.a, product.b, pre, d_pre});
 }
 
 void Linear::BackwardInput(Backend& backend, const TensorView& d_y, const TensorView& d_x) const {
   const MatMulOperands product = BackwardInputTerm(d_y);
-  backend.MatMul(product.a, product.b, d_x, /*accumulate=*/false);
+  backend.MatMul({product.a, product.b, d_x, /*accumulate=*/false});
 }
 
 void Linear::BackwardWeight(Backend& backend, const TensorView& x, const TensorView& d_y,
                             bool accumulate) const {
   if (layout_ == WeightLayout::kInOut) {
-    backend.MatMul(x.Transpose(0, 1), d_y, weight_->grad, accumulate);
+    backend.MatMul({x.Transpose(0, 1), d_y, weight_->grad, accumulate});
   } else {
-    backend.MatMul(d_y.Transpose(0, 1), x, weight_->grad, accumulate);
+    backend.MatMul({d_y.Transpose(0, 1), x, weight_->grad, accumulate});
   }
-  if (bias_ != nullptr) backend.SumRows(d_y, bias_->grad, accumulate);
+  if (bias_ != nullptr) backend.SumRows({d_y, bias_->grad, accumulate});
 }
 
 }  // namespace tessera

@@ -66,7 +66,7 @@ LmHead::Buffers LmHead::LayOut(Arena& arena, const Pass& pass, DType dtype, bool
 
 void LmHead::Project(const Pass& pass, const VocabularyShard& shard, const TensorView& normed,
                      const TensorView& logits) const {
-  pass.backend.MatMul(normed, shard.table->value.Transpose(0, 1), logits, /*accumulate=*/false);
+  pass.backend.MatMul({normed, shard.table->value.Transpose(0, 1), logits, /*accumulate=*/false});
 }
 
 absl::StatusOr<double> LmHead::Forward(const Pass& pass, const TensorView& targets,
@@ -80,14 +80,14 @@ absl::StatusOr<double> LmHead::Forward(const Pass& pass, const TensorView& targe
       const TensorView logits = FirstRows(buffers.logits[v], chunk);
       const int64_t global = pass.tensor_parallel.first_shard() + static_cast<int64_t>(v);
       Project(pass, shard, Rows(buffers.normed, chunk), logits);
-      backend.CrossEntropyStats(logits, shard.valid, Rows(targets, chunk), shard.first_id,
-                                Rows(ShardPart(buffers.stats, global), chunk));
+      backend.CrossEntropyStats({logits, shard.valid, Rows(targets, chunk), shard.first_id,
+                                 Rows(ShardPart(buffers.stats, global), chunk)});
     }
   }
   TESSERA_RETURN_IF_ERROR(
       pass.tensor_parallel.AllGather(buffers.stats, "statistics of cross-entropy"));
-  backend.CrossEntropyLoss(buffers.stats, targets, buffers.combined, buffers.losses);
-  return backend.Sum(buffers.losses);
+  backend.CrossEntropyLoss({buffers.stats, targets, buffers.combined, buffers.losses});
+  return backend.Sum({buffers.losses});
 }
 
 absl::Status LmHead::Backward(const Pass& pass, const TensorView& x, const TensorView& targets,
@@ -105,9 +105,9 @@ absl::Status LmHead::Backward(const Pass& pass, const TensorView& x, const Tenso
       const VocabularyShard& shard = shards_[v];
       const TensorView logits = FirstRows(buffers.logits[v], chunk);
       if (i != last) Project(pass, shard, normed, logits);
-      backend.CrossEntropyBackward(Rows(buffers.combined, chunk), Rows(targets, chunk), shard.valid,
-                                   shard.first_id, loss_scale, logits);
-      backend.MatMul(logits.Transpose(0, 1), normed, Gradient(shard), accumulate || i != last);
+      backend.CrossEntropyBackward({Rows(buffers.combined, chunk), Rows(targets, chunk),
+                                    shard.valid, shard.first_id, loss_scale, logits});
+      backend.MatMul({logits.Transpose(0, 1), normed, Gradient(shard), accumulate || i != last});
       products.push_back({logits, shard.table->value});
     }
     AddLocalShards(pass, products, Rows(partial, chunk));
@@ -132,7 +132,7 @@ absl::Status LmHead::LastRows(const Pass& pass, const TensorView& x, const Tenso
   const int rank = pass.splits_rows() ? pass.tensor_parallel.rank() : 0;
   for (int64_t b = ended[rank]; b < ended[rank + 1]; ++b) {
     const int64_t row = (b + 1) * pass.sequence - 1 - pass.first_own_row();
-    pass.backend.Copy(x.Slice(0, row, row + 1), last.Slice(0, b, b + 1));
+    pass.backend.Copy({x.Slice(0, row, row + 1), last.Slice(0, b, b + 1)});
   }
   if (!pass.splits_rows()) return absl::OkStatus();
   return pass.tensor_parallel.AllGather(last, counts, "last rows");
@@ -148,7 +148,7 @@ absl::Status LmHead::LastLogits(const Pass& pass, const TensorView& x, const Buf
   norm_->Forward(backend, buffers.last, normed, stats);
   if (pass.shards() == 1) {
     const TensorView weight = shards_[0].table->value.Slice(0, 0, vocab_size_);
-    backend.MatMul(normed, weight.Transpose(0, 1), logits, /*accumulate=*/false);
+    backend.MatMul({normed, weight.Transpose(0, 1), logits, /*accumulate=*/false});
     return absl::OkStatus();
   }
   for (size_t v = 0; v < shards_.size(); ++v) {
@@ -160,8 +160,8 @@ absl::Status LmHead::LastLogits(const Pass& pass, const TensorView& x, const Buf
     const int64_t begin = std::min(v * shard_rows(), vocab_size_);
     const int64_t end = std::min((v + 1) * shard_rows(), vocab_size_);
     if (begin == end) continue;
-    backend.Copy(ShardPart(buffers.last_logits, v).Slice(1, 0, end - begin),
-                 logits.Slice(1, begin, end));
+    backend.Copy(
+        {ShardPart(buffers.last_logits, v).Slice(1, 0, end - begin), logits.Slice(1, begin, end)});
   }
   return absl::OkStatus();
 }

@@ -54,7 +54,7 @@ Result RunHead(int64_t logits_rows, int shards, const TensorView& x, const Tenso
   for (const VocabularyShard& shard : table) {
     const TensorView rows =
         result.d_table.view().Slice(0, shard.first_id, shard.first_id + shard.table->shape[0]);
-    backend->Copy(shard.table->grad, rows);
+    backend->Copy({shard.table->grad, rows});
   }
   return result;
 }

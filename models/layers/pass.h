@@ -68,7 +68,7 @@ class DropoutSite {
     dropout.rows_per_sample = pass.sequence;
     dropout.row_offset = pass.first_own_row();
     dropout.global_columns = x.dim(1);
-    pass.backend.ApplyDropout(dropout, x);
+    pass.backend.ApplyDropout({dropout, x});
   }
 
  private:

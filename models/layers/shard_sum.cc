@@ -15,9 +15,9 @@ TensorView PartialSumPlace(const Pass& pass, const TensorView& scratch, const Te
 void AddLocalShards(const Pass& pass, std::span<const MatMulOperands> products,
                     const TensorView& partial) {
   if (pass.shards() == 1) {
-    pass.backend.MatMul(products[0].a, products[0].b, partial, /*accumulate=*/false);
+    pass.backend.MatMul({products[0].a, products[0].b, partial, /*accumulate=*/false});
   } else {
-    pass.backend.MatMulTree(products, partial);
+    pass.backend.MatMulTree({products, partial});
   }
 }
 
@@ -27,7 +27,7 @@ absl::Status FinishShardSum(const Pass& pass, const TensorView& partial, const T
   TESSERA_RETURN_IF_ERROR(pass.splits_rows() ? pass.tensor_parallel.ReduceScatter(partial, what)
                                              : pass.tensor_parallel.AllReduce(partial, what));
   const TensorView own = pass.OwnRows(partial);
-  if (own.data() != out.data() || !bias.empty()) pass.backend.AddBias(own, bias, out);
+  if (own.data() != out.data() || !bias.empty()) pass.backend.AddBias({own, bias, out});
   return absl::OkStatus();
 }
 
@@ -35,7 +35,7 @@ absl::Status SumOverShards(const Pass& pass, std::span<const MatMulOperands> pro
                            const TensorView& bias, const TensorView& scratch, const TensorView& out,
                            std::string_view what) {
   if (pass.shards() == 1) {
-    pass.backend.MatMul(products[0].a, products[0].b, out, /*accumulate=*/false, bias);
+    pass.backend.MatMul({products[0].a, products[0].b, out, /*accumulate=*/false, bias});
     return absl::OkStatus();
   }
   const TensorView partial = PartialSumPlace(pass, scratch, out);

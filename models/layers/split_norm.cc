@@ -40,15 +40,15 @@ void AddInTree(Backend& backend, const TensorView& parts, int64_t begin, int64_t
   AddInTree(backend, parts, begin, middle);
   AddInTree(backend, parts, middle, end);
   const TensorView sum = Part(parts, begin);
-  backend.Add(sum, Part(parts, middle), sum);
+  backend.Add({sum, Part(parts, middle), sum});
 }
 
 void AddOrCopy(Backend& backend, const TensorView& from, const TensorView& to, bool accumulate) {
   if (to.empty()) return;
   if (accumulate) {
-    backend.Add(to, from, to);
+    backend.Add({to, from, to});
   } else {
-    backend.Copy(from, to);
+    backend.Copy({from, to});
   }
 }
 
@@ -91,7 +91,7 @@ void NormGradients::Backward(const Pass& pass, const Norm& norm, int index, cons
                   VectorsOf(Part(blocks_, i)), /*accumulate=*/false);
   }
   AddInTree(pass.backend, blocks_, 0, blocks.count);
-  pass.backend.Copy(Part(blocks_, 0), Part(sums_, index));
+  pass.backend.Copy({Part(blocks_, 0), Part(sums_, index)});
 }
 
 absl::Status NormGradients::Finish(const Pass& pass, std::span<const Norm* const> norms,

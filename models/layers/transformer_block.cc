@@ -112,7 +112,7 @@ absl::Status TransformerBlock::AddResidual(const Pass& pass, const ResidualAdd& 
   TESSERA_RETURN_IF_ERROR(SumOverShards(pass, products, bias, sum, out, "output of a branch"));
   add.dropout.Apply(pass, out);
   if (next.norm != nullptr) return AddNormForward(pass, residual, out, out, next);
-  pass.backend.Add(residual, out, out);
+  pass.backend.Add({residual, out, out});
   return absl::OkStatus();
 }
 
@@ -125,12 +125,12 @@ absl::StatusOr<TensorView> TransformerBlock::BackwardResidual(const Pass& pass,
                                                               bool accumulate) const {
   TensorView d_sum = d;
   if (add.dropout.active(pass) || pass.splits_rows()) {
-    pass.backend.Copy(d, pass.OwnRows(buffer));
+    pass.backend.Copy({d, pass.OwnRows(buffer)});
     add.dropout.Apply(pass, pass.OwnRows(buffer));
     TESSERA_RETURN_IF_ERROR(pass.GatherRows(buffer, "gradient of a branch"));
     d_sum = buffer;
   }
-  if (add.bias != nullptr) pass.backend.SumRows(d_sum, add.bias->grad, accumulate);
+  if (add.bias != nullptr) pass.backend.SumRows({d_sum, add.bias->grad, accumulate});
   return d_sum;
 }
 

@@ -50,7 +50,7 @@ class Trainer {
   // The weights after kSteps steps.
   absl::StatusOr<std::vector<float>> Run() {
     TESSERA_RETURN_IF_ERROR(Upload(Noise(kWeights, 1), master_));
-    backend_.Copy(master_, weights_);
+    backend_.Copy({master_, weights_});
     for (int step = 1; step <= kSteps; ++step) TESSERA_RETURN_IF_ERROR(Step(step));
     std::vector<float> result(kWeights);
     TESSERA_RETURN_IF_ERROR(
@@ -87,9 +87,13 @@ class Trainer {
     ComputeGradients(ids);
     TESSERA_RETURN_IF_ERROR(comm_.AllReduce(
         Buffer(gradients_.view().data(), CommType::kF32, kWeights), ReduceOp::kSum));
-    const double norm = backend_.SumOfSquares(gradients_);
-    backend_.AdamW({.learning_rate = 0.01, .step = step, .grad_scale = norm > 1 ? 0.5 : 1},
-                   gradients_, master_, m_, v_, weights_);
+    const double norm = backend_.SumOfSquares({gradients_});
+    backend_.AdamW({{.learning_rate = 0.01, .step = step, .grad_scale = norm > 1 ? 0.5 : 1},
+                    gradients_,
+                    master_,
+                    m_,
+                    v_,
+                    weights_});
     return absl::OkStatus();
   }
 
@@ -111,22 +115,22 @@ class Trainer {
     const TensorView out_rows = out.view().Reshape({kR, kC});
     const TensorView d_out_rows = d_out.view().Reshape({kR, kC});
 
-    backend_.EmbeddingForward(table, ids, 0, x);
-    backend_.RmsNormForward(x, norm_weight, 1e-5, normed, rstd);
-    backend_.MatMul(normed, qkv_weight, qkv, false);
-    backend_.AttentionForward(attention, Heads(qkv, 0), Heads(qkv, 1), Heads(qkv, 2), out, lse);
-    backend_.MatMul(out_rows, table.Transpose(0, 1), logits, false);
-    backend_.CrossEntropyStats(logits, kV, ids, 0, stats.view().Reshape({kR, 3}));
-    backend_.CrossEntropyLoss(stats, ids, combined, losses);
-    backend_.CrossEntropyBackward(combined, ids, kV, 0, 1.0 / kR, logits);
-    backend_.MatMul(logits.view().Transpose(0, 1), out_rows, d_table, false);
-    backend_.MatMul(logits, table, d_out_rows, false);
-    backend_.AttentionBackward(attention, d_out, Heads(qkv, 0), Heads(qkv, 1), Heads(qkv, 2), out,
-                               lse, Heads(d_qkv, 0), Heads(d_qkv, 1), Heads(d_qkv, 2));
-    backend_.MatMul(normed.view().Transpose(0, 1), d_qkv, d_qkv_weight, false);
-    backend_.MatMul(d_qkv, qkv_weight.Transpose(0, 1), d_normed, false);
-    backend_.RmsNormBackward(d_normed, x, norm_weight, rstd, d_x, false, d_norm_weight, false);
-    backend_.EmbeddingBackward(d_x, ids, 0, d_table);
+    backend_.EmbeddingForward({table, ids, 0, x});
+    backend_.RmsNormForward({x, norm_weight, 1e-5, normed, rstd});
+    backend_.MatMul({normed, qkv_weight, qkv, false});
+    backend_.AttentionForward({attention, Heads(qkv, 0), Heads(qkv, 1), Heads(qkv, 2), out, lse});
+    backend_.MatMul({out_rows, table.Transpose(0, 1), logits, false});
+    backend_.CrossEntropyStats({logits, kV, ids, 0, stats.view().Reshape({kR, 3})});
+    backend_.CrossEntropyLoss({stats, ids, combined, losses});
+    backend_.CrossEntropyBackward({combined, ids, kV, 0, 1.0 / kR, logits});
+    backend_.MatMul({logits.view().Transpose(0, 1), out_rows, d_table, false});
+    backend_.MatMul({logits, table, d_out_rows, false});
+    backend_.AttentionBackward({attention, d_out, Heads(qkv, 0), Heads(qkv, 1), Heads(qkv, 2), out,
+                                lse, Heads(d_qkv, 0), Heads(d_qkv, 1), Heads(d_qkv, 2)});
+    backend_.MatMul({normed.view().Transpose(0, 1), d_qkv, d_qkv_weight, false});
+    backend_.MatMul({d_qkv, qkv_weight.Transpose(0, 1), d_normed, false});
+    backend_.RmsNormBackward({d_normed, x, norm_weight, rstd, d_x, false, d_norm_weight, false});
+    backend_.EmbeddingBackward({d_x, ids, 0, d_table});
   }
 
   SimulatedDevice& device_;

@@ -177,7 +177,7 @@ TEST(SimulatedTrainingDeathTest, HostCodeThatReadsDeviceMemoryIsFound) {
   fabric->guarded = std::make_unique<GuardedMemory>(size_t{64} << 20);
   const std::unique_ptr<SimulatedDevice> gpu = OpenSimulatedDevice(0, {.fabric = fabric});
   const Tensor tensor(DType::kF32, {4}, {DeviceType::kCuda, 0});
-  gpu->backend->Fill(tensor, 3);
+  gpu->backend->Fill({tensor, 3});
   std::vector<float> values(4);
   gpu->backend->Download(tensor, values.data());
   EXPECT_EQ(values, std::vector<float>(4, 3.0f));

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/cpu_level.h"
-#include "compute/kernels/cpu/dnnl_isa.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 

@@ -67,7 +67,7 @@ class KernelBenchmark {
  private:
   Tensor Make(DType dtype, Shape shape) {
     Tensor x(dtype, std::move(shape));
-    backend_.Fill(x, 0.01);
+    backend_.Fill({x, 0.01});
     return x;
   }
 
@@ -102,11 +102,12 @@ class KernelBenchmark {
       const Tensor d_w = Make(kF32, {out, in});
       const bool head = out == kVocabulary;
       PrintPeak("linear_forward", shape, operations, [&] {
-        backend_.MatMul(x, w.view().Transpose(0, 1), y, false, head ? TensorView() : bias.view());
+        backend_.MatMul({x, w.view().Transpose(0, 1), y, false, head ? TensorView() : bias.view()});
       });
-      PrintPeak("linear_dx", shape, operations, [&] { backend_.MatMul(y, w, x, false); });
-      PrintPeak("linear_dw", shape, operations,
-                [&] { backend_.MatMul(y.view().Transpose(0, 1), x, d_w, true); });
+      PrintPeak("linear_dx", shape, operations, [&] { backend_.MatMul({y, w, x, false}); });
+      PrintPeak("linear_dw", shape, operations, [&] {
+        backend_.MatMul({y.view().Transpose(0, 1), x, d_w, true});
+      });
       if (head) Loss(rows, y);
       // The sums over shards: of the output where the layer is split along its input, otherwise of
       // d_x.
@@ -139,19 +140,22 @@ class KernelBenchmark {
     }
     const Tensor c(kF32, {e.m, e.n});
     PrintPeak(operation + "_of_" + std::to_string(shards) + "_shards", shape,
-              2.0 * static_cast<double>(e.m * e.k * e.n),
-              [&] { backend_.MatMulTree(products, c); });
+              2.0 * static_cast<double>(e.m * e.k * e.n), [&] {
+                backend_.MatMulTree({products, c});
+              });
   }
 
   void Loss(int64_t rows, const Tensor& logits) {
     const Tensor targets(DType::kI32, {rows}), stats(kF32, {rows, 3});
     const std::string shape = std::to_string(rows) + "x" + std::to_string(kVocabulary);
     const double bytes = static_cast<double>(logits.view().bytes());
-    PrintBandwidth("cross_entropy_stats", shape, bytes,
-                   [&] { backend_.CrossEntropyStats(logits, 50257, targets, 0, stats); });
-    backend_.Fill(stats, 1);
-    PrintBandwidth("cross_entropy_backward", shape, 2 * bytes,
-                   [&] { backend_.CrossEntropyBackward(stats, targets, 50257, 0, 1e-3, logits); });
+    PrintBandwidth("cross_entropy_stats", shape, bytes, [&] {
+      backend_.CrossEntropyStats({logits, 50257, targets, 0, stats});
+    });
+    backend_.Fill({stats, 1});
+    PrintBandwidth("cross_entropy_backward", shape, 2 * bytes, [&] {
+      backend_.CrossEntropyBackward({stats, targets, 50257, 0, 1e-3, logits});
+    });
   }
 
   void RowOperations(int64_t rows) {
@@ -165,23 +169,30 @@ class KernelBenchmark {
     const std::string wide_shape = std::to_string(rows) + "x" + std::to_string(kHidden);
     const double narrow_bytes = static_cast<double>(x.view().bytes());
     const double wide_bytes = static_cast<double>(wide.view().bytes());
-    PrintBandwidth("layer_norm_forward", narrow_shape, 2 * narrow_bytes,
-                   [&] { backend_.LayerNormForward(x, weight, bias, 1e-5, y, mean, rstd); });
-    PrintBandwidth("layer_norm_backward", narrow_shape, 4 * narrow_bytes, [&] {
-      backend_.LayerNormBackward(y, x, weight, mean, rstd, y, true, d_weight, d_bias, true);
+    PrintBandwidth("layer_norm_forward", narrow_shape, 2 * narrow_bytes, [&] {
+      backend_.LayerNormForward({x, weight, bias, 1e-5, y, mean, rstd});
     });
-    PrintBandwidth("gelu_forward", wide_shape, 2 * wide_bytes,
-                   [&] { backend_.GeluForward(wide, d_wide); });
-    PrintBandwidth("gelu_backward", wide_shape, 3 * wide_bytes,
-                   [&] { backend_.GeluBackward(d_wide, wide, d_wide); });
-    PrintBandwidth("sum_rows", wide_shape, wide_bytes,
-                   [&] { backend_.SumRows(wide, d_wide_bias, true); });
+    PrintBandwidth("layer_norm_backward", narrow_shape, 4 * narrow_bytes, [&] {
+      backend_.LayerNormBackward({y, x, weight, mean, rstd, y, true, d_weight, d_bias, true});
+    });
+    PrintBandwidth("gelu_forward", wide_shape, 2 * wide_bytes, [&] {
+      backend_.GeluForward({wide, d_wide});
+    });
+    PrintBandwidth("gelu_backward", wide_shape, 3 * wide_bytes, [&] {
+      backend_.GeluBackward({d_wide, wide, d_wide});
+    });
+    PrintBandwidth("sum_rows", wide_shape, wide_bytes, [&] {
+      backend_.SumRows({wide, d_wide_bias, true});
+    });
     const Tensor sum = Make(kF32, {rows, kChannels});
     PrintBandwidth("add_bias", narrow_shape, static_cast<double>(sum.view().bytes()) + narrow_bytes,
-                   [&] { backend_.AddBias(sum, bias, y); });
+                   [&] {
+                     backend_.AddBias({sum, bias, y});
+                   });
     const Dropout dropout = {.probability = 0.1, .global_columns = kHidden};
-    PrintBandwidth("dropout", wide_shape, 2 * wide_bytes,
-                   [&] { backend_.ApplyDropout(dropout, wide); });
+    PrintBandwidth("dropout", wide_shape, 2 * wide_bytes, [&] {
+      backend_.ApplyDropout({dropout, wide});
+    });
   }
 
   void Attention(int64_t batch, int64_t sequence) {
@@ -197,11 +208,11 @@ class KernelBenchmark {
     // Two products over the lower triangle forward, five backward.
     const double triangle = static_cast<double>(batch * sequence * sequence * kChannels);
     PrintPeak("attention_forward", shape, 2 * triangle, [&] {
-      backend_.AttentionForward(options, part(qkv, 0), part(qkv, 1), part(qkv, 2), out, row_sums);
+      backend_.AttentionForward({options, part(qkv, 0), part(qkv, 1), part(qkv, 2), out, row_sums});
     });
     PrintPeak("attention_backward", shape, 5 * triangle, [&] {
-      backend_.AttentionBackward(options, out, part(qkv, 0), part(qkv, 1), part(qkv, 2), out,
-                                 row_sums, part(d_qkv, 0), part(d_qkv, 1), part(d_qkv, 2));
+      backend_.AttentionBackward({options, out, part(qkv, 0), part(qkv, 1), part(qkv, 2), out,
+                                  row_sums, part(d_qkv, 0), part(d_qkv, 1), part(d_qkv, 2)});
     });
   }
 
@@ -214,12 +225,13 @@ class KernelBenchmark {
     const AdamWOptions options = {.learning_rate = 1e-4, .weight_decay = 0.1};
     const double elements = static_cast<double>(count);
     PrintBandwidth("adamw", shape, elements * (7 * 4 + (rounded ? 2 : 0)), [&] {
-      backend_.AdamW(options, grad, rounded ? master.view() : TensorView(), m, v, param);
+      backend_.AdamW({options, grad, rounded ? master.view() : TensorView(), m, v, param});
     });
-    PrintBandwidth("sum_of_squares", shape, elements * 4, [&] { backend_.SumOfSquares(grad); });
+    PrintBandwidth("sum_of_squares", shape, elements * 4, [&] { backend_.SumOfSquares({grad}); });
     std::vector<double> sums(count / 256);
-    PrintBandwidth("sum_of_squares_by_block", shape, elements * 4,
-                   [&] { backend_.SumOfSquaresByBlock(grad, 256, sums); });
+    PrintBandwidth("sum_of_squares_by_block", shape, elements * 4, [&] {
+      backend_.SumOfSquaresByBlock({grad, 256, sums});
+    });
   }
 
   Backend& backend_;

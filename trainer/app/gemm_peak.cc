@@ -28,14 +28,14 @@ absl::StatusOr<double> BestRate(Backend& backend, DType dtype, const ProductSize
   const Tensor x(dtype, {size.m, size.k}, device), w(dtype, {size.n, size.k}, device);
   const Tensor y(dtype, {size.m, size.n}, device);
   TESSERA_RETURN_IF_ERROR(allocations.End());
-  backend.Fill(x, 0.5);
-  backend.Fill(w, 0.25);
+  backend.Fill({x, 0.5});
+  backend.Fill({w, 0.25});
   double best_seconds = 1e9;
   Clock::time_point first_start;
   for (int run = -1; run < kMaxRuns; ++run) {
     const Clock::time_point start = Clock::now();
     if (run <= 0) first_start = start;
-    backend.MatMul(x, w.view().Transpose(0, 1), y, /*accumulate=*/false);
+    backend.MatMul({x, w.view().Transpose(0, 1), y, /*accumulate=*/false});
     TESSERA_RETURN_IF_ERROR(backend.Synchronize());
     // The first run creates the product and touches its memory.
     if (run >= 0) best_seconds = std::min(best_seconds, SecondsSince(start));

@@ -41,7 +41,7 @@ absl::Status ImportWeights(const std::string& llmc_file, const ModelConfig& mode
     Tensor read(has_master ? DType::kF32 : values.dtype(), {parameters.flat_elements()});
     TESSERA_RETURN_IF_ERROR(ImportLlmc(llmc_file, model, parameters, read));
     TESSERA_ASSIGN_OR_RETURN(const Tensor full, Moved(std::move(read), backend));
-    backend.Copy(full, values);
+    backend.Copy({full, values});
     if (has_master) chunk.optimizer->SetMaster(full);
   }
   return absl::OkStatus();

@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/kernels/cpu/numerics_fingerprint.h"
 
 namespace tessera {
 namespace {

@@ -121,7 +121,7 @@ bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale,
   if (before == nullptr) {
     std::vector<AdamWOperands> parts;
     for (const Run& run : runs_) parts.push_back(Operands(run, run.begin, run.end));
-    backend_.AdamWAll(options, parts);
+    backend_.AdamWAll({options, parts});
     return true;
   }
   for (const Run& run : runs_) {
@@ -131,7 +131,7 @@ bool AdamW::Step(double learning_rate, double grad_norm, double grad_scale,
       for (const TensorView& memory : {piece.param, piece.master, piece.m, piece.v}) {
         if (!memory.empty()) before(memory);
       }
-      backend_.AdamWAll(options, {&piece, 1});
+      backend_.AdamWAll({options, {&piece, 1}});
     }
   }
   return true;
@@ -149,8 +149,8 @@ AdamWOperands AdamW::Operands(const Run& run, int64_t begin, int64_t end) const 
 void AdamW::ResetMaster() {
   if (!has_master_) return;
   for (const Run& run : runs_) {
-    backend_.Copy(ranges_[run.range].values.Slice(0, run.begin, run.end),
-                  StatePart(master_, run.range, run.begin, run.end));
+    backend_.Copy({ranges_[run.range].values.Slice(0, run.begin, run.end),
+                   StatePart(master_, run.range, run.begin, run.end)});
   }
 }
 
@@ -158,15 +158,15 @@ void AdamW::SetMaster(const TensorView& flat) {
   if (!has_master_) return;
   for (const Run& run : runs_) {
     const int64_t offset = ranges_[run.range].begin;
-    backend_.Copy(flat.Slice(0, offset + run.begin, offset + run.end),
-                  StatePart(master_, run.range, run.begin, run.end));
+    backend_.Copy({flat.Slice(0, offset + run.begin, offset + run.end),
+                   StatePart(master_, run.range, run.begin, run.end)});
   }
 }
 
 void AdamW::Reset() {
   if (state_offsets_.back() > 0) {
-    backend_.Fill(exp_avg_, 0);
-    backend_.Fill(exp_avg_sq_, 0);
+    backend_.Fill({exp_avg_, 0});
+    backend_.Fill({exp_avg_sq_, 0});
   }
   ResetMaster();
   updates_ = 0;

@@ -63,7 +63,8 @@ bool IsFinite(const ckpt::ShardedTensor& tensor, const ckpt::Shard& shard) {
 // Squares of fp32 do not overflow in fp64. What lies between parameters is zero.
 bool IsFiniteOnDevice(const StateChunk& chunk) {
   for (const TensorView& buffer : StateBuffers(chunk)) {
-    if (buffer.elements() > 0 && !std::isfinite(chunk.backend->SumOfSquares(buffer))) return false;
+    if (buffer.elements() > 0 && !std::isfinite(chunk.backend->SumOfSquares({buffer})))
+      return false;
   }
   return true;
 }

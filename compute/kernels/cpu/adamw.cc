@@ -47,24 +47,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tessera {
 
-void CpuBackend::AdamW(const AdamWOptions& options, TensorView grad, TensorView master,
-                       TensorView m, TensorView v, TensorView param) {
-  const int64_t count = param.elements();
-  if (master.empty()) {
-    CHECK(param.dtype() == DType::kF32) << "rounded parameters need master weights";
-    master = param;
-  }
-  for (const TensorView* operand : {&grad, &master, &m, &v}) {
-    CHECK(operand->dtype() == DType::kF32 && operand->contiguous());
-    CHECK_EQ(operand->elements(), count);
-  }
-  CHECK(param.contiguous());
-  const AdamWCoefficients coefficients = MakeAdamWCoefficients(options);
-  WithType(param.dtype(), [&]<typename T>(T) {
+void CpuBackend::Run(const ops::AdamW& op) {
+  const int64_t count = op.param.elements();
+  const TensorView& master = op.master.empty() ? op.param : op.master;
+  const AdamWCoefficients coefficients = MakeAdamWCoefficients(op.options);
+  WithType(op.param.dtype(), [&]<typename T>(T) {
     const auto update_range = TESSERA_CHOOSE(UpdateRange<T>);
     ForRanges(pool_, count, kBlockElements, [&](int64_t begin, int64_t end, int) {
-      update_range(coefficients, end - begin, grad.as<float>() + begin, master.as<float>() + begin,
-                   m.as<float>() + begin, v.as<float>() + begin, param.as<T>() + begin);
+      update_range(coefficients, end - begin, op.grad.as<float>() + begin,
+                   master.as<float>() + begin, op.m.as<float>() + begin, op.v.as<float>() + begin,
+                   op.param.as<T>() + begin);
     });
   });
 }

@@ -34,8 +34,9 @@ struct AttentionShape {
   int64_t rows(int64_t block) const { return end(block) - begin(block); }
 };
 
-// CHECKs that the operands fit each other.
-AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k, const TensorView& v);
+inline AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k) {
+  return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3)};
+}
 
 // The first element of token t of head h in sequence b of a [B,T,H,D] view.
 template <typename T>

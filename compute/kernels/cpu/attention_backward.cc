@@ -23,10 +23,10 @@
 #include <vector>
 
 #include "base/dispatch.h"
-#include "compute/kernels/cpu/attention-inl.h"
 #include "compute/kernels/cpu/attention.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/dropout_mask.h"
+#include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
@@ -195,34 +195,23 @@ void TransposedFactors(const DropoutMask& mask, int64_t first_row, int64_t seque
 
 }  // namespace
 
-void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
-                                   TensorView k, TensorView v, TensorView out,
-                                   TensorView log_sum_exp, TensorView d_q, TensorView d_k,
-                                   TensorView d_v) {
-  const AttentionShape shape = AttentionShapeOf(q, k, v);
-  CHECK_EQ(AttentionShapeOf(d_q, d_k, d_v).kv_heads, shape.kv_heads);
-  CHECK(d_q.shape() == q.shape() && d_k.shape() == k.shape() && d_q.dtype() == q.dtype());
-  for (const TensorView* x : {&out, &d_out}) {
-    CHECK(x->shape() == q.shape() && x->dtype() == q.dtype());
-    CHECK(x->dim(3) == 1 || x->stride(3) == 1);
-  }
-  CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
-  CHECK_EQ(log_sum_exp.elements(), shape.batch * shape.heads * shape.sequence);
-  if (q.elements() == 0) return;
+void CpuBackend::Run(const ops::AttentionBackward& op) {
+  const AttentionShape shape = AttentionShapeOf(op.q, op.k);
+  if (op.q.elements() == 0) return;
   const int64_t head_size = shape.head_size, sequence = shape.sequence;
-  const bool drop = options.dropout_probability > 0;
-  const float scale = static_cast<float>(options.scale);
-  const float factor = static_cast<float>(options.scale * std::numbers::log2e);
+  const bool drop = op.options.dropout_probability > 0;
+  const float scale = static_cast<float>(op.options.scale);
+  const float factor = static_cast<float>(op.options.scale * std::numbers::log2e);
   // By block, and by chunk of its keys.
   std::vector<std::vector<Products>> products(shape.blocks());
   for (int64_t block = 0; block < shape.blocks(); ++block) {
     for (int64_t key = 0; key < shape.end(block); key += kChunkKeys) {
-      products[block].push_back(MakeProducts(gemms_, q.dtype(),
+      products[block].push_back(MakeProducts(gemms_, op.q.dtype(),
                                              std::min(kChunkKeys, shape.end(block) - key),
                                              shape.rows(block), head_size));
     }
   }
-  WithType(q.dtype(), [&]<typename T>(T) {
+  WithType(op.q.dtype(), [&]<typename T>(T) {
     const auto deltas = TESSERA_CHOOSE(Deltas<T>);
     const auto backward_keys = TESSERA_CHOOSE(BackwardKeys<T>);
     const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
@@ -231,23 +220,23 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
     pool_.ParallelFor(shape.batch * shape.kv_heads, [&](int64_t task, int thread) {
       const int64_t b = task / shape.kv_heads, kv_head = task % shape.kv_heads;
       const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
-      const DropoutMask mask(options.dropout_stream, options.first_sample + b,
-                             options.dropout_probability);
-      PackHead<T>(k, b, 0, sequence, kv_head, scratch.k);
-      PackHead<T>(v, b, 0, sequence, kv_head, scratch.v);
+      const DropoutMask mask(op.options.dropout_stream, op.options.first_sample + b,
+                             op.options.dropout_probability);
+      PackHead<T>(op.k, b, 0, sequence, kv_head, scratch.k);
+      PackHead<T>(op.v, b, 0, sequence, kv_head, scratch.v);
       std::fill(scratch.d_k, scratch.d_k + sequence * head_size, 0.0f);
       std::fill(scratch.d_v, scratch.d_v + sequence * head_size, 0.0f);
       for (int64_t h = kv_head * shape.group(); h < (kv_head + 1) * shape.group(); ++h) {
-        const float* row_sums = log_sum_exp.as<float>() + (b * shape.heads + h) * sequence;
+        const float* row_sums = op.log_sum_exp.as<float>() + (b * shape.heads + h) * sequence;
         for (int64_t block = 0; block < shape.blocks(); ++block) {
           const int64_t begin = shape.begin(block), end = shape.end(block), rows = end - begin;
-          PackHead<T>(q, b, begin, end, h, scratch.q);
-          PackHead<T>(d_out, b, begin, end, h, scratch.d_out);
+          PackHead<T>(op.q, b, begin, end, h, scratch.q);
+          PackHead<T>(op.d_out, b, begin, end, h, scratch.d_out);
           std::fill(scratch.d_q, scratch.d_q + rows * head_size, 0.0f);
           for (int64_t row = 0; row < rows; ++row) {
             scratch.log2_sums[row] = row_sums[begin + row] * std::numbers::log2e_v<float>;
           }
-          deltas(scratch.d_out, HeadRow<T>(out, b, begin, h), out.stride(1), rows, head_size,
+          deltas(scratch.d_out, HeadRow<T>(op.out, b, begin, h), op.out.stride(1), rows, head_size,
                  scratch.deltas);
           for (int64_t key = 0; key < end; key += kChunkKeys) {
             const Products& product = products[block][key / kChunkKeys];
@@ -255,7 +244,7 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
             product.scores->Run(thread, scratch.k + kv_offset, scratch.q, scratch.scores);
             product.scores->Run(thread, scratch.v + kv_offset, scratch.d_out, scratch.d_p);
             if (drop) {
-              const int64_t first_row = (options.first_head + h) * sequence + begin;
+              const int64_t first_row = (op.options.first_head + h) * sequence + begin;
               TransposedFactors(mask, first_row, sequence, rows, key, last_key, scratch.row_factors,
                                 scratch.factors);
             }
@@ -269,13 +258,13 @@ void CpuBackend::AttentionBackward(const AttentionOptions& options, TensorView d
             product.d_q->Run(thread, d_s, scratch.k + kv_offset, scratch.d_q);
           }
           store_head_rows(scratch.d_q, nullptr, scale, rows, head_size,
-                          HeadRow<T>(d_q, b, begin, h), d_q.stride(1));
+                          HeadRow<T>(op.d_q, b, begin, h), op.d_q.stride(1));
         }
       }
       store_head_rows(scratch.d_k, nullptr, scale, sequence, head_size,
-                      HeadRow<T>(d_k, b, 0, kv_head), d_k.stride(1));
-      store_head_rows(scratch.d_v, nullptr, 1, sequence, head_size, HeadRow<T>(d_v, b, 0, kv_head),
-                      d_v.stride(1));
+                      HeadRow<T>(op.d_k, b, 0, kv_head), op.d_k.stride(1));
+      store_head_rows(scratch.d_v, nullptr, 1, sequence, head_size,
+                      HeadRow<T>(op.d_v, b, 0, kv_head), op.d_v.stride(1));
     });
   });
 }

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "base/dispatch.h"
-#include "compute/kernels/cpu/attention-inl.h"
 #include "compute/kernels/cpu/attention.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/dropout_mask.h"
+#include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/gemm.h"
 #include "compute/kernels/cpu/loops.h"
 #include "compute/kernels/cpu/vector-inl.h"
@@ -101,16 +101,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tessera {
 
-AttentionShape AttentionShapeOf(const TensorView& q, const TensorView& k, const TensorView& v) {
-  CHECK(q.rank() == 4 && k.rank() == 4 && v.rank() == 4);
-  CHECK(k.shape() == v.shape() && q.dtype() == k.dtype() && q.dtype() == v.dtype());
-  CHECK(q.dim(0) == k.dim(0) && q.dim(1) == k.dim(1) && q.dim(3) == k.dim(3))
-      << ToString(q.shape()) << " " << ToString(k.shape());
-  CHECK(k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0) << "query heads per key/value head";
-  for (const TensorView* x : {&q, &k, &v}) CHECK(x->dim(3) == 1 || x->stride(3) == 1);
-  return {q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3)};
-}
-
 namespace {
 
 struct Products {
@@ -146,15 +136,9 @@ struct Scratch {
 
 }  // namespace
 
-void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q, TensorView k,
-                                  TensorView v, TensorView out, TensorView log_sum_exp) {
-  const AttentionShape shape = AttentionShapeOf(q, k, v);
-  CHECK(out.shape() == q.shape() && out.dtype() == q.dtype());
-  CHECK(out.dim(3) == 1 || out.stride(3) == 1);
-  CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
-  CHECK_EQ(log_sum_exp.elements(), shape.batch * shape.heads * shape.sequence);
-  CHECK_GT(options.scale, 0);
-  if (q.elements() == 0) return;
+void CpuBackend::Run(const ops::AttentionForward& op) {
+  const AttentionShape shape = AttentionShapeOf(op.q, op.k);
+  if (op.q.elements() == 0) return;
   const int64_t head_size = shape.head_size;
   std::vector<Products> products(shape.blocks());
   for (int64_t block = 0; block < shape.blocks(); ++block) {
@@ -166,7 +150,7 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
                                     .ldb = head_size,
                                     .ldc = end,
                                     .b_transposed = true,
-                                    .input = q.dtype(),
+                                    .input = op.q.dtype(),
                                     .output = DType::kF32}),
                        &gemms_.Get({.m = rows,
                                     .n = head_size,
@@ -174,16 +158,16 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
                                     .lda = end,
                                     .ldb = head_size,
                                     .ldc = head_size,
-                                    .input = q.dtype(),
+                                    .input = op.q.dtype(),
                                     .output = DType::kF32})};
   }
-  const float factor = static_cast<float>(options.scale * std::numbers::log2e);
-  const bool drop = options.dropout_probability > 0;
+  const float factor = static_cast<float>(op.options.scale * std::numbers::log2e);
+  const bool drop = op.options.dropout_probability > 0;
   // A task is every parts-th block of one head: one part where there are heads enough. How blocks
   // are dealt out does not change what each of them is.
   const int64_t all_heads = shape.batch * shape.heads;
   const int64_t parts = std::min(shape.blocks(), (4 * pool_.threads() + all_heads - 1) / all_heads);
-  WithType(q.dtype(), [&]<typename T>(T) {
+  WithType(op.q.dtype(), [&]<typename T>(T) {
     const auto softmax_rows = TESSERA_CHOOSE(SoftmaxRows<T>);
     const auto multiply_range = TESSERA_CHOOSE(MultiplyRange<T>);
     const auto store_head_rows = TESSERA_CHOOSE(StoreHeadRows<T>);
@@ -193,26 +177,26 @@ void CpuBackend::AttentionForward(const AttentionOptions& options, TensorView q,
       const int64_t b = task / parts / shape.heads, h = task / parts % shape.heads;
       const int64_t last_block = shape.blocks() - 1 - task % parts;
       const Scratch<T> scratch(workspace_.OfThread<char>(thread, scratch_bytes), shape, drop);
-      PackHead<T>(k, b, 0, shape.end(last_block), h / shape.group(), scratch.k);
-      PackHead<T>(v, b, 0, shape.end(last_block), h / shape.group(), scratch.v);
-      float* row_sums = log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence;
-      const DropoutMask mask(options.dropout_stream, options.first_sample + b,
-                             options.dropout_probability);
+      PackHead<T>(op.k, b, 0, shape.end(last_block), h / shape.group(), scratch.k);
+      PackHead<T>(op.v, b, 0, shape.end(last_block), h / shape.group(), scratch.v);
+      float* row_sums = op.log_sum_exp.as<float>() + (b * shape.heads + h) * shape.sequence;
+      const DropoutMask mask(op.options.dropout_stream, op.options.first_sample + b,
+                             op.options.dropout_probability);
       for (int64_t block = last_block; block >= 0; block -= parts) {
         const int64_t begin = shape.begin(block), end = shape.end(block);
-        PackHead<T>(q, b, begin, end, h, scratch.q);
+        PackHead<T>(op.q, b, begin, end, h, scratch.q);
         products[block].scores->Run(thread, scratch.q, scratch.k, scratch.scores);
         T* const probabilities = reinterpret_cast<T*>(scratch.scores);
         softmax_rows(scratch.scores, begin, end, factor, probabilities, row_sums + begin,
                      scratch.inverse_sums);
         for (int64_t t = begin; drop && t < end; ++t) {
-          const int64_t first = ((options.first_head + h) * shape.sequence + t) * shape.sequence;
+          const int64_t first = ((op.options.first_head + h) * shape.sequence + t) * shape.sequence;
           mask.Factors(static_cast<uint64_t>(first), t + 1, scratch.factors);
           multiply_range(scratch.factors, t + 1, probabilities + (t - begin) * end);
         }
         products[block].out->Run(thread, probabilities, scratch.v, scratch.out);
         store_head_rows(scratch.out, scratch.inverse_sums, 1, end - begin, head_size,
-                        HeadRow<T>(out, b, begin, h), out.stride(1));
+                        HeadRow<T>(op.out, b, begin, h), op.out.stride(1));
       }
     });
   });

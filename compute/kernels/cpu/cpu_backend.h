@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "compute/kernels/backend.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 namespace tessera {
 
@@ -15,6 +16,13 @@ namespace tessera {
 // Threads: one backend belongs to one calling thread; several backends may run concurrently.
 // Memory: scratch memory for the largest operation so far is kept (MemoryCategory::kWorkspace).
 std::unique_ptr<Backend> MakeCpuBackend(int threads);
+
+// The numerics of MakeCpuBackend()'s backends in this process: instruction sets in effect, the
+// library of matrix products, and the results of both for fixed operands. The products have shapes
+// that use the packed and blocked code paths, long sums among them: how these are split depends on
+// instruction set, caches and version. Computed on the first call, on the calling thread.
+// Thread-safe.
+const NumericsFingerprint& CpuNumericsFingerprint();
 
 }  // namespace tessera
 

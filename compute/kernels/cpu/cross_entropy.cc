@@ -119,54 +119,37 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tessera {
 
-void CpuBackend::CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets,
-                                   int64_t first_id, TensorView stats) {
-  CHECK(targets.dtype() == DType::kI32 && targets.contiguous());
-  CHECK(stats.dtype() == DType::kF32 && stats.contiguous());
-  WithType(logits.dtype(), [&]<typename T>(T) {
-    const Rows<T> rows = AsRows<T>(logits);
-    CHECK(valid >= 0 && valid <= rows.columns) << valid;
-    CHECK(targets.elements() == rows.rows && stats.elements() == 3 * rows.rows);
+void CpuBackend::Run(const ops::CrossEntropyStats& op) {
+  WithType(op.logits.dtype(), [&]<typename T>(T) {
+    const Rows<T> rows = AsRows<T>(op.logits);
     const auto stats_row = TESSERA_CHOOSE(StatsRow<T>);
     pool_.ParallelFor(rows.rows, [&](int64_t row, int) {
-      stats_row(rows.row(row), valid, targets.as<int32_t>()[row] - first_id,
-                stats.as<float>() + 3 * row);
+      stats_row(rows.row(row), op.valid, op.targets.as<int32_t>()[row] - op.first_id,
+                op.stats.as<float>() + 3 * row);
     });
   });
 }
 
-void CpuBackend::CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
-                                  TensorView losses) {
-  CHECK(stats.rank() == 3 && stats.contiguous() && stats.dim(2) == 3) << ToString(stats.shape());
-  CHECK(combined.contiguous() && losses.contiguous() && targets.contiguous());
-  CHECK(stats.dtype() == DType::kF32 && combined.dtype() == DType::kF32);
-  CHECK(losses.dtype() == DType::kF32 && targets.dtype() == DType::kI32);
-  const int64_t shards = stats.dim(0), rows = stats.dim(1);
-  CHECK(shards >= 1 && combined.elements() == 3 * rows);
-  CHECK(losses.elements() == rows && targets.elements() == rows);
+void CpuBackend::Run(const ops::CrossEntropyLoss& op) {
+  const int64_t shards = op.stats.dim(0), rows = op.stats.dim(1);
   const auto loss_rows = TESSERA_CHOOSE(LossRows);
-  loss_rows(stats.as<float>(), shards, rows, targets.as<int32_t>(), combined.as<float>(),
-            losses.as<float>());
+  loss_rows(op.stats.as<float>(), shards, rows, op.targets.as<int32_t>(), op.combined.as<float>(),
+            op.losses.as<float>());
 }
 
-void CpuBackend::CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
-                                      int64_t first_id, double grad_scale, TensorView logits) {
-  CHECK(combined.dtype() == DType::kF32 && combined.contiguous());
-  CHECK(targets.dtype() == DType::kI32 && targets.contiguous());
-  WithType(logits.dtype(), [&]<typename T>(T) {
-    const Rows<T> rows = AsRows<T>(logits);
-    CHECK(valid >= 0 && valid <= rows.columns) << valid;
-    CHECK(targets.elements() == rows.rows && combined.elements() == 3 * rows.rows);
+void CpuBackend::Run(const ops::CrossEntropyBackward& op) {
+  WithType(op.logits.dtype(), [&]<typename T>(T) {
+    const Rows<T> rows = AsRows<T>(op.logits);
     const auto backward_row = TESSERA_CHOOSE(BackwardRow<T>);
     pool_.ParallelFor(rows.rows, [&](int64_t row, int) {
-      const int64_t target = targets.as<int32_t>()[row];
+      const int64_t target = op.targets.as<int32_t>()[row];
       if (target < 0) {
         std::memset(static_cast<void*>(rows.row(row)), 0, rows.columns * sizeof(T));
         return;
       }
-      const float* stats = combined.as<float>() + 3 * row;
-      backward_row(rows.row(row), rows.columns, valid, target - first_id, stats[0], stats[1],
-                   static_cast<float>(grad_scale));
+      const float* stats = op.combined.as<float>() + 3 * row;
+      backward_row(rows.row(row), rows.columns, op.valid, target - op.first_id, stats[0], stats[1],
+                   static_cast<float>(op.grad_scale));
     });
   });
 }

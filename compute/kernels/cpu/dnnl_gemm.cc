@@ -1,5 +1,3 @@
-#include "compute/kernels/cpu/dnnl_gemm.h"
-
 #include <glog/logging.h>
 
 #include <cstddef>
@@ -11,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "compute/kernels/cpu/dnnl_isa.h"
 #include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/tensor/dtype.h"
 

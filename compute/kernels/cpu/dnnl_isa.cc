@@ -1,5 +1,3 @@
-#include "compute/kernels/cpu/dnnl_isa.h"
-
 #include <glog/logging.h>
 
 #include <cstdlib>
@@ -9,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "base/cpu_level.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 
 namespace tessera {
 namespace {

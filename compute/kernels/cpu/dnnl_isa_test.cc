@@ -1,5 +1,3 @@
-#include "compute/kernels/cpu/dnnl_isa.h"
-
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/gemm_cache.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 
 namespace tessera {
 namespace {

@@ -27,6 +27,19 @@ void ConvertRange(const From* from, int64_t count, To* to) {
            [&](int64_t i, auto load, auto store) HWY_ATTR { store(load(from + i), to + i); });
 }
 
+// Dense rows of D elements, each multiplied by `factor` and, if given, by a factor per row.
+template <typename T>
+void StoreHeadRows(const float* from, const float* row_factors, float factor, int64_t rows,
+                   int64_t head_size, T* to, int64_t to_stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float times = row_factors == nullptr ? factor : factor * row_factors[row];
+    const float* source = from + row * head_size;
+    T* target = to + row * to_stride;
+    ForLanes(head_size, [&](int64_t i, auto load, auto store)
+                            HWY_ATTR { store(load(source + i) * times, target + i); });
+  }
+}
+
 }  // namespace tessera::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

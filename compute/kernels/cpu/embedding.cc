@@ -1,3 +1,5 @@
+// Embeddings, learned positions and rotary ones.
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/embedding.cc"
 #include <glog/logging.h>
@@ -10,6 +12,7 @@
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/loops.h"
+#include "compute/kernels/cpu/vector-inl.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
@@ -42,30 +45,45 @@ void SumEvery(const T* first, int64_t rows, int64_t stride, int64_t columns, boo
   });
 }
 
+// Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) is rotated by the angle of (t, i).
+
+// The heads of one token, `stride` apart.
+template <typename T>
+void Rotate(const float* cos, const float* sin, float sign, int64_t half, int64_t heads,
+            int64_t stride, T* token) {
+  for (int64_t head = 0; head < heads; ++head) {
+    T* const low = token + head * stride;
+    T* const high = low + half;
+    ForLanes(half, [&](int64_t i, auto load, auto store) HWY_ATTR {
+      const F32x16 c = load(cos + i);
+      const F32x16 s = sign * load(sin + i);
+      const F32x16 x1 = load(low + i), x2 = load(high + i);
+      store(MulSub(x1, c, x2 * s), low + i);
+      store(MulAdd(x2, c, x1 * s), high + i);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
+
 namespace {
 
 constexpr int64_t kRowsPerBlock = 16;
 
 }  // namespace
 
-void CpuBackend::EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
-                                  TensorView out) {
-  CHECK(ids.dtype() == DType::kI32 && ids.contiguous());
-  CHECK(table.dtype() == out.dtype());
-  WithType(out.dtype(), [&]<typename T>(T) {
-    const Rows<T> from = AsRows<T>(table), to = AsRows<T>(out);
-    CHECK_EQ(from.columns, to.columns);
-    CHECK_EQ(ids.elements(), to.rows);
-    const int32_t* id = ids.as<int32_t>();
+void CpuBackend::Run(const ops::EmbeddingForward& op) {
+  WithType(op.out.dtype(), [&]<typename T>(T) {
+    const Rows<T> from = AsRows<T>(op.table), to = AsRows<T>(op.out);
+    const int32_t* id = op.ids.as<int32_t>();
     ForRanges(pool_, to.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        const int64_t local = id[row] - first_id;
+        const int64_t local = id[row] - op.first_id;
         if (local >= 0 && local < from.rows) {
           std::memcpy(to.row(row), from.row(local), to.columns * sizeof(T));
         } else {
@@ -76,52 +94,60 @@ void CpuBackend::EmbeddingForward(TensorView table, TensorView ids, int64_t firs
   });
 }
 
-void CpuBackend::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
-                                   TensorView d_table) {
-  CHECK(ids.dtype() == DType::kI32 && ids.contiguous() && d_table.dtype() == DType::kF32);
-  WithType(d_out.dtype(), [&]<typename T>(T) {
-    const Rows<T> from = AsRows<T>(d_out);
-    const Rows<float> to = AsRows<float>(d_table);
-    CHECK_EQ(from.columns, to.columns);
-    CHECK_EQ(ids.elements(), from.rows);
+void CpuBackend::Run(const ops::EmbeddingBackward& op) {
+  WithType(op.d_out.dtype(), [&]<typename T>(T) {
+    const Rows<T> from = AsRows<T>(op.d_out);
+    const Rows<float> to = AsRows<float>(op.d_table);
     const auto add_by_ids = TESSERA_CHOOSE(AddByIds<T>);
     // Strips of columns: each thread processes the rows of one id in their order.
     ForRanges(pool_, to.columns, kStripColumns, [&](int64_t begin, int64_t end, int) {
-      add_by_ids(from.data + begin, from.stride, from.rows, ids.as<int32_t>(), first_id, to.rows,
-                 end - begin, to.data + begin, to.stride);
+      add_by_ids(from.data + begin, from.stride, from.rows, op.ids.as<int32_t>(), op.first_id,
+                 to.rows, end - begin, to.data + begin, to.stride);
     });
   });
 }
 
-void CpuBackend::AddPositions(TensorView table, int64_t sequence, TensorView x) {
-  CHECK(table.dtype() == x.dtype());
-  WithType(x.dtype(), [&]<typename T>(T) {
-    const Rows<T> positions = AsRows<T>(table), rows = AsRows<T>(x);
-    CHECK(positions.columns == rows.columns && positions.rows >= sequence);
+void CpuBackend::Run(const ops::AddPositions& op) {
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const Rows<T> positions = AsRows<T>(op.table), rows = AsRows<T>(op.x);
     const auto add_range = TESSERA_CHOOSE(AddRange<T, T, T>);
     ForRanges(pool_, rows.rows, kRowsPerBlock, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
-        add_range(rows.row(row), positions.row(row % sequence), rows.columns, rows.row(row));
+        add_range(rows.row(row), positions.row(row % op.sequence), rows.columns, rows.row(row));
       }
     });
   });
 }
 
-void CpuBackend::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
-                                      bool accumulate) {
-  CHECK(d_table.dtype() == DType::kF32);
-  WithType(d_x.dtype(), [&]<typename T>(T) {
-    const Rows<T> from = AsRows<T>(d_x);
-    const Rows<float> to = AsRows<float>(d_table);
-    CHECK(from.columns == to.columns && to.rows >= sequence && from.rows % sequence == 0);
+void CpuBackend::Run(const ops::AddPositionsBackward& op) {
+  WithType(op.d_x.dtype(), [&]<typename T>(T) {
+    const Rows<T> from = AsRows<T>(op.d_x);
+    const Rows<float> to = AsRows<float>(op.d_table);
     const auto sum_every = TESSERA_CHOOSE(SumEvery<T>);
-    ForSegments(pool_, sequence, to.columns, [&](int64_t t, int64_t begin, int64_t end, int) {
-      sum_every(from.row(t) + begin, from.rows / sequence, sequence * from.stride, end - begin,
-                accumulate, to.row(t) + begin);
+    ForSegments(pool_, op.sequence, to.columns, [&](int64_t t, int64_t begin, int64_t end, int) {
+      sum_every(from.row(t) + begin, from.rows / op.sequence, op.sequence * from.stride,
+                end - begin, op.accumulate, to.row(t) + begin);
     });
-    if (accumulate) return;
+    if (op.accumulate) return;
     // Positions beyond the sequence have no gradient.
-    for (int64_t t = sequence; t < to.rows; ++t) std::memset(to.row(t), 0, to.columns * 4);
+    for (int64_t t = op.sequence; t < to.rows; ++t) std::memset(to.row(t), 0, to.columns * 4);
+  });
+}
+
+void CpuBackend::Run(const ops::Rope& op) {
+  const int64_t batch = op.x.dim(0), sequence = op.x.dim(1), heads = op.x.dim(2),
+                half = op.x.dim(3) / 2;
+  const Rows<float> cosines = AsRows<float>(op.cos), sines = AsRows<float>(op.sin);
+  const float sign = op.inverse ? -1.0f : 1.0f;
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const auto rotate = TESSERA_CHOOSE(Rotate<T>);
+    ForRanges(pool_, batch * sequence, 8, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t t = row % sequence;
+        T* token = op.x.as<T>() + row / sequence * op.x.stride(0) + t * op.x.stride(1);
+        rotate(cosines.row(t), sines.row(t), sign, half, heads, op.x.stride(2), token);
+      }
+    });
   });
 }
 

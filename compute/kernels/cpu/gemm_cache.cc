@@ -5,11 +5,8 @@
 #include <string>
 
 #include "base/cpu_level.h"
-#include "compute/kernels/cpu/dnnl_gemm.h"
-#include "compute/kernels/cpu/dnnl_isa.h"
 #include "compute/kernels/cpu/gemm.h"
-#include "compute/kernels/cpu/openblas_gemm.h"
-#include "compute/kernels/cpu/widened_gemm.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/tensor/dtype.h"
 

@@ -11,9 +11,9 @@ namespace tessera {
 
 // Creates each product once, in the library that is fastest at it on this processor:
 //
-// - fp32: oneDNN with AVX-512, OpenBLAS's kernels without (openblas_gemm.h).
+// - fp32: oneDNN with AVX-512, OpenBLAS's kernels without (gemm_libraries.h).
 // - bf16: oneDNN where the processor has bf16 instructions; otherwise the operands are widened,
-//   multiplied in fp32 and rounded once (widened_gemm.h).
+//   multiplied in fp32 and rounded once (gemm_libraries.h).
 //
 // Threads: Get() must be called by the calling thread, outside of loops. Its result lives as long
 // as the cache.

@@ -15,10 +15,8 @@
 #include <vector>
 
 #include "base/cpu_level.h"
-#include "compute/kernels/cpu/dnnl_gemm.h"
-#include "compute/kernels/cpu/openblas_gemm.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/thread_pool.h"
-#include "compute/kernels/cpu/widened_gemm.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/kernels/testing/random_tensors.h"
 #include "compute/tensor/dtype.h"

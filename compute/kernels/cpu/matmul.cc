@@ -1,34 +1,42 @@
-// The backend's matrix products: checks, and the choice between packed and tiled ones.
+// The backend's matrix products: the choice between packed and tiled ones.
 
 #include <glog/logging.h>
 
-#include <span>
+#include <algorithm>
+#include <cstdint>
 
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend_impl.h"
-#include "compute/kernels/cpu/matmul_packed.h"
 #include "compute/kernels/cpu/matmul_product.h"
-#include "compute/kernels/cpu/matmul_tiled.h"
-#include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera {
-namespace {
 
-void CheckOperands(const TensorView& a, const TensorView& b, const TensorView& c) {
-  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2);
-  CHECK(a.dim(0) == c.dim(0) && b.dim(0) == a.dim(1) && b.dim(1) == c.dim(1))
-      << ToString(a.shape()) << " x " << ToString(b.shape()) << " = " << ToString(c.shape());
-  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32));
-  CHECK(c.dim(1) == 1 || c.stride(1) == 1) << "c is dense in its columns";
+// The stride of a dim of one element says nothing.
+MatrixLayout LayoutOf(const TensorView& x) {
+  CHECK_EQ(x.rank(), 2);
+  if (x.dim(1) == 1 || x.stride(1) == 1) {
+    return {x.dim(0) == 1 ? x.dim(1) : std::max(x.stride(0), x.dim(1)), false};
+  }
+  CHECK(x.dim(0) == 1 || x.stride(0) == 1) << "a matrix needs a dense dim: " << ToString(x.shape());
+  return {x.stride(1), true};
 }
 
-bool SameLayout(const TensorView& x, const TensorView& y) {
-  const MatrixLayout a = LayoutOf(x), b = LayoutOf(y);
-  return a.leading == b.leading && a.transposed == b.transposed;
+double TileBalance(int64_t m, int64_t n, TileShape tile) {
+  struct ThreadCount {
+    int64_t threads;
+    double weight;
+  };
+  constexpr ThreadCount kCounts[] = {{2, 0.75}, {4, 0.15}, {8, 0.06}, {16, 0.04}};
+  const int64_t tiles = CeilDivide(m, tile.rows) * CeilDivide(n, tile.columns);
+  double balance = 0;
+  for (const ThreadCount& count : kCounts) {
+    const int64_t rounds = CeilDivide(tiles, count.threads);
+    balance += count.weight * static_cast<double>(m * n) /
+               static_cast<double>(rounds * count.threads * tile.rows * tile.columns);
+  }
+  return balance;
 }
-
-}  // namespace
 
 void CpuBackend::Multiply(const Product& product) {
   if (product.m() == 0 || product.n() == 0) return;
@@ -37,25 +45,13 @@ void CpuBackend::Multiply(const Product& product) {
   TiledMatMul(product, pool_, workspace_, gemms_);
 }
 
-void CpuBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
-                        TensorView bias) {
-  CheckOperands(a, b, c);
-  if (!bias.empty()) {
-    CHECK(bias.elements() == c.dim(1) && bias.contiguous() && bias.dtype() == a.dtype());
-  }
-  const MatMulOperands term = {a, b};
-  Multiply({.terms = {&term, 1}, .c = c, .accumulate = accumulate, .bias = bias});
+void CpuBackend::Run(const ops::MatMul& op) {
+  const MatMulOperands term = {op.a, op.b};
+  Multiply({.terms = {&term, 1}, .c = op.c, .accumulate = op.accumulate, .bias = op.bias});
 }
 
-void CpuBackend::MatMulTree(std::span<const MatMulOperands> products, TensorView c) {
-  CHECK(!products.empty());
-  CHECK(c.dtype() == DType::kF32);
-  for (const MatMulOperands& product : products) {
-    CheckOperands(product.a, product.b, c);
-    CHECK(product.a.dtype() == products[0].a.dtype());
-    CHECK(SameLayout(product.a, products[0].a) && SameLayout(product.b, products[0].b));
-  }
-  Multiply({.terms = products, .c = c});
+void CpuBackend::Run(const ops::MatMulTree& op) {
+  Multiply({.terms = op.products, .c = op.c, .bias = {}});
 }
 
 }  // namespace tessera

@@ -12,8 +12,6 @@
 //   weights, where a is transposed and each row of c, which is fp32 and has short sums, is best
 //   written at once; and very long sums, which are cut too.
 
-#include "compute/kernels/cpu/matmul_packed.h"
-
 #include <glog/logging.h>
 
 #include <algorithm>

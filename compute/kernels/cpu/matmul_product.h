@@ -5,6 +5,9 @@
 #include <span>
 
 #include "compute/kernels/backend.h"
+#include "compute/kernels/cpu/gemm_cache.h"
+#include "compute/kernels/cpu/thread_pool.h"
+#include "compute/kernels/cpu/workspace.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera {
@@ -51,6 +54,13 @@ inline int64_t PartExtent(int64_t extent, int64_t most, int64_t quantum) {
 // The share of the threads' time in which they have a tile of c[m,n], over the thread counts of the
 // machines that this runs on.
 double TileBalance(int64_t m, int64_t n, TileShape tile);
+
+// The product in tiles of c, of any shape and dtype.
+void TiledMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
+
+// bf16 on processors whose oneDNN kernels want packed operands: does the product, or returns false
+// where its shape does not suit them.
+bool PackedMatMul(const Product& product, ThreadPool& pool, Workspace& workspace, GemmCache& gemms);
 
 }  // namespace tessera
 

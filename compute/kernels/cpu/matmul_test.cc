@@ -34,9 +34,9 @@ TEST_P(MatMulTest, EveryLayoutOfOddShapes) {
       ExpectMatchesReference([&](Backend& backend, DType output, DType) {
         std::vector<Output> outputs;
         outputs.push_back({"c", Tensor(output, {e.m, e.n})});
-        backend.MatMul(a_transposed ? a.view().Transpose(0, 1) : a.view(),
-                       b_transposed ? b.view().Transpose(0, 1) : b.view(), outputs[0].tensor,
-                       /*accumulate=*/false);
+        backend.MatMul({a_transposed ? a.view().Transpose(0, 1) : a.view(),
+                        b_transposed ? b.view().Transpose(0, 1) : b.view(), outputs[0].tensor,
+                        /*accumulate=*/false});
         return outputs;
       });
     }
@@ -64,9 +64,10 @@ TEST_P(MatMulTest, EveryLayoutOfEvenShapes) {
         outputs.push_back({"with bias", Tensor(output, {e.m, e.n})});
         outputs.push_back({"accumulated in fp32", Converted(start, statistic)});
         outputs.push_back({"accumulated in a frame", Converted(frame, output)});
-        backend.MatMul(a_view, b_view, outputs[0].tensor, false, bias);
-        backend.MatMul(a_view, b_view, outputs[1].tensor, true);
-        backend.MatMul(a_view, b_view, outputs[2].tensor.view().Slice(1, 16, e.n + 16), true, bias);
+        backend.MatMul({a_view, b_view, outputs[0].tensor, false, bias});
+        backend.MatMul({a_view, b_view, outputs[1].tensor, true});
+        backend.MatMul(
+            {a_view, b_view, outputs[2].tensor.view().Slice(1, 16, e.n + 16), true, bias});
         return outputs;
       });
     }
@@ -82,9 +83,9 @@ TEST_P(MatMulTest, AddsBiasAndAccumulates) {
     outputs.push_back({"with bias", Tensor(output, {m, n})});
     outputs.push_back({"accumulated", Converted(start, output)});
     outputs.push_back({"both", Converted(start, output)});
-    backend.MatMul(a, b, outputs[0].tensor, false, bias);
-    backend.MatMul(a, b, outputs[1].tensor, true);
-    backend.MatMul(a, b, outputs[2].tensor, true, bias);
+    backend.MatMul({a, b, outputs[0].tensor, false, bias});
+    backend.MatMul({a, b, outputs[1].tensor, true});
+    backend.MatMul({a, b, outputs[2].tensor, true, bias});
     return outputs;
   });
 }
@@ -98,7 +99,7 @@ TEST_P(MatMulTest, AccumulatesInFp32) {
     std::vector<Output> outputs;
     outputs.push_back({"d_w", Converted(start, statistic)});
     for (int i = 0; i < 2; ++i) {
-      backend.MatMul(d_y.view().Transpose(0, 1), x, outputs[0].tensor, /*accumulate=*/true);
+      backend.MatMul({d_y.view().Transpose(0, 1), x, outputs[0].tensor, /*accumulate=*/true});
     }
     return outputs;
   });
@@ -110,8 +111,8 @@ TEST_P(MatMulTest, ReadsAndWritesPartsOfWiderBuffers) {
   ExpectMatchesReference([&](Backend& backend, DType output, DType) {
     std::vector<Output> outputs;
     outputs.push_back({"frame", Converted(frame, output)});
-    backend.MatMul(a.view().Slice(1, 13, 77), b.view().Transpose(0, 1),
-                   outputs[0].tensor.view().Slice(1, 11, 311), /*accumulate=*/false);
+    backend.MatMul({a.view().Slice(1, 13, 77), b.view().Transpose(0, 1),
+                    outputs[0].tensor.view().Slice(1, 11, 311), /*accumulate=*/false});
     return outputs;
   });
 }
@@ -122,9 +123,9 @@ TEST_P(MatMulTest, OneRowOrColumnOfAWiderBuffer) {
     std::vector<Output> outputs;
     outputs.push_back({"outer product", Tensor(output, {40, 30})});
     outputs.push_back({"row", Tensor(output, {1, 30})});
-    backend.MatMul(a.view().Slice(0, 3, 4).Transpose(0, 1), b.view().Slice(0, 2, 3),
-                   outputs[0].tensor, false);
-    backend.MatMul(a.view().Slice(1, 5, 6).Transpose(0, 1), b, outputs[1].tensor, false);
+    backend.MatMul({a.view().Slice(0, 3, 4).Transpose(0, 1), b.view().Slice(0, 2, 3),
+                    outputs[0].tensor, false});
+    backend.MatMul({a.view().Slice(1, 5, 6).Transpose(0, 1), b, outputs[1].tensor, false});
     return outputs;
   });
 }
@@ -142,9 +143,9 @@ TEST_P(MatMulTest, DoesNotDependOnAddresses) {
     const TensorView a_view(room_a.view().as<char>() + shift * size, dtype(), {m, k});
     const TensorView b_view(room_b.view().as<char>() + shift * size, dtype(), {n, k});
     const TensorView c_view(room_c.view().as<char>() + shift * size, dtype(), {m, n});
-    backend->Copy(a, a_view);
-    backend->Copy(b, b_view);
-    backend->MatMul(a_view, b_view.Transpose(0, 1), c_view, false);
+    backend->Copy({a, a_view});
+    backend->Copy({b, b_view});
+    backend->MatMul({a_view, b_view.Transpose(0, 1), c_view, false});
     if (shift == 0) {
       expected = Cloned(c_view);
     } else {

@@ -2,8 +2,6 @@
 // thread: the result of such a call depends on its shape and operands alone, and so does the
 // product's.
 
-#include "compute/kernels/cpu/matmul_tiled.h"
-
 #include <glog/logging.h>
 
 #include <algorithm>

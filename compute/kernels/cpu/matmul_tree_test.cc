@@ -54,12 +54,13 @@ class MatMulTreeTest : public KernelTest {
     const int64_t m = products[0].a.dim(0), n = products[0].b.dim(1);
     if (products.size() == 1) {
       Tensor buffer(DType::kF32, {m, buffer_columns});
-      backend.MatMul(products[0].a, products[0].b, buffer.view().Slice(1, 0, n), false);
+      backend.MatMul({products[0].a, products[0].b, buffer.view().Slice(1, 0, n), false});
       return buffer;
     }
     const size_t middle = std::bit_floor(products.size() - 1);
     Tensor sum = SumOfSeparateProducts(backend, products.first(middle), buffer_columns);
-    backend.Add(sum, SumOfSeparateProducts(backend, products.subspan(middle), buffer_columns), sum);
+    backend.Add(
+        {sum, SumOfSeparateProducts(backend, products.subspan(middle), buffer_columns), sum});
     return sum;
   }
 
@@ -70,7 +71,7 @@ class MatMulTreeTest : public KernelTest {
     for (int64_t columns : {e.n, e.n + 7}) {
       const Tensor expected = SumOfSeparateProducts(*one_thread_, terms.operands, columns);
       const Tensor sum(DType::kF32, {e.m, columns});
-      backends_[count % 2]->MatMulTree(terms.operands, sum.view().Slice(1, 0, e.n));
+      backends_[count % 2]->MatMulTree({terms.operands, sum.view().Slice(1, 0, e.n)});
       ExpectBitwiseEqual(sum, expected, columns == e.n ? "dense" : "part of a wider buffer");
     }
   }
@@ -87,7 +88,7 @@ TEST_P(MatMulTreeTest, MatchesReference) {
     ExpectMatchesReference([&](Backend& backend, DType, DType statistic) {
       std::vector<Output> outputs;
       outputs.push_back({"c", Tensor(statistic, {e.m, e.n})});
-      backend.MatMulTree(terms.operands, outputs[0].tensor);
+      backend.MatMulTree({terms.operands, outputs[0].tensor});
       return outputs;
     });
   }
@@ -128,10 +129,10 @@ TEST_P(MatMulTreeTest, DoesNotDependOnHowTermsAreDealtOut) {
   const std::span<const MatMulOperands> all = terms.operands;
   const Tensor whole(DType::kF32, {e.m, e.n}), left(DType::kF32, {e.m, e.n});
   const Tensor right(DType::kF32, {e.m, e.n});
-  one_thread_->MatMulTree(all, whole);
-  one_thread_->MatMulTree(all.first(2), left);
-  three_threads_->MatMulTree(all.last(2), right);
-  one_thread_->Add(left, right, left);
+  one_thread_->MatMulTree({all, whole});
+  one_thread_->MatMulTree({all.first(2), left});
+  three_threads_->MatMulTree({all.last(2), right});
+  one_thread_->Add({left, right, left});
   ExpectBitwiseEqual(left, whole);
 }
 
@@ -139,14 +140,14 @@ TEST_P(MatMulTreeTest, DoesNotDependOnAddresses) {
   const int64_t m = 160, n = 256, k = 352, size = ElementSize(dtype());
   const Terms terms = MakeTerms({m, n, k}, /*layout=*/2, 2);
   const Tensor expected(DType::kF32, {m, n});
-  one_thread_->MatMulTree(terms.operands, expected);
+  one_thread_->MatMulTree({terms.operands, expected});
   for (int64_t shift : {1, 5, 16, 64}) {
     std::vector<Tensor> rooms;
     std::vector<MatMulOperands> moved;
     const auto move = [&](const Tensor& x, const Shape& shape) {
       rooms.emplace_back(dtype(), Shape{x.view().elements() + shift});
       const TensorView view(rooms.back().view().as<char>() + shift * size, dtype(), shape);
-      one_thread_->Copy(x, view);
+      one_thread_->Copy({x, view});
       return view;
     };
     for (int i = 0; i < 2; ++i) {
@@ -155,7 +156,7 @@ TEST_P(MatMulTreeTest, DoesNotDependOnAddresses) {
     }
     const Tensor room(DType::kF32, {m * n + shift});
     const TensorView sum(room.view().as<float>() + shift, DType::kF32, {m, n});
-    three_threads_->MatMulTree(moved, sum);
+    three_threads_->MatMulTree({moved, sum});
     ExpectBitwiseEqual(sum, expected);
   }
 }

@@ -1,4 +1,4 @@
-// Fill, Copy, Add, Scale.
+// Copies, sums of arrays and of rows.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "compute/kernels/cpu/movement.cc"
@@ -17,6 +17,7 @@
 #include "compute/kernels/cpu/cpu_backend_impl.h"
 #include "compute/kernels/cpu/elementwise-inl.h"
 #include "compute/kernels/cpu/loops.h"
+#include "compute/kernels/cpu/vector-inl.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
@@ -24,10 +25,37 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::HWY_NAMESPACE {
 namespace {
 
+// Fill, Copy, Add, Scale.
+
 template <typename T>
 void ScaleRange(float factor, int64_t count, T* x) {
   ForLanes(count,
            [&](int64_t i, auto load, auto store) HWY_ATTR { store(load(x + i) * factor, x + i); });
+}
+
+// Rows are summed in runs, and then the runs are added: the rounding error grows with the run, not
+// with the number of rows.
+constexpr int64_t kRunRows = 64;
+
+template <typename T>
+void SumStrip(const T* x, int64_t rows, int64_t stride, int64_t width, bool accumulate,
+              float* out) {
+  float total[kStripColumns] = {};
+  for (int64_t first = 0; first < rows; first += kRunRows) {
+    float run[kStripColumns] = {};
+    const int64_t last = std::min(rows, first + kRunRows);
+    for (int64_t row = first; row < last; ++row) {
+      const T* data = x + row * stride;
+      ForLanes(width, [&](int64_t i, auto load, auto)
+                          HWY_ATTR { Store(Load(run + i) + load(data + i), run + i); });
+    }
+    for (int64_t i = 0; i < kStripColumns; i += kLanes) {
+      Store(Load(total + i) + Load(run + i), total + i);
+    }
+  }
+  for (int64_t i = 0; i < width; ++i) {
+    out[i] = accumulate ? out[i] + total[i] : total[i];
+  }
 }
 
 }  // namespace
@@ -36,6 +64,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace tessera {
+
 namespace {
 
 // Calls body(T{}) with the C++ type of any dtype.
@@ -145,60 +174,84 @@ void CopyMerged(ThreadPool& pool, const From* from, To* to, const MergedDims& di
 
 }  // namespace
 
-void CpuBackend::Fill(TensorView x, double value) {
-  WithAnyType(x.dtype(), [&]<typename T>(T) {
-    const T element = ConvertElement<double, T>(value);
-    if (x.contiguous()) {
-      ForSegments(pool_, 1, x.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
-        std::fill(x.as<T>() + begin, x.as<T>() + end, element);
+void CpuBackend::Run(const ops::Fill& op) {
+  WithAnyType(op.x.dtype(), [&]<typename T>(T) {
+    const T element = ConvertElement<double, T>(op.value);
+    if (op.x.contiguous()) {
+      ForSegments(pool_, 1, op.x.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
+        std::fill(op.x.as<T>() + begin, op.x.as<T>() + end, element);
       });
       return;
     }
     // A view of one element with strides of zero broadcasts it.
     T source = element;
-    const TensorView from(&source, x.dtype(), x.shape(), std::vector<int64_t>(x.rank(), 0));
-    CopyMerged(pool_, &source, x.as<T>(), Merge(from, x));
+    const TensorView from(&source, op.x.dtype(), op.x.shape(),
+                          std::vector<int64_t>(op.x.rank(), 0));
+    CopyMerged(pool_, &source, op.x.as<T>(), Merge(from, op.x));
   });
 }
 
-void CpuBackend::Copy(TensorView from, TensorView to) {
-  CHECK(from.shape() == to.shape()) << ToString(from.shape()) << " to " << ToString(to.shape());
-  if (from.elements() == 0) return;
-  const MergedDims dims = Merge(from, to);
-  WithAnyType(from.dtype(), [&]<typename From>(From) {
-    WithAnyType(to.dtype(), [&]<typename To>(To) {
+void CpuBackend::Run(const ops::Copy& op) {
+  if (op.from.elements() == 0) return;
+  const MergedDims dims = Merge(op.from, op.to);
+  WithAnyType(op.from.dtype(), [&]<typename From>(From) {
+    WithAnyType(op.to.dtype(), [&]<typename To>(To) {
       if constexpr (std::is_same_v<From, int32_t> == std::is_same_v<To, int32_t>) {
-        CopyMerged(pool_, from.as<From>(), to.as<To>(), dims);
+        CopyMerged(pool_, op.from.as<From>(), op.to.as<To>(), dims);
       } else {
-        LOG(FATAL) << "no copy from " << DTypeName(from.dtype()) << " to " << DTypeName(to.dtype());
+        LOG(FATAL) << "no copy op.from " << DTypeName(op.from.dtype()) << " op.to "
+                   << DTypeName(op.to.dtype());
       }
     });
   });
 }
 
-void CpuBackend::Add(TensorView a, TensorView b, TensorView out) {
-  CHECK(a.contiguous() && b.contiguous() && out.contiguous());
-  CHECK(a.shape() == b.shape() && a.shape() == out.shape())
-      << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(out.shape());
-  WithType(a.dtype(), [&]<typename A>(A) {
-    WithType(b.dtype(), [&]<typename B>(B) {
-      WithType(out.dtype(), [&]<typename Out>(Out) {
+void CpuBackend::Run(const ops::Add& op) {
+  WithType(op.a.dtype(), [&]<typename A>(A) {
+    WithType(op.b.dtype(), [&]<typename B>(B) {
+      WithType(op.out.dtype(), [&]<typename Out>(Out) {
         const auto add_range = TESSERA_CHOOSE(AddRange<A, B, Out>);
-        ForSegments(pool_, 1, a.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
-          add_range(a.as<A>() + begin, b.as<B>() + begin, end - begin, out.as<Out>() + begin);
+        ForSegments(pool_, 1, op.a.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
+          add_range(op.a.as<A>() + begin, op.b.as<B>() + begin, end - begin,
+                    op.out.as<Out>() + begin);
         });
       });
     });
   });
 }
 
-void CpuBackend::Scale(TensorView x, double factor) {
-  CHECK(x.contiguous());
-  const float scale = static_cast<float>(factor);
-  WithType(x.dtype(), [&]<typename T>(T) {
+void CpuBackend::Run(const ops::Scale& op) {
+  const float scale = static_cast<float>(op.factor);
+  WithType(op.x.dtype(), [&]<typename T>(T) {
     const auto scale_range = TESSERA_CHOOSE(ScaleRange<T>);
-    ForSegments(pool_, 1, x.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
-      scale_range(scale, end - begin, x.as<T>() + begin);
+    ForSegments(pool_, 1, op.x.elements(), [&](int64_t, int64_t begin, int64_t end, int) {
+      scale_range(scale, end - begin, op.x.as<T>() + begin);
+    });
+  });
+}
+
+void CpuBackend::Run(const ops::AddBias& op) {
+  if (op.bias.empty()) {
+    if (op.x.data() != op.out.data()) Copy({op.x, op.out});
+    return;
+  }
+  WithType(op.out.dtype(), [&]<typename T>(T) {
+    const Rows<float> from = AsRows<float>(op.x);
+    const Rows<T> to = AsRows<T>(op.out);
+    const auto add_range = TESSERA_CHOOSE(AddRange<float, T, T>);
+    ForSegments(pool_, from.rows, from.columns, [&](int64_t row, int64_t begin, int64_t end, int) {
+      add_range(from.row(row) + begin, op.bias.as<T>() + begin, end - begin, to.row(row) + begin);
+    });
+  });
+}
+
+void CpuBackend::Run(const ops::SumRows& op) {
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const Rows<T> rows = AsRows<T>(op.x);
+    const auto sum_strip = TESSERA_CHOOSE(SumStrip<T>);
+    ForRanges(pool_, rows.columns, kStripColumns, [&](int64_t begin, int64_t end, int) {
+      sum_strip(rows.data + begin, rows.rows, rows.stride, end - begin, op.accumulate,
+                op.out.as<float>() + begin);
     });
   });
 }

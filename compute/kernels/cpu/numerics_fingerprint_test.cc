@@ -1,4 +1,4 @@
-#include "compute/kernels/cpu/numerics_fingerprint.h"
+#include "compute/kernels/numerics_fingerprint.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/cpu_level.h"
-#include "compute/kernels/numerics_fingerprint.h"
+#include "compute/kernels/cpu/cpu_backend.h"
 
 namespace tessera {
 namespace {

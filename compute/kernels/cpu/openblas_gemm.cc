@@ -5,8 +5,6 @@
 // and multiplied by all rows. Rows are packed in panels of a few, of which one fits into the
 // first-level cache, and the block of columns fits into the second-level cache.
 
-#include "compute/kernels/cpu/openblas_gemm.h"
-
 #include <glog/logging.h>
 #include <x86_64-linux-gnu/openblas-pthread/openblas_config.h>
 
@@ -21,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "base/cpu_level.h"
 #include "compute/kernels/cpu/gemm.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/tensor/dtype.h"
 

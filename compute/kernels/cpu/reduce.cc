@@ -115,7 +115,6 @@ constexpr int64_t kBlock = 65536;
 }  // namespace
 
 double CpuBackend::BlockedSum(TensorView x, bool squares) {
-  CHECK(x.contiguous());
   const int64_t count = x.elements();
   if (count == 0) return 0;
   std::vector<double> sums((count + kBlock - 1) / kBlock);
@@ -132,27 +131,24 @@ double CpuBackend::BlockedSum(TensorView x, bool squares) {
   return sums[0];
 }
 
-void CpuBackend::SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) {
-  CHECK(x.contiguous());
-  CHECK_GE(block, 1);
-  const int64_t count = x.elements();
-  CHECK_EQ(static_cast<int64_t>(sums.size()), (count + block - 1) / block);
-  WithType(x.dtype(), [&]<typename T>(T) {
+void CpuBackend::Run(const ops::SumOfSquaresByBlock& op) {
+  const int64_t count = op.x.elements();
+  WithType(op.x.dtype(), [&]<typename T>(T) {
     const auto sum_block = TESSERA_CHOOSE(SumBlock<true, T>);
-    const int64_t blocks_per_task = std::max<int64_t>(1, kBlock / block);
-    ForRanges(pool_, static_cast<int64_t>(sums.size()), blocks_per_task,
+    const int64_t blocks_per_task = std::max<int64_t>(1, kBlock / op.block);
+    ForRanges(pool_, static_cast<int64_t>(op.sums.size()), blocks_per_task,
               [&](int64_t first, int64_t last, int) {
                 for (int64_t i = first; i < last; ++i) {
-                  const int64_t begin = i * block;
-                  sums[i] = sum_block(x.as<T>() + begin, std::min(block, count - begin));
+                  const int64_t begin = i * op.block;
+                  op.sums[i] = sum_block(op.x.as<T>() + begin, std::min(op.block, count - begin));
                 }
               });
   });
 }
 
-double CpuBackend::SumOfSquares(TensorView x) { return BlockedSum(x, true); }
+double CpuBackend::Run(const ops::SumOfSquares& op) { return BlockedSum(op.x, true); }
 
-double CpuBackend::Sum(TensorView x) { return BlockedSum(x, false); }
+double CpuBackend::Run(const ops::Sum& op) { return BlockedSum(op.x, false); }
 
 }  // namespace tessera
 #endif  // HWY_ONCE

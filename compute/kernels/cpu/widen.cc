@@ -1,7 +1,6 @@
-#include "compute/kernels/cpu/widen.h"
-
 #include <cstdint>
 
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/tensor/dtype.h"
 
 #undef HWY_TARGET_INCLUDE

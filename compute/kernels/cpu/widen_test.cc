@@ -1,5 +1,3 @@
-#include "compute/kernels/cpu/widen.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -8,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/tensor/dtype.h"
 
 namespace tessera {

@@ -1,5 +1,3 @@
-#include "compute/kernels/cpu/widened_gemm.h"
-
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -9,7 +7,7 @@
 #include <utility>
 
 #include "compute/kernels/cpu/gemm.h"
-#include "compute/kernels/cpu/widen.h"
+#include "compute/kernels/cpu/gemm_libraries.h"
 #include "compute/kernels/cpu/workspace.h"
 #include "compute/tensor/dtype.h"
 

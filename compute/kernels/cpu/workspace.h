@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "compute/tensor/memory.h"
+
 namespace tessera {
 
 // Scratch memory that grows to the requested size and is reused. Contents are undefined at the
@@ -34,7 +36,15 @@ class Workspace {
  private:
   class ScratchBuffer {
    public:
-    void* Get(int64_t size_bytes);
+    void* Get(int64_t size_bytes) {
+      if (size_bytes > capacity_bytes_ || memory_ == nullptr) {
+        MemoryScope scope(MemoryCategory::kWorkspace);
+        memory_.reset();  // first, so that the two are never live together
+        memory_ = AllocateHostMemory(size_bytes);
+        capacity_bytes_ = size_bytes;
+      }
+      return memory_.get();
+    }
 
    private:
     std::shared_ptr<void> memory_;

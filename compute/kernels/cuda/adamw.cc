@@ -12,8 +12,6 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/adamw_coefficients.h"
 #include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/elementwise.h"
-#include "compute/kernels/cuda/operands.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/dtype.h"
@@ -109,16 +107,9 @@ bool UsesPacks(const AdamWBody<T>& body, int64_t count) {
          AllowsPacks(body.m) && AllowsPacks(body.v) && AllowsPacks(body.param);
 }
 
-// Checks the operands.
 template <typename T>
-AdamWBody<T> BodyOf(const AdamWCoefficients& coefficients, const AdamWOperands& x, DType dtype) {
+AdamWBody<T> BodyOf(const AdamWCoefficients& coefficients, const AdamWOperands& x) {
   const TensorView& master = x.master.empty() ? x.param : x.master;
-  CHECK(master.dtype() == DType::kF32) << "rounded parameters need master weights";
-  for (const TensorView* operand : {&x.grad, &master, &x.m, &x.v}) {
-    CHECK(operand->dtype() == DType::kF32 && operand->contiguous());
-    CHECK_EQ(operand->elements(), x.param.elements());
-  }
-  CHECK(x.param.contiguous() && x.param.dtype() == dtype) << DTypeName(x.param.dtype());
   return {coefficients,    x.grad.as<float>(), master.as<float>(),
           x.m.as<float>(), x.v.as<float>(),    x.param.as<T>()};
 }
@@ -126,13 +117,12 @@ AdamWBody<T> BodyOf(const AdamWCoefficients& coefficients, const AdamWOperands& 
 template <typename T>
 void LaunchParts(simt::Stream stream, const AdamWOptions& options,
                  std::span<const AdamWOperands> operands) {
-  const DType dtype = operands.front().param.dtype();
   Parts parts = {};
   int64_t blocks = 0;
   AdamWOptions own = options;
   for (const AdamWOperands& x : operands) {
     own.weight_decay = x.weight_decay;
-    const AdamWBody<T> body = BodyOf<T>(MakeAdamWCoefficients(own), x, dtype);
+    const AdamWBody<T> body = BodyOf<T>(MakeAdamWCoefficients(own), x);
     const int64_t count = x.param.elements();
     if (count == 0) continue;
     parts.at[parts.count++] = {body.grad, body.master, body.m,
@@ -147,20 +137,18 @@ void LaunchParts(simt::Stream stream, const AdamWOptions& options,
 
 }  // namespace
 
-void DeviceKernels::AdamW(const AdamWOptions& options, TensorView grad, TensorView master,
-                          TensorView m, TensorView v, TensorView param) {
-  const AdamWOperands part = {grad, master, m, v, param, options.weight_decay};
-  AdamWAll(options, {&part, 1});
+void DeviceKernels::Run(const ops::AdamW& op) {
+  const AdamWOperands part = {op.grad, op.master, op.m, op.v, op.param, op.options.weight_decay};
+  Run(ops::AdamWAll{op.options, {&part, 1}});
 }
 
-void DeviceKernels::AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) {
-  while (!parts.empty()) {
+void DeviceKernels::Run(const ops::AdamWAll& op) {
+  for (size_t first = 0; first < op.parts.size(); first += kMaxParts) {
     const std::span<const AdamWOperands> some =
-        parts.first(std::min<size_t>(parts.size(), kMaxParts));
+        op.parts.subspan(first, std::min<size_t>(op.parts.size() - first, kMaxParts));
     const Operation here("AdamW", some.front().param);
     WithType(some.front().param.dtype(),
-             [&]<typename T>(T) { LaunchParts<T>(stream(), options, some); });
-    parts = parts.subspan(some.size());
+             [&]<typename T>(T) { LaunchParts<T>(stream(), op.options, some); });
   }
 }
 

@@ -15,7 +15,6 @@
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/mma.h"
 #include "compute/kernels/cuda/norm_rows.h"
-#include "compute/kernels/cuda/operands.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/philox_device.h"
 #include "compute/kernels/cuda/simt.h"
@@ -168,36 +167,29 @@ TESSERA_KERNEL void AttentionBackwardKeys(AttentionShape shape, Heads<T> d_out, 
 
 }  // namespace
 
-void DeviceKernels::AttentionBackward(const AttentionOptions& options, TensorView d_out,
-                                      TensorView q, TensorView k, TensorView v, TensorView out,
-                                      TensorView log_sum_exp, TensorView d_q, TensorView d_k,
-                                      TensorView d_v) {
-  const Operation here("AttentionBackward", d_out, q, k, v);
-  const AttentionShape shape = MakeAttentionShape(options, q, k, v);
-  CHECK(d_out.shape() == q.shape() && out.shape() == q.shape() && d_q.shape() == q.shape());
-  CHECK(d_k.shape() == k.shape() && d_v.shape() == k.shape());
-  for (const TensorView* x : {&d_out, &out, &d_q, &d_k, &d_v}) CHECK(x->dtype() == q.dtype());
+void DeviceKernels::Run(const ops::AttentionBackward& op) {
+  const Operation here("AttentionBackward", op.d_out, op.q, op.k, op.v);
+  const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
   const int64_t rows = shape.batch * shape.heads * shape.sequence;
-  CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
-  CHECK_EQ(log_sum_exp.elements(), rows);
   float* const deltas = static_cast<float*>(Scratch(rows * static_cast<int64_t>(sizeof(float))));
   if (deltas == nullptr) return;
-  WithType(q.dtype(), [&]<typename T>(T) {
+  WithType(op.q.dtype(), [&]<typename T>(T) {
     simt::Launch<AttentionDeltas<T>>(WarpRowGrid(rows), kWarpRowThreads, 0, stream(), shape,
-                                     AsHeads<T>(d_out), AsHeads<T>(out), deltas);
+                                     AsHeads<T>(op.d_out), AsHeads<T>(op.out), deltas);
     WithHeadSize(shape.head_size, [&]<int kHead>(HeadSize<kHead>) {
       const int64_t tiles =
           2 * HeadTileBytes<T>(kHead, kOwnRows) + 2 * HeadTileBytes<T>(kHead, kOtherRows);
       const int64_t blocks = simt::BlocksOf(shape.sequence, kOwnRows);
-      const float* const lse = log_sum_exp.as<float>();
+      const float* const lse = op.log_sum_exp.as<float>();
       simt::Launch<AttentionBackwardQueries<kHead, T>>(
           {blocks, shape.heads, shape.batch}, kAttentionThreads, tiles + ScoreBytes<T>(), stream(),
-          shape, AsHeads<T>(d_out), AsHeads<T>(q), AsHeads<T>(k), AsHeads<T>(v), lse,
-          static_cast<const float*>(deltas), AsHeads<T>(d_q));
+          shape, AsHeads<T>(op.d_out), AsHeads<T>(op.q), AsHeads<T>(op.k), AsHeads<T>(op.v), lse,
+          static_cast<const float*>(deltas), AsHeads<T>(op.d_q));
       simt::Launch<AttentionBackwardKeys<kHead, T>>(
           {blocks, shape.kv_heads, shape.batch}, kAttentionThreads, tiles + 2 * ScoreBytes<T>(),
-          stream(), shape, AsHeads<T>(d_out), AsHeads<T>(q), AsHeads<T>(k), AsHeads<T>(v), lse,
-          static_cast<const float*>(deltas), AsHeads<T>(d_k), AsHeads<T>(d_v));
+          stream(), shape, AsHeads<T>(op.d_out), AsHeads<T>(op.q), AsHeads<T>(op.k),
+          AsHeads<T>(op.v), lse, static_cast<const float*>(deltas), AsHeads<T>(op.d_k),
+          AsHeads<T>(op.d_v));
     });
   });
 }

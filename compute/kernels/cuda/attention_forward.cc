@@ -10,7 +10,6 @@
 #include "compute/kernels/cuda/attention_tiles.h"
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/mma.h"
-#include "compute/kernels/cuda/operands.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/philox_device.h"
 #include "compute/kernels/cuda/simt.h"
@@ -140,21 +139,17 @@ TESSERA_KERNEL void AttentionForwardTiles(AttentionShape shape, Heads<T> q, Head
 
 }  // namespace
 
-void DeviceKernels::AttentionForward(const AttentionOptions& options, TensorView q, TensorView k,
-                                     TensorView v, TensorView out, TensorView log_sum_exp) {
-  const Operation here("AttentionForward", q, k, v, out);
-  const AttentionShape shape = MakeAttentionShape(options, q, k, v);
-  CHECK(out.shape() == q.shape() && out.dtype() == q.dtype());
-  CHECK(log_sum_exp.dtype() == DType::kF32 && log_sum_exp.contiguous());
-  CHECK_EQ(log_sum_exp.elements(), shape.batch * shape.heads * shape.sequence);
-  WithType(q.dtype(), [&]<typename T>(T) {
+void DeviceKernels::Run(const ops::AttentionForward& op) {
+  const Operation here("AttentionForward", op.q, op.k, op.v, op.out);
+  const AttentionShape shape = MakeAttentionShape(op.options, op.q, op.k);
+  WithType(op.q.dtype(), [&]<typename T>(T) {
     WithHeadSize(shape.head_size, [&]<int kHead>(HeadSize<kHead>) {
       const int64_t shared_bytes = HeadTileBytes<T>(kHead, kOwnRows) +
                                    2 * HeadTileBytes<T>(kHead, kOtherRows) + ScoreBytes<T>();
       const simt::Grid grid = {simt::BlocksOf(shape.sequence, kOwnRows), shape.heads, shape.batch};
       simt::Launch<AttentionForwardTiles<kHead, T>>(
-          grid, kAttentionThreads, shared_bytes, stream(), shape, AsHeads<T>(q), AsHeads<T>(k),
-          AsHeads<T>(v), AsHeads<T>(out), log_sum_exp.as<float>());
+          grid, kAttentionThreads, shared_bytes, stream(), shape, AsHeads<T>(op.q),
+          AsHeads<T>(op.k), AsHeads<T>(op.v), AsHeads<T>(op.out), op.log_sum_exp.as<float>());
     });
   });
 }

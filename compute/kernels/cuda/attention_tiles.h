@@ -65,9 +65,19 @@ struct AttentionShape {
   }
 };
 
-// Checks the operands' shapes.
-AttentionShape MakeAttentionShape(const AttentionOptions& options, const TensorView& q,
-                                  const TensorView& k, const TensorView& v);
+inline AttentionShape MakeAttentionShape(const AttentionOptions& options, const TensorView& q,
+                                         const TensorView& k) {
+  return {.batch = q.dim(0),
+          .sequence = q.dim(1),
+          .heads = q.dim(2),
+          .kv_heads = k.dim(2),
+          .first_sample = options.first_sample,
+          .first_head = options.first_head,
+          .head_size = static_cast<int>(q.dim(3)),
+          .scale = static_cast<float>(options.scale),
+          .dropout = options.dropout_probability != 0,
+          .key = MakeDropoutKey(options.dropout_stream, options.dropout_probability)};
+}
 
 // `rows` rows of a head, from position `first` on, in shared memory; zeros beyond T and D.
 template <int kHead, typename T>

@@ -6,8 +6,6 @@
 #include <cstdint>
 
 #include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/elementwise.h"
-#include "compute/kernels/cuda/operands.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/dtype.h"
@@ -119,50 +117,34 @@ struct CrossEntropyBackwardBody {
 
 }  // namespace
 
-void DeviceKernels::CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets,
-                                      int64_t first_id, TensorView stats) {
-  const Operation here("CrossEntropyStats", logits, targets, stats);
-  CHECK(targets.dtype() == DType::kI32 && targets.contiguous());
-  CHECK(stats.dtype() == DType::kF32 && stats.contiguous());
-  WithType(logits.dtype(), [&]<typename T>(T) {
-    const Rows<T> rows = AsRows<T>(logits);
-    CHECK(valid >= 0 && valid <= rows.columns) << valid;
-    CHECK(targets.elements() == rows.rows && stats.elements() == 3 * rows.rows);
+void DeviceKernels::Run(const ops::CrossEntropyStats& op) {
+  const Operation here("CrossEntropyStats", op.logits, op.targets, op.stats);
+  WithType(op.logits.dtype(), [&]<typename T>(T) {
+    const Rows<T> rows = AsRows<T>(op.logits);
     simt::Launch<CrossEntropyStatsRows<T>>(
-        {rows.rows}, kStatsThreads, kStatsWarps * sizeof(SoftmaxPart), stream(), rows, valid,
-        static_cast<const int32_t*>(targets.as<int32_t>()), first_id, stats.as<float>());
+        {rows.rows}, kStatsThreads, kStatsWarps * sizeof(SoftmaxPart), stream(), rows, op.valid,
+        static_cast<const int32_t*>(op.targets.as<int32_t>()), op.first_id, op.stats.as<float>());
   });
 }
 
-void DeviceKernels::CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
-                                     TensorView losses) {
-  const Operation here("CrossEntropyLoss", stats, targets, combined, losses);
-  CHECK(stats.rank() == 3 && stats.contiguous() && stats.dim(2) == 3) << ToString(stats.shape());
-  CHECK(combined.contiguous() && losses.contiguous() && targets.contiguous());
-  CHECK(stats.dtype() == DType::kF32 && combined.dtype() == DType::kF32);
-  CHECK(losses.dtype() == DType::kF32 && targets.dtype() == DType::kI32);
-  const int64_t shards = stats.dim(0), rows = stats.dim(1);
+void DeviceKernels::Run(const ops::CrossEntropyLoss& op) {
+  const Operation here("CrossEntropyLoss", op.stats, op.targets, op.combined, op.losses);
+  const int64_t shards = op.stats.dim(0), rows = op.stats.dim(1);
   CHECK(shards >= 1 && shards < int64_t{1} << (kMaxShardLevels - 1)) << shards;
-  CHECK(combined.elements() == 3 * rows);
-  CHECK(losses.elements() == rows && targets.elements() == rows);
   simt::Launch<CrossEntropyLossRows>({simt::BlocksOf(rows, kLossThreads)}, kLossThreads, 0,
-                                     stream(), static_cast<const Stats*>(stats.as<Stats>()), shards,
-                                     rows, static_cast<const int32_t*>(targets.as<int32_t>()),
-                                     combined.as<Stats>(), losses.as<float>());
+                                     stream(), static_cast<const Stats*>(op.stats.as<Stats>()),
+                                     shards, rows,
+                                     static_cast<const int32_t*>(op.targets.as<int32_t>()),
+                                     op.combined.as<Stats>(), op.losses.as<float>());
 }
 
-void DeviceKernels::CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
-                                         int64_t first_id, double grad_scale, TensorView logits) {
-  const Operation here("CrossEntropyBackward", combined, targets, logits);
-  CHECK(combined.dtype() == DType::kF32 && combined.contiguous());
-  CHECK(targets.dtype() == DType::kI32 && targets.contiguous());
-  WithType(logits.dtype(), [&]<typename T>(T) {
+void DeviceKernels::Run(const ops::CrossEntropyBackward& op) {
+  const Operation here("CrossEntropyBackward", op.combined, op.targets, op.logits);
+  WithType(op.logits.dtype(), [&]<typename T>(T) {
     const CrossEntropyBackwardBody<T> body = {
-        combined.as<Stats>(),           targets.as<int32_t>(), valid, first_id,
-        static_cast<float>(grad_scale), AsRows<T>(logits)};
+        op.combined.as<Stats>(),           op.targets.as<int32_t>(), op.valid, op.first_id,
+        static_cast<float>(op.grad_scale), AsRows<T>(op.logits)};
     const int64_t rows = body.logits.rows;
-    CHECK(valid >= 0 && valid <= body.logits.columns) << valid;
-    CHECK(targets.elements() == rows && combined.elements() == 3 * rows);
     LaunchForEach(stream(), rows, body.logits.columns, AllowsPacks(body.logits), body);
   });
 }

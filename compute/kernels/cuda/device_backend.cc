@@ -59,19 +59,6 @@ struct Operand {
   }
 };
 
-void CheckProduct(const TensorView& a, const TensorView& b, const TensorView& c,
-                  const TensorView& bias) {
-  CHECK(a.rank() == 2 && b.rank() == 2 && c.rank() == 2 && a.dim(1) == b.dim(0) &&
-        c.dim(0) == a.dim(0) && c.dim(1) == b.dim(1))
-      << ToString(a.shape()) << " by " << ToString(b.shape()) << " to " << ToString(c.shape());
-  CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kF32))
-      << DTypeName(a.dtype()) << " by " << DTypeName(b.dtype()) << " to " << DTypeName(c.dtype());
-  CHECK(LayoutOf(c).row_major) << "the result is not dense in its last dim";
-  if (bias.empty()) return;
-  CHECK(bias.dtype() == a.dtype() && bias.contiguous() && bias.elements() == c.dim(1))
-      << "a bias " << ToString(bias.shape());
-}
-
 // Must be a base that is constructed before DeviceKernels, which takes the stream of kernels.
 struct KernelStreamHolder {
   explicit KernelStreamHolder(const Stream& compute) : kernels(compute) {}
@@ -107,13 +94,13 @@ class DeviceBackend final : private KernelStreamHolder, public DeviceKernels {
     }
   }
 
-  void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override;
-  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
-                  TensorView act) override;
-  void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) override;
-  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override;
-
  protected:
+  using DeviceKernels::Run;
+  void Run(const ops::MatMul& op) override;
+  void Run(const ops::MatMulTree& op) override;
+  void Run(const ops::MatMulGelu& op) override;
+  void Run(const ops::MatMulGeluBackward& op) override;
+
   // A read before a write is seen on the simulated device.
   void* Scratch(int64_t bytes) override {
     void* const memory = Grow(bytes, &scratch_, "workspace");
@@ -209,33 +196,32 @@ void DeviceBackend::WithAligned(std::span<Operand> operands, const Product& prod
     const TensorView& x = operand.original;
     if (x.empty()) continue;
     operand.view = TensorView(next, x.dtype(), x.shape(), x.strides());
-    if (operand.read) Copy(x, operand.view);
+    if (operand.read) Copy({x, operand.view});
     next += RoundedUp(SpanBytes(x));
   }
   product();
   for (const Operand& operand : operands) {
-    if (operand.written && !operand.original.empty()) Copy(operand.view, operand.original);
+    if (operand.written && !operand.original.empty()) Copy({operand.view, operand.original});
   }
 }
 
-void DeviceBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumulate,
-                           TensorView bias) {
-  CheckProduct(a, b, c, bias);
-  if (c.elements() == 0) return;
-  const bool product_adds_bias = !bias.empty() && a.dim(1) > 0 && bias.dtype() == c.dtype();
-  if (a.dim(1) == 0) {
-    if (!accumulate) Fill(c, 0);
+void DeviceBackend::Run(const ops::MatMul& op) {
+  if (op.c.elements() == 0) return;
+  const bool product_adds_bias =
+      !op.bias.empty() && op.a.dim(1) > 0 && op.bias.dtype() == op.c.dtype();
+  if (op.a.dim(1) == 0) {
+    if (!op.accumulate) Fill({op.c, 0});
   } else {
     Operand used[] = {
-        {a},
-        {b},
-        {.view = c, .read = accumulate, .written = true},
-        {.view = product_adds_bias ? bias : TensorView(), .alignment = kProductAlignmentBytes}};
+        {op.a},
+        {op.b},
+        {.view = op.c, .read = op.accumulate, .written = true},
+        {.view = product_adds_bias ? op.bias : TensorView(), .alignment = kProductAlignmentBytes}};
     WithAligned(used, [&] {
-      products_->MatMul(used[0].view, used[1].view, used[2].view, accumulate, used[3].view);
+      products_->MatMul(used[0].view, used[1].view, used[2].view, op.accumulate, used[3].view);
     });
   }
-  if (!bias.empty() && !product_adds_bias) AddBiasTo(bias, c);
+  if (!op.bias.empty() && !product_adds_bias) AddBiasTo(op.bias, op.c);
 }
 
 // In bf16 only: in fp32, the library's tanh, of whose accuracy nothing is promised, would be seen.
@@ -243,9 +229,6 @@ void DeviceBackend::MatMul(TensorView a, TensorView b, TensorView c, bool accumu
 // rounds that gradient to bf16.
 bool DeviceBackend::FusesGelu(GeluUse use, const TensorView& a, const TensorView& b,
                               const TensorView& bias, const TensorView& aux, const TensorView& c) {
-  CheckProduct(a, b, c, bias);
-  CHECK(aux.shape() == c.shape() && aux.dtype() == c.dtype() && aux.contiguous() && c.contiguous())
-      << ToString(aux.shape()) << " and " << ToString(c.shape());
   const bool bf16 = a.dtype() == DType::kBF16 && c.dtype() == DType::kBF16;
   const int64_t alignment = LayoutOf(c).alignment_bytes;
   if (!bf16 || c.elements() == 0 || a.dim(1) == 0 || alignment != kProductAlignmentBytes) {
@@ -265,41 +248,37 @@ bool DeviceBackend::FusesGelu(GeluUse use, const TensorView& a, const TensorView
   return fused;
 }
 
-void DeviceBackend::MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
-                               TensorView act) {
-  if (FusesGelu(GeluUse::kForward, a, b, bias, pre, act)) return;
-  DeviceKernels::MatMulGelu(a, b, bias, pre, act);
+void DeviceBackend::Run(const ops::MatMulGelu& op) {
+  if (FusesGelu(GeluUse::kForward, op.a, op.b, op.bias, op.pre, op.act)) return;
+  DeviceKernels::Run(op);
 }
 
-void DeviceBackend::MatMulGeluBackward(TensorView a, TensorView b, TensorView pre,
-                                       TensorView d_pre) {
-  if (FusesGelu(GeluUse::kBackward, a, b, {}, pre, d_pre)) return;
-  DeviceKernels::MatMulGeluBackward(a, b, pre, d_pre);
+void DeviceBackend::Run(const ops::MatMulGeluBackward& op) {
+  if (FusesGelu(GeluUse::kBackward, op.a, op.b, {}, op.pre, op.d_pre)) return;
+  DeviceKernels::Run(op);
 }
 
 // T(0, n) adds adjacent products first. The second one of each pair is added to the first by the
 // product itself.
-void DeviceBackend::MatMulTree(std::span<const MatMulOperands> products, TensorView c) {
-  CHECK(!products.empty());
-  CHECK(c.dtype() == DType::kF32) << "a sum of products in " << DTypeName(c.dtype());
-  const int64_t pairs = (static_cast<int64_t>(products.size()) + 1) / 2;
-  std::vector<TensorView> sums = {c};
+void DeviceBackend::Run(const ops::MatMulTree& op) {
+  const int64_t pairs = (static_cast<int64_t>(op.products.size()) + 1) / 2;
+  std::vector<TensorView> sums = {op.c};
   if (pairs > 1) {
-    const int64_t bytes = RoundedUp(c.bytes());
-    const bool in_place = c.contiguous();
+    const int64_t bytes = RoundedUp(op.c.bytes());
+    const bool in_place = op.c.contiguous();
     char* memory =
         static_cast<char*>(Grow((pairs - (in_place ? 1 : 0)) * bytes, &sums_, "sums of products"));
     if (memory == nullptr) return;
     if (!in_place) sums.clear();
     while (static_cast<int64_t>(sums.size()) < pairs) {
-      sums.emplace_back(memory, DType::kF32, c.shape());
+      sums.emplace_back(memory, DType::kF32, op.c.shape());
       memory += bytes;
     }
   }
-  for (size_t i = 0; i < products.size(); ++i) {
-    MatMul(products[i].a, products[i].b, sums[i / 2], /*accumulate=*/i % 2 != 0, {});
+  for (size_t i = 0; i < op.products.size(); ++i) {
+    MatMul({op.products[i].a, op.products[i].b, sums[i / 2], /*accumulate=*/i % 2 != 0});
   }
-  if (pairs > 1) ReduceSums(sums, c);
+  if (pairs > 1) ReduceSums(sums, op.c);
 }
 
 void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorView& c) {
@@ -307,7 +286,7 @@ void DeviceBackend::ReduceSums(std::span<const TensorView> sums, const TensorVie
   for (const TensorView& sum : sums) inputs.push_back(sum.as<float>());
   const TensorView& first = sums.front();
   TreeReduce<float>(kernels.get(), TreeOp::kSum, inputs, first.elements(), first.as<float>());
-  if (first.data() != c.data()) Copy(first, c);
+  if (first.data() != c.data()) Copy({first, c});
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ class ProductTest : public ::testing::TestWithParam<std::tuple<DType, DType>> {
 
   TensorView Random(int64_t rows, int64_t columns, const Placement& place) {
     const TensorView to = Placed(owners_, operands(), rows, columns, place);
-    reference_->Copy(random_.Normal(DType::kF32, {rows, columns}), to);
+    reference_->Copy({random_.Normal(DType::kF32, {rows, columns}), to});
     return to;
   }
 
@@ -89,20 +89,20 @@ class ProductTest : public ::testing::TestWithParam<std::tuple<DType, DType>> {
     Tensor bias_memory(operands(), {n + 1});
     const TensorView bias =
         has_bias ? bias_memory.view().Slice(0, at_c.shift % 2, n + at_c.shift % 2) : TensorView();
-    if (has_bias) reference_->Copy(random_.Normal(DType::kF32, {n}), bias);
+    if (has_bias) reference_->Copy({random_.Normal(DType::kF32, {n}), bias});
     const Tensor start = random_.Normal(DType::kF32, {m, n});
     const TensorView c = Placed(owners_, result(), m, n, {.shift = at_c.shift, .gap = at_c.gap});
     const Tensor whole_before = Cloned(owners_.back());
-    reference_->Copy(start, c);
+    reference_->Copy({start, c});
     const Tensor expected(result(), {m, n});
-    reference_->Copy(c, expected);
-    reference_->MatMul(a, b, expected, accumulate, bias);
-    device_.backend->MatMul(a, b, c, accumulate, bias);
+    reference_->Copy({c, expected});
+    reference_->MatMul({a, b, expected, accumulate, bias});
+    device_.backend->MatMul({a, b, c, accumulate, bias});
     ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
     const double unit = result() == DType::kBF16 ? 0x1p-7 : 0x1p-20;
     ExpectClose(c, expected, {.relative = unit, .of_maximum = unit});
     // What lies around the result is as before.
-    reference_->Copy(whole_before.view().Slice(0, 0, m).Slice(1, at_c.shift, at_c.shift + n), c);
+    reference_->Copy({whole_before.view().Slice(0, 0, m).Slice(1, at_c.shift, at_c.shift + n), c});
     ExpectBitwiseEqual(owners_.back(), whole_before, "around c");
     owners_.clear();
   }
@@ -145,12 +145,12 @@ TEST_P(ProductTest, EveryShapeWithOnesAndOddSizes) {
 TEST_P(ProductTest, AnEmptyInnerDimIsASumOfNothing) {
   const Tensor a(operands(), {3, 0}), b(operands(), {0, 4}), bias(operands(), {4});
   const Tensor c(result(), {3, 4});
-  reference_->Fill(bias, 2);
-  reference_->Fill(c, 5);
-  device_.backend->MatMul(a, b, c, /*accumulate=*/true, bias);
+  reference_->Fill({bias, 2});
+  reference_->Fill({c, 5});
+  device_.backend->MatMul({a, b, c, /*accumulate=*/true, bias});
   ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
   EXPECT_EQ(testing::At(c, {2, 3}), 7);
-  device_.backend->MatMul(a, b, c, /*accumulate=*/false, bias);
+  device_.backend->MatMul({a, b, c, /*accumulate=*/false, bias});
   ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
   EXPECT_EQ(testing::At(c, {0, 0}), 2);
 }
@@ -165,15 +165,15 @@ TEST_P(ProductTest, TreeHasTheBitsOfSeparateProducts) {
       for (int i = 0; i < count; ++i) {
         products.push_back({Random(5, 9, {}), Random(9, 6, {.transposed = true})});
         sums.emplace_back(DType::kF32, Shape{5, 6});
-        device_.backend->MatMul(products.back().a, products.back().b, sums.back(), false, {});
+        device_.backend->MatMul({products.back().a, products.back().b, sums.back(), false, {}});
       }
       for (size_t step = 1; step < sums.size(); step *= 2) {
         for (size_t i = 0; i + step < sums.size(); i += 2 * step) {
-          device_.backend->Add(sums[i], sums[i + step], sums[i]);
+          device_.backend->Add({sums[i], sums[i + step], sums[i]});
         }
       }
       const TensorView c = Placed(owners_, DType::kF32, 5, 6, {.gap = gap});
-      device_.backend->MatMulTree(products, c);
+      device_.backend->MatMulTree({products, c});
       ASSERT_EQ(device_.backend->Synchronize(), absl::OkStatus());
       ExpectBitwiseEqual(c, sums[0]);
       owners_.clear();
@@ -203,14 +203,14 @@ class GeluProductTest : public ::testing::Test {
     memory_.emplace_back(from.dtype(), Shape{from.elements() + shift});
     const int64_t bytes = shift * ElementSize(from.dtype());
     const TensorView to(memory_.back().view().as<char>() + bytes, from.dtype(), from.shape());
-    reference_->Copy(from, to);
+    reference_->Copy({from, to});
     return to;
   }
 
   Results Run(Backend& backend, int64_t shift) {
     const TensorView pre = At(pre_, shift), act = At(pre_, shift), d_pre = At(pre_, shift);
-    backend.MatMulGelu(At(a_, shift), At(b_, shift), At(bias_, shift), pre, act);
-    backend.MatMulGeluBackward(At(a_, shift), At(b_, shift), pre, d_pre);
+    backend.MatMulGelu({At(a_, shift), At(b_, shift), At(bias_, shift), pre, act});
+    backend.MatMulGeluBackward({At(a_, shift), At(b_, shift), pre, d_pre});
     EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
     return {Cloned(pre), Cloned(act), Cloned(d_pre)};
   }
@@ -245,7 +245,7 @@ TEST_F(GeluProductTest, AreOneProductWhoseBitsDoNotDependOnAddresses) {
   EXPECT_EQ(device.cublaslt->searches(), 2);
   // The GELU is that of the sum before it is rounded, of which `pre` is the rounded value.
   const Tensor pre(DType::kF32, {6, 24}), act(DType::kF32, {6, 24});
-  reference_->MatMulGelu(a_, b_, bias_, pre, act);
+  reference_->MatMulGelu({a_, b_, bias_, pre, act});
   ExpectClose(first.pre, pre, {.relative = 0x1p-8, .of_maximum = 0x1p-16});
   ExpectClose(first.act, act, {.relative = 0x1p-8, .of_maximum = 0x1p-16});
 }
@@ -255,10 +255,10 @@ TEST_F(GeluProductTest, HaveTheBitsOfTwoOperationsWhereTheyAreNotOne) {
     Results results = {Tensor(a_.view().dtype(), pre_.view().shape()),
                        Tensor(a_.view().dtype(), pre_.view().shape()),
                        Tensor(a_.view().dtype(), pre_.view().shape())};
-    backend.MatMul(a_, b_, results.pre, false, bias_);
-    backend.GeluForward(results.pre, results.act);
-    backend.MatMul(a_, b_, results.d_pre, false);
-    backend.GeluBackward(results.d_pre, results.pre, results.d_pre);
+    backend.MatMul({a_, b_, results.pre, false, bias_});
+    backend.GeluForward({results.pre, results.act});
+    backend.MatMul({a_, b_, results.d_pre, false});
+    backend.GeluBackward({results.d_pre, results.pre, results.d_pre});
     EXPECT_EQ(backend.Synchronize(), absl::OkStatus());
     return results;
   };
@@ -283,7 +283,7 @@ TEST_F(GeluProductTest, EmptySums) {
   TestDevice device;
   const Results results = Run(*device.backend, 0);
   const Tensor expected(DType::kBF16, {6, 24}), act(DType::kBF16, {6, 24});
-  reference_->MatMulGelu(a_, b_, bias_, expected, act);
+  reference_->MatMulGelu({a_, b_, bias_, expected, act});
   ExpectBitwiseEqual(results.pre, expected);
 }
 
@@ -297,8 +297,8 @@ TEST_F(DeviceBackendTest, AnAlgorithmIsChosenOnceForEachKindOfProduct) {
   const Tensor a = random_.Normal(DType::kF32, {8, 8}), b = random_.Normal(DType::kF32, {8, 8});
   const Tensor c(DType::kF32, {8, 8});
   for (int i = 0; i < 3; ++i) {
-    device.backend->MatMul(a, b, c, /*accumulate=*/i > 0);
-    device.backend->MatMul(a, b.view().Transpose(0, 1), c, false);
+    device.backend->MatMul({a, b, c, /*accumulate=*/i > 0});
+    device.backend->MatMul({a, b.view().Transpose(0, 1), c, false});
   }
   EXPECT_EQ(device.cublaslt->searches(), 2);
   EXPECT_EQ(device.cublaslt->products(), 6);
@@ -308,22 +308,22 @@ TEST_F(DeviceBackendTest, AnAlgorithmIsChosenOnceForEachKindOfProduct) {
 TEST_F(DeviceBackendTest, OperationsRunLaterAndInOrder) {
   TestDevice device;
   const Tensor a = random_.Normal(DType::kF32, {4, 4}), c(DType::kF32, {4, 4});
-  device.backend->Fill(c, 3);
-  device.backend->MatMul(a, a, c, /*accumulate=*/true);
-  device.backend->Scale(c, 0);
-  device.backend->MatMul(a, a, c, /*accumulate=*/true);
+  device.backend->Fill({c, 3});
+  device.backend->MatMul({a, a, c, /*accumulate=*/true});
+  device.backend->Scale({c, 0});
+  device.backend->MatMul({a, a, c, /*accumulate=*/true});
   EXPECT_EQ(testing::At(c, {0, 0}), 0);  // nothing has run
   ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
   const Tensor expected(DType::kF32, {4, 4});
-  MakeReferenceBackend()->MatMul(a, a, expected, false);
+  MakeReferenceBackend()->MatMul({a, a, expected, false});
   ExpectClose(c, expected, {.relative = 1e-5, .of_maximum = 1e-6});
 }
 
 TEST_F(DeviceBackendTest, NumbersWaitForWhatIsQueued) {
   TestDevice device;
   const Tensor x(DType::kF32, {10000});
-  device.backend->Fill(x, 2);
-  EXPECT_EQ(device.backend->SumOfSquares(x), 40000);
+  device.backend->Fill({x, 2});
+  EXPECT_EQ(device.backend->SumOfSquares({x}), 40000);
   EXPECT_EQ(device.backend->Synchronize(), absl::OkStatus());
 }
 
@@ -336,12 +336,12 @@ TEST_F(DeviceBackendTest, ScratchMemoryGrowsInTheOrderOfTheStream) {
     for (int64_t columns = 8; columns <= 512; columns *= 4) {
       inputs.push_back(random_.Normal(DType::kF32, {40, columns}));
       outputs.emplace_back(DType::kF32, Shape{columns});
-      device.backend->SumRows(inputs.back(), outputs.back(), false);
+      device.backend->SumRows({inputs.back(), outputs.back(), false});
     }
     ASSERT_EQ(device.backend->Synchronize(), absl::OkStatus());
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Tensor expected(DType::kF32, outputs[i].view().shape());
-      MakeReferenceBackend()->SumRows(inputs[i], expected, false);
+      MakeReferenceBackend()->SumRows({inputs[i], expected, false});
       ExpectClose(outputs[i], expected, {.relative = 1e-5, .of_maximum = 1e-6});
     }
   }
@@ -353,9 +353,9 @@ TEST_F(DeviceBackendTest, ErrorsOfProductsNameTheProduct) {
   const std::string product = "product [4,6] x [6,8] of bfloat16 to float32, strides 6, 8 and 8: ";
   const auto error = [&](const FakeCublasLtOptions& options) {
     TestDevice device(0, options);
-    device.backend->MatMul(a, b, c, false);
-    device.backend->MatMul(b.view().Transpose(0, 1), a.view().Transpose(0, 1),
-                           Tensor(DType::kF32, {8, 4}), false);
+    device.backend->MatMul({a, b, c, false});
+    device.backend->MatMul(
+        {b.view().Transpose(0, 1), a.view().Transpose(0, 1), Tensor(DType::kF32, {8, 4}), false});
     return device.backend->Synchronize();
   };
   EXPECT_EQ(error({.fails = true}),
@@ -373,9 +373,9 @@ TEST_F(DeviceBackendTest, ErrorsOfKernelsNameKernelOperationAndShapes) {
   // More blocks than a grid has.
   const Tensor none(DType::kF32, {1});
   const TensorView huge(none.view().data(), DType::kF32, {int64_t{1} << 41});
-  device.backend->Scale(huge, 2);
+  device.backend->Scale({huge, 2});
   const Tensor x(DType::kF32, {8});
-  device.backend->Fill(x, 2);
+  device.backend->Fill({x, 2});
   const absl::Status status = device.backend->Synchronize();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(absl::StrContains(status.message(), "ForEach: launched with a grid of")) << status;

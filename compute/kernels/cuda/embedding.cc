@@ -1,3 +1,17 @@
+
+#include <glog/logging.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "compute/kernels/cuda/device_kernels.h"
+#include "compute/kernels/cuda/operation.h"
+#include "compute/kernels/cuda/simt.h"
+#include "compute/tensor/dtype.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera::cuda {
+
 // Embedding tables, forward and backward. V ids of this shard, R rows, C columns.
 //
 // The gradient of a table row adds the rows of its id one after the other, in their order, as on
@@ -7,20 +21,6 @@
 // 3. put each row into its id's list, in any order;
 // 4. sort each list: a row's place is the number of smaller rows in the list;
 // 5. one block a table row and strip of columns adds the rows of the list.
-
-#include <glog/logging.h>
-
-#include <cstdint>
-
-#include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/elementwise.h"
-#include "compute/kernels/cuda/operands.h"
-#include "compute/kernels/cuda/operation.h"
-#include "compute/kernels/cuda/simt.h"
-#include "compute/tensor/dtype.h"
-#include "compute/tensor/tensor.h"
-
-namespace tessera::cuda {
 namespace {
 
 constexpr int kScanThreads = 1024;
@@ -198,37 +198,28 @@ void LaunchLists(simt::Stream stream, const RowLists& lists) {
 
 }  // namespace
 
-void DeviceKernels::EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
-                                     TensorView out) {
-  const Operation here("EmbeddingForward", table, ids, out);
-  CHECK(ids.dtype() == DType::kI32 && ids.contiguous());
-  CHECK(table.dtype() == out.dtype());
-  WithType(out.dtype(), [&]<typename T>(T) {
-    const EmbeddingForwardBody<T> body = {AsRows<T>(table), ids.as<int32_t>(), first_id,
-                                          AsRows<T>(out)};
-    CHECK_EQ(body.table.columns, body.out.columns);
-    CHECK_EQ(ids.elements(), body.out.rows);
+void DeviceKernels::Run(const ops::EmbeddingForward& op) {
+  const Operation here("EmbeddingForward", op.table, op.ids, op.out);
+  WithType(op.out.dtype(), [&]<typename T>(T) {
+    const EmbeddingForwardBody<T> body = {AsRows<T>(op.table), op.ids.as<int32_t>(), op.first_id,
+                                          AsRows<T>(op.out)};
     LaunchForEach(stream(), body.out.rows, body.out.columns,
                   AllowsPacks(body.table) && AllowsPacks(body.out), body);
   });
 }
 
-void DeviceKernels::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
-                                      TensorView d_table) {
-  const Operation here("EmbeddingBackward", d_out, ids, d_table);
-  CHECK(ids.dtype() == DType::kI32 && ids.contiguous() && d_table.dtype() == DType::kF32);
-  WithType(d_out.dtype(), [&]<typename T>(T) {
-    const Rows<T> from = AsRows<T>(d_out);
-    const Rows<float> to = AsRows<float>(d_table);
-    CHECK_EQ(from.columns, to.columns);
-    CHECK_EQ(ids.elements(), from.rows);
+void DeviceKernels::Run(const ops::EmbeddingBackward& op) {
+  const Operation here("EmbeddingBackward", op.d_out, op.ids, op.d_table);
+  WithType(op.d_out.dtype(), [&]<typename T>(T) {
+    const Rows<T> from = AsRows<T>(op.d_out);
+    const Rows<float> to = AsRows<float>(op.d_table);
     if (from.rows == 0 || to.rows == 0) return;
     const int64_t words = 2 * to.rows + 1 + 2 * from.rows;
     int32_t* const memory = static_cast<int32_t*>(Scratch(words * sizeof(int32_t)));
     if (memory == nullptr) return;
-    const RowLists lists = {.ids = ids.as<int32_t>(),
+    const RowLists lists = {.ids = op.ids.as<int32_t>(),
                             .rows = from.rows,
-                            .first_id = first_id,
+                            .first_id = op.first_id,
                             .id_count = to.rows,
                             .counts = memory,
                             .starts = memory + to.rows,
@@ -240,27 +231,70 @@ void DeviceKernels::EmbeddingBackward(TensorView d_out, TensorView ids, int64_t 
   });
 }
 
-void DeviceKernels::AddPositions(TensorView table, int64_t sequence, TensorView x) {
-  const Operation here("AddPositions", table, x);
-  CHECK(table.dtype() == x.dtype());
-  WithType(x.dtype(), [&]<typename T>(T) {
-    const AddPositionsBody<T> body = {AsRows<T>(table), sequence, AsRows<T>(x)};
-    CHECK(body.table.columns == body.x.columns && body.table.rows >= sequence);
+void DeviceKernels::Run(const ops::AddPositions& op) {
+  const Operation here("AddPositions", op.table, op.x);
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const AddPositionsBody<T> body = {AsRows<T>(op.table), op.sequence, AsRows<T>(op.x)};
     LaunchForEach(stream(), body.x.rows, body.x.columns,
                   AllowsPacks(body.table) && AllowsPacks(body.x), body);
   });
 }
 
-void DeviceKernels::AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
-                                         bool accumulate) {
-  const Operation here("AddPositionsBackward", d_x, d_table);
-  CHECK(d_table.dtype() == DType::kF32);
-  WithType(d_x.dtype(), [&]<typename T>(T) {
-    const AddPositionsBackwardBody<T> body = {AsRows<T>(d_x), sequence, AsRows<float>(d_table),
-                                              accumulate};
-    CHECK(body.d_x.columns == body.d_table.columns && body.d_table.rows >= sequence);
-    CHECK_EQ(body.d_x.rows % sequence, 0);
+void DeviceKernels::Run(const ops::AddPositionsBackward& op) {
+  const Operation here("AddPositionsBackward", op.d_x, op.d_table);
+  WithType(op.d_x.dtype(), [&]<typename T>(T) {
+    const AddPositionsBackwardBody<T> body = {AsRows<T>(op.d_x), op.sequence,
+                                              AsRows<float>(op.d_table), op.accumulate};
     LaunchForEach(stream(), body.d_table.rows, body.d_table.columns, /*packs=*/false, body);
+  });
+}
+
+// Rotary positions: the pair (x1, x2) = (x[i], x[i + D/2]) is rotated by the angle of (t, i).
+namespace {
+
+// Rows are (batch, position, head), columns the first half of a head.
+template <typename T>
+struct RopeBody {
+  Rows<float> cos, sin;
+  float sign;
+  T* x;
+  int64_t sequence, heads, half;
+  int64_t batch_stride, sequence_stride, head_stride;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    const int64_t token = row / heads, head = row - token * heads;
+    const int64_t batch = token / sequence, t = token - batch * sequence;
+    T* const low = x + batch * batch_stride + t * sequence_stride + head * head_stride + column;
+    float x1[kCount], x2[kCount], c[kCount], s[kCount];
+    simt::LoadPack(low, x1);
+    simt::LoadPack(low + half, x2);
+    simt::LoadPack(cos.data + t * cos.stride + column, c);
+    simt::LoadPack(sin.data + t * sin.stride + column, s);
+    for (int i = 0; i < kCount; ++i) {
+      const float sine = sign * s[i], first = x1[i];
+      x1[i] = fmaf(first, c[i], -(x2[i] * sine));
+      x2[i] = fmaf(x2[i], c[i], first * sine);
+    }
+    simt::StorePack(x1, low);
+    simt::StorePack(x2, low + half);
+  }
+};
+
+}  // namespace
+
+void DeviceKernels::Run(const ops::Rope& op) {
+  const Operation here("Rope", op.cos, op.sin, op.x);
+  const int64_t sequence = op.x.dim(1), heads = op.x.dim(2), half = op.x.dim(3) / 2;
+  const Rows<float> cosines = AsRows<float>(op.cos), sines = AsRows<float>(op.sin);
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const RopeBody<T> body = {cosines,       sines,          op.inverse ? -1.0f : 1.0f,
+                              op.x.as<T>(),  sequence,       heads,
+                              half,          op.x.stride(0), op.x.stride(1),
+                              op.x.stride(2)};
+    bool packs = AllowsPacks(cosines) && AllowsPacks(sines) && AllowsPacks(body.x);
+    for (int d = 0; d < 3; ++d) packs = packs && op.x.stride(d) % kPackElements == 0;
+    LaunchForEach(stream(), op.x.dim(0) * sequence * heads, half, packs, body);
   });
 }
 

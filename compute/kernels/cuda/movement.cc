@@ -1,4 +1,4 @@
-// Fill, Copy, Add and Scale.
+// Copies, sums of arrays and of rows.
 
 #include <glog/logging.h>
 
@@ -7,15 +7,16 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "compute/kernels/cuda/column_sums.h"
 #include "compute/kernels/cuda/device_kernels.h"
-#include "compute/kernels/cuda/elementwise.h"
-#include "compute/kernels/cuda/operands.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera::cuda {
+
+// Fill, Copy, Add and Scale.
 namespace {
 
 constexpr int kMaxRank = 6;
@@ -197,51 +198,120 @@ Rows<T> AsOneRow(const TensorView& x) {
 
 }  // namespace
 
-void DeviceKernels::Fill(TensorView x, double value) {
-  const Operation here("Fill", x);
-  WithAnyType(x.dtype(), [&]<typename T>(T) {
-    LaunchForEach(stream(), 1, x.elements(), /*packs=*/false,
-                  FillBody<T>{x.as<T>(), ConvertElement<double, T>(value), Merge(x, x)});
+void DeviceKernels::Run(const ops::Fill& op) {
+  const Operation here("Fill", op.x);
+  WithAnyType(op.x.dtype(), [&]<typename T>(T) {
+    LaunchForEach(
+        stream(), 1, op.x.elements(), /*packs=*/false,
+        FillBody<T>{op.x.as<T>(), ConvertElement<double, T>(op.value), Merge(op.x, op.x)});
   });
 }
 
-void DeviceKernels::Copy(TensorView from, TensorView to) {
-  const Operation here("Copy", from, to);
-  CHECK(from.shape() == to.shape()) << ToString(from.shape()) << " to " << ToString(to.shape());
-  if (from.elements() == 0) return;
-  WithAnyType(from.dtype(), [&]<typename From>(From) {
-    WithAnyType(to.dtype(), [&]<typename To>(To) {
+void DeviceKernels::Run(const ops::Copy& op) {
+  const Operation here("Copy", op.from, op.to);
+  if (op.from.elements() == 0) return;
+  WithAnyType(op.from.dtype(), [&]<typename From>(From) {
+    WithAnyType(op.to.dtype(), [&]<typename To>(To) {
       if constexpr (std::is_same_v<From, int32_t> == std::is_same_v<To, int32_t>) {
-        LaunchCopy<From, To>(stream(), from, to);
+        LaunchCopy<From, To>(stream(), op.from, op.to);
       } else {
-        LOG(FATAL) << "no copy from " << DTypeName(from.dtype()) << " to " << DTypeName(to.dtype());
+        LOG(FATAL) << "no copy op.from " << DTypeName(op.from.dtype()) << " op.to "
+                   << DTypeName(op.to.dtype());
       }
     });
   });
 }
 
-void DeviceKernels::Add(TensorView a, TensorView b, TensorView out) {
-  const Operation here("Add", a, b, out);
-  CHECK(a.contiguous() && b.contiguous() && out.contiguous());
-  CHECK(a.shape() == b.shape() && a.shape() == out.shape())
-      << ToString(a.shape()) << " + " << ToString(b.shape()) << " = " << ToString(out.shape());
-  WithType(a.dtype(), [&]<typename A>(A) {
-    WithType(b.dtype(), [&]<typename B>(B) {
-      WithType(out.dtype(), [&]<typename Out>(Out) {
-        const AddBody<A, B, Out> body = {AsOneRow<A>(a), AsOneRow<B>(b), AsOneRow<Out>(out)};
-        LaunchForEach(stream(), 1, a.elements(),
+void DeviceKernels::Run(const ops::Add& op) {
+  const Operation here("Add", op.a, op.b, op.out);
+  WithType(op.a.dtype(), [&]<typename A>(A) {
+    WithType(op.b.dtype(), [&]<typename B>(B) {
+      WithType(op.out.dtype(), [&]<typename Out>(Out) {
+        const AddBody<A, B, Out> body = {AsOneRow<A>(op.a), AsOneRow<B>(op.b),
+                                         AsOneRow<Out>(op.out)};
+        LaunchForEach(stream(), 1, op.a.elements(),
                       AllowsPacks(body.a) && AllowsPacks(body.b) && AllowsPacks(body.out), body);
       });
     });
   });
 }
 
-void DeviceKernels::Scale(TensorView x, double factor) {
-  const Operation here("Scale", x);
-  CHECK(x.contiguous());
-  WithType(x.dtype(), [&]<typename T>(T) {
-    const ScaleBody<T> body = {AsOneRow<T>(x), static_cast<float>(factor)};
-    LaunchForEach(stream(), 1, x.elements(), AllowsPacks(body.x), body);
+void DeviceKernels::Run(const ops::Scale& op) {
+  const Operation here("Scale", op.x);
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const ScaleBody<T> body = {AsOneRow<T>(op.x), static_cast<float>(op.factor)};
+    LaunchForEach(stream(), 1, op.x.elements(), AllowsPacks(body.x), body);
+  });
+}
+
+// out = x + bias, by row: the last step of a sum of products over shards.
+namespace {
+
+template <typename X, typename T, typename Out>
+struct AddBiasBody {
+  Rows<X> x;
+  const T* bias;
+  Rows<Out> out;
+
+  template <int kCount>
+  TESSERA_DEVICE void Run(int64_t row, int64_t column) const {
+    float values[kCount], addends[kCount];
+    simt::LoadPack(x.data + row * x.stride + column, values);
+    simt::LoadPack(bias + column, addends);
+    for (int i = 0; i < kCount; ++i) values[i] += addends[i];
+    simt::StorePack(values, out.data + row * out.stride + column);
+  }
+};
+
+template <typename X, typename T, typename Out>
+void LaunchAddBias(simt::Stream stream, const TensorView& x, const TensorView& bias,
+                   const TensorView& out) {
+  const AddBiasBody<X, T, Out> body = {AsRows<X>(x), bias.as<T>(), AsRows<Out>(out)};
+  LaunchForEach(stream, body.x.rows, body.x.columns,
+                AllowsPacks(body.x) && AllowsPacks(body.bias) && AllowsPacks(body.out), body);
+}
+
+}  // namespace
+
+void DeviceKernels::AddBiasTo(const TensorView& bias, const TensorView& x) {
+  const Operation here("AddBiasTo", bias, x);
+  WithType(x.dtype(), [&]<typename X>(X) {
+    WithType(bias.dtype(), [&]<typename T>(T) { LaunchAddBias<X, T, X>(stream(), x, bias, x); });
+  });
+}
+
+void DeviceKernels::Run(const ops::AddBias& op) {
+  const Operation here("AddBias", op.x, op.bias, op.out);
+  if (op.bias.empty()) {
+    if (op.x.data() != op.out.data()) Copy({op.x, op.out});
+    return;
+  }
+  WithType(op.out.dtype(),
+           [&]<typename T>(T) { LaunchAddBias<float, T, T>(stream(), op.x, op.bias, op.out); });
+}
+
+namespace {
+
+template <typename T>
+struct SumRowsBody {
+  Rows<T> x;
+
+  TESSERA_DEVICE void Add(int64_t row, int64_t column, float (&sums)[1]) const {
+    sums[0] += simt::ToFloat(x.data[row * x.stride + column]);
+  }
+};
+
+}  // namespace
+
+void DeviceKernels::Run(const ops::SumRows& op) {
+  const Operation here("SumRows", op.x, op.out);
+  WithType(op.x.dtype(), [&]<typename T>(T) {
+    const SumRowsBody<T> body = {AsRows<T>(op.x)};
+    const int64_t rows = body.x.rows, columns = body.x.columns;
+    void* const partials = Scratch(ColumnSumsScratchBytes<1>(rows, columns));
+    if (partials == nullptr) return;
+    LaunchColumnSums<1>(stream(), body, rows, columns, op.accumulate, partials,
+                        {{op.out.as<float>()}});
   });
 }
 

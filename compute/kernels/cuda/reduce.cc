@@ -9,7 +9,6 @@
 
 #include "compute/kernels/cuda/device_kernels.h"
 #include "compute/kernels/cuda/norm_rows.h"
-#include "compute/kernels/cuda/operands.h"
 #include "compute/kernels/cuda/operation.h"
 #include "compute/kernels/cuda/simt.h"
 #include "compute/tensor/tensor.h"
@@ -40,10 +39,7 @@ TESSERA_KERNEL void SumBlocks(const T* x, int64_t count, int64_t block, bool squ
 
 void DeviceKernels::LaunchBlockSums(TensorView x, int64_t block, bool squares,
                                     std::span<double> sums) {
-  CHECK(x.contiguous());
-  CHECK_GE(block, 1);
   const int64_t count = x.elements();
-  CHECK_EQ(static_cast<int64_t>(sums.size()), simt::BlocksOf(count, block));
   if (sums.empty()) return;
   const int64_t bytes = static_cast<int64_t>(sums.size_bytes());
   double* const on_device = static_cast<double*>(Scratch(bytes));
@@ -66,19 +62,19 @@ double DeviceKernels::BlockedSum(TensorView x, bool squares) {
   return sums[0];
 }
 
-void DeviceKernels::SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) {
-  const Operation here("SumOfSquaresByBlock", x);
-  LaunchBlockSums(x, block, /*squares=*/true, sums);
+void DeviceKernels::Run(const ops::SumOfSquaresByBlock& op) {
+  const Operation here("SumOfSquaresByBlock", op.x);
+  LaunchBlockSums(op.x, op.block, /*squares=*/true, op.sums);
 }
 
-double DeviceKernels::SumOfSquares(TensorView x) {
-  const Operation here("SumOfSquares", x);
-  return BlockedSum(x, /*squares=*/true);
+double DeviceKernels::Run(const ops::SumOfSquares& op) {
+  const Operation here("SumOfSquares", op.x);
+  return BlockedSum(op.x, /*squares=*/true);
 }
 
-double DeviceKernels::Sum(TensorView x) {
-  const Operation here("Sum", x);
-  return BlockedSum(x, /*squares=*/false);
+double DeviceKernels::Run(const ops::Sum& op) {
+  const Operation here("Sum", op.x);
+  return BlockedSum(op.x, /*squares=*/false);
 }
 
 }  // namespace tessera::cuda

@@ -20,13 +20,7 @@ namespace {
 struct Heads {
   Heads(const AttentionOptions& attention_options, const TensorView& query, const TensorView& key,
         const TensorView& value)
-      : options(attention_options), q(query), k(key), v(value) {
-    CHECK_EQ(query.rank(), 4);
-    CHECK(key.shape() == value.shape());
-    CHECK(key.dim(0) == batch() && key.dim(1) == sequence() && key.dim(3) == size())
-        << ToString(key.shape()) << " for queries of " << ToString(query.shape());
-    CHECK_EQ(heads() % key.dim(2), 0);
-  }
+      : options(attention_options), q(query), k(key), v(value) {}
 
   int64_t batch() const { return q.dim(0); }
   int64_t sequence() const { return q.dim(1); }
@@ -59,34 +53,31 @@ struct Heads {
 
 // (y[i] + j y[i+D/2]) = (x[i] + j x[i+D/2]) (cos[t,i] + j sin[t,i]), j the imaginary unit; the
 // inverse multiplies by the conjugate.
-void ReferenceBackend::Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) {
-  const Array cosines(cos), sines(sin), input(x);
+void ReferenceBackend::Run(const ops::Rope& op) {
+  const Array cosines(op.cos), sines(op.sin), input(op.x);
   const int64_t half = input.dim(3) / 2;
-  CHECK(cosines.shape() == sines.shape());
-  CHECK(cosines.dim(0) >= input.dim(1) && cosines.dim(1) == half) << ToString(cos.shape());
   Array output(input.shape());
   for (int64_t b = 0; b < input.dim(0); ++b) {
     for (int64_t t = 0; t < input.dim(1); ++t) {
       for (int64_t h = 0; h < input.dim(2); ++h) {
         for (int64_t i = 0; i < half; ++i) {
           const double real = input(b, t, h, i), imaginary = input(b, t, h, i + half);
-          const double c = cosines(t, i), s = inverse ? -sines(t, i) : sines(t, i);
+          const double c = cosines(t, i), s = op.inverse ? -sines(t, i) : sines(t, i);
           output(b, t, h, i) = real * c - imaginary * s;
           output(b, t, h, i + half) = imaginary * c + real * s;
         }
       }
     }
   }
-  output.StoreTo(x);
+  output.StoreTo(op.x);
 }
 
 // With S[b,h,t,s] the score for s <= t and m[t,s] the dropout factor:
 // log_sum_exp[b,h,t] = log sum_{s<=t} exp(S[t,s])
 // out[b,t,h,:] = sum_{s<=t} exp(S[t,s] - log_sum_exp[t]) m[t,s] v[b,s,h/(H/K),:]
-void ReferenceBackend::AttentionForward(const AttentionOptions& options, TensorView q, TensorView k,
-                                        TensorView v, TensorView out, TensorView log_sum_exp) {
-  const Heads in(options, q, k, v);
-  Array output(q.shape()), lse({in.batch(), in.heads(), in.sequence()});
+void ReferenceBackend::Run(const ops::AttentionForward& op) {
+  const Heads in(op.options, op.q, op.k, op.v);
+  Array output(op.q.shape()), lse({in.batch(), in.heads(), in.sequence()});
   for (int64_t b = 0; b < in.batch(); ++b) {
     for (int64_t h = 0; h < in.heads(); ++h) {
       for (int64_t t = 0; t < in.sequence(); ++t) {
@@ -105,8 +96,8 @@ void ReferenceBackend::AttentionForward(const AttentionOptions& options, TensorV
       }
     }
   }
-  output.StoreTo(out);
-  lse.StoreTo(log_sum_exp);
+  output.StoreTo(op.out);
+  lse.StoreTo(op.log_sum_exp);
 }
 
 // With P[t,s] = exp(S[t,s] - log_sum_exp[t]), A[t,s] = m[t,s] sum_d d_out[b,t,h,d] v[b,s,kv,d] and
@@ -116,14 +107,10 @@ void ReferenceBackend::AttentionForward(const AttentionOptions& options, TensorV
 // d_v[b,s,kv,:] = sum_{h of kv} sum_t P[t,s] m[t,s] d_out[b,t,h,:]
 // The inner sum over j is d_out[b,t,h,:] . out[b,t,h,:]; computed from P it needs no rounded
 // output.
-void ReferenceBackend::AttentionBackward(const AttentionOptions& options, TensorView d_out,
-                                         TensorView q, TensorView k, TensorView v, TensorView out,
-                                         TensorView log_sum_exp, TensorView d_q, TensorView d_k,
-                                         TensorView d_v) {
-  const Heads in(options, q, k, v);
-  const Array gradient(d_out), lse(log_sum_exp);
-  CHECK(gradient.shape() == q.shape() && out.shape() == q.shape());
-  Array dq(q.shape()), dk(k.shape()), dv(v.shape());
+void ReferenceBackend::Run(const ops::AttentionBackward& op) {
+  const Heads in(op.options, op.q, op.k, op.v);
+  const Array gradient(op.d_out), lse(op.log_sum_exp);
+  Array dq(op.q.shape()), dk(op.k.shape()), dv(op.v.shape());
   for (int64_t b = 0; b < in.batch(); ++b) {
     for (int64_t h = 0; h < in.heads(); ++h) {
       const int64_t kv = in.KeyHead(h);
@@ -140,7 +127,7 @@ void ReferenceBackend::AttentionBackward(const AttentionOptions& options, Tensor
           mean_a += p[s] * a[s];
         }
         for (int64_t s = 0; s <= t; ++s) {
-          const double d_score = options.scale * p[s] * (a[s] - mean_a);
+          const double d_score = op.options.scale * p[s] * (a[s] - mean_a);
           for (int64_t d = 0; d < in.size(); ++d) {
             dq(b, t, h, d) += d_score * in.k(b, s, kv, d);
             dk(b, s, kv, d) += d_score * in.q(b, t, h, d);
@@ -149,9 +136,9 @@ void ReferenceBackend::AttentionBackward(const AttentionOptions& options, Tensor
       }
     }
   }
-  dq.StoreTo(d_q);
-  dk.StoreTo(d_k);
-  dv.StoreTo(d_v);
+  dq.StoreTo(op.d_q);
+  dk.StoreTo(op.d_k);
+  dv.StoreTo(op.d_v);
 }
 
 }  // namespace tessera::reference

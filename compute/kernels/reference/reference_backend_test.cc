@@ -58,7 +58,7 @@ TEST(RoundToBFloat16Test, RoundsOnceToNearestEven) {
 TEST_F(ReferenceBackendTest, CopyConvertsAnyStridesAndKeepsBitsOfEqualDtypes) {
   const Tensor x = random_.Normal(kF64, {3, 4, 5});
   const Tensor narrow(kBF16, {5, 4, 3});
-  backend_->Copy(x, narrow.view().Transpose(0, 2));
+  backend_->Copy({x, narrow.view().Transpose(0, 2)});
   for (int64_t i = 0; i < 3; ++i) {
     for (int64_t j = 0; j < 5; ++j) {
       EXPECT_EQ(At(narrow, {j, 2, i}), RoundTrip(At(x, {i, 2, j})));
@@ -75,12 +75,12 @@ TEST_F(ReferenceBackendTest, CopyConvertsAnyStridesAndKeepsBitsOfEqualDtypes) {
 TEST_F(ReferenceBackendTest, SimpleOperations) {
   const Tensor a = random_.Normal(kF32, {2, 3}), b = random_.Normal(kBF16, {2, 3});
   const Tensor sum(kF64, {2, 3}), filled(kBF16, {2, 3}), rows(kF64, {3});
-  backend_->Add(a, b, sum);
-  backend_->Fill(filled, 2.5);
-  backend_->SumRows(a, rows, false);
-  backend_->SumRows(b, rows, true);
+  backend_->Add({a, b, sum});
+  backend_->Fill({filled, 2.5});
+  backend_->SumRows({a, rows, false});
+  backend_->SumRows({b, rows, true});
   const Tensor scaled = Cloned(a);
-  backend_->Scale(scaled, -2);
+  backend_->Scale({scaled, -2});
   double total = 0, squares = 0;
   for (int64_t r = 0; r < 2; ++r) {
     for (int64_t c = 0; c < 3; ++c) {
@@ -92,16 +92,16 @@ TEST_F(ReferenceBackendTest, SimpleOperations) {
     }
   }
   EXPECT_EQ(At(rows, {1}), At(a, {0, 1}) + At(a, {1, 1}) + (At(b, {0, 1}) + At(b, {1, 1})));
-  EXPECT_EQ(backend_->Sum(a), total);
-  EXPECT_EQ(backend_->SumOfSquares(a), squares);
+  EXPECT_EQ(backend_->Sum({a}), total);
+  EXPECT_EQ(backend_->SumOfSquares({a}), squares);
 }
 
 TEST_F(ReferenceBackendTest, MatMulOverTransposedOperandsOfMixedDtypes) {
   const Tensor a = random_.Normal(kBF16, {4, 3}), b = random_.Normal(kF32, {5, 4});
   const Tensor bias = random_.Normal(kBF16, {5}), start = random_.Normal(kF32, {3, 5});
   const Tensor c = Cloned(start);
-  backend_->MatMul(a.view().Transpose(0, 1), b.view().Transpose(0, 1), c, /*accumulate=*/true,
-                   bias);
+  backend_->MatMul(
+      {a.view().Transpose(0, 1), b.view().Transpose(0, 1), c, /*accumulate=*/true, bias});
   for (int64_t m = 0; m < 3; ++m) {
     for (int64_t n = 0; n < 5; ++n) {
       double expected = At(start, {m, n}) + At(bias, {n});
@@ -114,10 +114,10 @@ TEST_F(ReferenceBackendTest, MatMulOverTransposedOperandsOfMixedDtypes) {
 TEST_F(ReferenceBackendTest, EmbeddingShardsAddUpToTheWholeTable) {
   const Tensor table = random_.Normal(kBF16, {10, 4}), ids = random_.Ids({8}, 0, 10);
   const Tensor whole(kF64, {8, 4}), low(kF64, {8, 4}), high(kF64, {8, 4}), sum(kF64, {8, 4});
-  backend_->EmbeddingForward(table, ids, 0, whole);
-  backend_->EmbeddingForward(table.view().Slice(0, 0, 6), ids, 0, low);
-  backend_->EmbeddingForward(table.view().Slice(0, 6, 10), ids, 6, high);
-  backend_->Add(low, high, sum);
+  backend_->EmbeddingForward({table, ids, 0, whole});
+  backend_->EmbeddingForward({table.view().Slice(0, 0, 6), ids, 0, low});
+  backend_->EmbeddingForward({table.view().Slice(0, 6, 10), ids, 6, high});
+  backend_->Add({low, high, sum});
   ExpectBitwiseEqual(sum, whole);
   EXPECT_EQ(At(whole, {5, 2}), At(table, {static_cast<int64_t>(At(ids, {5})), 2}));
 }
@@ -127,16 +127,16 @@ TEST_F(ReferenceBackendTest, NormsHaveUnitMoments) {
   const Tensor x = random_.Normal(kF64, {3, kChannels}, 5, 3), ones(kF64, {kChannels});
   const Tensor zeros(kF64, {kChannels}), out(kF64, {3, kChannels}), mean(kF64, {3}),
       rstd(kF64, {3});
-  backend_->Fill(ones, 1);
-  backend_->LayerNormForward(x, ones, zeros, 0, out, mean, rstd);
+  backend_->Fill({ones, 1});
+  backend_->LayerNormForward({x, ones, zeros, 0, out, mean, rstd});
   for (int64_t r = 0; r < 3; ++r) {
-    EXPECT_NEAR(backend_->Sum(out.view().Slice(0, r, r + 1)), 0, 1e-12);
-    EXPECT_NEAR(backend_->SumOfSquares(out.view().Slice(0, r, r + 1)), kChannels, 1e-10);
-    EXPECT_NEAR(At(mean, {r}) * kChannels, backend_->Sum(x.view().Slice(0, r, r + 1)), 1e-10);
+    EXPECT_NEAR(backend_->Sum({out.view().Slice(0, r, r + 1)}), 0, 1e-12);
+    EXPECT_NEAR(backend_->SumOfSquares({out.view().Slice(0, r, r + 1)}), kChannels, 1e-10);
+    EXPECT_NEAR(At(mean, {r}) * kChannels, backend_->Sum({x.view().Slice(0, r, r + 1)}), 1e-10);
   }
-  backend_->RmsNormForward(x, ones, 0, out, rstd);
+  backend_->RmsNormForward({x, ones, 0, out, rstd});
   for (int64_t r = 0; r < 3; ++r) {
-    EXPECT_NEAR(backend_->SumOfSquares(out.view().Slice(0, r, r + 1)), kChannels, 1e-10);
+    EXPECT_NEAR(backend_->SumOfSquares({out.view().Slice(0, r, r + 1)}), kChannels, 1e-10);
     EXPECT_NEAR(At(out, {r, 7}) / At(x, {r, 7}), At(rstd, {r}), 1e-14);
   }
 }
@@ -145,13 +145,13 @@ TEST_F(ReferenceBackendTest, ActivationsHaveTheirKnownValues) {
   const Tensor x(kF64, {1, 4}), out(kF64, {1, 4}), gated(kF64, {1, 2});
   const double inputs[] = {-1, 0, 1, 3};
   for (int i = 0; i < 4; ++i) x.view().as<double>()[i] = inputs[i];
-  backend_->GeluForward(x, out);
+  backend_->GeluForward({x, out});
   // gelu(x, approximate="tanh") of PyTorch.
   EXPECT_NEAR(At(out, {0, 0}), -0.15880801, 1e-8);
   EXPECT_EQ(At(out, {0, 1}), 0);
   EXPECT_NEAR(At(out, {0, 2}), 0.84119199, 1e-8);
   EXPECT_NEAR(At(out, {0, 3}), 2.99636261, 1e-8);
-  backend_->SwiGluForward(x, gated);  // gate -1, 0; up 1, 3
+  backend_->SwiGluForward({x, gated});  // gate -1, 0; up 1, 3
   EXPECT_NEAR(At(gated, {0, 0}), -1 / (1 + std::exp(1.0)), 1e-15);
   EXPECT_EQ(At(gated, {0, 1}), 0);
 }
@@ -167,7 +167,7 @@ TEST_F(ReferenceBackendTest, RopeIsAComplexRotation) {
     }
   }
   const Tensor input = random_.Normal(kF64, {2, kSequence, 2, 2 * kHalf}), x = Cloned(input);
-  backend_->Rope(cos, sin, /*inverse=*/false, x);
+  backend_->Rope({cos, sin, /*inverse=*/false, x});
   for (int64_t t = 0; t < kSequence; ++t) {
     for (int64_t i = 0; i < kHalf; ++i) {
       const std::complex<double> before(At(input, {1, t, 1, i}), At(input, {1, t, 1, i + kHalf}));
@@ -176,7 +176,7 @@ TEST_F(ReferenceBackendTest, RopeIsAComplexRotation) {
       EXPECT_NEAR(At(x, {1, t, 1, i + kHalf}), expected.imag(), 1e-14);
     }
   }
-  backend_->Rope(cos, sin, /*inverse=*/true, x);
+  backend_->Rope({cos, sin, /*inverse=*/true, x});
   ExpectClose(x, input, {.absolute = 1e-14}, "rotated back");
 }
 
@@ -189,8 +189,8 @@ TEST_F(ReferenceBackendTest, DropoutMaskBelongsToTheLogicalElement) {
                       .rows_per_sample = kTokens,
                       .global_columns = kColumns};
   const Tensor x(kF64, {kSamples * kTokens, kColumns});
-  backend_->Fill(x, 1);
-  backend_->ApplyDropout(whole, x);
+  backend_->Fill({x, 1});
+  backend_->ApplyDropout({whole, x});
   for (int64_t r = 0; r < kSamples * kTokens; ++r) {
     RandomStream sample = stream;
     sample.stream = MixCoordinates(stream.stream, 10 + r / kTokens);
@@ -204,29 +204,29 @@ TEST_F(ReferenceBackendTest, DropoutMaskBelongsToTheLogicalElement) {
   part.row_offset = 2;
   part.column_offset = 2;
   const Tensor y(kF64, {7, 3});
-  backend_->Fill(y, 1);
-  backend_->ApplyDropout(part, y);
+  backend_->Fill({y, 1});
+  backend_->ApplyDropout({part, y});
   ExpectBitwiseEqual(y, x.view().Slice(0, 2, 9).Slice(1, 2, 5));
   // Rows 5 to 8 of the micro-batch that begins with sample 10 are rows 1 to 4 of that which begins
   // with sample 11.
   part.first_sample = 11;
   part.row_offset = 1;
   const Tensor z(kF64, {4, 3});
-  backend_->Fill(z, 1);
-  backend_->ApplyDropout(part, z);
+  backend_->Fill({z, 1});
+  backend_->ApplyDropout({part, z});
   ExpectBitwiseEqual(z, x.view().Slice(0, 5, 9).Slice(1, 2, 5));
 }
 
 TEST_F(ReferenceBackendTest, DropoutKeepsTheMeanAndZeroIsTheIdentity) {
   Dropout dropout{.probability = 0.2, .rows_per_sample = 1, .global_columns = 100};
   const Tensor x(kF64, {1000, 100});
-  backend_->Fill(x, 1);
-  backend_->ApplyDropout(dropout, x);
+  backend_->Fill({x, 1});
+  backend_->ApplyDropout({dropout, x});
   // The mean of 1e5 draws has a standard deviation of 0.5 / sqrt(1e5) = 0.0016.
-  EXPECT_NEAR(backend_->Sum(x) / 1e5, 1, 0.01);
+  EXPECT_NEAR(backend_->Sum({x}) / 1e5, 1, 0.01);
   dropout.probability = 0;
   const Tensor before = Cloned(x);
-  backend_->ApplyDropout(dropout, x);
+  backend_->ApplyDropout({dropout, x});
   ExpectBitwiseEqual(x, before);
 }
 
@@ -237,7 +237,7 @@ struct AttentionResult {
 AttentionResult RunAttention(Backend& backend, const AttentionOptions& options, const TensorView& q,
                              const TensorView& k, const TensorView& v) {
   AttentionResult result{Tensor(kF64, q.shape()), Tensor(kF64, {q.dim(0), q.dim(2), q.dim(1)})};
-  backend.AttentionForward(options, q, k, v, result.out, result.log_sum_exp);
+  backend.AttentionForward({options, q, k, v, result.out, result.log_sum_exp});
   return result;
 }
 
@@ -262,8 +262,8 @@ TEST_F(ReferenceBackendTest, GroupedQueriesEqualRepeatedKeysAndValues) {
   const Tensor all_k(kF64, q.view().shape()), all_v(kF64, q.view().shape());
   for (int64_t h = 0; h < kHeads; ++h) {
     const int64_t kv = h / (kHeads / kKeyHeads);
-    backend_->Copy(k.view().Slice(2, kv, kv + 1), all_k.view().Slice(2, h, h + 1));
-    backend_->Copy(v.view().Slice(2, kv, kv + 1), all_v.view().Slice(2, h, h + 1));
+    backend_->Copy({k.view().Slice(2, kv, kv + 1), all_k.view().Slice(2, h, h + 1)});
+    backend_->Copy({v.view().Slice(2, kv, kv + 1), all_v.view().Slice(2, h, h + 1)});
   }
   const AttentionOptions options{.scale = 0.4, .dropout_probability = 0.25};
   const AttentionResult grouped = RunAttention(*backend_, options, q, k, v);
@@ -304,10 +304,10 @@ TEST_F(ReferenceBackendTest, CrossEntropyIsTheSameOverAnyShardsOfTheVocabulary) 
   const int32_t ids[] = {0, 5, 6, -100, 10};
   std::copy(std::begin(ids), std::end(ids), targets.view().as<int32_t>());
   const Tensor stats(kF64, {1, kRows, 3}), combined(kF64, {kRows, 3}), losses(kF64, {kRows});
-  backend_->CrossEntropyStats(logits, kVocabulary, targets, 0, stats.view().Reshape({kRows, 3}));
-  backend_->CrossEntropyLoss(stats, targets, combined, losses);
+  backend_->CrossEntropyStats({logits, kVocabulary, targets, 0, stats.view().Reshape({kRows, 3})});
+  backend_->CrossEntropyLoss({stats, targets, combined, losses});
   const Tensor gradient = Cloned(logits);
-  backend_->CrossEntropyBackward(combined, targets, kVocabulary, 0, 0.5, gradient);
+  backend_->CrossEntropyBackward({combined, targets, kVocabulary, 0, 0.5, gradient});
   for (int64_t r = 0; r < kRows; ++r) {
     double sum = 0, d_sum = 0;
     for (int64_t c = 0; c < kVocabulary; ++c) sum += std::exp(At(logits, {r, c}));
@@ -320,7 +320,7 @@ TEST_F(ReferenceBackendTest, CrossEntropyIsTheSameOverAnyShardsOfTheVocabulary) 
   // Shards of 6, 5 and 0 real columns, each padded to 6 with values that must be ignored.
   const int64_t kShards = 3, kWidth = 6;
   const Tensor padded(kF64, {kShards, kRows, kWidth}), split(kF64, {kShards, kRows, 3});
-  backend_->Fill(padded, 1e6);
+  backend_->Fill({padded, 1e6});
   const Tensor split_combined(kF64, {kRows, 3}), split_losses(kF64, {kRows});
   const auto shard = [&](const Tensor& x, int64_t s) {
     return TensorView(x.view().Slice(0, s, s + 1).data(), kF64, {kRows, x.view().dim(2)});
@@ -333,17 +333,17 @@ TEST_F(ReferenceBackendTest, CrossEntropyIsTheSameOverAnyShardsOfTheVocabulary) 
                    std::min(s * kWidth + kWidth, kVocabulary));
   };
   for (int64_t s = 0; s < kShards; ++s) {
-    backend_->Copy(real(logits, s), shard(padded, s).Slice(1, 0, valid(s)));
-    backend_->CrossEntropyStats(shard(padded, s), valid(s), targets, s * kWidth, shard(split, s));
+    backend_->Copy({real(logits, s), shard(padded, s).Slice(1, 0, valid(s))});
+    backend_->CrossEntropyStats({shard(padded, s), valid(s), targets, s * kWidth, shard(split, s)});
   }
-  backend_->CrossEntropyLoss(split, targets, split_combined, split_losses);
+  backend_->CrossEntropyLoss({split, targets, split_combined, split_losses});
   ExpectClose(split_combined, combined, {.relative = 1e-14}, "combined stats");
   ExpectClose(split_losses, losses, {.absolute = 1e-13}, "losses");
   for (int64_t s = 0; s < kShards; ++s) {
     const TensorView d_shard = shard(padded, s);
-    backend_->CrossEntropyBackward(split_combined, targets, valid(s), s * kWidth, 0.5, d_shard);
+    backend_->CrossEntropyBackward({split_combined, targets, valid(s), s * kWidth, 0.5, d_shard});
     ExpectClose(d_shard.Slice(1, 0, valid(s)), real(gradient, s), {.absolute = 1e-14}, "d_logits");
-    EXPECT_EQ(backend_->SumOfSquares(d_shard.Slice(1, valid(s), kWidth)), 0) << "padding";
+    EXPECT_EQ(backend_->SumOfSquares({d_shard.Slice(1, valid(s), kWidth)}), 0) << "padding";
   }
 }
 
@@ -356,7 +356,7 @@ TEST_F(ReferenceBackendTest, AdamWIsItsScalarFormula) {
   for (int64_t step = 1; step <= kSteps; ++step) {
     const Tensor grad = random_.Normal(kF64, {kCount});
     options.step = step;
-    backend_->AdamW(options, grad, {}, m, v, param);
+    backend_->AdamW({options, grad, {}, m, v, param});
     const double g = 0.5 * At(grad, {3});
     w_m = 0.9 * w_m + 0.1 * g;
     w_v = 0.95 * w_v + 0.05 * g * g;
@@ -374,9 +374,9 @@ TEST_F(ReferenceBackendTest, AdamWRoundsTheStoredMasterIntoTheParameter) {
   const Tensor m(kF32, {kCount}), v(kF32, {kCount}), grad = random_.Normal(kF32, {kCount});
   const Tensor alone = Cloned(master), alone_m = Cloned(m), alone_v = Cloned(v);
   const AdamWOptions options{.learning_rate = 0.01, .weight_decay = 0.1};
-  backend_->AdamW(options, grad, master, m, v, param);
+  backend_->AdamW({options, grad, master, m, v, param});
   ExpectBitwiseEqual(param, Converted(master, kBF16));
-  backend_->AdamW(options, grad, {}, alone_m, alone_v, alone);
+  backend_->AdamW({options, grad, {}, alone_m, alone_v, alone});
   ExpectBitwiseEqual(alone, master, "fp32 parameter without a master");
   ExpectBitwiseEqual(alone_m, m);
 }

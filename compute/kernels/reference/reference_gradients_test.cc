@@ -44,12 +44,12 @@ class ReferenceGradientsTest : public ::testing::Test {
   void ExpectAccumulates(const std::function<void(TensorView, bool)>& backward,
                          const Shape& shape) {
     const Tensor once(kF64, shape), twice(kF64, shape);
-    backend_->Fill(once, 17);
+    backend_->Fill({once, 17});
     backward(once, false);
-    backend_->Copy(once, twice);
+    backend_->Copy({once, twice});
     backward(twice, true);
     Tensor expected = Cloned(once);
-    backend_->Scale(expected, 2);
+    backend_->Scale({expected, 2});
     ExpectClose(twice, expected, {.of_maximum = 1e-15}, "accumulated gradient");
   }
 
@@ -62,13 +62,13 @@ TEST_F(ReferenceGradientsTest, MatMulThroughTransposedProducts) {
   const Tensor a = Random({kM, kK}), b = Random({kK, kN}), bias = Random({kN});
   const Tensor c(kF64, {kM, kN}), w = Random({kM, kN});
   const auto loss = [&] {
-    backend_->MatMul(a, b, c, /*accumulate=*/false, bias);
+    backend_->MatMul({a, b, c, /*accumulate=*/false, bias});
     return Dot(c, w);
   };
   const Tensor d_a(kF64, {kM, kK}), d_b(kF64, {kK, kN}), d_bias(kF64, {kN});
-  backend_->MatMul(w, b.view().Transpose(0, 1), d_a, false);
-  backend_->MatMul(a.view().Transpose(0, 1), w, d_b, false);
-  backend_->SumRows(w, d_bias, false);
+  backend_->MatMul({w, b.view().Transpose(0, 1), d_a, false});
+  backend_->MatMul({a.view().Transpose(0, 1), w, d_b, false});
+  backend_->SumRows({w, d_bias, false});
   ExpectGradient(loss, a, d_a, "a");
   ExpectGradient(loss, b, d_b, "b");
   ExpectGradient(loss, bias, d_bias, "bias");
@@ -82,11 +82,11 @@ TEST_F(ReferenceGradientsTest, EmbeddingWithIdsOfOtherShards) {
   ids.view().as<int32_t>()[1] = kFirst;
   const Tensor out(kF64, {kRows, kChannels});
   const auto loss = [&] {
-    backend_->EmbeddingForward(table, ids, kFirst, out);
+    backend_->EmbeddingForward({table, ids, kFirst, out});
     return Dot(out, w);
   };
   const Tensor d_table(kF64, {kVocabulary, kChannels});
-  backend_->EmbeddingBackward(w, ids, kFirst, d_table);
+  backend_->EmbeddingBackward({w, ids, kFirst, d_table});
   ExpectGradient(loss, table, d_table, "table");
 }
 
@@ -96,15 +96,15 @@ TEST_F(ReferenceGradientsTest, Positions) {
   const Tensor input = Random({kRows, kChannels});
   const auto loss = [&] {
     const Tensor x = Cloned(input);
-    backend_->AddPositions(table, kSequence, x);
+    backend_->AddPositions({table, kSequence, x});
     return Dot(x, w);
   };
   const Tensor d_table(kF64, table.view().shape());
-  backend_->AddPositionsBackward(w, kSequence, d_table, /*accumulate=*/false);
+  backend_->AddPositionsBackward({w, kSequence, d_table, /*accumulate=*/false});
   ExpectGradient(loss, table, d_table, "table");
   ExpectAccumulates(
       [&](const TensorView& d, bool accumulate) {
-        backend_->AddPositionsBackward(w, kSequence, d, accumulate);
+        backend_->AddPositionsBackward({w, kSequence, d, accumulate});
       },
       table.view().shape());
 }
@@ -116,14 +116,14 @@ TEST_F(ReferenceGradientsTest, LayerNorm) {
   const Tensor bias = Random(channels), w = Random(shape);
   const Tensor out(kF64, shape), mean(kF64, rows), rstd(kF64, rows);
   const auto loss = [&] {
-    backend_->LayerNormForward(x, weight, bias, 1e-5, out, mean, rstd);
+    backend_->LayerNormForward({x, weight, bias, 1e-5, out, mean, rstd});
     return Dot(out, w);
   };
   loss();
   const Tensor d_x(kF64, shape), d_weight(kF64, channels), d_bias(kF64, channels);
   const auto backward = [&](const TensorView& dx, const TensorView& dw, const TensorView& db,
                             bool accumulate) {
-    backend_->LayerNormBackward(w, x, weight, mean, rstd, dx, accumulate, dw, db, accumulate);
+    backend_->LayerNormBackward({w, x, weight, mean, rstd, dx, accumulate, dw, db, accumulate});
   };
   ExpectAccumulates([&](const TensorView& d, bool add) { backward(d, d_weight, d_bias, add); },
                     shape);
@@ -143,13 +143,13 @@ TEST_F(ReferenceGradientsTest, RmsNorm) {
   const Tensor x = random_.Normal(kF64, shape, 1, 2), weight = Random(channels), w = Random(shape);
   const Tensor out(kF64, shape), rstd(kF64, rows);
   const auto loss = [&] {
-    backend_->RmsNormForward(x, weight, 1e-5, out, rstd);
+    backend_->RmsNormForward({x, weight, 1e-5, out, rstd});
     return Dot(out, w);
   };
   loss();
   const Tensor d_x(kF64, shape), d_weight(kF64, channels);
   const auto backward = [&](const TensorView& dx, const TensorView& dw, bool accumulate) {
-    backend_->RmsNormBackward(w, x, weight, rstd, dx, accumulate, dw, accumulate);
+    backend_->RmsNormBackward({w, x, weight, rstd, dx, accumulate, dw, accumulate});
   };
   ExpectAccumulates([&](const TensorView& d, bool add) { backward(d, d_weight, add); }, shape);
   ExpectAccumulates([&](const TensorView& d, bool add) { backward(d_x, d, add); }, channels);
@@ -161,12 +161,12 @@ TEST_F(ReferenceGradientsTest, RmsNorm) {
 TEST_F(ReferenceGradientsTest, GeluAlsoInPlace) {
   const Tensor x = random_.Normal(kF64, {3, 7}, 0, 2), w = Random({3, 7}), out(kF64, {3, 7});
   const auto loss = [&] {
-    backend_->GeluForward(x, out);
+    backend_->GeluForward({x, out});
     return Dot(out, w);
   };
   const Tensor d_x(kF64, {3, 7}), in_place = Cloned(w);
-  backend_->GeluBackward(w, x, d_x);
-  backend_->GeluBackward(in_place, x, in_place);
+  backend_->GeluBackward({w, x, d_x});
+  backend_->GeluBackward({in_place, x, in_place});
   ExpectGradient(loss, x, d_x, "x");
   testing::ExpectBitwiseEqual(in_place, d_x);
 }
@@ -175,10 +175,10 @@ TEST_F(ReferenceGradientsTest, SwiGlu) {
   const Tensor gate_up = random_.Normal(kF64, {3, 10}, 0, 2), w = Random({3, 5});
   const Tensor out(kF64, {3, 5}), d_gate_up(kF64, {3, 10});
   const auto loss = [&] {
-    backend_->SwiGluForward(gate_up, out);
+    backend_->SwiGluForward({gate_up, out});
     return Dot(out, w);
   };
-  backend_->SwiGluBackward(w, gate_up, d_gate_up);
+  backend_->SwiGluBackward({w, gate_up, d_gate_up});
   ExpectGradient(loss, gate_up, d_gate_up, "gate_up");
 }
 
@@ -190,11 +190,11 @@ TEST_F(ReferenceGradientsTest, DropoutIsItsOwnBackward) {
   const Tensor input = Random({6, 5}), w = Random({6, 5});
   const auto loss = [&] {
     const Tensor x = Cloned(input);
-    backend_->ApplyDropout(dropout, x);
+    backend_->ApplyDropout({dropout, x});
     return Dot(x, w);
   };
   const Tensor d_x = Cloned(w);
-  backend_->ApplyDropout(dropout, d_x);
+  backend_->ApplyDropout({dropout, d_x});
   ExpectGradient(loss, input, d_x, "x");
 }
 
@@ -210,11 +210,11 @@ TEST_F(ReferenceGradientsTest, RopeIsUndoneByItsInverse) {
   const Tensor input = Random(shape), w = Random(shape);
   const auto loss = [&] {
     const Tensor x = Cloned(input);
-    backend_->Rope(cos, sin, /*inverse=*/false, x);
+    backend_->Rope({cos, sin, /*inverse=*/false, x});
     return Dot(x, w);
   };
   const Tensor d_x = Cloned(w);
-  backend_->Rope(cos, sin, /*inverse=*/true, d_x);
+  backend_->Rope({cos, sin, /*inverse=*/true, d_x});
   ExpectGradient(loss, input, d_x, "x");
 }
 
@@ -244,12 +244,12 @@ TEST_P(AttentionGradientsTest, OverViewsOfAFusedBuffer) {
                                  .first_sample = 3,
                                  .first_head = 1};
   const auto loss = [&] {
-    backend_->AttentionForward(options, part(fused, 0), part(fused, 1), part(fused, 2), out, lse);
+    backend_->AttentionForward({options, part(fused, 0), part(fused, 1), part(fused, 2), out, lse});
     return Dot(out, w);
   };
   loss();
-  backend_->AttentionBackward(options, w, part(fused, 0), part(fused, 1), part(fused, 2), out, lse,
-                              part(d_fused, 0), part(d_fused, 1), part(d_fused, 2));
+  backend_->AttentionBackward({options, w, part(fused, 0), part(fused, 1), part(fused, 2), out, lse,
+                               part(d_fused, 0), part(d_fused, 1), part(d_fused, 2)});
   ExpectGradient(loss, fused, d_fused, "fused q, k, v");
 }
 
@@ -270,17 +270,17 @@ TEST_F(ReferenceGradientsTest, CrossEntropyOverTwoShardsWithPaddingAndIgnoredRow
   };
   const auto loss = [&] {
     for (int64_t s = 0; s < kShards; ++s) {
-      backend_->CrossEntropyStats(shard(logits, s), valid[s], targets, s * kColumns,
-                                  shard(stats, s));
+      backend_->CrossEntropyStats(
+          {shard(logits, s), valid[s], targets, s * kColumns, shard(stats, s)});
     }
-    backend_->CrossEntropyLoss(stats, targets, combined, losses);
-    return kScale * backend_->Sum(losses);
+    backend_->CrossEntropyLoss({stats, targets, combined, losses});
+    return kScale * backend_->Sum({losses});
   };
   loss();
   const Tensor d_logits = Cloned(logits);
   for (int64_t s = 0; s < kShards; ++s) {
-    backend_->CrossEntropyBackward(combined, targets, valid[s], s * kColumns, kScale,
-                                   shard(d_logits, s));
+    backend_->CrossEntropyBackward(
+        {combined, targets, valid[s], s * kColumns, kScale, shard(d_logits, s)});
   }
   ExpectGradient(loss, logits, d_logits, "logits");
 }

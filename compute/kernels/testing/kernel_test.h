@@ -1,8 +1,9 @@
 #ifndef TESSERA_COMPUTE_KERNELS_TESTING_KERNEL_TEST_H_
 #define TESSERA_COMPUTE_KERNELS_TESTING_KERNEL_TEST_H_
 
-// The fixture of the suites that every backend passes (layer_test.cc, movement_test.cc,
-// attention_test.cc): a backend's test target links a suite with its own VariantsUnderTest().
+// The fixture of the suites that every backend passes (operations_test.cc,
+// operation_details_test.cc): a backend's test target links a suite with its own
+// VariantsUnderTest().
 
 #include <gtest/gtest.h>
 
@@ -54,8 +55,9 @@ class KernelTest : public ::testing::TestWithParam<DType> {
   DType dtype() const { return GetParam(); }
 
   // Outputs of the compute dtype are rounded to it, at about 2^-9 in bf16; sums are fp32
-  // everywhere.
+  // everywhere, sums of whole tensors fp64.
   testing::Tolerance ToleranceOf(DType output, double slack) const {
+    if (output == DType::kF64) return {.relative = 1e-13 * slack};
     if (output == DType::kBF16) return {.relative = 0.006 * slack, .of_maximum = 0.004 * slack};
     return {.relative = 2e-5 * slack, .of_maximum = 4e-6 * slack};
   }

@@ -55,7 +55,7 @@ int64_t RandomTensors::Integer(int64_t low, int64_t high) {
 
 Tensor Converted(const TensorView& x, DType dtype) {
   Tensor copy(dtype, x.shape());
-  MakeReferenceBackend()->Copy(x, copy);
+  MakeReferenceBackend()->Copy({x, copy});
   return copy;
 }
 

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -33,31 +32,29 @@ class WrongBackend : public ProfilingBackend {
   enum What { kNothing, kGelu, kAttentionGradient, kAdamW, kRandomNorm };
   WrongBackend(Backend& right, What what) : ProfilingBackend(right), what_(what) {}
 
-  void GeluForward(TensorView x, TensorView out) override {
-    ProfilingBackend::GeluForward(x, out);
-    if (what_ == kGelu) Scale(out.Slice(0, 0, 1), 1.5);
+ protected:
+  using ProfilingBackend::Run;
+  void Run(const ops::GeluForward& op) override {
+    ProfilingBackend::Run(op);
+    if (what_ == kGelu) Scale({op.out.Slice(0, 0, 1), 1.5});
   }
-  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
-                  TensorView act) override {
-    ProfilingBackend::MatMulGelu(a, b, bias, pre, act);
-    if (what_ == kGelu) Scale(act.Slice(0, 0, 1), 1.5);
+  void Run(const ops::MatMulGelu& op) override {
+    ProfilingBackend::Run(op);
+    if (what_ == kGelu) Scale({op.act.Slice(0, 0, 1), 1.5});
   }
-  void AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
-                         TensorView k, TensorView v, TensorView out, TensorView log_sum_exp,
-                         TensorView d_q, TensorView d_k, TensorView d_v) override {
-    ProfilingBackend::AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
-    if (what_ == kAttentionGradient) Copy(d_k, d_v);
+  void Run(const ops::AttentionBackward& op) override {
+    ProfilingBackend::Run(op);
+    if (what_ == kAttentionGradient) Copy({op.d_k, op.d_v});
   }
-  void AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) override {
-    ProfilingBackend::AdamWAll(options, parts);
+  void Run(const ops::AdamWAll& op) override {
+    ProfilingBackend::Run(op);
     if (what_ != kAdamW) return;
-    for (const AdamWOperands& part : parts) Scale(part.param, 1.05);
+    for (const AdamWOperands& part : op.parts) Scale({part.param, 1.05});
   }
-  void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
-                        TensorView out, TensorView mean, TensorView rstd) override {
-    ProfilingBackend::LayerNormForward(x, weight, bias, epsilon, out, mean, rstd);
+  void Run(const ops::LayerNormForward& op) override {
+    ProfilingBackend::Run(op);
     // As small as a rounding, and never the same.
-    if (what_ == kRandomNorm) Scale(mean, 1 + 1e-6 * ++calls_);
+    if (what_ == kRandomNorm) Scale({op.mean, 1 + 1e-6 * ++calls_});
   }
 
  private:

@@ -119,7 +119,7 @@ absl::StatusOr<double> MeasureGemmRate(Backend& backend, Device device, int64_t 
     TESSERA_RETURN_IF_ERROR(backend.Synchronize());
     const Clock::time_point start = Clock::now();
     for (int i = 0; i < products; ++i) {
-      backend.MatMul(a, b.view().Transpose(0, 1), c, /*accumulate=*/false);
+      backend.MatMul({a, b.view().Transpose(0, 1), c, /*accumulate=*/false});
     }
     TESSERA_RETURN_IF_ERROR(backend.Synchronize());
     // The first round chooses algorithms.

@@ -96,6 +96,96 @@ class OnDevice {
   std::vector<Region> regions_;
 };
 
+// Stands for a field of any type.
+struct AnyField {
+  template <typename Field>
+  operator Field() const;  // NOLINT(google-explicit-constructor)
+};
+
+template <typename Op, typename... Fields>
+constexpr int CountFields() {
+  if constexpr (requires { Op{Fields()..., AnyField()}; }) {
+    return CountFields<Op, Fields..., AnyField>();
+  } else {
+    return sizeof...(Fields);
+  }
+}
+
+// Calls visit(field) for every field of an operation.
+template <typename Op, typename Visit>
+void ForEachField(Op& op, const Visit& visit) {
+  const auto all = [&](auto&... fields) { (visit(fields), ...); };
+  constexpr int kFields = CountFields<Op>();
+  static_assert(kFields <= 10);
+  if constexpr (kFields == 1) {
+    auto& [a] = op;
+    all(a);
+  } else if constexpr (kFields == 2) {
+    auto& [a, b] = op;
+    all(a, b);
+  } else if constexpr (kFields == 3) {
+    auto& [a, b, c] = op;
+    all(a, b, c);
+  } else if constexpr (kFields == 4) {
+    auto& [a, b, c, d] = op;
+    all(a, b, c, d);
+  } else if constexpr (kFields == 5) {
+    auto& [a, b, c, d, e] = op;
+    all(a, b, c, d, e);
+  } else if constexpr (kFields == 6) {
+    auto& [a, b, c, d, e, f] = op;
+    all(a, b, c, d, e, f);
+  } else if constexpr (kFields == 7) {
+    auto& [a, b, c, d, e, f, g] = op;
+    all(a, b, c, d, e, f, g);
+  } else if constexpr (kFields == 8) {
+    auto& [a, b, c, d, e, f, g, h] = op;
+    all(a, b, c, d, e, f, g, h);
+  } else if constexpr (kFields == 9) {
+    auto& [a, b, c, d, e, f, g, h, i] = op;
+    all(a, b, c, d, e, f, g, h, i);
+  } else {
+    auto& [a, b, c, d, e, f, g, h, i, j] = op;
+    all(a, b, c, d, e, f, g, h, i, j);
+  }
+}
+
+// An operation whose operands are to be moved.
+template <typename Op>
+class Movable {
+ public:
+  explicit Movable(const Op& op) : op_(op) {
+    ForEachField(op_, [this](auto& field) { this->Collect(field); });
+  }
+  Movable(const Movable&) = delete;
+  Movable& operator=(const Movable&) = delete;
+
+  const Op& op() const { return op_; }
+  const std::vector<TensorView*>& views() const { return views_; }
+
+ private:
+  void Collect(TensorView& view) { views_.push_back(&view); }
+  void Collect(std::span<const MatMulOperands>& products) {
+    products_.assign(products.begin(), products.end());
+    products = products_;
+    for (MatMulOperands& product : products_) views_.insert(views_.end(), {&product.a, &product.b});
+  }
+  void Collect(std::span<const AdamWOperands>& parts) {
+    parts_.assign(parts.begin(), parts.end());
+    parts = parts_;
+    for (AdamWOperands& part : parts_) {
+      views_.insert(views_.end(), {&part.grad, &part.master, &part.m, &part.v, &part.param});
+    }
+  }
+  template <typename Setting>
+  void Collect(Setting& /*setting*/) {}
+
+  Op op_;
+  std::vector<MatMulOperands> products_;
+  std::vector<AdamWOperands> parts_;
+  std::vector<TensorView*> views_;
+};
+
 class HostOperandBackend final : public Backend {
  public:
   HostOperandBackend(Device device, Backend& backend) : device_(device), backend_(backend) {}
@@ -103,172 +193,17 @@ class HostOperandBackend final : public Backend {
   Device device() const override { return {}; }
   absl::Status Synchronize() override { return backend_.Synchronize(); }
 
-  void Fill(TensorView x, double value) override {
-    On({&x}, [&] { backend_.Fill(x, value); });
+ protected:
+#define TESSERA_RUN_ON_DEVICE(Result, Name)                    \
+  Result Run(const ops::Name& op) override {                   \
+    const Movable<ops::Name> moved(op);                        \
+    const OnDevice operands(device_, backend_, moved.views()); \
+    return backend_.Name(moved.op());                          \
   }
-  void Copy(TensorView from, TensorView to) override {
-    On({&from, &to}, [&] { backend_.Copy(from, to); });
-  }
-  void Add(TensorView a, TensorView b, TensorView out) override {
-    On({&a, &b, &out}, [&] { backend_.Add(a, b, out); });
-  }
-  void Scale(TensorView x, double factor) override {
-    On({&x}, [&] { backend_.Scale(x, factor); });
-  }
-  void MatMul(TensorView a, TensorView b, TensorView c, bool accumulate, TensorView bias) override {
-    On({&a, &b, &c, &bias}, [&] { backend_.MatMul(a, b, c, accumulate, bias); });
-  }
-  void MatMulTree(std::span<const MatMulOperands> products, TensorView c) override {
-    std::vector<MatMulOperands> own(products.begin(), products.end());
-    std::vector<TensorView*> views = {&c};
-    for (MatMulOperands& product : own) views.insert(views.end(), {&product.a, &product.b});
-    On(views, [&] { backend_.MatMulTree(own, c); });
-  }
-  void MatMulGelu(TensorView a, TensorView b, TensorView bias, TensorView pre,
-                  TensorView act) override {
-    On({&a, &b, &bias, &pre, &act}, [&] { backend_.MatMulGelu(a, b, bias, pre, act); });
-  }
-  void MatMulGeluBackward(TensorView a, TensorView b, TensorView pre, TensorView d_pre) override {
-    On({&a, &b, &pre, &d_pre}, [&] { backend_.MatMulGeluBackward(a, b, pre, d_pre); });
-  }
-  void AddBias(TensorView x, TensorView bias, TensorView out) override {
-    On({&x, &bias, &out}, [&] { backend_.AddBias(x, bias, out); });
-  }
-  void SumRows(TensorView x, TensorView out, bool accumulate) override {
-    On({&x, &out}, [&] { backend_.SumRows(x, out, accumulate); });
-  }
-  void EmbeddingForward(TensorView table, TensorView ids, int64_t first_id,
-                        TensorView out) override {
-    On({&table, &ids, &out}, [&] { backend_.EmbeddingForward(table, ids, first_id, out); });
-  }
-  void EmbeddingBackward(TensorView d_out, TensorView ids, int64_t first_id,
-                         TensorView d_table) override {
-    On({&d_out, &ids, &d_table},
-       [&] { backend_.EmbeddingBackward(d_out, ids, first_id, d_table); });
-  }
-  void AddPositions(TensorView table, int64_t sequence, TensorView x) override {
-    On({&table, &x}, [&] { backend_.AddPositions(table, sequence, x); });
-  }
-  void AddPositionsBackward(TensorView d_x, int64_t sequence, TensorView d_table,
-                            bool accumulate) override {
-    On({&d_x, &d_table},
-       [&] { backend_.AddPositionsBackward(d_x, sequence, d_table, accumulate); });
-  }
-  void LayerNormForward(TensorView x, TensorView weight, TensorView bias, double epsilon,
-                        TensorView out, TensorView mean, TensorView rstd) override {
-    On({&x, &weight, &bias, &out, &mean, &rstd},
-       [&] { backend_.LayerNormForward(x, weight, bias, epsilon, out, mean, rstd); });
-  }
-  void LayerNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView mean,
-                         TensorView rstd, TensorView d_x, bool accumulate_dx, TensorView d_weight,
-                         TensorView d_bias, bool accumulate) override {
-    On({&d_out, &x, &weight, &mean, &rstd, &d_x, &d_weight, &d_bias}, [&] {
-      backend_.LayerNormBackward(d_out, x, weight, mean, rstd, d_x, accumulate_dx, d_weight, d_bias,
-                                 accumulate);
-    });
-  }
-  void RmsNormForward(TensorView x, TensorView weight, double epsilon, TensorView out,
-                      TensorView rstd) override {
-    On({&x, &weight, &out, &rstd}, [&] { backend_.RmsNormForward(x, weight, epsilon, out, rstd); });
-  }
-  void AddLayerNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
-                           TensorView bias, double epsilon, TensorView out, TensorView mean,
-                           TensorView rstd) override {
-    On({&a, &b, &sum, &weight, &bias, &out, &mean, &rstd},
-       [&] { backend_.AddLayerNormForward(a, b, sum, weight, bias, epsilon, out, mean, rstd); });
-  }
-  void AddRmsNormForward(TensorView a, TensorView b, TensorView sum, TensorView weight,
-                         double epsilon, TensorView out, TensorView rstd) override {
-    On({&a, &b, &sum, &weight, &out, &rstd},
-       [&] { backend_.AddRmsNormForward(a, b, sum, weight, epsilon, out, rstd); });
-  }
-  void RmsNormBackward(TensorView d_out, TensorView x, TensorView weight, TensorView rstd,
-                       TensorView d_x, bool accumulate_dx, TensorView d_weight,
-                       bool accumulate) override {
-    On({&d_out, &x, &weight, &rstd, &d_x, &d_weight}, [&] {
-      backend_.RmsNormBackward(d_out, x, weight, rstd, d_x, accumulate_dx, d_weight, accumulate);
-    });
-  }
-  void GeluForward(TensorView x, TensorView out) override {
-    On({&x, &out}, [&] { backend_.GeluForward(x, out); });
-  }
-  void GeluBackward(TensorView d_out, TensorView x, TensorView d_x) override {
-    On({&d_out, &x, &d_x}, [&] { backend_.GeluBackward(d_out, x, d_x); });
-  }
-  void SwiGluForward(TensorView gate_up, TensorView out) override {
-    On({&gate_up, &out}, [&] { backend_.SwiGluForward(gate_up, out); });
-  }
-  void SwiGluBackward(TensorView d_out, TensorView gate_up, TensorView d_gate_up) override {
-    On({&d_out, &gate_up, &d_gate_up}, [&] { backend_.SwiGluBackward(d_out, gate_up, d_gate_up); });
-  }
-  void ApplyDropout(const Dropout& dropout, TensorView x) override {
-    On({&x}, [&] { backend_.ApplyDropout(dropout, x); });
-  }
-  void Rope(TensorView cos, TensorView sin, bool inverse, TensorView x) override {
-    On({&cos, &sin, &x}, [&] { backend_.Rope(cos, sin, inverse, x); });
-  }
-  void AttentionForward(const AttentionOptions& options, TensorView q, TensorView k, TensorView v,
-                        TensorView out, TensorView log_sum_exp) override {
-    On({&q, &k, &v, &out, &log_sum_exp},
-       [&] { backend_.AttentionForward(options, q, k, v, out, log_sum_exp); });
-  }
-  void AttentionBackward(const AttentionOptions& options, TensorView d_out, TensorView q,
-                         TensorView k, TensorView v, TensorView out, TensorView log_sum_exp,
-                         TensorView d_q, TensorView d_k, TensorView d_v) override {
-    On({&d_out, &q, &k, &v, &out, &log_sum_exp, &d_q, &d_k, &d_v}, [&] {
-      backend_.AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
-    });
-  }
-  void CrossEntropyStats(TensorView logits, int64_t valid, TensorView targets, int64_t first_id,
-                         TensorView stats) override {
-    On({&logits, &targets, &stats},
-       [&] { backend_.CrossEntropyStats(logits, valid, targets, first_id, stats); });
-  }
-  void CrossEntropyLoss(TensorView stats, TensorView targets, TensorView combined,
-                        TensorView losses) override {
-    On({&stats, &targets, &combined, &losses},
-       [&] { backend_.CrossEntropyLoss(stats, targets, combined, losses); });
-  }
-  void CrossEntropyBackward(TensorView combined, TensorView targets, int64_t valid,
-                            int64_t first_id, double grad_scale, TensorView logits) override {
-    On({&combined, &targets, &logits}, [&] {
-      backend_.CrossEntropyBackward(combined, targets, valid, first_id, grad_scale, logits);
-    });
-  }
-  double SumOfSquares(TensorView x) override {
-    double sum = 0;
-    On({&x}, [&] { sum = backend_.SumOfSquares(x); });
-    return sum;
-  }
-  double Sum(TensorView x) override {
-    double sum = 0;
-    On({&x}, [&] { sum = backend_.Sum(x); });
-    return sum;
-  }
-  void SumOfSquaresByBlock(TensorView x, int64_t block, std::span<double> sums) override {
-    On({&x}, [&] { backend_.SumOfSquaresByBlock(x, block, sums); });
-  }
-  void AdamW(const AdamWOptions& options, TensorView grad, TensorView master, TensorView m,
-             TensorView v, TensorView param) override {
-    On({&grad, &master, &m, &v, &param},
-       [&] { backend_.AdamW(options, grad, master, m, v, param); });
-  }
-  void AdamWAll(const AdamWOptions& options, std::span<const AdamWOperands> parts) override {
-    std::vector<AdamWOperands> own(parts.begin(), parts.end());
-    std::vector<TensorView*> views;
-    for (AdamWOperands& part : own) {
-      views.insert(views.end(), {&part.grad, &part.master, &part.m, &part.v, &part.param});
-    }
-    On(views, [&] { backend_.AdamWAll(options, own); });
-  }
+  TESSERA_OPERATIONS(TESSERA_RUN_ON_DEVICE)
+#undef TESSERA_RUN_ON_DEVICE
 
  private:
-  template <typename Operation>
-  void On(const std::vector<TensorView*>& views, const Operation& operation) {
-    const OnDevice operands(device_, backend_, views);
-    operation();
-  }
-
   const Device device_;
   Backend& backend_;
 };

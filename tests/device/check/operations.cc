@@ -159,12 +159,12 @@ void Cases::Movement() {
     const Tensor a = Normal(shape), b = Normal(shape);
     comparison_.Run(shape, [&](Backend& backend) {
       Outputs outputs;
-      backend.Fill(Add(outputs, "filled", Tensor(dtype_, shape)), 0.3);
-      backend.Copy(a, Add(outputs, "converted", Tensor(other(), shape)));
-      backend.Copy(a.view().Transpose(0, 1),
-                   Add(outputs, "transposed", Tensor(dtype_, {shape[1], shape[0]})));
-      backend.Add(a, b, Add(outputs, "sum", Tensor(dtype_, shape)));
-      backend.Scale(Add(outputs, "scaled", Cloned(a)), 0.7);
+      backend.Fill({Add(outputs, "filled", Tensor(dtype_, shape)), 0.3});
+      backend.Copy({a, Add(outputs, "converted", Tensor(other(), shape))});
+      backend.Copy({a.view().Transpose(0, 1),
+                    Add(outputs, "transposed", Tensor(dtype_, {shape[1], shape[0]}))});
+      backend.Add({a, b, Add(outputs, "sum", Tensor(dtype_, shape))});
+      backend.Scale({Add(outputs, "scaled", Cloned(a)), 0.7});
       return outputs;
     });
   }
@@ -178,13 +178,13 @@ void Cases::ProductsOf(int64_t m, int64_t k, int64_t n) {
     const TensorView a_of_transposed = a_transposed.view().Transpose(0, 1);
     const TensorView b_of_transposed = b_transposed.view().Transpose(0, 1);
     Outputs outputs;
-    backend.MatMul(a, b, Add(outputs, "a b", Tensor(dtype_, {m, n})), false);
-    backend.MatMul(a, b_of_transposed, Add(outputs, "a b' + bias", Tensor(dtype_, {m, n})), false,
-                   bias);
-    backend.MatMul(a_of_transposed, b, Add(outputs, "c + a' b", Cloned(start32)), true);
-    backend.MatMul(a, b, Add(outputs, "c + a b", Cloned(start)), true);
+    backend.MatMul({a, b, Add(outputs, "a b", Tensor(dtype_, {m, n})), false});
+    backend.MatMul(
+        {a, b_of_transposed, Add(outputs, "a b' + bias", Tensor(dtype_, {m, n})), false, bias});
+    backend.MatMul({a_of_transposed, b, Add(outputs, "c + a' b", Cloned(start32)), true});
+    backend.MatMul({a, b, Add(outputs, "c + a b", Cloned(start)), true});
     const std::vector<MatMulOperands> products = {{a, b}, {second, b}, {a, b}};
-    backend.MatMulTree(products, Add(outputs, "tree", Tensor(DType::kF32, {m, n})));
+    backend.MatMulTree({products, Add(outputs, "tree", Tensor(DType::kF32, {m, n}))});
     return outputs;
   });
 }
@@ -208,10 +208,10 @@ void Cases::GeluProducts() {
         size,
         [&](Backend& backend) {
           Outputs outputs;
-          backend.MatMulGelu(a, b, bias, Add(outputs, "pre", Tensor(dtype_, {m, n})),
-                             Add(outputs, "act", Tensor(dtype_, {m, n})));
-          backend.MatMulGeluBackward(a, b_transposed.view().Transpose(0, 1), pre,
-                                     Add(outputs, "d_pre", Tensor(dtype_, {m, n})));
+          backend.MatMulGelu({a, b, bias, Add(outputs, "pre", Tensor(dtype_, {m, n})),
+                              Add(outputs, "act", Tensor(dtype_, {m, n}))});
+          backend.MatMulGeluBackward({a, b_transposed.view().Transpose(0, 1), pre,
+                                      Add(outputs, "d_pre", Tensor(dtype_, {m, n}))});
           return outputs;
         },
         /*slack=*/2);
@@ -225,9 +225,9 @@ void Cases::Rows() {
     const Tensor bias = Normal({shape[1]});
     comparison_.Run(shape, [&](Backend& backend) {
       Outputs outputs;
-      backend.AddBias(x32, bias, Add(outputs, "biased", Tensor(dtype_, shape)));
-      backend.SumRows(x, Add(outputs, "sums", Tensor(DType::kF32, {shape[1]})), false);
-      backend.SumRows(x, Add(outputs, "accumulated sums", Cloned(sums)), true);
+      backend.AddBias({x32, bias, Add(outputs, "biased", Tensor(dtype_, shape))});
+      backend.SumRows({x, Add(outputs, "sums", Tensor(DType::kF32, {shape[1]})), false});
+      backend.SumRows({x, Add(outputs, "accumulated sums", Cloned(sums)), true});
       return outputs;
     });
   }
@@ -244,12 +244,13 @@ void Cases::Embeddings() {
     const Tensor positions = Normal({sequence, columns}), x = Normal({rows, columns});
     comparison_.Run(size, [&](Backend& backend) {
       Outputs outputs;
-      backend.EmbeddingForward(table, ids, 2, Add(outputs, "out", Tensor(dtype_, {rows, columns})));
-      backend.EmbeddingBackward(d_out, ids, 2, Add(outputs, "d_table", Cloned(start)));
-      backend.AddPositions(positions, sequence, Add(outputs, "positions", Cloned(x)));
+      backend.EmbeddingForward(
+          {table, ids, 2, Add(outputs, "out", Tensor(dtype_, {rows, columns}))});
+      backend.EmbeddingBackward({d_out, ids, 2, Add(outputs, "d_table", Cloned(start))});
+      backend.AddPositions({positions, sequence, Add(outputs, "positions", Cloned(x))});
       backend.AddPositionsBackward(
-          d_out, sequence, Add(outputs, "d_positions", Tensor(DType::kF32, {sequence, columns})),
-          false);
+          {d_out, sequence, Add(outputs, "d_positions", Tensor(DType::kF32, {sequence, columns})),
+           false});
       return outputs;
     });
   }
@@ -268,8 +269,8 @@ void Cases::LayerNorm() {
       const TensorView d_x = Add(outputs, "d_x", Cloned(residual));
       const TensorView d_weight = Add(outputs, "d_weight", Tensor(DType::kF32, {shape[1]}));
       const TensorView d_bias = Add(outputs, "d_bias", Tensor(DType::kF32, {shape[1]}));
-      backend.LayerNormForward(x, weight, bias, 1e-5, out, mean, rstd);
-      backend.LayerNormBackward(d_out, x, weight, mean, rstd, d_x, true, d_weight, d_bias, false);
+      backend.LayerNormForward({x, weight, bias, 1e-5, out, mean, rstd});
+      backend.LayerNormBackward({d_out, x, weight, mean, rstd, d_x, true, d_weight, d_bias, false});
       return outputs;
     });
   }
@@ -286,8 +287,8 @@ void Cases::RmsNorm() {
       const TensorView rstd = Add(outputs, "rstd", Tensor(DType::kF32, {shape[0]}));
       const TensorView d_x = Add(outputs, "d_x", Cloned(residual));
       const TensorView d_weight = Add(outputs, "d_weight", Tensor(DType::kF32, {shape[1]}));
-      backend.RmsNormForward(x, weight, 1e-5, out, rstd);
-      backend.RmsNormBackward(d_out, x, weight, rstd, d_x, true, d_weight, false);
+      backend.RmsNormForward({x, weight, 1e-5, out, rstd});
+      backend.RmsNormBackward({d_out, x, weight, rstd, d_x, true, d_weight, false});
       return outputs;
     });
   }
@@ -307,8 +308,8 @@ void Cases::AddNorms() {
       const TensorView sum2 = Add(outputs, "sum", Tensor(dtype_, shape));
       const TensorView out2 = Add(outputs, "RMSNorm", Tensor(dtype_, shape));
       const TensorView rstd2 = Add(outputs, "rstd", Tensor(DType::kF32, {shape[0]}));
-      backend.AddLayerNormForward(a, sum, sum, weight, bias, 1e-5, out, mean, rstd);
-      backend.AddRmsNormForward(a, b, sum2, weight, 1e-5, out2, rstd2);
+      backend.AddLayerNormForward({a, sum, sum, weight, bias, 1e-5, out, mean, rstd});
+      backend.AddRmsNormForward({a, b, sum2, weight, 1e-5, out2, rstd2});
       return outputs;
     });
   }
@@ -322,10 +323,10 @@ void Cases::Activations() {
     const Tensor gate_up = Normal(wide, 0, 3);
     comparison_.Run(shape, [&](Backend& backend) {
       Outputs outputs;
-      backend.GeluForward(x, Add(outputs, "GELU", Tensor(dtype_, shape)));
-      backend.GeluBackward(d_out, x, Add(outputs, "GELU's d_x", Tensor(dtype_, shape)));
-      backend.SwiGluForward(gate_up, Add(outputs, "SwiGLU", Tensor(dtype_, shape)));
-      backend.SwiGluBackward(d_out, gate_up, Add(outputs, "d_gate_up", Tensor(dtype_, wide)));
+      backend.GeluForward({x, Add(outputs, "GELU", Tensor(dtype_, shape))});
+      backend.GeluBackward({d_out, x, Add(outputs, "GELU's d_x", Tensor(dtype_, shape))});
+      backend.SwiGluForward({gate_up, Add(outputs, "SwiGLU", Tensor(dtype_, shape))});
+      backend.SwiGluBackward({d_out, gate_up, Add(outputs, "d_gate_up", Tensor(dtype_, wide))});
       return outputs;
     });
   }
@@ -344,7 +345,7 @@ void Cases::DropoutMasks() {
                              .column_offset = 37};
     comparison_.Run(shape, [&](Backend& backend) {
       Outputs outputs;
-      backend.ApplyDropout(dropout, Add(outputs, "x", Cloned(x)));
+      backend.ApplyDropout({dropout, Add(outputs, "x", Cloned(x))});
       return outputs;
     });
   }
@@ -359,8 +360,8 @@ void Cases::Rope() {
     comparison_.Run(shape, [&](Backend& backend) {
       Outputs outputs;
       const TensorView all = Add(outputs, "x", Cloned(x));
-      backend.Rope(cos, sin, false, all.Slice(2, 1, shape[2]));
-      backend.Rope(cos, sin, true, Add(outputs, "inverse", Cloned(x)));
+      backend.Rope({cos, sin, false, all.Slice(2, 1, shape[2])});
+      backend.Rope({cos, sin, true, Add(outputs, "inverse", Cloned(x))});
       return outputs;
     });
   }
@@ -394,8 +395,8 @@ void Cases::Attention() {
           const TensorView d_q = Add(outputs, "d_q", Tensor(dtype_, q_shape));
           const TensorView d_k = Add(outputs, "d_k", Tensor(dtype_, k_shape));
           const TensorView d_v = Add(outputs, "d_v", Tensor(dtype_, k_shape));
-          backend.AttentionForward(options, q, k, v, out, log_sum_exp);
-          backend.AttentionBackward(options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v);
+          backend.AttentionForward({options, q, k, v, out, log_sum_exp});
+          backend.AttentionBackward({options, d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v});
           return outputs;
         },
         /*slack=*/2);
@@ -414,9 +415,9 @@ void Cases::CrossEntropy() {
       const TensorView combined = Add(outputs, "combined", Tensor(DType::kF32, {rows, 3}));
       const TensorView losses = Add(outputs, "losses", Tensor(DType::kF32, {rows}));
       const TensorView d_logits = Add(outputs, "d_logits", Cloned(logits));
-      backend.CrossEntropyStats(d_logits, valid, targets, 0, stats.Reshape({rows, 3}));
-      backend.CrossEntropyLoss(stats, targets, combined, losses);
-      backend.CrossEntropyBackward(combined, targets, valid, 0, 0.125, d_logits);
+      backend.CrossEntropyStats({d_logits, valid, targets, 0, stats.Reshape({rows, 3})});
+      backend.CrossEntropyLoss({stats, targets, combined, losses});
+      backend.CrossEntropyBackward({combined, targets, valid, 0, 0.125, d_logits});
       return outputs;
     });
   }
@@ -432,9 +433,10 @@ void Cases::Sums() {
       Outputs outputs;
       const TensorView sums = Add(outputs, "sums", Tensor(DType::kF64, {2}));
       const TensorView by_block = Add(outputs, "sums by block", Tensor(DType::kF64, {blocks}));
-      sums.as<double>()[0] = backend.Sum(x);
-      sums.as<double>()[1] = backend.SumOfSquares(x);
-      backend.SumOfSquaresByBlock(x, kBlock, {by_block.as<double>(), static_cast<size_t>(blocks)});
+      sums.as<double>()[0] = backend.Sum({x});
+      sums.as<double>()[1] = backend.SumOfSquares({x});
+      backend.SumOfSquaresByBlock(
+          {x, kBlock, {by_block.as<double>(), static_cast<size_t>(blocks)}});
       return outputs;
     });
   }
@@ -452,14 +454,14 @@ void Cases::Optimizer() {
       const TensorView master = Add(outputs, "master", Cloned(weight));
       const TensorView first = Add(outputs, "m", Cloned(m)), second = Add(outputs, "v", Cloned(v));
       const TensorView param = Add(outputs, "param", Converted(weight, dtype_));
-      backend.AdamW(options, grad, master, first, second, param);
+      backend.AdamW({options, grad, master, first, second, param});
       const int64_t half = shape[0] / 2;
       const auto part = [&](int64_t begin, int64_t end, double decay) {
         const auto cut = [&](const TensorView& x) { return x.Slice(0, begin, end); };
         return AdamWOperands{cut(grad), cut(master), cut(first), cut(second), cut(param), decay};
       };
       const std::vector<AdamWOperands> parts = {part(0, half, 0.1), part(half, shape[0], 0)};
-      backend.AdamWAll(options, parts);
+      backend.AdamWAll({options, parts});
       return outputs;
     });
   }

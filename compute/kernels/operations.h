@@ -1,0 +1,402 @@
+#ifndef TESSERA_COMPUTE_KERNELS_OPERATIONS_H_
+#define TESSERA_COMPUTE_KERNELS_OPERATIONS_H_
+
+// The operations that models are made of: a struct each, whose fields are its operands in the order
+// of the call, `backend.GeluForward({x, out})`. The list at the end names them all; the methods of
+// Backend, of its implementations and of what wraps one are generated from it.
+//
+// Legend: R rows (tokens of a micro-batch, batch-major), B batch, T sequence, C channels, V
+// vocabulary (local, padded), H heads, K key/value heads, D head size.
+//
+// "compute dtype" is fp32 or bf16 (fp64 in the reference). "fp32" stands for fp64 where the compute
+// dtype is fp64. Operands are dense in their last dim unless stated otherwise. Outputs may not
+// overlap inputs except where "in place" is allowed.
+
+#include <cstdint>
+#include <span>
+
+#include "compute/random/philox.h"
+#include "compute/tensor/tensor.h"
+
+namespace tessera {
+
+// The position of a dropout operand in the LOGICAL tensor of one sample, so that the mask does not
+// depend on how samples and channels are distributed. Element (row r, column c) of a [R, C] operand
+// is row g = row_offset + r of the micro-batch, whose row 0 is the first of sample first_sample. It
+// belongs to sample first_sample + g / rows_per_sample and has index (g % rows_per_sample) *
+// global_columns + column_offset + c. The sample's stream is `stream` with stream.stream =
+// MixCoordinates(stream.stream, sample). An element is kept where RandomUniform(sample's stream,
+// index) >= probability, and is then multiplied by 1 / (1 - probability).
+struct Dropout {
+  double probability = 0;  // 0: the operation is the identity
+  RandomStream stream;     // the stream of the step and site
+  int64_t first_sample = 0;
+  int64_t rows_per_sample = 1;
+  int64_t row_offset = 0;  // of the operand in the micro-batch; any
+  int64_t global_columns = 0;
+  int64_t column_offset = 0;
+};
+
+// Causal self-attention over B sequences. q [B,T,H,D], k and v [B,T,K,D]: strided views into a
+// fused buffer are fine (last dim dense). Query head h attends with key/value head h / (H / K).
+// Dropout of the probabilities: the element of (query t, key s) of GLOBAL head h has index (h * T +
+// t) * T + s in the sample's stream (as for Dropout, above).
+struct AttentionOptions {
+  double scale = 1;  // usually 1 / sqrt(D); positive
+  double dropout_probability = 0;
+  RandomStream dropout_stream;
+  int64_t first_sample = 0;
+  int64_t first_head = 0;  // global index of local query head 0
+};
+
+struct AdamWOptions {
+  double learning_rate = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  int64_t step = 1;       // for bias correction; 1 for the first update
+  double grad_scale = 1;  // multiplies gradients first (clipping, averaging)
+};
+
+// One term of a sum of matrix products.
+struct MatMulOperands {
+  TensorView a, b;
+};
+
+// What AdamW updates, see ops::AdamW.
+struct AdamWOperands {
+  TensorView grad, master, m, v, param;
+  double weight_decay = 0;
+};
+
+namespace ops {
+
+// --- movement ------------------------------------------------------------------------------------
+
+// x[...] = value. Any strides, any dtype.
+struct Fill {
+  TensorView x;
+  double value = 0;
+};
+
+// to = from. Any strides, any two floating dtypes (round to nearest even), or equal dtypes.
+struct Copy {
+  TensorView from, to;
+};
+
+// out = a + b, elementwise, contiguous; out may be a or b.
+struct Add {
+  TensorView a, b, out;
+};
+
+// x *= factor; contiguous.
+struct Scale {
+  TensorView x;
+  double factor = 1;
+};
+
+// --- matrix products -----------------------------------------------------------------------------
+
+// c[M,N] = a[M,K] b[K,N] (+ bias[N]) (+ c when accumulate). a, b: views in which either dim is
+// dense (so Transpose(0, 1) gives the transposed product). dtypes: a and b compute dtype; c compute
+// dtype or fp32; bias compute dtype.
+struct MatMul {
+  TensorView a, b, c;
+  bool accumulate = false;
+  TensorView bias = {};
+};
+
+// c[M,N] (fp32) = sum of the products a[M,K] b[K,N], each rounded to c's dtype before it is added,
+// in the tree T(0, n) of communicator.h's ReduceOp. The result is bitwise that of n calls of MatMul
+// into separate buffers that are then added, without the memory traffic: c is a tensor-parallel sum
+// over the shards of one process. All products have the same shapes, strides and dtypes; n >= 1.
+struct MatMulTree {
+  std::span<const MatMulOperands> products;
+  TensorView c;
+};
+
+// pre[M,N] = a b (+ bias), as MatMul does, and act[M,N] = GELU(pre); both contiguous and of the
+// compute dtype. This definition has the bits of the two operations. A backend may instead take the
+// GELU before the product is rounded to `pre`: the result is still a pure function of operands,
+// shapes and strides.
+struct MatMulGelu {
+  TensorView a, b, bias, pre, act;
+};
+
+// d_pre[M,N] = a b times the derivative of GELU at pre[M,N]: the gradient of MatMulGelu's product,
+// where a b is the gradient of its result. The same rules hold.
+struct MatMulGeluBackward {
+  TensorView a, b, pre, d_pre;
+};
+
+// out[R,C] (compute dtype) = x[R,C] (fp32) + bias[C] (out's dtype; may be empty), rounded once. out
+// may be x where the dtypes are equal.
+struct AddBias {
+  TensorView x, bias, out;
+};
+
+// out[N] (fp32) = sum over rows of x[R,N] (+ out when accumulate).
+struct SumRows {
+  TensorView x, out;
+  bool accumulate = false;
+};
+
+// --- embeddings ----------------------------------------------------------------------------------
+
+// out[R,C] = table[ids[R] - first_id, :], zero where the id lies outside [first_id, first_id + V)
+// (vocabulary-parallel).
+struct EmbeddingForward {
+  TensorView table, ids;
+  int64_t first_id = 0;
+  TensorView out;
+};
+
+// d_table[V,C] (fp32) += sums of d_out rows by id, rows of one id added in row order.
+struct EmbeddingBackward {
+  TensorView d_out, ids;
+  int64_t first_id = 0;
+  TensorView d_table;
+};
+
+// x[R,C] += table[r % sequence, :]  (learned positions), in place.
+struct AddPositions {
+  TensorView table;
+  int64_t sequence = 0;
+  TensorView x;
+};
+
+// d_table[T,C] (fp32) = sums of d_x over the batch (+ d_table when accumulate). Rows of the table
+// past the sequence get a gradient of zero.
+struct AddPositionsBackward {
+  TensorView d_x;
+  int64_t sequence = 0;
+  TensorView d_table;
+  bool accumulate = false;
+};
+
+// --- norms ---------------------------------------------------------------------------------------
+
+// mean, rstd [R] (fp32) are written for the backward pass.
+struct LayerNormForward {
+  TensorView x, weight, bias;
+  double epsilon = 0;
+  TensorView out, mean, rstd;
+};
+
+// d_x = gradient (+ d_x when accumulate_dx: for the residual add). d_weight, d_bias [C] (fp32)
+// likewise, when accumulate.
+struct LayerNormBackward {
+  TensorView d_out, x, weight, mean, rstd, d_x;
+  bool accumulate_dx = false;
+  TensorView d_weight, d_bias;
+  bool accumulate = false;
+};
+
+struct RmsNormForward {
+  TensorView x, weight;
+  double epsilon = 0;
+  TensorView out, rstd;
+};
+
+struct RmsNormBackward {
+  TensorView d_out, x, weight, rstd, d_x;
+  bool accumulate_dx = false;
+  TensorView d_weight;
+  bool accumulate = false;
+};
+
+// sum = a + b, then the norm of sum: in one pass over memory, with the bits of Add and of the
+// norm's forward pass, one after the other. All matrices [R,C] of one dtype; sum may be a or b.
+struct AddLayerNormForward {
+  TensorView a, b, sum, weight, bias;
+  double epsilon = 0;
+  TensorView out, mean, rstd;
+};
+
+struct AddRmsNormForward {
+  TensorView a, b, sum, weight;
+  double epsilon = 0;
+  TensorView out, rstd;
+};
+
+// --- activations ---------------------------------------------------------------------------------
+
+// GELU, tanh form.
+struct GeluForward {
+  TensorView x, out;
+};
+
+// d_x may be d_out.
+struct GeluBackward {
+  TensorView d_out, x, d_x;
+};
+
+// gate_up [R, 2F] holds gate in columns [0, F) and up in [F, 2F). out[R,F] = silu(gate) * up.
+struct SwiGluForward {
+  TensorView gate_up, out;
+};
+
+struct SwiGluBackward {
+  TensorView d_out, gate_up, d_gate_up;
+};
+
+// x[R,C] = dropout(x), in place; backward is the same call on the gradient.
+struct ApplyDropout {
+  Dropout dropout;
+  TensorView x;
+};
+
+// --- attention -----------------------------------------------------------------------------------
+
+// Rotates x [B,T,H,D] in place by position: pairs (i, i + D/2), as Hugging Face's Llama does; cos,
+// sin [T, D/2] fp32. inverse: the backward pass.
+struct Rope {
+  TensorView cos, sin;
+  bool inverse = false;
+  TensorView x;
+};
+
+// out[B,T,H,D]; log_sum_exp[B,H,T] (fp32) is written for the backward pass.
+struct AttentionForward {
+  AttentionOptions options;
+  TensorView q, k, v, out, log_sum_exp;
+};
+
+// d_q, d_k, d_v are overwritten.
+struct AttentionBackward {
+  AttentionOptions options;
+  TensorView d_out, q, k, v, out, log_sum_exp, d_q, d_k, d_v;
+};
+
+// --- loss ----------------------------------------------------------------------------------------
+// Softmax cross-entropy over a vocabulary that may be split.
+
+// Step 1, per shard: logits[R,V] (compute dtype or fp32), of which columns [0, valid) are real and
+// the rest padding. Writes stats[R,3] (fp32): row maximum, sum of exp(logit - maximum), logit of
+// the target (0 if the target is elsewhere).
+struct CrossEntropyStats {
+  TensorView logits;
+  int64_t valid = 0;
+  TensorView targets;
+  int64_t first_id = 0;
+  TensorView stats;
+};
+
+// Step 2: row losses[R] (fp32) from the stats of all `shards` ([S,R,3], combined in a binary tree);
+// the combined stats go to combined[R,3]. Rows whose target is negative are ignored: their loss is
+// 0.
+struct CrossEntropyLoss {
+  TensorView stats, targets, combined, losses;
+};
+
+// Step 3: logits become d_logits in place: (softmax - onehot) * grad_scale; padding columns and
+// ignored rows get 0.
+struct CrossEntropyBackward {
+  TensorView combined, targets;
+  int64_t valid = 0;
+  int64_t first_id = 0;
+  double grad_scale = 1;
+  TensorView logits;
+};
+
+// --- reductions and the optimizer ----------------------------------------------------------------
+
+// The sum (of squares) of a contiguous tensor in fp64: fixed blocks, then a binary tree over them.
+struct SumOfSquares {
+  TensorView x;
+};
+struct Sum {
+  TensorView x;
+};
+
+// sums[i] = sum of squares, in fp64, of the elements [i * block, min((i + 1) * block, n)) of
+// contiguous x: a function of these elements and their number alone. One sum per block.
+struct SumOfSquaresByBlock {
+  TensorView x;
+  int64_t block = 1;
+  std::span<double> sums;
+};
+
+// Decoupled weight decay. All operands are contiguous and of the same length. master, m, v fp32;
+// grad fp32; `param` (compute dtype) receives the rounded master; when param IS fp32, master may be
+// empty and param is updated itself.
+struct AdamW {
+  AdamWOptions options;
+  TensorView grad, master, m, v, param;
+};
+
+// AdamW of each part, with the part's weight decay in place of the options'. The parts are
+// disjoint; their parameters have one dtype.
+struct AdamWAll {
+  AdamWOptions options;
+  std::span<const AdamWOperands> parts;
+};
+
+}  // namespace ops
+
+// Calls V(type of the result, name) for the operations that every implementation of Backend has:
+// matrix products, which are a library's, and loops of our own.
+#define TESSERA_PRODUCT_OPERATIONS(V) \
+  V(void, MatMul)                     \
+  V(void, MatMulTree)
+
+#define TESSERA_LOOP_OPERATIONS(V) \
+  V(void, Fill)                    \
+  V(void, Copy)                    \
+  V(void, Add)                     \
+  V(void, Scale)                   \
+  V(void, AddBias)                 \
+  V(void, SumRows)                 \
+  V(void, EmbeddingForward)        \
+  V(void, EmbeddingBackward)       \
+  V(void, AddPositions)            \
+  V(void, AddPositionsBackward)    \
+  V(void, LayerNormForward)        \
+  V(void, LayerNormBackward)       \
+  V(void, RmsNormForward)          \
+  V(void, RmsNormBackward)         \
+  V(void, GeluForward)             \
+  V(void, GeluBackward)            \
+  V(void, SwiGluForward)           \
+  V(void, SwiGluBackward)          \
+  V(void, ApplyDropout)            \
+  V(void, Rope)                    \
+  V(void, AttentionForward)        \
+  V(void, AttentionBackward)       \
+  V(void, CrossEntropyStats)       \
+  V(void, CrossEntropyLoss)        \
+  V(void, CrossEntropyBackward)    \
+  V(double, SumOfSquares)          \
+  V(double, Sum)                   \
+  V(void, SumOfSquaresByBlock)     \
+  V(void, AdamW)
+
+#define TESSERA_PRIMITIVE_OPERATIONS(V) \
+  TESSERA_PRODUCT_OPERATIONS(V)         \
+  TESSERA_LOOP_OPERATIONS(V)
+
+// Those that Backend makes of others where an implementation has nothing better.
+#define TESSERA_COMPOSED_OPERATIONS(V) \
+  V(void, MatMulGelu)                  \
+  V(void, MatMulGeluBackward)          \
+  V(void, AddLayerNormForward)         \
+  V(void, AddRmsNormForward)           \
+  V(void, AdamWAll)
+
+#define TESSERA_OPERATIONS(V)     \
+  TESSERA_PRIMITIVE_OPERATIONS(V) \
+  TESSERA_COMPOSED_OPERATIONS(V)
+
+namespace ops {
+
+// CHECK-fails unless the operands fit each other, as documented above. Not `strict`: the shapes
+// alone, whatever the dtypes and strides.
+#define TESSERA_DECLARE_CHECK(Result, Name) void Check(const Name& op, bool strict);
+TESSERA_OPERATIONS(TESSERA_DECLARE_CHECK)
+#undef TESSERA_DECLARE_CHECK
+
+}  // namespace ops
+}  // namespace tessera
+
+#endif  // TESSERA_COMPUTE_KERNELS_OPERATIONS_H_
