@@ -1,8 +1,6 @@
 // The calls that observers of the backward pass receive, and gradients whose memory is allocated
 // and freed during the pass.
 
-#include "compute/parallel/gradient_observer.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -15,6 +13,7 @@
 #include "compute/kernels/reference/reference_backend.h"
 #include "compute/kernels/testing/compare.h"
 #include "compute/kernels/testing/random_tensors.h"
+#include "compute/parallel/gradient_buckets.h"
 #include "compute/parallel/tensor_parallel.h"
 #include "gtest/gtest.h"
 #include "models/factory.h"

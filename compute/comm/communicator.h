@@ -20,8 +20,9 @@
 
 namespace tessera {
 
-// How a group of ranks exchanges data: one interface, implemented by threads/ (ranks are threads of
-// one process), mpi/ (ranks are processes) and nccl/ (either of them, with a GPU a rank).
+// How a group of ranks exchanges data: one interface over the transports of threads/ (ranks are
+// threads of one process) and mpi/ (ranks are processes), and over nccl/ (either of them, with a
+// GPU a rank).
 //
 // - Buffers are plain addresses. A communicator is made for one device, and so are its buffers.
 // - Every rank knows every size beforehand, except in the operations on byte strings, which are for
@@ -101,6 +102,11 @@ struct ConstBuffer {
 // is NaN.
 enum class ReduceOp { kSum, kMax };
 
+// output[i] = the reduction over inputs[0][i], inputs[1][i], ... in that order, in host memory.
+// `output` may be one of the inputs; no other overlap. Precondition: a type that can be reduced.
+void ReduceInTreeOrder(ReduceOp op, CommType type, std::span<const void* const> inputs,
+                       void* output, int64_t elements);
+
 enum class CommOp : uint8_t {
   kAllReduce,
   kReduceScatter,
@@ -167,16 +173,17 @@ struct CallOptions {
   std::string_view what;                  // names the data in diagnostics: "gradients of bucket 3"
 };
 
-class Operation;
+class Endpoint;
+class Task;
+struct Exchange;
 
 // An operation in progress: a future, which must not outlive its communicator. The operation owns
 // its buffers until Wait() or Follow() returns or Test() returns true.
 class Pending {
  public:
   Pending() = default;  // nothing to wait for
-  explicit Pending(absl::Status failed) : early_(std::move(failed)) {}
-  explicit Pending(std::unique_ptr<Operation> operation);
-  Pending(Pending&&) noexcept;
+  explicit Pending(absl::Status failed) : result_(std::move(failed)) {}
+  Pending(Pending&&) noexcept = default;
   // Waits for the operation that it held before.
   Pending& operator=(Pending&&) noexcept;
   // Waits until the operation completes or the group fails, so that no transfer outlives its
@@ -196,17 +203,23 @@ class Pending {
   absl::StatusOr<bool> Test();
 
  private:
-  std::unique_ptr<Operation> operation_;
-  absl::Status early_;
+  friend class Communicator;
+  Pending(Endpoint* endpoint, std::shared_ptr<Task> task);
+  bool running() const { return task_ != nullptr && !ended_; }
+  absl::Status End(absl::Status result);
+
+  Endpoint* endpoint_ = nullptr;
+  std::shared_ptr<Task> task_;  // kept after a failure: the transport may still use it
+  bool ended_ = false;
+  absl::Status result_;
 };
 
-// The implementations' side of a Pending.
-class Operation {
- public:
-  virtual ~Operation() = default;
-  virtual absl::Status Wait(std::optional<absl::Duration> timeout) = 0;
-  virtual absl::Status Follow(std::optional<absl::Duration> timeout) { return Wait(timeout); }
-  virtual absl::StatusOr<bool> Test() = 0;
+// The members of a group, from the view of one of them.
+struct CommGroup {
+  uint32_t id = 0;               // the same for all members and for no other group of any of them
+  int rank = 0;                  // this member's
+  std::vector<int> world_ranks;  // by group rank; empty where this rank takes no part
+  std::string name;              // appears in messages: the axis of the mesh
 };
 
 // One rank's membership of a group of ranks.
@@ -228,70 +241,69 @@ class Operation {
 // different threads at once.
 class Communicator {
  public:
-  virtual ~Communicator() = default;
+  // The group of all ranks of the endpoint's world. The endpoint must outlive it and the groups
+  // that are split from it.
+  explicit Communicator(Endpoint* endpoint);
+  // Waits for followed operations.
+  virtual ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  int rank() const { return group_.rank; }
+  int size() const { return static_cast<int>(group_.world_ranks.size()); }
   // The rank in the world, which messages name. WorldRank(rank()) is the calling rank.
-  virtual int WorldRank(int group_rank) const = 0;
-  virtual const std::string& name() const = 0;
-  virtual const CommCounters& counters() const = 0;
-  virtual void ResetCounters() = 0;
+  int WorldRank(int group_rank) const { return group_.world_ranks[group_rank]; }
+  const std::string& name() const { return group_.name; }
+  const CommCounters& counters() const { return counters_; }
+  void ResetCounters() { counters_ = {}; }
 
   // Every rank's `data` becomes the reduction of all.
-  virtual Pending StartAllReduce(Buffer data, ReduceOp op, CallOptions options = {}) = 0;
+  Pending StartAllReduce(Buffer data, ReduceOp op, CallOptions options = {});
   // `output` becomes piece rank() of the reduction of all ranks' `input`. `output` may be that
   // piece of `input`, which is otherwise left unmodified.
-  virtual Pending StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
-                                     std::span<const int64_t> counts = {},
-                                     CallOptions options = {}) = 0;
+  Pending StartReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
+                             std::span<const int64_t> counts = {}, CallOptions options = {});
   // `output` becomes the pieces of all ranks in order. `input` may be piece rank() of `output`.
-  virtual Pending StartAllGather(ConstBuffer input, Buffer output,
-                                 std::span<const int64_t> counts = {},
-                                 CallOptions options = {}) = 0;
+  Pending StartAllGather(ConstBuffer input, Buffer output, std::span<const int64_t> counts = {},
+                         CallOptions options = {});
   // Piece i of `input` goes to rank i; piece i of `output` comes from rank i. `input` and `output`
   // must not overlap.
-  virtual Pending StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts,
-                                Buffer output, std::span<const int64_t> receive_counts,
-                                CallOptions options = {}) = 0;
-  virtual Pending StartBroadcast(Buffer data, int root, CallOptions options = {}) = 0;
+  Pending StartAllToAll(ConstBuffer input, std::span<const int64_t> send_counts, Buffer output,
+                        std::span<const int64_t> receive_counts, CallOptions options = {});
+  Pending StartBroadcast(Buffer data, int root, CallOptions options = {});
   // Messages between one pair of ranks with one tag arrive in the order in which they were sent. A
   // send may complete before the message is received, but need not. 0 <= tag < kTagLimit. A rank
   // may send to itself if both sides are started before either is waited for.
-  virtual Pending StartSend(ConstBuffer data, int destination, int tag,
-                            CallOptions options = {}) = 0;
+  Pending StartSend(ConstBuffer data, int destination, int tag, CallOptions options = {});
   // `data` must have the size of the incoming message.
-  virtual Pending StartReceive(Buffer data, int source, int tag, CallOptions options = {}) = 0;
+  Pending StartReceive(Buffer data, int source, int tag, CallOptions options = {});
   static constexpr int kTagLimit = 1 << 12;
 
   // For small control messages. Gathers the strings of all ranks, by rank, on `root`; returns an
   // empty vector elsewhere. Uses a binomial tree.
-  virtual absl::StatusOr<std::vector<std::string>> GatherBytes(std::string_view mine, int root,
-                                                               CallOptions options = {}) = 0;
+  absl::StatusOr<std::vector<std::string>> GatherBytes(std::string_view mine, int root,
+                                                       CallOptions options = {});
   // Returns `root`'s string on every rank.
-  virtual absl::StatusOr<std::string> BroadcastBytes(std::string_view from_root, int root,
-                                                     CallOptions options = {}) = 0;
+  absl::StatusOr<std::string> BroadcastBytes(std::string_view from_root, int root,
+                                             CallOptions options = {});
   // Returns on no rank before every rank has called it.
-  virtual absl::Status Barrier(CallOptions options = {}) = 0;
+  absl::Status Barrier(CallOptions options = {});
 
   // Creates a group for each color, with its ranks ordered by (key, rank in this group); null where
   // color < 0. Every rank of this group must call it. `name` appears in messages: the mesh axis.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
-                                                              std::string_view name,
-                                                              CallOptions options = {}) = 0;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, std::string_view name,
+                                                      CallOptions options = {});
 
   // Makes progress on this rank's operations of all its communicators. In the background,
   // operations progress only as far as the transport does by itself: a long computation that
   // overlaps one should call this (or Test()) from time to time. Never blocks. Any Wait() makes
   // progress on all operations as well.
-  virtual void Progress() = 0;
+  void Progress();
 
   // Aborts the run: every wait of every rank of the WORLD, current and future, fails with this
   // error. The first error wins. Returning an error from a rank's main function has the same
   // effect.
-  virtual void Abort(const absl::Status& error) = 0;
+  void Abort(const absl::Status& error);
 
   // The same operations, started and waited for.
   absl::Status AllReduce(Buffer data, ReduceOp op, CallOptions options = {});
@@ -305,8 +317,54 @@ class Communicator {
   absl::Status Send(ConstBuffer data, int destination, int tag, CallOptions options = {});
   absl::Status Receive(Buffer data, int source, int tag, CallOptions options = {});
 
+  // For implementations. Agrees with all members of this group on a group for each color, as
+  // Split() does, without creating a communicator.
+  absl::StatusOr<CommGroup> Agree(int color, int key, std::string_view name, CallOptions options);
+  Endpoint* endpoint() const { return endpoint_; }
+
  protected:
-  Communicator() = default;
+  Communicator(Endpoint* endpoint, CommGroup group);
+  // Waits for followed operations: the first thing in the destructor of a class whose members these
+  // operations use.
+  void EndFollowed();
+
+  // How the group's data moves: a task for each operation whose buffers the caller provides. By
+  // default they are in host memory and move as messages over the endpoint's transport (tasks.h);
+  // nccl/ overrides all of them. Arguments have been validated; counts have one entry per rank.
+  // Operations on byte strings, barriers and Agree() always use the transport.
+  virtual std::unique_ptr<Task> MakeAllReduce(Buffer data, ReduceOp op);
+  virtual std::unique_ptr<Task> MakeReduceScatter(ConstBuffer input, Buffer output, ReduceOp op,
+                                                  std::vector<int64_t> counts);
+  virtual std::unique_ptr<Task> MakeExchange(Exchange exchange);  // all-gather and all-to-all
+  virtual std::unique_ptr<Task> MakeBroadcast(Buffer data, int root);
+  virtual std::unique_ptr<Task> MakeSend(ConstBuffer data, int destination);
+  virtual std::unique_ptr<Task> MakeReceive(Buffer data, int source);
+  // Sets *child to the communicator of the new group that this rank belongs to; null where it takes
+  // no part. Returns a task that must end before the child is used; null where there is nothing to
+  // wait for.
+  virtual std::unique_ptr<Task> MakeSplit(int color, CommGroup group,
+                                          std::unique_ptr<Communicator>* child);
+
+ private:
+  Pending Launch(CommOp op, std::unique_ptr<Task> task, const CallOptions& options, int tag = -1);
+  absl::Status Invalid(CommOp op, const std::string& message) const;
+  absl::Status CheckRank(CommOp op, std::string_view role, int rank) const;
+  absl::Status CheckPeer(CommOp op, std::string_view role, int rank, int tag) const;
+  // Piece sizes in elements; an error unless there is one per rank and they add up to `elements`.
+  absl::StatusOr<std::vector<int64_t>> Pieces(CommOp op, std::string_view role,
+                                              std::span<const int64_t> counts,
+                                              int64_t elements) const;
+  // The same where `whole` consists of the pieces and this rank's is `piece`.
+  absl::StatusOr<std::vector<int64_t>> PiecesOf(CommOp op, ConstBuffer whole,
+                                                std::string_view whole_role, ConstBuffer piece,
+                                                std::string_view piece_role,
+                                                std::span<const int64_t> counts) const;
+
+  Endpoint* const endpoint_;
+  const CommGroup group_;
+  const std::string* const name_;  // lives as long as the endpoint
+  CommCounters counters_;
+  uint64_t collectives_ = 0;
 };
 
 // Splits `elements` into `ranks` pieces, of which the first `elements % ranks` are one longer.

@@ -91,7 +91,7 @@ class Task {
 
  private:
   friend class Endpoint;
-  friend class GroupCommunicator;
+  friend class Communicator;
   Transfer* Post(bool is_send, int peer, void* data, int64_t bytes, int phase);
 
   Endpoint* endpoint_ = nullptr;

@@ -1,5 +1,3 @@
-#include "compute/comm/reduce.h"
-
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -7,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 #include <vector>
+
+#include "compute/comm/communicator.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +31,11 @@ inline T Pair(T a, T b) {
     // NaN where either input is NaN: a comparison with NaN is false.
     return ((a > b) | (a != a)) ? a : b;  // NOLINT(misc-redundant-expression)
   }
+}
+
+// m of T(a, b) for a = 0: the largest power of two below `count`. Precondition: count > 1.
+int TreeSplit(int count) {
+  return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
 }
 
 template <ReduceOp kOp, typename T>
@@ -106,10 +111,6 @@ void Reduce(ReduceOp op, std::span<const void* const> inputs, void* output, int6
 }
 
 }  // namespace
-
-int TreeSplit(int count) {
-  return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
-}
 
 void ReduceInTreeOrder(ReduceOp op, CommType type, std::span<const void* const> inputs,
                        void* output, int64_t elements) {

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
-
-#include "compute/comm/reduce.h"
 
 namespace tessera {
 namespace {
@@ -114,8 +113,7 @@ class ReduceScatterTask final : public Task {
     started_ = true;
     element_bytes_ = ElementSize(input_.type);
     segment_elements_ = kSegmentBytes / element_bytes_;
-    at_.resize(size());
-    for (int i = 1; i < size(); ++i) at_[i] = at_[i - 1] + counts_[i - 1];
+    at_ = Displacements(counts_);
     segments_ = SegmentsOf(rank());
     max_segments_ = (*std::max_element(counts_.begin(), counts_.end()) + segment_elements_ - 1) /
                     segment_elements_;
@@ -331,8 +329,7 @@ class LargeBroadcastTask final : public Task {
   void Scatter() {
     stage_ = 1;
     counts_ = EvenCounts(data_.bytes(), size());
-    at_.resize(size());
-    for (int i = 1; i < size(); ++i) at_[i] = at_[i - 1] + counts_[i - 1];
+    at_ = Displacements(counts_);
     if (rank() == root_) {
       for (int i = 1; i < size(); ++i) SendPiece((root_ + i) % size(), (root_ + i) % size(), 0);
       return;
@@ -483,6 +480,12 @@ class BroadcastBytesTask final : public TreeTask {
 };
 
 }  // namespace
+
+std::vector<int64_t> Displacements(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> at(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), at.begin(), int64_t{0});
+  return at;
+}
 
 std::unique_ptr<Task> MakeExchangeTask(Exchange exchange) {
   return std::make_unique<ExchangeTask>(std::move(exchange));

@@ -25,6 +25,9 @@ struct Exchange {
   char* receive = nullptr;
   std::vector<int64_t> receive_at, receive_bytes;
 };
+// Where pieces of these sizes begin, one behind the other.
+std::vector<int64_t> Displacements(const std::vector<int64_t>& sizes);
+
 std::unique_ptr<Task> MakeExchangeTask(Exchange exchange);
 
 // output: this rank's piece of the reduced input.

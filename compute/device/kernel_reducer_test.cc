@@ -17,7 +17,6 @@
 #include "compute/comm/communicator.h"
 #include "compute/comm/nccl/nccl_world.h"
 #include "compute/comm/nccl/testing/fake_nccl.h"
-#include "compute/comm/reduce.h"
 #include "compute/comm/testing/conformance.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/device/testing/simulated_device.h"

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,10 +12,10 @@
 #include "base/status_macros.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/parallel/fake_model.h"
 #include "compute/parallel/gradient_norm.h"
 #include "compute/parallel/gradient_reducer.h"
 #include "compute/parallel/micro_batches.h"
+#include "compute/parallel/testing/fake_model.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
 
@@ -143,28 +142,6 @@ TEST(DataParallelTest, ExactHasTheBitsOfOneRank) {
         }
       }
       EXPECT_GE(splits, 3);
-    }
-  }
-}
-
-TEST(DataParallelTest, FastIsCloseAndAllRanksAgree) {
-  const Result expected = RunSplit({.exact = false}, kMicroBatches)[0];
-  for (const int ranks : {2, 3, 4, 6}) {
-    for (int zero = 0; zero <= 2; ++zero) {
-      const Split split = {.ranks = ranks, .zero = zero, .exact = false};
-      const std::vector<Result> results = RunSplit(split, kMicroBatches);
-      for (const Result& result : results) {
-        EXPECT_EQ(result.values, results[0].values) << split.name();
-        EXPECT_EQ(result.norms, results[0].norms) << split.name();
-      }
-      for (int step = 0; step < kSteps; ++step) {
-        EXPECT_NEAR(results[0].norms[step] / expected.norms[step], 1.0, 1e-6);
-      }
-      for (size_t i = 0; i < expected.values.size(); ++i) {
-        ASSERT_NEAR(results[0].values[i], expected.values[i],
-                    1e-4 * (1 + std::abs(expected.values[i])))
-            << split.name();
-      }
     }
   }
 }

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <string_view>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "compute/parallel/tree_sum.h"
@@ -18,53 +20,6 @@ namespace tessera {
 namespace {
 
 int64_t Blocks(int64_t elements) { return (elements + kGradientBlock - 1) / kGradientBlock; }
-
-void AppendNumber(int64_t number, std::string* bytes) {
-  bytes->append(reinterpret_cast<const char*>(&number), sizeof(number));
-}
-
-// Reads numbers and strings from the front of bytes that a rank of this program wrote.
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
-
-  int64_t Number() {
-    int64_t number;
-    CHECK_GE(bytes_.size(), sizeof(number));
-    std::memcpy(&number, bytes_.data(), sizeof(number));
-    bytes_.remove_prefix(sizeof(number));
-    return number;
-  }
-  std::string_view String() {
-    const auto size = static_cast<size_t>(Number());
-    CHECK_GE(bytes_.size(), size);
-    const std::string_view string = bytes_.substr(0, size);
-    bytes_.remove_prefix(size);
-    return string;
-  }
-  bool done() const { return bytes_.empty(); }
-
- private:
-  std::string_view bytes_;
-};
-
-void AppendString(std::string_view string, std::string* bytes) {
-  AppendNumber(static_cast<int64_t>(string.size()), bytes);
-  bytes->append(string);
-}
-
-// Returns every rank's string, on every rank.
-absl::StatusOr<std::vector<std::string>> AllGatherStrings(std::string_view mine,
-                                                          Communicator& group) {
-  const CallOptions call = {.what = "keys of gradients"};
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, group.GatherBytes(mine, 0, call));
-  std::string joined;
-  for (const std::string& string : all) AppendString(string, &joined);
-  TESSERA_ASSIGN_OR_RETURN(joined, group.BroadcastBytes(joined, 0, call));
-  std::vector<std::string> strings;
-  for (Reader reader(joined); !reader.done();) strings.emplace_back(reader.String());
-  return strings;
-}
 
 absl::StatusOr<std::vector<double>> AllGatherValues(const std::vector<double>& mine,
                                                     const std::vector<int64_t>& counts,
@@ -138,23 +93,32 @@ absl::StatusOr<GradientNorm::Runs> GradientNorm::MakeRuns() {
 absl::StatusOr<std::vector<GradientNorm::Runs>> GradientNorm::ExchangeRuns(const Runs& mine,
                                                                            Communicator* group) {
   if (group == nullptr) return std::vector<Runs>{mine};
-  std::string bytes;
+  // A line for each run of a rank, and an empty one behind the last.
+  std::string text;
   for (const Run& run : mine) {
-    AppendString(run.key, &bytes);
-    for (const int64_t n : {run.elements, run.begin_block, run.end_block}) AppendNumber(n, &bytes);
+    absl::StrAppend(&text, run.elements, " ", run.begin_block, " ", run.end_block, " ", run.key,
+                    "\n");
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> strings, AllGatherStrings(bytes, *group));
-  std::vector<Runs> ranks;
-  for (const std::string& string : strings) {
-    Runs& runs = ranks.emplace_back();
-    for (Reader reader(string); !reader.done();) {
-      Run& run = runs.emplace_back();
-      run.key = std::string(reader.String());
-      run.elements = reader.Number();
-      run.begin_block = reader.Number();
-      run.end_block = reader.Number();
+  text += "\n";
+  const CallOptions call = {.what = "keys of gradients"};
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all, group->GatherBytes(text, 0, call));
+  TESSERA_ASSIGN_OR_RETURN(text, group->BroadcastBytes(absl::StrJoin(all, ""), 0, call));
+  std::vector<Runs> ranks(1);
+  text.pop_back();
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  for (const std::string& line : lines) {
+    if (line.empty()) {
+      ranks.emplace_back();
+      continue;
     }
+    const std::vector<std::string> words = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+    Run& run = ranks.back().emplace_back(Run{.key = words.back()});
+    CHECK(words.size() == 4 && absl::SimpleAtoi(words[0], &run.elements) &&
+          absl::SimpleAtoi(words[1], &run.begin_block) &&
+          absl::SimpleAtoi(words[2], &run.end_block))
+        << line;
   }
+  ranks.pop_back();
   return ranks;
 }
 
@@ -238,7 +202,8 @@ absl::StatusOr<std::vector<double>> GradientNorm::ParameterSums() {
       AppendSubtreeSums(blocks, part.begin / kGradientBlock, Blocks(part.elements), &sums);
     }
   }
-  // An error of this rank's own work is no divergence. Nothing is queued: the sums were waited for.
+  // This rank's own work may have failed, which must not look like a divergence. The call costs
+  // nothing: the sums were waited for.
   TESSERA_RETURN_IF_ERROR(backend_.Synchronize());
   if (data_ == nullptr) return sums;
 

@@ -14,8 +14,8 @@
 #include "base/status_macros.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/parallel/fake_model.h"
 #include "compute/parallel/replicas.h"
+#include "compute/parallel/testing/fake_model.h"
 #include "compute/parallel/tree_sum.h"
 
 namespace tessera {
@@ -233,13 +233,13 @@ TEST(GradientNormTest, CopiesThatDifferAreNamed) {
 
 TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
   for (const Mesh& mesh : {Mesh{.tensor = 2}, Mesh{.data = 2}}) {
-    std::atomic<int> calls = 0, speakers = 0;
+    std::atomic<int> calls = 0, reporters = 0;
     std::vector<double> norms;
     const absl::Status status = TryNorms(
         mesh, {"3.norm", 32, 0.5, 1},
-        [&](const std::string&, bool speaks) {
+        [&](const std::string&, bool is_reporter) {
           ++calls;
-          if (speaks) ++speakers;
+          if (is_reporter) ++reporters;
           return absl::OkStatus();
         },
         &norms);
@@ -247,7 +247,7 @@ TEST(GradientNormTest, GoesOnWhereDivergenceIsAllowed) {
     EXPECT_EQ(norms[0], norms[1]) << mesh.name();
     // Two computations on two ranks.
     EXPECT_EQ(calls, 4);
-    EXPECT_EQ(speakers, 2);
+    EXPECT_EQ(reporters, 2);
   }
 }
 

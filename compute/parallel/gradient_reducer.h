@@ -11,10 +11,7 @@
 #include "absl/status/statusor.h"
 #include "compute/comm/communicator.h"
 #include "compute/kernels/backend.h"
-#include "compute/parallel/bucket_buffers.h"
-#include "compute/parallel/bucket_sum.h"
 #include "compute/parallel/gradient_buckets.h"
-#include "compute/parallel/gradient_observer.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
 
@@ -77,8 +74,8 @@ struct OwnedGradient {
 // the operation in compute/comm/communicator.h.
 //
 // Collective over data_parallel (and tie): all ranks have the same layout and options and make the
-// same calls in the same order. Errors are those of the communicator. The returned views are valid
-// for the lifetime of the reducer. Not thread-safe.
+// same calls in the same order. Returns the errors of the communicator. The returned views are
+// valid for the lifetime of the reducer. Not thread-safe.
 class GradientReducer : public GradientObserver {
  public:
   static constexpr int kBucketBuffers = 3;

@@ -16,8 +16,8 @@
 #include "base/status_macros.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/kernels/reference/reference_backend.h"
-#include "compute/parallel/fake_model.h"
 #include "compute/parallel/micro_batches.h"
+#include "compute/parallel/testing/fake_model.h"
 #include "compute/tensor/memory.h"
 
 namespace tessera {
@@ -29,12 +29,12 @@ struct Case {
   int zero = 0;
   bool exact = false;
   int64_t bucket_elements = 800;
-  int told_at_once = 1;
+  int parameters_per_call = 1;
 
   int64_t micro_batches() const { return ranks * local; }
   std::string name() const {
     return absl::StrCat("dp", ranks, " zero", zero, exact ? " exact" : " fast", " local ", local,
-                        " bucket ", bucket_elements, " told ", told_at_once);
+                        " bucket ", bucket_elements, " per call ", parameters_per_call);
   }
 };
 
@@ -53,6 +53,14 @@ std::vector<FakeParameter> Parameters(Table table) {
           {.key = "e", .elements = 1500},
           {.key = "f", .elements = 64},
           {.key = "g", .elements = 513}};
+}
+
+std::vector<FakeParameter> EqualParameters(int count, int64_t elements) {
+  std::vector<FakeParameter> parameters;
+  for (int i = 0; i < count; ++i) {
+    parameters.push_back({.key = absl::StrCat("p", i), .elements = elements});
+  }
+  return parameters;
 }
 
 GradientReducerOptions Options(const Case& which, Communicator* group, FakeModel& model) {
@@ -130,7 +138,7 @@ std::vector<Element> RunSteps(const Case& which, Table table, int64_t steps) {
   std::vector<std::string> wrong(which.ranks);
   const absl::Status status = world.Run([&](Communicator& group) -> absl::Status {
     const std::unique_ptr<Backend> backend = MakeReferenceBackend();
-    FakeModel model(parameters, which.told_at_once);
+    FakeModel model(parameters, which.parameters_per_call);
     GradientReducer reducer(*backend, model.layout(),
                             Options(which, which.ranks == 1 ? nullptr : &group, model));
     for (int64_t step = 0; step < steps; ++step) {
@@ -183,14 +191,14 @@ TEST_P(GradientReducerTest, TiedTableInOnePlace) {
   }
 }
 
-TEST_P(GradientReducerTest, BucketsAndTellingDoNotMatter) {
+TEST_P(GradientReducerTest, BucketsAndCallsDoNotMatter) {
   Case which{.ranks = GetParam(), .local = 4, .exact = true};
   for (which.zero = 0; which.zero <= 2; ++which.zero) {
     if (!Valid(which)) continue;
     for (const int64_t bucket : {1, 300, 2000, 100000}) {
-      for (const int told : {1, 3, 100}) {
+      for (const int per_call : {1, 3, 100}) {
         which.bucket_elements = bucket;
-        which.told_at_once = told;
+        which.parameters_per_call = per_call;
         const std::vector<Element> flat = RunSteps(which, Table::kSecond, 1);
         ASSERT_EQ(Compare(which, 0, Parameters(Table::kSecond), flat), "");
       }
@@ -339,11 +347,8 @@ TEST(GradientReducerGatherTest, BringsEveryOwnersValues) {
 
 // However many buckets there are, few are in flight: no rank is further ahead of another.
 TEST(GradientReducerGatherTest, FewBucketsAtATime) {
-  std::vector<FakeParameter> parameters;
-  for (int i = 0; i < 200; ++i) {
-    // Each rank has half of each.
-    parameters.push_back({.key = absl::StrCat("p", i), .elements = 2 * kGradientBlock});
-  }
+  // Each rank has half of each.
+  const std::vector<FakeParameter> parameters = EqualParameters(200, 2 * kGradientBlock);
   const Case which{.ranks = 2, .zero = 1, .bucket_elements = 2 * kGradientBlock};
   ThreadWorld world(which.ranks);
   std::atomic<size_t> begun_by_first = 0;
@@ -369,10 +374,7 @@ TEST(GradientReducerGatherTest, FewBucketsAtATime) {
 
 // Many equal parameters: bucket buffers are small compared with them.
 TEST(GradientReducerMemoryTest, ZeRO2KeepsOwnedPiecesAlone) {
-  std::vector<FakeParameter> parameters;
-  for (int i = 0; i < 40; ++i) {
-    parameters.push_back({.key = absl::StrCat("p", i), .elements = 1024});
-  }
+  const std::vector<FakeParameter> parameters = EqualParameters(40, 1024);
   for (const bool exact : {false, true}) {
     for (const int64_t local : {1, 2, 4, 8}) {
       const Case which{
@@ -405,10 +407,7 @@ TEST(GradientReducerMemoryTest, ZeRO2KeepsOwnedPiecesAlone) {
 }
 
 TEST(GradientReducerMemoryTest, ZeRO0ExactKeepsOpenSubtrees) {
-  std::vector<FakeParameter> parameters;
-  for (int i = 0; i < 40; ++i) {
-    parameters.push_back({.key = absl::StrCat("p", i), .elements = 1024});
-  }
+  const std::vector<FakeParameter> parameters = EqualParameters(40, 1024);
   for (const auto& [local, kept] : {std::pair{1, 1}, {2, 1}, {3, 1}, {4, 2}, {8, 3}, {16, 4}}) {
     const Case which{.local = local, .exact = true, .bucket_elements = 1024};
     const std::unique_ptr<Backend> backend = MakeReferenceBackend();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace tessera {
 
@@ -19,8 +20,7 @@ Mesh::Mesh(const Topology& topology, Communicator* world) : topology_(topology) 
 
 absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Communicator* world,
                                                    Communicator* device_world) {
-  absl::Status status = ValidateSizes(topology);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(ValidateSizes(topology));
   const int ranks = world == nullptr ? 1 : world->size();
   if (ranks != topology.world_size()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -30,8 +30,7 @@ absl::StatusOr<std::unique_ptr<Mesh>> Mesh::Create(const Topology& topology, Com
         ranks == 1 ? " process was started" : " processes were started"));
   }
   std::unique_ptr<Mesh> mesh(new Mesh(topology, world));
-  status = mesh->SplitWorld(device_world);
-  if (!status.ok()) return status;
+  TESSERA_RETURN_IF_ERROR(mesh->SplitWorld(device_world));
   for (AxisGroup& group : mesh->groups_) {
     if (group.communicator != nullptr) group.seen = CountersOf(group);
   }
@@ -59,15 +58,11 @@ absl::Status Mesh::SplitWorld(Communicator* device_world) {
        }) {
     if (part.size == 1) continue;  // the same on all ranks
     AxisGroup& group = groups_[part.group];
-    absl::StatusOr<std::unique_ptr<Communicator>> split =
-        world()->Split(part.color, part.key, group.name);
-    if (!split.ok()) return split.status();
-    group.owned = *std::move(split);
+    TESSERA_ASSIGN_OR_RETURN(group.owned, world()->Split(part.color, part.key, group.name));
     group.communicator = group.owned.get();
     if (device_world == nullptr) continue;
-    split = device_world->Split(part.color, part.key, group.name);
-    if (!split.ok()) return split.status();
-    group.on_device = *std::move(split);
+    TESSERA_ASSIGN_OR_RETURN(group.on_device,
+                             device_world->Split(part.color, part.key, group.name));
   }
   return absl::OkStatus();
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/parallel/topology.h"
@@ -107,41 +107,21 @@ TEST(MeshTest, AWorldOfAnotherSizeIsNamed) {
               HasSubstr("zero_stage = 7"));
 }
 
-TEST(MeshTest, DiagnosesNameTheAxisAndTheRankOfTheWorld) {
-  CommOptions options;
-  options.timeout = absl::Milliseconds(200);
-  ThreadWorld world(4, options);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    const auto mesh = Mesh::Create({.tensor = 2, .data = 2}, &comm);
-    if (!mesh.ok()) return mesh.status();
-    std::vector<float> gradients(8);
-    // Rank 3 is late for its data axis: ranks 1 and 3.
-    if (comm.rank() == 1) return (*mesh)->data()->AllReduce(gradients, ReduceOp::kSum);
-    return comm.Barrier({.timeout = absl::Seconds(20)});
-  });
-  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("all-reduce #0 of 'dp'"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("waiting for rank 3"));
-}
-
 TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
   ThreadWorld world(8);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    const auto mesh = Mesh::Create({.tensor = 2, .data = 2, .pipeline = 2}, &comm);
-    if (!mesh.ok()) return mesh.status();
-    EXPECT_TRUE((*mesh)->TakeTraffic().empty());  // the splits were before
+    TESSERA_ASSIGN_OR_RETURN(const auto mesh,
+                             Mesh::Create({.tensor = 2, .data = 2, .pipeline = 2}, &comm));
+    EXPECT_TRUE(mesh->TakeTraffic().empty());  // the splits were before
     for (int step = 0; step < 2; ++step) {
       std::vector<float> full(16), half(8);
-      absl::Status status = (*mesh)->tensor()->AllGather(half, full);
-      if (status.ok()) status = (*mesh)->data()->ReduceScatter(full, half, ReduceOp::kSum);
-      if (status.ok()) status = (*mesh)->data()->ReduceScatter(full, half, ReduceOp::kSum);
-      if (status.ok() && (*mesh)->first_stage()) {
-        status = (*mesh)->pipeline()->Send(std::span<const float>(half), 1, 0);
-      } else if (status.ok()) {
-        status = (*mesh)->pipeline()->Receive(half, 0, 0);
-      }
-      if (!status.ok()) return status;
-      const std::vector<WireTraffic> traffic = (*mesh)->TakeTraffic();
+      TESSERA_RETURN_IF_ERROR(mesh->tensor()->AllGather(half, full));
+      TESSERA_RETURN_IF_ERROR(mesh->data()->ReduceScatter(full, half, ReduceOp::kSum));
+      TESSERA_RETURN_IF_ERROR(mesh->data()->ReduceScatter(full, half, ReduceOp::kSum));
+      TESSERA_RETURN_IF_ERROR(mesh->first_stage()
+                                  ? mesh->pipeline()->Send(std::span<const float>(half), 1, 0)
+                                  : mesh->pipeline()->Receive(half, 0, 0));
+      const std::vector<WireTraffic> traffic = mesh->TakeTraffic();
       if (traffic.size() != 3) return absl::InternalError("operations");
       EXPECT_EQ(traffic[0].group, "tp");
       EXPECT_EQ(traffic[0].op, CommOp::kAllGather);
@@ -152,8 +132,8 @@ TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
       EXPECT_EQ(traffic[1].calls, 2);
       EXPECT_EQ(traffic[1].bytes_sent, 2 * 8 * 4);
       EXPECT_EQ(traffic[2].group, "pp");
-      EXPECT_EQ(traffic[2].op, (*mesh)->first_stage() ? CommOp::kSend : CommOp::kReceive);
-      EXPECT_EQ(traffic[2].bytes_sent, (*mesh)->first_stage() ? 8 * 4 : 0);
+      EXPECT_EQ(traffic[2].op, mesh->first_stage() ? CommOp::kSend : CommOp::kReceive);
+      EXPECT_EQ(traffic[2].bytes_sent, mesh->first_stage() ? 8 * 4 : 0);
     }
     return absl::OkStatus();
   });
@@ -163,42 +143,25 @@ TEST(MeshTest, TrafficIsWhatWasSentSinceTheLastCall) {
 TEST(MeshTest, TensorsAndHostMemoryHaveGroupsOfTheirOwn) {
   ThreadWorld world(4);
   const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    const auto device_world = comm.Split(0, comm.rank(), "device");
-    if (!device_world.ok()) return device_world.status();
-    const auto mesh = Mesh::Create({.tensor = 2, .data = 2}, &comm, device_world->get());
-    if (!mesh.ok()) return mesh.status();
-    const HostGroups host = (*mesh)->host();
-    EXPECT_EQ((*mesh)->world(), &comm);
-    EXPECT_NE((*mesh)->data(), host.data);
-    EXPECT_NE((*mesh)->tensor(), host.tensor);
+    TESSERA_ASSIGN_OR_RETURN(const auto device_world, comm.Split(0, comm.rank(), "device"));
+    TESSERA_ASSIGN_OR_RETURN(const auto mesh,
+                             Mesh::Create({.tensor = 2, .data = 2}, &comm, device_world.get()));
+    const HostGroups host = mesh->host();
+    EXPECT_EQ(mesh->world(), &comm);
+    EXPECT_NE(mesh->data(), host.data);
+    EXPECT_NE(mesh->tensor(), host.tensor);
     EXPECT_EQ(host.pipeline, nullptr);
-    EXPECT_EQ((*mesh)->pipeline(), nullptr);
-    for (Communicator* data : {(*mesh)->data(), host.data}) {
+    EXPECT_EQ(mesh->pipeline(), nullptr);
+    for (Communicator* data : {mesh->data(), host.data}) {
       EXPECT_EQ(data->name(), "dp");
       std::vector<float> values = {static_cast<float>(comm.rank())};
-      const absl::Status sum = data->AllReduce(values, ReduceOp::kSum);
-      if (!sum.ok()) return sum;
+      TESSERA_RETURN_IF_ERROR(data->AllReduce(values, ReduceOp::kSum));
       EXPECT_EQ(values[0], comm.rank() % 2 == 0 ? 0 + 2 : 1 + 3);
     }
-    const std::vector<WireTraffic> traffic = (*mesh)->TakeTraffic();
+    const std::vector<WireTraffic> traffic = mesh->TakeTraffic();
     if (traffic.size() != 1) return absl::InternalError("operations");
     EXPECT_EQ(traffic[0].group, "dp");
     EXPECT_EQ(traffic[0].calls, 2);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST(MeshTest, LayersOfEachStage) {
-  ThreadWorld world(2);
-  const absl::Status status = world.Run([](Communicator& comm) -> absl::Status {
-    const auto mesh = Mesh::Create({.pipeline = 2, .virtual_pipeline = 2}, &comm);
-    if (!mesh.ok()) return mesh.status();
-    const bool first = comm.rank() == 0;
-    EXPECT_EQ((*mesh)->LayersOf(5, 0, 0),
-              first ? (ChunkLayers{0, 1, true, false}) : (ChunkLayers{1, 2, false, false}));
-    EXPECT_EQ((*mesh)->LayersOf(5, 0, 1),
-              first ? (ChunkLayers{2, 4, false, false}) : (ChunkLayers{4, 5, false, true}));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

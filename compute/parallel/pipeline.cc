@@ -64,8 +64,7 @@ class Inbox {
   // The next message, valid until Release(). Empty if there is no previous stage.
   absl::StatusOr<TensorView> Take(Stopwatch& stopwatch) {
     if (!link_.exists()) return TensorView();
-    absl::Status status = stopwatch.Wait(pending_[released_ % kBuffers]);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending_[released_ % kBuffers]));
     return link_.buffers[released_ % kBuffers];
   }
   void Release() {
@@ -97,8 +96,7 @@ class Outbox {
   // The buffer for the next message. Empty if there is no next stage.
   absl::StatusOr<TensorView> Prepare(Stopwatch& stopwatch) {
     if (!link_.exists()) return TensorView();
-    absl::Status status = stopwatch.Wait(pending_[sent_ % kBuffers]);
-    if (!status.ok()) return status;
+    TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending_[sent_ % kBuffers]));
     return link_.buffers[sent_ % kBuffers];
   }
   void Send() {
@@ -110,8 +108,7 @@ class Outbox {
   }
   absl::Status Finish(Stopwatch& stopwatch) {
     for (Pending& pending : pending_) {
-      absl::Status status = stopwatch.Wait(pending);
-      if (!status.ok()) return status;
+      TESSERA_RETURN_IF_ERROR(stopwatch.Wait(pending));
     }
     return absl::OkStatus();
   }
@@ -154,8 +151,7 @@ class Pipeline::Run {
     }
     for (Boundaries& chunk : chunks_) {
       for (Outbox* outbox : {&chunk.output, &chunk.d_input}) {
-        absl::Status status = outbox->Finish(stopwatch_);
-        if (!status.ok()) return status;
+        TESSERA_RETURN_IF_ERROR(outbox->Finish(stopwatch_));
       }
     }
     result_.total_s = stopwatch_.total();
@@ -204,30 +200,24 @@ class Pipeline::Run {
 
   absl::Status Forward(const PipelineAction& action) {
     Boundaries& chunk = chunks_[action.chunk];
-    const absl::StatusOr<TensorView> input = chunk.input.Take(stopwatch_);
-    if (!input.ok()) return input.status();
-    const absl::StatusOr<TensorView> output = chunk.output.Prepare(stopwatch_);
-    if (!output.ok()) return output.status();
+    TESSERA_ASSIGN_OR_RETURN(const TensorView input, chunk.input.Take(stopwatch_));
+    TESSERA_ASSIGN_OR_RETURN(const TensorView output, chunk.output.Prepare(stopwatch_));
     if (backward_) ++in_flight_;
     result_.max_in_flight = std::max(result_.max_in_flight, backward_ ? in_flight_ : int64_t{1});
-    const absl::StatusOr<double> loss = stage_.Forward(PassOf(action), *input, *output);
-    if (!loss.ok()) return loss.status();
+    TESSERA_ASSIGN_OR_RETURN(const double loss, stage_.Forward(PassOf(action), input, output));
     chunk.output.Send();
     chunk.input.Release();
     if (pipeline_.last() && action.chunk == pipeline_.shape_.chunks - 1) {
-      result_.losses[action.micro_batch] = *loss;
+      result_.losses[action.micro_batch] = loss;
     }
     return absl::OkStatus();
   }
 
   absl::Status Backward(const PipelineAction& action) {
     Boundaries& chunk = chunks_[action.chunk];
-    const absl::StatusOr<TensorView> d_output = chunk.d_output.Take(stopwatch_);
-    if (!d_output.ok()) return d_output.status();
-    const absl::StatusOr<TensorView> d_input = chunk.d_input.Prepare(stopwatch_);
-    if (!d_input.ok()) return d_input.status();
-    absl::Status status = stage_.Backward(PassOf(action), *d_output, *d_input);
-    if (!status.ok()) return status;
+    TESSERA_ASSIGN_OR_RETURN(const TensorView d_output, chunk.d_output.Take(stopwatch_));
+    TESSERA_ASSIGN_OR_RETURN(const TensorView d_input, chunk.d_input.Prepare(stopwatch_));
+    TESSERA_RETURN_IF_ERROR(stage_.Backward(PassOf(action), d_output, d_input));
     chunk.d_input.Send();
     chunk.d_output.Release();
     --in_flight_;

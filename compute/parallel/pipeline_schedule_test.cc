@@ -137,20 +137,6 @@ TEST(PipelineScheduleTest, HoldsNoMoreActivationsThanThePipelineIsDeep) {
   }
 }
 
-TEST(PipelineScheduleTest, ChunksTogetherHoldWhatTheRankHolds) {
-  for (const PipelineShape& shape : Shapes()) {
-    for (int rank = 0; rank < shape.ranks; ++rank) {
-      SCOPED_TRACE(Name(shape) + ", rank " + std::to_string(rank));
-      const std::vector<PipelineAction> actions = PipelineSchedule(shape, rank);
-      int64_t sum = 0;
-      for (int chunk = 0; chunk < shape.chunks; ++chunk) sum += MaxInFlight(actions, chunk);
-      EXPECT_GE(sum, MaxInFlight(actions));
-      // The chunks reach their maxima at different times.
-      EXPECT_LE(sum, MaxInFlight(actions) + int64_t{shape.ranks} * shape.chunks / 2);
-    }
-  }
-}
-
 TEST(PipelineScheduleTest, ForwardAloneTakesAnyNumberOfMicroBatches) {
   for (const int chunks : {1, 3}) {
     for (const int64_t micro_batches : {0, 1, 2, 5, 8}) {
@@ -164,17 +150,6 @@ TEST(PipelineScheduleTest, ForwardAloneTakesAnyNumberOfMicroBatches) {
       EXPECT_EQ(next, std::vector<int64_t>(chunks, micro_batches));
     }
   }
-}
-
-TEST(PipelineScheduleTest, TwoRanksThreeMicroBatchesLiterally) {
-  constexpr PipelineAction::Kind F = PipelineAction::kForward, B = PipelineAction::kBackward;
-  const PipelineShape shape{.ranks = 2, .chunks = 1, .micro_batches = 3};
-  EXPECT_EQ(PipelineSchedule(shape, 0),
-            (std::vector<PipelineAction>{
-                {F, 0, 0}, {F, 1, 0}, {B, 0, 0}, {F, 2, 0}, {B, 1, 0}, {B, 2, 0}}));
-  EXPECT_EQ(PipelineSchedule(shape, 1),
-            (std::vector<PipelineAction>{
-                {F, 0, 0}, {B, 0, 0}, {F, 1, 0}, {B, 1, 0}, {F, 2, 0}, {B, 2, 0}}));
 }
 
 }  // namespace

@@ -28,8 +28,9 @@ struct ReplicaBits {
 std::string DescribeParties(std::span<const ReplicaBits> copies);
 
 // Called on all ranks of a group that have found a divergence, with the same `message`, which names
-// tensor and ranks; `speaks` on one of them. Its result is that of the check: OK continues.
-using OnDivergence = std::function<absl::Status(const std::string& message, bool speaks)>;
+// tensor and ranks; `is_reporter` is true on one of them. The check returns its result: OK
+// continues.
+using OnDivergence = std::function<absl::Status(const std::string& message, bool is_reporter)>;
 
 // "weight of 'h.0.ln_1.bias' and 3 more tensors differ between ...": `parties` of the first tensor
 // out of `tensors`.

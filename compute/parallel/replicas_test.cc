@@ -32,7 +32,7 @@ TEST(DescribePartiesTest, NamesTheMostFirst) {
 }
 
 struct Heard {
-  int calls = 0, speakers = 0;
+  int calls = 0, reporters = 0;
   std::vector<std::string> messages;
 };
 
@@ -53,10 +53,10 @@ Heard Compare(int flipped_rank, std::vector<int> flipped, const absl::Status& an
       tensors.push_back({absl::StrCat("t", i), memory.view().Slice(0, 10 * i, 10 * (i + 1))});
     }
     const absl::Status status = CheckReplicas("weight", tensors, *backend, &group,
-                                              [&](const std::string& message, bool speaks) {
+                                              [&](const std::string& message, bool is_reporter) {
                                                 const MutexLock lock(&mutex);
                                                 ++heard.calls;
-                                                heard.speakers += speaks ? 1 : 0;
+                                                heard.reporters += is_reporter ? 1 : 0;
                                                 heard.messages.push_back(message);
                                                 return answer;
                                               });
@@ -76,7 +76,7 @@ TEST(CheckReplicasTest, OneFlippedBitIsNamedOnEveryRank) {
   for (int rank = 0; rank < 3; ++rank) {
     const Heard heard = Compare(rank, {19}, absl::DataLossError("stop"));
     EXPECT_EQ(heard.calls, 3);
-    EXPECT_EQ(heard.speakers, 1);
+    EXPECT_EQ(heard.reporters, 1);
     for (const std::string& message : heard.messages) {
       EXPECT_EQ(message, absl::StrCat("weight of 't1' is not the same on all ranks that hold it: ",
                                       rank == 0   ? "ranks 1, 2"

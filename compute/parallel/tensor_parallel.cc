@@ -7,15 +7,6 @@
 #include "glog/logging.h"
 
 namespace tessera {
-namespace {
-
-CallOptions Named(std::string_view what) {
-  CallOptions options;
-  options.what = what;
-  return options;
-}
-
-}  // namespace
 
 TensorParallel::TensorParallel(Communicator* communicator, int shards, bool sequence_parallel)
     : communicator_(communicator),
@@ -30,14 +21,14 @@ TensorParallel::TensorParallel(Communicator* communicator, int shards, bool sequ
 
 absl::Status TensorParallel::AllReduce(const TensorView& x, std::string_view what) const {
   if (size_ == 1) return absl::OkStatus();
-  return communicator_->StartAllReduce(x, ReduceOp::kSum, Named(what)).Follow();
+  return communicator_->StartAllReduce(x, ReduceOp::kSum, {.what = what}).Follow();
 }
 
 absl::Status TensorParallel::ReduceScatter(const TensorView& x, std::string_view what) const {
   if (size_ == 1) return absl::OkStatus();
   const int64_t rows = x.dim(0) / size_;
   const TensorView mine = x.Slice(0, rank_ * rows, (rank_ + 1) * rows);
-  return communicator_->StartReduceScatter(x, mine, ReduceOp::kSum, {}, Named(what)).Follow();
+  return communicator_->StartReduceScatter(x, mine, ReduceOp::kSum, {}, {.what = what}).Follow();
 }
 
 absl::Status TensorParallel::AllGather(const TensorView& x, std::string_view what) const {
@@ -53,7 +44,7 @@ absl::Status TensorParallel::AllGather(const TensorView& x, std::span<const int6
   for (const int64_t count : rows) counts.push_back(count * row_elements);
   const int64_t begin = std::accumulate(rows.begin(), rows.begin() + rank_, int64_t{0});
   const TensorView mine = x.Slice(0, begin, begin + rows[rank_]);
-  return communicator_->StartAllGather(mine, x, counts, Named(what)).Follow();
+  return communicator_->StartAllGather(mine, x, counts, {.what = what}).Follow();
 }
 
 }  // namespace tessera

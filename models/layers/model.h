@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compute/kernels/backend.h"
-#include "compute/parallel/gradient_observer.h"
+#include "compute/parallel/gradient_buckets.h"
 #include "models/layers/parameter.h"
 
 namespace tessera {

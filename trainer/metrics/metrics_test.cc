@@ -60,81 +60,62 @@ std::unique_ptr<MetricsWriter> Open(const std::string& path, std::optional<int64
   return *std::move(writer);
 }
 
-TEST(MetricsWriterTest, RecordsCarryEveryBit) {
-  const std::string path = Path("bits.jsonl");
+using nlohmann::json;
+
+// The record of these metrics. Read before Close(): a killed process leaves the same file behind.
+template <typename Metrics>
+json Recorded(const Metrics& metrics) {
+  const std::string path = Path("record.jsonl");
   const auto writer = Open(path, std::nullopt);
-  ASSERT_TRUE(writer->Write(AtStep(1)).ok());
-  // Read before Close(): a killed process leaves the same file behind.
-  const nlohmann::json record = nlohmann::json::parse(Read(path));
-  EXPECT_EQ(record["kind"], "step");
-  EXPECT_EQ(record["step"], 1);
-  EXPECT_EQ(record["loss"].get<double>(), 1.0 / 3.0);
-  EXPECT_EQ(record["loss_bits"], "3fd5555555555555");
-  EXPECT_EQ(record["lr"].get<double>(), 3e-4);
-  EXPECT_EQ(record["grad_norm"].get<double>(), 0.1);
-  EXPECT_EQ(record["skipped"], false);
-  EXPECT_EQ(record["consumed_samples"], 8);
-  EXPECT_EQ(record["step_seconds"].get<double>(), 0.5);
-  EXPECT_EQ(record["tokens_per_second"].get<double>(), 1024);
-  EXPECT_EQ(record["peak_share"].get<double>(), 0.75);
+  EXPECT_TRUE(writer->Write(metrics).ok());
+  return json::parse(Read(path));
+}
+
+TEST(MetricsWriterTest, RecordsCarryEveryBit) {
+  json expected = {{"kind", "step"},      {"step", 1},
+                   {"loss", 1.0 / 3.0},   {"loss_bits", "3fd5555555555555"},
+                   {"lr", 3e-4},          {"grad_norm", 0.1},
+                   {"skipped", false},    {"consumed_samples", 8},
+                   {"step_seconds", 0.5}, {"tokens_per_second", 1024.0},
+                   {"peak_share", 0.75}};
+  EXPECT_EQ(Recorded(AtStep(1)), expected);
+  // Several ranks.
+  StepMetrics parallel = AtStep(1);
+  parallel.pipeline_wait_share = 0.25;
+  parallel.wire = {
+      {"tp", "all-reduce", 30}, {"dp", "reduce-scatter", 500}, {"dp", "all-gather", 7}};
+  expected["pipeline_wait_share"] = 0.25;
+  expected["wire_bytes"] = 537;
+  expected["wire"] = {{"tp", {{"all-reduce", 30}}},
+                      {"dp", {{"reduce-scatter", 500}, {"all-gather", 7}}}};
+  EXPECT_EQ(Recorded(parallel), expected);
+  // JSON has no number for what is not finite. A curve of the training loss must not pick up an
+  // evaluation's: its name is another.
+  StepMetrics broken = AtStep(1);
+  broken.loss = std::numeric_limits<double>::infinity();
+  broken.grad_norm = std::nan("");
+  broken.skipped = true;
+  const json record = Recorded(broken);
+  EXPECT_TRUE(record["loss"].is_null() && record["grad_norm"].is_null());
+  EXPECT_EQ(record["loss_bits"], "7ff0000000000000");
+  EXPECT_EQ(record["skipped"], true);
+  EXPECT_EQ(
+      Recorded(EvalMetrics{.step = 7, .loss = 2.5, .tokens = 64, .seconds = 0.25, .best = true}),
+      (json{{"kind", "eval"},
+            {"step", 7},
+            {"eval_loss", 2.5},
+            {"eval_loss_bits", "4004000000000000"},
+            {"tokens", 64},
+            {"seconds", 0.25},
+            {"best", true}}));
+}
+
+TEST(MetricsWriterTest, NothingIsWrittenOnceItIsClosed) {
+  const auto writer = Open(Path("closed.jsonl"), std::nullopt);
   EXPECT_TRUE(writer->Sync().ok());
   EXPECT_TRUE(writer->Close().ok());
   EXPECT_EQ(writer->Write(AtStep(2)).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(writer->Sync().code(), absl::StatusCode::kFailedPrecondition);
-}
-
-TEST(MetricsWriterTest, SeveralRanksRecordTheirTraffic) {
-  const std::string path = testing::TempDir() + "/traffic.jsonl";
-  auto writer = MetricsWriter::Open(path, std::nullopt);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  StepMetrics metrics;
-  metrics.step = 1;
-  metrics.pipeline_wait_share = 0.25;
-  metrics.wire = {{"tp", "all-reduce", 30}, {"dp", "reduce-scatter", 500}, {"dp", "all-gather", 7}};
-  ASSERT_TRUE((*writer)->Write(metrics).ok());
-  ASSERT_TRUE((*writer)->Close().ok());
-  std::ifstream file(path);
-  std::string line;
-  ASSERT_TRUE(std::getline(file, line));
-  const nlohmann::json record = nlohmann::json::parse(line);
-  EXPECT_EQ(record["wire_bytes"], 537);
-  EXPECT_EQ(record["wire"]["tp"]["all-reduce"], 30);
-  EXPECT_EQ(record["wire"]["dp"]["reduce-scatter"], 500);
-  EXPECT_EQ(record["wire"]["dp"]["all-gather"], 7);
-  EXPECT_EQ(record["pipeline_wait_share"], 0.25);
-}
-
-TEST(MetricsWriterTest, EvaluationsAreRecordsToo) {
-  const std::string path = Path("eval.jsonl");
-  const auto writer = Open(path, std::nullopt);
-  ASSERT_TRUE(
-      writer
-          ->Write(EvalMetrics{.step = 7, .loss = 2.5, .tokens = 64, .seconds = 0.25, .best = true})
-          .ok());
-  const nlohmann::json record = nlohmann::json::parse(Read(path));
-  EXPECT_EQ(record["kind"], "eval");
-  EXPECT_EQ(record["step"], 7);
-  EXPECT_EQ(record["eval_loss"], 2.5);
-  EXPECT_EQ(record["eval_loss_bits"], "4004000000000000");
-  EXPECT_FALSE(record.contains("loss")) << "a curve of the training loss must not pick it up";
-  EXPECT_EQ(record["tokens"], 64);
-  EXPECT_EQ(record["seconds"], 0.25);
-  EXPECT_EQ(record["best"], true);
-}
-
-TEST(MetricsWriterTest, NonFiniteNumbersAreNullButKeepTheirBits) {
-  const std::string path = Path("nan.jsonl");
-  const auto writer = Open(path, std::nullopt);
-  StepMetrics metrics = AtStep(1);
-  metrics.loss = std::numeric_limits<double>::infinity();
-  metrics.grad_norm = std::nan("");
-  metrics.skipped = true;
-  ASSERT_TRUE(writer->Write(metrics).ok());
-  const nlohmann::json record = nlohmann::json::parse(Read(path));
-  EXPECT_TRUE(record["loss"].is_null());
-  EXPECT_TRUE(record["grad_norm"].is_null());
-  EXPECT_EQ(record["loss_bits"], "7ff0000000000000");
-  EXPECT_EQ(record["skipped"], true);
 }
 
 TEST(MetricsWriterTest, NothingIsWrittenAfterAnError) {
@@ -154,42 +135,27 @@ TEST(MetricsWriterTest, NothingIsWrittenAfterAnError) {
   EXPECT_EQ(Steps(path), std::vector<int64_t>{1});
 }
 
-TEST(MetricsWriterTest, ANewRunEmptiesTheFile) {
-  const std::string path = Path("new.jsonl");
-  ASSERT_TRUE(Open(path, std::nullopt)->Write(AtStep(1)).ok());
-  ASSERT_TRUE(Open(path, std::nullopt)->Write(AtStep(2)).ok());
-  EXPECT_EQ(Steps(path), std::vector<int64_t>{2});
-}
-
-TEST(MetricsWriterTest, AResumedRunHasEveryStepOnce) {
+TEST(MetricsWriterTest, ARunKeepsTheRecordsUpToTheStepThatItResumes) {
+  const std::string first = "{ \"step\" : 1, \"mine\": [1, 2] }\n";  // kept as it is
+  const std::string second = "{\"kind\":\"step\",\"step\":2}\n";
+  const struct {
+    std::optional<std::string> before;  // nullopt: no file
+    std::optional<int64_t> resumed;
+    std::string kept;
+  } cases[] = {{first + second, std::nullopt, ""},
+               {first + second, 1, first},
+               {first + second, 2, first + second},
+               {first + "{\"step\":2}", 2, first},  // the next record would be appended to it
+               {std::nullopt, 40, ""}};
   const std::string path = Path("resume.jsonl");
-  {
-    const auto writer = Open(path, std::nullopt);
-    for (int step = 1; step <= 5; ++step) ASSERT_TRUE(writer->Write(AtStep(step)).ok());
-    ASSERT_TRUE(writer->Write(EvalMetrics{.step = 3}).ok());
-    ASSERT_TRUE(writer->Write(EvalMetrics{.step = 5}).ok());
-  }
-  const auto writer = Open(path, 3);
-  EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 2, 3, 3}));
-  for (int step = 4; step <= 6; ++step) ASSERT_TRUE(writer->Write(AtStep(step)).ok());
-  EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 2, 3, 3, 4, 5, 6}));
-}
-
-TEST(MetricsWriterTest, KeptRecordsAreNotRewritten) {
-  const std::string path = Path("verbatim.jsonl");
-  WriteFile(path, "{ \"step\" : 1, \"mine\": [1, 2] }\n{\"step\":2}\n");
-  Open(path, 1);
-  EXPECT_EQ(Read(path), "{ \"step\" : 1, \"mine\": [1, 2] }\n");
-}
-
-TEST(MetricsWriterTest, AnIncompleteLastLineIsDropped) {
-  const std::string path = Path("torn.jsonl");
-  // Complete JSON without its newline counts as incomplete, too: the next record would be appended
-  // to it.
-  for (const std::string torn : {"{\"step\":2,\"lo", "{\"step\":2}", "{"}) {
-    WriteFile(path, "{\"step\":1}\n" + torn);
-    Open(path, 2);
-    EXPECT_EQ(Read(path), "{\"step\":1}\n") << torn;
+  for (const auto& [before, resumed, kept] : cases) {
+    std::filesystem::remove(path);
+    if (before.has_value()) WriteFile(path, *before);
+    const auto writer = Open(path, resumed);
+    EXPECT_EQ(Read(path), kept);
+    ASSERT_TRUE(writer->Write(AtStep(3)).ok());
+    EXPECT_EQ(Steps(path).back(), 3);
+    EXPECT_TRUE(Read(path).starts_with(kept));
   }
 }
 
@@ -228,13 +194,6 @@ TEST(MetricsWriterTest, RecordsSurviveALossOfPowerFromTheSyncOn) {
   EXPECT_NE(RunWithPowerLoss(scenario, root, &sync, nullptr), "");
 }
 
-TEST(MetricsWriterTest, AResumeWithoutAFileStartsOne) {
-  const std::string path = Path("absent.jsonl");
-  std::remove(path.c_str());
-  ASSERT_TRUE(Open(path, 40)->Write(AtStep(41)).ok());
-  EXPECT_EQ(Steps(path), std::vector<int64_t>{41});
-}
-
 TEST(MetricsWriterTest, ADamagedLineIsDroppedWithANote) {
   const std::string path = Path("damaged.jsonl");
   WriteFile(path, "{\"kind\":\"step\",\"step\":1}\nhello\n{\"kind\":\"step\",\"step\":3}\n");
@@ -248,21 +207,15 @@ TEST(MetricsWriterTest, ADamagedLineIsDroppedWithANote) {
   EXPECT_EQ(Steps(path), (std::vector<int64_t>{1, 3}));
 }
 
-TEST(MetricsWriterTest, AMissingFolderIsNamed) {
-  const std::string path = Path("no/such/metrics.jsonl");
-  const absl::Status status = MetricsWriter::Open(path, std::nullopt).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_NE(status.message().find(path), absl::string_view::npos) << status;
-}
-
-TEST(MetricsWriterTest, AFolderInItsPlaceIsNamed) {
-  const std::string path = Path("folder.jsonl");
-  std::filesystem::create_directories(path);
-  for (const std::optional<int64_t> resumed :
-       {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
-    const absl::Status status = MetricsWriter::Open(path, resumed).status();
-    EXPECT_FALSE(status.ok());
-    EXPECT_NE(status.message().find(path), absl::string_view::npos) << status;
+TEST(MetricsWriterTest, WhatCannotBeOpenedIsNamed) {
+  std::filesystem::create_directories(Path("folder.jsonl"));
+  for (const std::string& path : {Path("folder.jsonl"), Path("no/such/metrics.jsonl")}) {
+    for (const std::optional<int64_t> resumed :
+         {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
+      const absl::Status status = MetricsWriter::Open(path, resumed).status();
+      EXPECT_FALSE(status.ok());
+      EXPECT_NE(status.message().find(path), absl::string_view::npos) << status;
+    }
   }
 }
 

@@ -45,8 +45,8 @@ class AdamW {
   };
 
   // Parameters and ranges (possibly none) are disjoint and in flat order; the owned part of a
-  // parameter lies in one range; `dtype` is that of the values. Elements of no parameter (alignment
-  // gaps) are never touched. Master weights start as copies of the values.
+  // parameter lies in one range; the values have `dtype`. Alignment gaps between parameters are
+  // never touched. Master weights start as copies of the values.
   AdamW(Backend& backend, const OptimizerConfig& config, std::vector<FlatParameter> parameters,
         std::vector<OwnedRange> ranges, DType dtype);
 

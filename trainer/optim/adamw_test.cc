@@ -141,16 +141,16 @@ TEST_P(AdamWTest, AnnouncesAllMemoryBeforeOverwritingIt) {
   };
   std::vector<std::vector<char>> before;
   for (const TensorView& view : memory) before.push_back(contents(view));
-  std::vector<bool> told(memory.size());
+  std::vector<bool> announced(memory.size());
   ASSERT_TRUE(optimizer->Step(0.1, 1.0, 1.0, [&](const TensorView& view) {
     for (size_t i = 0; i < memory.size(); ++i) {
       if (memory[i].data() != view.data() || memory[i].dtype() != view.dtype()) continue;
-      told[i] = memory[i].elements() == view.elements();
+      announced[i] = memory[i].elements() == view.elements();
       EXPECT_EQ(contents(memory[i]), before[i]);
     }
   }));
   for (size_t i = 0; i < memory.size(); ++i) {
-    EXPECT_TRUE(told[i]) << i;
+    EXPECT_TRUE(announced[i]) << i;
     EXPECT_NE(contents(memory[i]), before[i]) << i;
   }
 }

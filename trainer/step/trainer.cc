@@ -10,16 +10,65 @@
 #include "compute/parallel/pipeline.h"
 #include "compute/parallel/replicas.h"
 #include "compute/parallel/tensor_parallel.h"
+#include "compute/parallel/tree_sum.h"
 #include "compute/tensor/memory.h"
 #include "glog/logging.h"
 #include "models/layers/parameter.h"
 #include "trainer/optim/schedule.h"
 #include "trainer/step/model_chunk.h"
 #include "trainer/step/model_stage.h"
-#include "trainer/step/sum_losses.h"
 
 namespace tessera {
 namespace {
+
+// The micro-batches that each data-parallel rank computes, by global index; together they are 0 ...
+// n - 1.
+using MicroBatchesByRank = std::vector<std::vector<int64_t>>;
+
+// The losses of all micro-batches, concatenated by rank.
+absl::StatusOr<std::vector<double>> Gather(std::span<const double> mine,
+                                           const MicroBatchesByRank& owners,
+                                           Communicator* data_parallel) {
+  if (data_parallel == nullptr) return std::vector<double>(mine.begin(), mine.end());
+  std::vector<int64_t> counts;
+  int64_t total = 0;
+  for (const std::vector<int64_t>& indices : owners) {
+    counts.push_back(static_cast<int64_t>(indices.size()));
+    total += counts.back();
+  }
+  std::vector<double> all(total);
+  TESSERA_RETURN_IF_ERROR(
+      data_parallel->AllGather(mine, std::span(all), counts, {.what = "losses"}));
+  return all;
+}
+
+std::vector<double> InGlobalOrder(std::span<const double> by_rank,
+                                  const MicroBatchesByRank& owners) {
+  std::vector<double> ordered(by_rank.size());
+  size_t next = 0;
+  for (const std::vector<int64_t>& indices : owners) {
+    for (const int64_t index : indices) ordered[index] = by_rank[next++];
+  }
+  return ordered;
+}
+
+// The sum of the losses of all micro-batches of a step or an evaluation, in the binary tree over
+// their global index, returned on every rank. `mine`: the losses of this rank's own micro-batches
+// in the order of `owners`, on the last pipeline stage (ignored elsewhere).
+absl::StatusOr<double> SumLosses(std::span<const double> mine, const MicroBatchesByRank& owners,
+                                 const Mesh& mesh) {
+  double sum = 0;
+  if (mesh.last_stage()) {
+    CHECK_EQ(mine.size(), owners[mesh.coordinate().data].size());
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<double> all, Gather(mine, owners, mesh.host().data));
+    sum = TreeSum(InGlobalOrder(all, owners));
+  }
+  if (Communicator* const pipeline = mesh.host().pipeline; pipeline != nullptr) {
+    TESSERA_RETURN_IF_ERROR(pipeline->Broadcast(std::span(&sum, 1), mesh.topology().pipeline - 1,
+                                                {.what = "the loss"}));
+  }
+  return sum;
+}
 
 int Shards(const TrainConfig& config, const Topology& topology) {
   const bool exact = config.parallel().numerics() == Numerics::EXACT;
@@ -154,7 +203,7 @@ absl::StatusOr<StepResult> Trainer::Impl::Step(const BatchLoader& data,
 }
 
 OnDivergence Trainer::Impl::DivergenceAt(int64_t completed_steps) {
-  return [this, completed_steps](const std::string& message, bool speaks) -> absl::Status {
+  return [this, completed_steps](const std::string& message, bool is_reporter) -> absl::Status {
     const std::string found = absl::StrCat("step ", completed_steps, ": ", message);
     if (config_.parallel().replica_divergence() == ReplicaDivergence::STOP) {
       return absl::DataLossError(absl::StrCat(
@@ -163,7 +212,7 @@ OnDivergence Trainer::Impl::DivergenceAt(int64_t completed_steps) {
           "ranks compute differently; resume from an earlier checkpoint, or continue with "
           "--replica-divergence=warn"));
     }
-    if (speaks && !warned_of_divergence_) {
+    if (is_reporter && !warned_of_divergence_) {
       LOG(ERROR) << found << ". Replicas have diverged; training continues "
                  << "(--replica-divergence=warn), without further warnings";
     }

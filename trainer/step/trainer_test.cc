@@ -228,7 +228,6 @@ TEST_F(TrainerTest, ABrokenWeightOnOneRankSkipsTheUpdateOnAll) {
           EXPECT_TRUE(good.updated);
           // The first parameter is not replicated over the tensor axis of the last stage's ranks,
           // so the others' weights stay intact.
-          // axis, so the others' weights stay whole.
           float& weight =
               trainer.chunks().back().parameters->parameters().front()->value.as<float>()[0];
           const float whole = weight;
@@ -358,7 +357,7 @@ class Watched {
     }
   }
 
-  void Tell(const TensorView& memory) {
+  void Announce(const TensorView& memory) {
     const std::byte* const first = memory.as<std::byte>();
     const std::byte* const last = first + memory.bytes();
     for (Region& region : regions_) {
@@ -366,23 +365,23 @@ class Watched {
       const std::byte* const begin = std::max(first, region.memory);
       for (const std::byte* at = begin; at < std::min(last, end); ++at) {
         const size_t i = at - region.memory;
-        if (!region.told[i] && *at != region.before[i]) ++overwritten_too_early_;
-        region.told[i] = true;
+        if (!region.announced[i] && *at != region.before[i]) ++overwritten_too_early_;
+        region.announced[i] = true;
       }
     }
   }
 
-  void ExpectToldOfAllThatChanged() const {
-    int64_t changed = 0, untold = 0;
+  void ExpectAllThatChangedWasAnnounced() const {
+    int64_t changed = 0, unannounced = 0;
     for (const Region& region : regions_) {
       for (size_t i = 0; i < region.before.size(); ++i) {
         if (region.memory[i] == region.before[i]) continue;
         ++changed;
-        untold += region.told[i] ? 0 : 1;
+        unannounced += region.announced[i] ? 0 : 1;
       }
     }
     EXPECT_GT(changed, 0);
-    EXPECT_EQ(untold, 0) << "of " << changed << " bytes that have changed";
+    EXPECT_EQ(unannounced, 0) << "of " << changed << " bytes that have changed";
     EXPECT_EQ(overwritten_too_early_, 0);
   }
 
@@ -390,7 +389,7 @@ class Watched {
   struct Region {
     const std::byte* memory;
     std::vector<std::byte> before;
-    std::vector<bool> told;
+    std::vector<bool> announced;
   };
 
   void Add(const TensorView& view) {
@@ -404,7 +403,7 @@ class Watched {
   int64_t overwritten_too_early_ = 0;
 };
 
-TEST_F(TrainerTest, AnUpdateTellsOfEveryByteBeforeItChanges) {
+TEST_F(TrainerTest, AnUpdateAnnouncesEveryByteBeforeItChanges) {
   const std::string tokens = WriteSamples(16);
   for (const std::string& topology : Topologies()) {
     for (const bool bf16 : {false, true}) {
@@ -414,9 +413,9 @@ TEST_F(TrainerTest, AnUpdateTellsOfEveryByteBeforeItChanges) {
                    [](Trainer& trainer, const BatchLoader& data, const Mesh&) -> absl::Status {
                      Watched watched(trainer);
                      trainer.set_before_overwrite(
-                         [&watched](const TensorView& memory) { watched.Tell(memory); });
+                         [&watched](const TensorView& memory) { watched.Announce(memory); });
                      TESSERA_RETURN_IF_ERROR(trainer.Step(data, {}).status());
-                     watched.ExpectToldOfAllThatChanged();
+                     watched.ExpectAllThatChangedWasAnnounced();
                      trainer.set_before_overwrite(nullptr);
                      return absl::OkStatus();
                    });

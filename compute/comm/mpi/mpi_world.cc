@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "compute/comm/endpoint.h"
-#include "compute/comm/group_communicator.h"
 #include "compute/comm/mpi/monitor.h"
 #include "compute/comm/mpi/mpi_transport.h"
 
@@ -114,7 +113,7 @@ class MpiWorld::Impl {
   MPI_Comm comm_;
   MpiTransport transport_;
   Endpoint endpoint_;
-  GroupCommunicator world_;
+  Communicator world_;
 };
 
 MpiWorld::MpiWorld(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Adds on the device what NCCL has moved: ReduceInTreeOrder() of reduce.h over device memory.
+// Adds on the device what NCCL has moved: ReduceInTreeOrder() over device memory.
 class DeviceReducer {
  public:
   virtual ~DeviceReducer() = default;

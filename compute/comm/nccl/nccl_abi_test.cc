@@ -1,6 +1,4 @@
-// The declarations of nccl_abi.h and nccl_api.h against NCCL's own header.
-
-#include "compute/comm/nccl/nccl_abi.h"
+// The declarations of nccl_library.h and nccl_api.h against NCCL's own header.
 
 #include <gtest/gtest.h>
 #include <nccl.h>

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/shared_library.h"
-#include "compute/comm/nccl/nccl_abi.h"
 
 namespace tessera {
 namespace {

@@ -13,9 +13,8 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/threads.h"
-#include "compute/comm/group_communicator.h"
-#include "compute/comm/nccl/nccl_algorithms.h"
-#include "compute/comm/nccl/nccl_lane.h"
+#include "compute/comm/endpoint.h"
+#include "compute/comm/nccl/nccl_communicator.h"
 
 namespace tessera {
 namespace {
@@ -24,22 +23,20 @@ namespace {
 constexpr std::chrono::milliseconds kWatchInterval(50);
 
 // Rank 0's id on every rank.
-absl::StatusOr<NcclApi::UniqueId> SpreadId(Communicator& host, NcclApi& api) {
-  NcclApi::UniqueId id = {};
-  absl::Status status;
+absl::StatusOr<NcclApi::UniqueId> SpreadId(Communicator& host, NcclRank& shared) {
+  absl::StatusOr<NcclApi::UniqueId> id = NcclApi::UniqueId{};
   if (host.rank() == 0) {
-    const NcclApi::Result result = api.GetUniqueId(&id);
-    if (result != NcclApi::kSuccess) {
-      status = absl::InternalError(absl::StrCat("NCCL: ", api.ErrorString(result)));
-      host.Abort(status);
-      return status;
+    id = shared.NewId();
+    if (!id.ok()) {
+      host.Abort(id.status());
+      return id;
     }
   }
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes,
-                           host.BroadcastBytes(std::string_view(id.bytes, sizeof(id.bytes)), 0,
+                           host.BroadcastBytes(std::string_view(id->bytes, sizeof(id->bytes)), 0,
                                                {.timeout = std::nullopt, .what = "NCCL's id"}));
-  if (bytes.size() != sizeof(id.bytes)) return absl::InternalError("NCCL's id was cut short");
-  std::memcpy(id.bytes, bytes.data(), sizeof(id.bytes));
+  if (bytes.size() != sizeof(id->bytes)) return absl::InternalError("NCCL's id was cut short");
+  std::memcpy(id->bytes, bytes.data(), sizeof(id->bytes));
   return id;
 }
 
@@ -61,21 +58,16 @@ class NcclWorld::Impl {
   }
 
   absl::Status Connect(Communicator& host) {
-    auto* const group = dynamic_cast<GroupCommunicator*>(&host);
-    if (group == nullptr) {
-      return absl::InvalidArgumentError("NCCL needs a world of threads or of MPI processes");
-    }
     TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<NcclLane> lane, NcclLane::Create(rank_));
     if (host.size() > 1) {
-      TESSERA_ASSIGN_OR_RETURN(const NcclApi::UniqueId id, SpreadId(host, rank_.api()));
+      TESSERA_ASSIGN_OR_RETURN(const NcclApi::UniqueId id, SpreadId(host, rank_));
       TESSERA_RETURN_IF_ERROR(lane->Connect(host.size(), id, host.rank()));
     }
-    TESSERA_ASSIGN_OR_RETURN(
-        world_, group->Over(std::make_unique<NcclAlgorithms>(rank_, std::move(lane), host.size()),
-                            host.name()));
-    rank_.compute().context().SetProgress(
-        [endpoint = group->endpoint()] { return endpoint->Watch(); });
-    return StartWatchdog(group->endpoint()->transport());
+    TESSERA_ASSIGN_OR_RETURN(CommGroup group, host.Agree(0, host.rank(), host.name(), {}));
+    Endpoint* const endpoint = host.endpoint();
+    world_ = std::make_unique<NcclCommunicator>(endpoint, std::move(group), rank_, std::move(lane));
+    rank_.compute().context().SetProgress([endpoint] { return endpoint->Watch(); });
+    return StartWatchdog(endpoint->transport());
   }
 
   Communicator& world() { return *world_; }
@@ -94,7 +86,7 @@ class NcclWorld::Impl {
   }
 
   NcclRank rank_;
-  std::unique_ptr<GroupCommunicator> world_;
+  std::unique_ptr<NcclCommunicator> world_;
   Mutex mutex_;
   CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

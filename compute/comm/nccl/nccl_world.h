@@ -42,8 +42,8 @@ namespace tessera {
 class NcclWorld {
  public:
   // Every rank of `host` calls it; returns before NCCL has connected the ranks, which the first
-  // operation waits for. All arguments must outlive the world. `host` must be a world of threads/
-  // or mpi/ (InvalidArgument otherwise).
+  // operation waits for. All arguments must outlive the world. `host` is a world of threads/ or
+  // mpi/.
   static absl::StatusOr<std::unique_ptr<NcclWorld>> Create(Communicator& host, NcclApi& api,
                                                            Stream& compute, DeviceReducer& reducer);
   // Communicators that were split from the world must be destroyed before it.

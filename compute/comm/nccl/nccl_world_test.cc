@@ -19,7 +19,6 @@
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "compute/comm/nccl/testing/fake_nccl.h"
-#include "compute/comm/reduce.h"
 #include "compute/comm/testing/conformance.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/tensor/device.h"

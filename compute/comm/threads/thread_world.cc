@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/threads.h"
 #include "compute/comm/endpoint.h"
-#include "compute/comm/group_communicator.h"
 #include "compute/comm/threads/thread_transport.h"
 
 namespace tessera {
@@ -35,7 +34,7 @@ absl::Status ThreadWorld::Run(const std::function<absl::Status(Communicator&)>& 
     Endpoint endpoint(&transport, options_);
     transport.Enter(&endpoint);
     {
-      GroupCommunicator world(&endpoint);
+      Communicator world(&endpoint);
       const absl::Status status = rank_main(world);
       codes[rank] = status.code();
       messages[rank] = std::string(status.message());

@@ -1,4 +1,4 @@
-#include "compute/parallel/fake_model.h"
+#include "compute/parallel/testing/fake_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -59,13 +59,6 @@ float FakeGradientTree(std::string_view key, int contribution, int64_t element, 
          FakeGradientTree(key, contribution, element, begin + half, end);
 }
 
-double FakeGradientSum(std::string_view key, int contribution, int64_t element,
-                       int64_t micro_batches) {
-  double sum = 0;
-  for (int64_t i = 0; i < micro_batches; ++i) sum += FakeGradient(key, contribution, element, i);
-  return sum;
-}
-
 void FakeModel::BindGradients(int64_t begin, int64_t end, const TensorView& memory) {
   CHECK(memory.empty() || memory.elements() == end - begin);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -120,7 +113,7 @@ absl::Status FakeModel::Backward(int64_t micro_batch, bool accumulate, GradientO
     Write(grads_[i], i, 1, micro_batch, accumulate);
   }
   for (int last = count - 1; last >= 0;) {
-    const int first = std::max(0, last - told_at_once_ + 1);
+    const int first = std::max(0, last - parameters_per_call_ + 1);
     const auto [begin, end] = range(first, last);
     TESSERA_RETURN_IF_ERROR(observer.Prepare(begin, end));
     for (int i = last; i >= first; --i) {

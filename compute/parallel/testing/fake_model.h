@@ -1,5 +1,5 @@
-#ifndef TESSERA_COMPUTE_PARALLEL_FAKE_MODEL_H_
-#define TESSERA_COMPUTE_PARALLEL_FAKE_MODEL_H_
+#ifndef TESSERA_COMPUTE_PARALLEL_TESTING_FAKE_MODEL_H_
+#define TESSERA_COMPUTE_PARALLEL_TESTING_FAKE_MODEL_H_
 
 // A model for tests of gradient processing: its gradients are random numbers that depend only on
 // (parameter, contribution, element, global micro-batch).
@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "compute/parallel/gradient_buckets.h"
-#include "compute/parallel/gradient_observer.h"
 #include "compute/tensor/tensor.h"
 
 namespace tessera {
@@ -32,18 +31,14 @@ float FakeGradient(std::string_view key, int contribution, int64_t element, int6
 // The binary tree over all micro-batches [begin, end), by definition.
 float FakeGradientTree(std::string_view key, int contribution, int64_t element, int64_t begin,
                        int64_t end);
-// In fp64.
-double FakeGradientSum(std::string_view key, int contribution, int64_t element,
-                       int64_t micro_batches);
-
 // Only the backward pass.
 class FakeModel {
  public:
-  // `told_at_once`: the number of parameters per call of Prepare() and Ready().
-  FakeModel(std::vector<FakeParameter> parameters, int told_at_once)
+  // `parameters_per_call`: of Prepare() and Ready().
+  FakeModel(std::vector<FakeParameter> parameters, int parameters_per_call)
       : parameters_(std::move(parameters)),
         layout_(FakeLayout(parameters_)),
-        told_at_once_(told_at_once),
+        parameters_per_call_(parameters_per_call),
         grads_(parameters_.size(), nullptr),
         second_grads_(parameters_.size(), nullptr) {}
 
@@ -59,11 +54,11 @@ class FakeModel {
 
   const std::vector<FakeParameter> parameters_;
   const GradientLayout layout_;
-  const int told_at_once_;
+  const int parameters_per_call_;
   std::vector<float*> grads_;
   std::vector<float*> second_grads_;
 };
 
 }  // namespace tessera
 
-#endif  // TESSERA_COMPUTE_PARALLEL_FAKE_MODEL_H_
+#endif  // TESSERA_COMPUTE_PARALLEL_TESTING_FAKE_MODEL_H_
