@@ -1,18 +1,26 @@
 // Tests of the small utilities: status macros, byte order, checked arithmetic, units, lists in
-// messages.
+// messages, glob patterns, free memory, whole files, JSON.
 
+#include <errno.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
+#include <fstream>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/available_memory.h"
 #include "base/byte_order.h"
 #include "base/checked_math.h"
+#include "base/glob.h"
 #include "base/join_first.h"
+#include "base/parse_json.h"
+#include "base/read_whole_file.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 
@@ -109,6 +117,93 @@ TEST(JoinFirst, SaysHowManyMoreThereAre) {
   EXPECT_EQ(JoinFirst(items, ", "), "a, b, c, d, e, f, g, h, i, j");
   items.insert(items.end(), 3, "k");
   EXPECT_EQ(JoinFirst(items, ", "), "a, b, c, d, e, f, g, h, i, j, and 3 more");
+}
+
+TEST(GlobTest, Matches) {
+  EXPECT_TRUE(MatchesGlob("*", ""));
+  EXPECT_TRUE(MatchesGlob("a*c*", "abcc"));
+  EXPECT_TRUE(MatchesGlob("*ab", "aab"));
+  EXPECT_TRUE(MatchesGlob("h.?.attn.*", "h.3.attn.c_proj.weight"));
+  EXPECT_TRUE(MatchesGlob("h.[01].*", "h.1.ln_1.bias"));
+  EXPECT_TRUE(MatchesGlob("a*", "a/b"));
+  EXPECT_TRUE(MatchesGlob("*.b", ".b"));
+}
+
+TEST(GlobTest, DoesNotMatch) {
+  EXPECT_FALSE(MatchesGlob("a*c", "abd"));
+  EXPECT_FALSE(MatchesGlob("", "a"));
+  EXPECT_FALSE(MatchesGlob("a?", "a"));
+  EXPECT_FALSE(MatchesGlob("h.[01].*", "h.2.ln_1.bias"));
+}
+
+TEST(AvailableMemoryTest, ReadsWhatTheSystemSays) {
+  EXPECT_GT(AvailableMemoryBytes(), 0);
+  EXPECT_EQ(ParseMemAvailable("MemTotal:  9 kB\nMemAvailable:   1234 kB\nBuffers: 1 kB\n"),
+            1234 * 1024);
+  EXPECT_EQ(ParseMemAvailable("MemTotal: 9 kB\n"), UINT64_MAX);
+  EXPECT_EQ(ParseMemAvailable("MemAvailable: many kB"), UINT64_MAX);
+  EXPECT_EQ(ParseMemAvailable(""), UINT64_MAX);
+}
+
+TEST(AvailableMemoryTest, AControlGroupsCacheIsRoom) {
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "600\n", "anon 1\ninactive_file 250\n"), 650);
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "600\n", ""), 400);
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "2000\n", ""), 0);
+  EXPECT_EQ(ParseControlGroupRoom("1000\n", "10\n", "inactive_file 250\n"), 1000);
+  EXPECT_EQ(ParseControlGroupRoom("max\n", "600\n", ""), UINT64_MAX);
+  EXPECT_EQ(ParseControlGroupRoom("", "", ""), UINT64_MAX);
+}
+
+TEST(ReadWholeFileTest, EveryByte) {
+  std::string bytes;
+  for (int i = 0; i < 200'000; ++i) bytes.push_back(static_cast<char>(i % 251));
+  const std::string path = testing::TempDir() + "/bytes", empty = testing::TempDir() + "/empty";
+  std::ofstream(path, std::ios::binary) << bytes;
+  std::ofstream(empty, std::ios::binary).flush();
+  EXPECT_TRUE(ReadWholeFile(path) == bytes);
+  EXPECT_EQ(ReadWholeFile(empty), "");
+}
+
+TEST(ReadWholeFileTest, FilesOfTheKernel) {
+  const std::optional<std::string> status = ReadWholeFile("/proc/self/status");
+  ASSERT_TRUE(status.has_value());
+  EXPECT_TRUE(status->starts_with("Name:")) << *status;
+}
+
+TEST(ReadWholeFileTest, ErrnoSaysWhatIsWrong) {
+  EXPECT_EQ(ReadWholeFile(testing::TempDir() + "/absent"), std::nullopt);
+  EXPECT_EQ(errno, ENOENT);
+  EXPECT_EQ(ReadWholeFile(testing::TempDir()), std::nullopt);
+  EXPECT_EQ(errno, EISDIR);
+}
+
+std::string Nested(const std::string& open, const std::string& close, int levels) {
+  std::string text;
+  for (int i = 0; i < levels; ++i) text += open;
+  text += "1";
+  for (int i = 0; i < levels; ++i) text += close;
+  return text;
+}
+
+TEST(ParseJsonTest, DepthIsBounded) {
+  for (const auto& [open, close] : {std::pair("[", "]"), std::pair("{\"a\":", "}")}) {
+    EXPECT_FALSE(ParseJson(Nested(open, close, kMaxJsonDepth)).is_discarded());
+    EXPECT_TRUE(ParseJson(Nested(open, close, kMaxJsonDepth + 1)).is_discarded());
+    EXPECT_TRUE(ParseJson(Nested(open, "", 10'000'000)).is_discarded());
+  }
+}
+
+TEST(ParseJsonTest, BracketsInStringsAndNeighboursDoNotNest) {
+  EXPECT_EQ(ParseJson("[\"" + std::string(1000, '[') + "\\\"[\", \"\\\\\", [2]]").size(), 3u);
+  std::string neighbours = "[0";
+  for (int i = 0; i < 1000; ++i) neighbours += ",[{}]";
+  EXPECT_EQ(ParseJson(neighbours + "]").size(), 1001u);
+}
+
+TEST(ParseJsonTest, WhatIsNotJsonIsDiscarded) {
+  for (const char* text : {"", "{", "]", "{]", "[1,]", "\"\\", "nan"}) {
+    EXPECT_TRUE(ParseJson(text).is_discarded()) << text;
+  }
 }
 
 }  // namespace

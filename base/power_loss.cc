@@ -168,7 +168,7 @@ class Recorder final : public FileCallInterceptor {
   Recording recording_ ABSL_GUARDED_BY(mutex_);
 };
 
-Recorder* recorder = nullptr;  // of the running scenario
+Recorder* recorder = nullptr;  // records the running scenario
 
 void Empty(const std::string& root) {
   fs::remove_all(root);

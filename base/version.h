@@ -3,7 +3,7 @@
 
 namespace tessera {
 
-// Of the programs and of the library; the version of the checkpoint format is another one.
+// The version of the programs and the library. The checkpoint format has its own version.
 inline constexpr char kVersion[] = "0.1";
 
 }  // namespace tessera

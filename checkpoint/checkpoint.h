@@ -41,7 +41,7 @@
 #include "checkpoint/storage/by_name/open_storage.h"   // OpenStorage(): by a name
 #include "checkpoint/storage/posix_storage.h"          // OpenPosixStorage()
 #include "checkpoint/storage/storage.h"                // Storage: where checkpoints are
-#include "checkpoint/storage/upload/upload_storage.h"  // UploadStorage: by way of a nearby one
+#include "checkpoint/storage/tiered/tiered_storage.h"  // TieredStorage: staging tier, then remote
 #include "checkpoint/verify/nearby_copies.h"  // DropDamagedCopies(), before a load from nearby
 #include "checkpoint/verify/options.h"        // VerifyOptions, VerifyReport
 #include "layout/box.h"                // Shape, Box

@@ -2,6 +2,7 @@
 #define TESSERA_CHECKPOINT_COLLECTIVE_AGREE_H_
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,14 @@
 #include "checkpoint/collective/process_group.h"
 
 namespace tessera::ckpt {
+
+// Returns parts[r] of rank 0 on rank r. `parts` is used on rank 0 only, where it has one entry per
+// rank.
+//
+// Collective. A binomial tree: each part passes through at most log2(size) ranks, and rank 0 sends
+// log2(size) messages. Memory: a rank holds the parts of its subtree once.
+absl::StatusOr<std::string> Scatter(ProcessGroup& group, std::span<const std::string> parts,
+                                    absl::Duration deadline);
 
 // Runs on rank 0: combines the payloads of all ranks into the answer that every rank receives.
 using Combine = std::function<absl::StatusOr<std::string>(const std::vector<std::string>&)>;
@@ -30,13 +39,13 @@ absl::StatusOr<std::string> Agree(ProcessGroup& group, const absl::StatusOr<std:
                                   const Combine& combine, absl::Duration deadline,
                                   bool* everyone_reported = nullptr);
 
-// The same with a separate answer for each rank, which is sent to that rank alone.
+// Agree() with a separate answer for each rank, which is sent to that rank alone.
 using CombineEach =
     std::function<absl::StatusOr<std::vector<std::string>>(const std::vector<std::string>&)>;
 absl::StatusOr<std::string> AgreeEach(ProcessGroup& group, const absl::StatusOr<std::string>& mine,
                                       const CombineEach& combine, absl::Duration deadline);
 
-// The same without payloads.
+// Agree() without payloads: OK if every rank contributed OK.
 absl::Status AgreeOnStatus(ProcessGroup& group, const absl::Status& mine, absl::Duration deadline);
 
 }  // namespace tessera::ckpt

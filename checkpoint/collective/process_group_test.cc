@@ -3,11 +3,12 @@
 
 #include "checkpoint/collective/process_group.h"
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/collective/scatter.h"
+#include "checkpoint/collective/agree.h"
 #include "checkpoint/collective/thread_process_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -45,9 +46,9 @@ TEST(ProcessGroupTest, GatherAndBroadcast) {
     } else {
       EXPECT_TRUE(gathered->empty());
     }
-    const auto told = group.Broadcast(absl::StrCat("from ", group.rank()), kDeadline);
-    ASSERT_TRUE(told.ok()) << told.status();
-    EXPECT_EQ(*told, "from 0");
+    const auto reply = group.Broadcast(absl::StrCat("from ", group.rank()), kDeadline);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(*reply, "from 0");
   });
 }
 

@@ -38,9 +38,9 @@ class WatchedGroup final : public ProcessGroup {
   absl::StatusOr<std::string> Broadcast(std::string_view from_rank_0,
                                         absl::Duration deadline) override {
     if (!status_.ok()) return status_;
-    auto told = base_.Broadcast(from_rank_0, deadline);
-    if (!told.ok()) return Remember(told.status());
-    return told;
+    auto reply = base_.Broadcast(from_rank_0, deadline);
+    if (!reply.ok()) return Remember(reply.status());
+    return reply;
   }
 
   std::unique_ptr<PendingMessage> StartSend(std::span<const std::byte> data,

@@ -19,7 +19,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 namespace {
@@ -216,7 +216,7 @@ TEST_F(ResumeTest, DamagedCopiesNearbyAreNoDamagedCheckpoint) {
         WriteAll(nearby, data,
                  sound.substr(0, damaged_from) + std::string(sound.size() - damaged_from, '\0'))
             .ok());
-    UploadStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
+    TieredStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
                           std::make_unique<FaultInjectingStorage>(memory_));
     for (int rank = 0; rank < kRanks; ++rank) others_[rank] = &storage;
     EXPECT_EQ(Step(), 8);
@@ -286,7 +286,7 @@ TEST_F(ResumeTest, ADamagedOriginalIsDamageWhateverRank0HasNearby) {
   ASSERT_TRUE(nearby.MakeDirectory("step-00000008").ok());
   ASSERT_TRUE(WriteAll(nearby, data, *ReadAll(memory_, data, 1 << 20)).ok());
   Damage(data);
-  UploadStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
+  TieredStorage storage(std::make_unique<FaultInjectingStorage>(nearby),
                         std::make_unique<FaultInjectingStorage>(memory_));
   others_[0] = &storage;
   EXPECT_EQ(Step(), 4);

@@ -39,7 +39,7 @@ double LossOf(int64_t id);
 int64_t IdOf(const ckpt::Manifest& manifest);  // -1: none
 bool IsHealthy(const ckpt::Manifest& manifest);
 
-// A checkpoint as it lies in a storage.
+// A checkpoint as it is found in a storage.
 struct Sighting {
   int64_t id = -1;
   int64_t step = 0;
@@ -50,10 +50,10 @@ struct Sighting {
   bool complete = false;   // all of its files are there
 };
 
-// All of them, those that were set aside included. To be called while everything stands still.
+// Returns all checkpoints, quarantined ones included. Call while every process stands still.
 absl::StatusOr<std::vector<Sighting>> LookAround(ckpt::Storage& storage);
 
-// Loads all of a checkpoint and compares it; "" where it is that of `id`.
+// Loads all of a checkpoint and compares it with what its save wrote; returns "" if it is equal.
 std::string ReadBack(ckpt::Storage& storage, const Sighting& sighting);
 
 }  // namespace tessera::simulation

@@ -23,7 +23,7 @@ enum class FaultKind {
   kStall,      // the process stands still for minutes before it
   kError,      // it fails without effect
   kLostReply,  // it has its effect and fails
-  kTwice,      // it is done twice; the answer is that of the second time
+  kTwice,      // it is done twice, and answered as the second time
   kLate,       // a request: it is given up, or its process dies, and has its effect minutes later
   kDenied,     // a request: it is refused once
   kDie,        // the process dies before it
@@ -81,7 +81,7 @@ class Journal {
   // A text that differs from run to run, such as a folder's name.
   void Hide(std::string text) { hidden_.push_back(std::move(text)); }
   void Note(std::string_view text);
-  // A promise that was broken. `kind` names it in one word.
+  // Records a broken promise. `kind` names it in one word.
   void Finding(std::string_view kind, std::string_view text);
 
   uint64_t hash() const { return hash_; }

@@ -14,20 +14,10 @@
 #include "checkpoint/collective/thread_process_group.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
+#include "checkpoint/simulation/site.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::simulation {
-
-// Where jobs save.
-class Site {
- public:
-  virtual ~Site() = default;
-  // For a rank of a job; `blind`: another one.
-  virtual absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) = 0;
-  virtual std::string StopFile() const = 0;
-  // What is there, without faults, and compared with the model.
-  virtual Model::View Look() = 0;
-};
 
 // A job as a trainer runs it: the same calls of the library in the same order, one process for each
 // rank. It outlives its processes, of which some may have been killed.

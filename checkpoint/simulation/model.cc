@@ -163,7 +163,7 @@ void Model::Resumes(const View& before, const View& now, std::optional<int64_t> 
   for (const Sighting& sighting : before) {
     if (!sighting.committed) continue;
     were_some = true;
-    // Of those that were being abandoned, some may already be set aside.
+    // Checkpoints that were being abandoned may already be quarantined.
     const bool valid = sighting.healthy && sighting.complete && IsSound(sighting.id) &&
                        !records_[sighting.id].abandoned;
     if (!valid || Find(now, sighting.id) == nullptr) continue;

@@ -64,7 +64,7 @@ class Scheduler {
   bool IsAlive(int process) const { return !processes_[process].killed; }
   bool IsAliveThread(int thread) const { return IsAlive(threads_[thread]->process); }
 
-  // Time since the beginning, of which no process sees the same: WallClock() is that of one.
+  // Time since the beginning. Processes see WallClock() instead, each with an offset of its own.
   int64_t now_ns() const { return now_ns_; }
   int64_t WallClock() const;
 

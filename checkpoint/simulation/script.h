@@ -20,12 +20,12 @@ struct Phase {
   int save_interval = 1;
   int rolling_interval = 0;
   bool async = false;
-  bool staging_tier = false;   // saves are uploaded from a nearby storage
+  bool staging_tier = false;   // saves are uploaded from a staging tier
   bool overlaps = false;       // begins while the phase before is still there
   bool goes_back = false;      // continues from an older step on request
   bool diverges = false;       // the last step's state is not finite
   int blind_rank = -1;         // sees another storage: an empty or an older one
-  int64_t clock_offset_s = 0;  // of its machine
+  int64_t clock_offset_s = 0;  // its machine's clock is wrong by so much
   bool skips = false;          // an asynchronous save is skipped while another one is in flight
   bool stops = false;          // has more steps, and is asked to end by a stop file
   // What happens to the storage and its machine meanwhile.
@@ -62,7 +62,7 @@ absl::StatusOr<Case> ParseCase(const std::string& text);
 
 Script DrawScript(uint64_t seed);
 std::string Describe(const Script& script);
-// Of the script of a case, the parts that can be taken out, larger ones first.
+// Returns the parts that can be taken out of a case's script, larger ones first.
 std::vector<std::string> PartsOf(const Script& script);
 Script ScriptOf(const Case& what);
 

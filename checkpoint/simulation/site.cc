@@ -1,23 +1,144 @@
 #include "checkpoint/simulation/site.h"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/simulation/content.h"
 #include "checkpoint/simulation/faults.h"
-#include "checkpoint/simulation/network.h"
 #include "checkpoint/simulation/scheduler.h"
+#include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/s3/s3_storage.h"
 
 namespace tessera::simulation {
 namespace {
+
+using ckpt::s3::HttpMessage;
+using ckpt::s3::HttpReply;
+using ckpt::s3::HttpRequest;
+using ckpt::s3::HttpResponse;
+
+// "http://store/bucket/key?a=b"
+HttpMessage ToMessage(const HttpRequest& request) {
+  HttpMessage message = {.method = request.method};
+  const size_t path = request.url.find('/', request.url.find("://") + 3);
+  ParseTarget(request.url.substr(path), message);
+  message.headers["host"] =
+      request.url.substr(request.url.find("://") + 3, path - request.url.find("://") - 3);
+  for (const auto& [name, value] : request.headers) {
+    message.headers[absl::AsciiStrToLower(name)] = value;
+  }
+  message.body = std::make_shared<std::string>(reinterpret_cast<const char*>(request.body.data()),
+                                               request.body.size());
+  return message;
+}
+
+void Receive(const HttpReply& reply, const HttpRequest& request, HttpResponse& response) {
+  response.status = reply.status;
+  for (const auto& [name, value] : reply.headers) {
+    response.headers[absl::AsciiStrToLower(name)] = value;
+  }
+  const bool fills_sink = reply.status == request.sink_status && !request.sink.empty();
+  for (const ckpt::s3::BodyPiece& piece : reply.body) {
+    const char* const bytes = piece.bytes->data() + piece.offset;
+    if (!fills_sink) {
+      response.body.append(bytes, piece.size);
+      continue;
+    }
+    std::memcpy(request.sink.data() + response.sink_bytes, bytes, piece.size);
+    response.sink_bytes += piece.size;
+  }
+}
+
+HttpReply Refusal(int status, std::string_view code) {
+  HttpReply reply = {.status = status};
+  auto text = std::make_shared<std::string>(
+      absl::StrCat("<Error><Code>", std::string(code), "</Code></Error>"));
+  const size_t size = text->size();
+  reply.body = {{std::move(text), 0, size}};
+  return reply;
+}
+
+HttpReply Answer(ckpt::s3::S3Server& store, HttpMessage message) {
+  const Uninterrupted uninterrupted;
+  return store.Handle(message);
+}
+
+// A client whose requests go to a store in memory. On their way they are delayed, lost, repeated,
+// answered with errors, or arrive after the client has given up. The store must outlive it.
+class SimulatedClient final : public ckpt::s3::HttpClient {
+ public:
+  explicit SimulatedClient(ckpt::s3::S3Server& store) : store_(store) {}
+
+  absl::Status Perform(const HttpRequest& request, HttpResponse& response) override {
+    response = HttpResponse();
+    HttpMessage message = ToMessage(request);
+    const FaultSet possible = Only(FaultKind::kError) | Only(FaultKind::kLostReply) |
+                              Only(FaultKind::kTwice) | Only(FaultKind::kLate) |
+                              Only(FaultKind::kDenied);
+    const std::string what =
+        absl::StrCat(message.method, " ", message.path,
+                     message.query.empty() ? "" : absl::StrCat("?", message.query.begin()->first));
+    const FaultKind fault = Faults::Get().Next(what, possible);
+    switch (fault) {
+      case FaultKind::kError:
+        if (Hash(message.path.size(), Scheduler::Get().Draw()) % 2 == 0) {
+          return absl::UnavailableError("connection refused");
+        }
+        Receive(Refusal(503, "SlowDown"), request, response);
+        return absl::OkStatus();
+      case FaultKind::kDenied:
+        Receive(Refusal(403, "AccessDenied"), request, response);
+        return absl::OkStatus();
+      case FaultKind::kLate:
+        return SendLate(std::move(message), request);
+      case FaultKind::kTwice:
+        Handle(message);
+        break;
+      default:
+        break;
+    }
+    const HttpReply reply = Handle(message);
+    Faults::Get().After(fault);
+    Scheduler::Get().Sleep(static_cast<int64_t>(Scheduler::Get().Draw() % 20) * kMillisecond);
+    if (fault == FaultKind::kLostReply) return absl::UnavailableError("connection reset");
+    Receive(reply, request, response);
+    if (Scheduler::Get().current().process != kWorld) {
+      Journal::Get().Note(absl::StrCat(what, " = ", reply.status));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  HttpReply Handle(const HttpMessage& message) { return Answer(store_, message); }
+
+  // It arrives once the client no longer waits.
+  absl::Status SendLate(HttpMessage message, const HttpRequest& request) {
+    Scheduler& scheduler = Scheduler::Get();
+    const int64_t delay = static_cast<int64_t>(scheduler.Draw() % 600) * kSecond + kSecond;
+    scheduler.Start(kWorld, [&store = store_, delay, message = std::move(message)] {
+      Scheduler::Get().Sleep(delay);
+      Journal::Get().Note(absl::StrCat("arrives late: ", message.method, " ", message.path));
+      Answer(store, message);
+    });
+    if (scheduler.Draw() % 2 == 0) Faults::Get().Die();
+    const int64_t limit =
+        absl::ToInt64Nanoseconds(std::min(request.timeout, request.stall_timeout));
+    scheduler.Sleep(std::max<int64_t>(limit, 0));
+    return absl::UnavailableError("timed out");
+  }
+
+  ckpt::s3::S3Server& store_;
+};
 
 ckpt::s3::Credentials WithToken(int token) {
   return {.access_key_id = "TESTKEY",
@@ -27,7 +148,7 @@ ckpt::s3::Credentials WithToken(int token) {
 
 }  // namespace
 
-SimulatedSite::SimulatedSite(const Script& script, const std::string& root, Model& model)
+Site::Site(const Script& script, const std::string& root, Model& model)
     : script_(script), root_(root), model_(model) {
   if (script.object_store) {
     for (auto* const store : {&store_, &other_}) {
@@ -39,18 +160,18 @@ SimulatedSite::SimulatedSite(const Script& script, const std::string& root, Mode
   }
 }
 
-absl::StatusOr<std::unique_ptr<ckpt::Storage>> SimulatedSite::Open(const Phase& phase, bool blind) {
+absl::StatusOr<std::unique_ptr<ckpt::Storage>> Site::Open(const Phase& phase, bool blind) {
   auto remote = OpenRemote(blind, /*create_root=*/true);
   if (!remote.ok() || !phase.staging_tier) return remote;
-  auto nearby = ckpt::OpenPosixStorage(root_ + "/nearby", {.create_root = true});
-  if (!nearby.ok()) return nearby;
-  auto upload = std::make_unique<ckpt::UploadStorage>(*std::move(nearby), *std::move(remote));
-  const absl::Status forgotten = upload->ForgetAllBut("");
+  auto staging = ckpt::OpenPosixStorage(root_ + "/nearby", {.create_root = true});
+  if (!staging.ok()) return staging;
+  auto tiered = std::make_unique<ckpt::TieredStorage>(*std::move(staging), *std::move(remote));
+  const absl::Status forgotten = tiered->ForgetAllBut("");
   if (!forgotten.ok()) return forgotten;
-  return upload;
+  return tiered;
 }
 
-Model::View SimulatedSite::Look() {
+Model::View Site::Look() {
   const Frozen frozen;
   const auto storage = OpenRemote(/*blind=*/false, /*create_root=*/false);
   const absl::StatusOr<Model::View> view =
@@ -70,7 +191,7 @@ Model::View SimulatedSite::Look() {
   return *view;
 }
 
-void SimulatedSite::MakeStale(const std::string& newest) {
+void Site::MakeStale(const std::string& newest) {
   const Frozen frozen;
   if (script_.object_store) {
     for (const std::string& key : store_->keys()) {
@@ -85,12 +206,12 @@ void SimulatedSite::MakeStale(const std::string& newest) {
   fs::remove_all(absl::StrCat(root_, "/other/", newest), ignored);
 }
 
-void SimulatedSite::DeleteTree(const std::string& directory) {
+void Site::DeleteTree(const std::string& directory) {
   const Frozen frozen;
   const auto storage = OpenRemote(/*blind=*/false, /*create_root=*/false);
   if (storage.ok()) (*storage)->DeleteTree(directory).IgnoreError();
 }
-void SimulatedSite::Rot(const std::string& directory) {
+void Site::Rot(const std::string& directory) {
   const Frozen frozen;
   const auto storage = OpenRemote(/*blind=*/false, /*create_root=*/false);
   const auto manifest = ckpt::ReadManifest(**storage, directory);
@@ -102,7 +223,7 @@ void SimulatedSite::Rot(const std::string& directory) {
   if (ckpt::WriteAll(**storage, path, *bytes).ok()) Journal::Get().Note("rots: " + path);
 }
 
-void SimulatedSite::ExpireToken(int64_t outage_ns) {
+void Site::ExpireToken(int64_t outage_ns) {
   readable_at_ns_ = std::max(readable_at_ns_, Scheduler::Get().now_ns() + outage_ns);
   ++token_;
   Journal::Get().Note(absl::StrCat("tokens expire, for ", outage_ns / kSecond, " s"));
@@ -110,21 +231,20 @@ void SimulatedSite::ExpireToken(int64_t outage_ns) {
   for (auto* const store : {&store_, &other_}) (*store)->SetCredentials(WithToken(token_));
 }
 
-void SimulatedSite::WriteStopFile(bool is_there) {
+void Site::WriteStopFile(bool is_there) {
   const Uninterrupted uninterrupted;
   std::filesystem::remove(StopFile());
   if (is_there) std::ofstream(StopFile()) << "1\n";
 }
 
-absl::StatusOr<std::unique_ptr<ckpt::Storage>> SimulatedSite::OpenRemote(bool blind,
-                                                                         bool create_root) {
+absl::StatusOr<std::unique_ptr<ckpt::Storage>> Site::OpenRemote(bool blind, bool create_root) {
   if (!script_.object_store) {
     return ckpt::OpenPosixStorage(root_ + (blind ? "/other" : "/saves"),
                                   {.create_root = create_root});
   }
   ckpt::s3::S3Server& store = blind ? *other_ : *store_;
   ckpt::S3StorageOptions options = {.client = store.ForClient(), .prefix = "saves"};
-  options.client.http = MakeSimulatedClient(store);
+  options.client.http = std::make_shared<SimulatedClient>(store);
   const auto read = [this] {
     const bool is_world = Scheduler::Get().current().process == kWorld;
     const bool is_new = is_world || Scheduler::Get().now_ns() >= readable_at_ns_;

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/simulation/job.h"
 #include "checkpoint/simulation/model.h"
 #include "checkpoint/simulation/script.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
@@ -13,15 +12,17 @@
 
 namespace tessera::simulation {
 
-// A folder of the simulated disk, or a prefix of a simulated object store.
-class SimulatedSite final : public Site {
+// Where jobs save: a folder of the simulated disk, or a prefix of a simulated object store.
+class Site {
  public:
   // Works in `root`, a folder of the simulated disk. Look() reports to the model.
-  SimulatedSite(const Script& script, const std::string& root, Model& model);
+  Site(const Script& script, const std::string& root, Model& model);
 
-  absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind) override;
-  std::string StopFile() const override { return root_ + "/stop"; }
-  Model::View Look() override;
+  // Opens the storage of a rank of a job; `blind`: another storage than that of the other ranks.
+  absl::StatusOr<std::unique_ptr<ckpt::Storage>> Open(const Phase& phase, bool blind);
+  std::string StopFile() const { return root_ + "/stop"; }
+  // Returns what is there, without faults, and compares it with the model.
+  Model::View Look();
 
   // What a blind rank sees is then as it was before `newest`.
   void MakeStale(const std::string& newest);

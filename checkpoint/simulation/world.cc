@@ -35,7 +35,7 @@ World::World(const Case& what, const std::string& root, std::function<void()> st
   Disk::Get().Begin(
       root, {"saves", "other", "nearby"},
       {.capacity_bytes = script_.capacity_bytes, .renames_by_link = script_.renames_by_link});
-  site_ = std::make_unique<SimulatedSite>(script_, root, model_);
+  site_ = std::make_unique<Site>(script_, root, model_);
   Faults& faults = Faults::Get();
   faults.Begin(seed_, script_.rates, what.faults);
   faults.die = [this](int process, bool all) { Die(process, all); };

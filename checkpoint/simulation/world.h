@@ -43,7 +43,7 @@ class World {
   const uint64_t seed_;
   const std::function<void()> stop_;
   Model model_;
-  std::unique_ptr<SimulatedSite> site_;
+  std::unique_ptr<Site> site_;
   std::vector<std::unique_ptr<Job>> jobs_;
   std::vector<int> tenders_;  // processes
 };

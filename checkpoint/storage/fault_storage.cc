@@ -3,44 +3,15 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt {
 namespace {
 
-const char* KindName(OperationKind kind) {
-  switch (kind) {
-    case OperationKind::kCreate:
-      return "Create";
-    case OperationKind::kWriteAt:
-      return "WriteAt";
-    case OperationKind::kSync:
-      return "Sync";
-    case OperationKind::kClose:
-      return "Close";
-    case OperationKind::kOpen:
-      return "Open";
-    case OperationKind::kReadAt:
-      return "ReadAt";
-    case OperationKind::kRename:
-      return "Rename";
-    case OperationKind::kMakeDirectory:
-      return "MakeDirectory";
-    case OperationKind::kSyncDirectory:
-      return "SyncDirectory";
-    case OperationKind::kList:
-      return "List";
-    case OperationKind::kDelete:
-      return "Delete";
-    case OperationKind::kDeleteTree:
-      return "DeleteTree";
-    case OperationKind::kFreeBytes:
-      return "FreeBytes";
-    case OperationKind::kExchange:
-      return "Exchange";
-  }
-  return "?";
-}
+constexpr const char* kKindNames[] = {
+    "Create",        "WriteAt",       "Sync", "Close",  "Open",       "ReadAt",    "Rename",
+    "MakeDirectory", "SyncDirectory", "List", "Delete", "DeleteTree", "FreeBytes", "Exchange"};
 
 bool IsAtOrBelow(std::string_view path, std::string_view tree) {
   return path.substr(0, tree.size()) == tree &&
@@ -50,7 +21,8 @@ bool IsAtOrBelow(std::string_view path, std::string_view tree) {
 }  // namespace
 
 std::string ToString(const Operation& operation) {
-  std::string text = absl::StrCat(KindName(operation.kind), " ", operation.path);
+  std::string text =
+      absl::StrCat(kKindNames[static_cast<int>(operation.kind)], " ", operation.path);
   if (operation.kind == OperationKind::kRename) absl::StrAppend(&text, " to ", operation.to_path);
   if (operation.kind == OperationKind::kWriteAt || operation.kind == OperationKind::kReadAt) {
     absl::StrAppend(&text, " [", operation.offset_bytes, ", ",
@@ -86,13 +58,13 @@ class FaultInjectingStorage::Writer final : public WritableFile {
   }
 
   absl::Status Sync() override {
-    const Verdict verdict = storage_->Arrive({OperationKind::kSync, path_, ""});
-    return verdict.status.ok() ? base_->Sync() : verdict.status;
+    TESSERA_RETURN_IF_ERROR(storage_->Arrive({OperationKind::kSync, path_}).status);
+    return base_->Sync();
   }
 
   absl::Status Close() override {
-    const Verdict verdict = storage_->Arrive({OperationKind::kClose, path_, ""});
-    return verdict.status.ok() ? base_->Close() : verdict.status;
+    TESSERA_RETURN_IF_ERROR(storage_->Arrive({OperationKind::kClose, path_}).status);
+    return base_->Close();
   }
 
  private:
@@ -107,9 +79,8 @@ class FaultInjectingStorage::Reader final : public ReadableFile {
       : storage_(storage), path_(std::move(path)), base_(std::move(base)) {}
 
   absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    const Verdict verdict =
-        storage_->Arrive({OperationKind::kReadAt, path_, "", offset_bytes, out.size()});
-    if (!verdict.status.ok()) return verdict.status;
+    TESSERA_RETURN_IF_ERROR(
+        storage_->Arrive({OperationKind::kReadAt, path_, "", offset_bytes, out.size()}).status);
     const uint64_t size_bytes = this->size_bytes();
     if (size_bytes < base_->size_bytes() &&
         (offset_bytes > size_bytes || out.size() > size_bytes - offset_bytes)) {
@@ -131,7 +102,7 @@ class FaultInjectingStorage::Reader final : public ReadableFile {
 };
 
 FaultInjectingStorage::FaultInjectingStorage(Storage& base)
-    : base_(base), preferred_write_bytes_(base.PreferredWriteBytes()) {}
+    : ForwardingStorage(base), preferred_write_bytes_(base.PreferredWriteBytes()) {}
 
 void FaultInjectingStorage::FailAt(int64_t number, absl::Status status, uint64_t torn_bytes) {
   MutexLock lock(&mutex_);
@@ -179,7 +150,7 @@ void FaultInjectingStorage::ClearFaults() {
   conditions_.clear();
   misreports_.clear();
   free_bytes_.reset();
-  preferred_write_bytes_ = base_.PreferredWriteBytes();
+  preferred_write_bytes_ = base().PreferredWriteBytes();
   taken_bytes_.clear();
   corruptions_.clear();
   truncations_.clear();
@@ -262,9 +233,8 @@ uint64_t FaultInjectingStorage::TruncatedSize(const std::string& path, uint64_t 
 
 absl::StatusOr<std::unique_ptr<WritableFile>> FaultInjectingStorage::Create(
     std::string_view path, uint64_t size_hint_bytes) {
-  const Verdict verdict =
-      Arrive({OperationKind::kCreate, std::string(path), "", 0, size_hint_bytes});
-  if (!verdict.status.ok()) return verdict.status;
+  TESSERA_RETURN_IF_ERROR(
+      Arrive({OperationKind::kCreate, std::string(path), "", 0, size_hint_bytes}).status);
   GiveRoomBack(std::string(path), /*tree=*/false);
   if (TakeRoom(std::string(path), 0, size_hint_bytes) < size_hint_bytes) {
     GiveRoomBack(std::string(path), /*tree=*/false);
@@ -272,23 +242,20 @@ absl::StatusOr<std::unique_ptr<WritableFile>> FaultInjectingStorage::Create(
                                                      ": the injected disk is full (",
                                                      size_hint_bytes, " bytes needed)"));
   }
-  absl::StatusOr<std::unique_ptr<WritableFile>> file = base_.Create(path, size_hint_bytes);
-  if (!file.ok()) return file.status();
-  return std::make_unique<Writer>(this, std::string(path), *std::move(file));
+  TESSERA_ASSIGN_OR_RETURN(auto file, base().Create(path, size_hint_bytes));
+  return std::make_unique<Writer>(this, std::string(path), std::move(file));
 }
 
 absl::StatusOr<std::unique_ptr<ReadableFile>> FaultInjectingStorage::Open(std::string_view path) {
-  const Verdict verdict = Arrive({OperationKind::kOpen, std::string(path), ""});
-  if (!verdict.status.ok()) return verdict.status;
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = base_.Open(path);
-  if (!file.ok()) return file.status();
-  return std::make_unique<Reader>(this, std::string(path), *std::move(file));
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kOpen, std::string(path)}).status);
+  TESSERA_ASSIGN_OR_RETURN(auto file, base().Open(path));
+  return std::make_unique<Reader>(this, std::string(path), std::move(file));
 }
 
 absl::Status FaultInjectingStorage::Rename(std::string_view from, std::string_view to) {
-  const Verdict verdict = Arrive({OperationKind::kRename, std::string(from), std::string(to)});
-  if (!verdict.status.ok()) return verdict.status;
-  absl::Status status = base_.Rename(from, to);
+  TESSERA_RETURN_IF_ERROR(
+      Arrive({OperationKind::kRename, std::string(from), std::string(to)}).status);
+  absl::Status status = base().Rename(from, to);
   if (!status.ok() || from == to) return status;
   GiveRoomBack(std::string(to), /*tree=*/false);
   MutexLock lock(&mutex_);
@@ -308,55 +275,46 @@ absl::Status FaultInjectingStorage::Rename(std::string_view from, std::string_vi
 absl::Status FaultInjectingStorage::Exchange(std::string_view path, std::string_view expected,
                                              std::string_view contents,
                                              const std::function<absl::Status()>& ready) {
-  const Verdict verdict = Arrive({OperationKind::kExchange, std::string(path), ""});
-  if (!verdict.status.ok()) return verdict.status;
-  return base_.Exchange(path, expected, contents, ready);
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kExchange, std::string(path)}).status);
+  return base().Exchange(path, expected, contents, ready);
 }
 
 absl::Status FaultInjectingStorage::MakeDirectory(std::string_view path) {
-  const Verdict verdict = Arrive({OperationKind::kMakeDirectory, std::string(path), ""});
-  return verdict.status.ok() ? base_.MakeDirectory(path) : verdict.status;
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kMakeDirectory, std::string(path)}).status);
+  return base().MakeDirectory(path);
 }
 
 absl::Status FaultInjectingStorage::SyncDirectory(std::string_view path) {
-  const Verdict verdict = Arrive({OperationKind::kSyncDirectory, std::string(path), ""});
-  return verdict.status.ok() ? base_.SyncDirectory(path) : verdict.status;
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kSyncDirectory, std::string(path)}).status);
+  return base().SyncDirectory(path);
 }
 
 absl::StatusOr<std::vector<std::string>> FaultInjectingStorage::List(std::string_view path) {
-  const Verdict verdict = Arrive({OperationKind::kList, std::string(path), ""});
-  if (!verdict.status.ok()) return verdict.status;
-  return base_.List(path);
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kList, std::string(path)}).status);
+  return base().List(path);
 }
 
 absl::Status FaultInjectingStorage::Delete(std::string_view path) {
-  const Verdict verdict = Arrive({OperationKind::kDelete, std::string(path), ""});
-  if (!verdict.status.ok()) return verdict.status;
-  absl::Status status = base_.Delete(path);
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kDelete, std::string(path)}).status);
+  absl::Status status = base().Delete(path);
   if (status.ok()) GiveRoomBack(std::string(path), /*tree=*/false);
   return status;
 }
 
 absl::Status FaultInjectingStorage::DeleteTree(std::string_view path) {
-  const Verdict verdict = Arrive({OperationKind::kDeleteTree, std::string(path), ""});
-  if (!verdict.status.ok()) return verdict.status;
-  absl::Status status = base_.DeleteTree(path);
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kDeleteTree, std::string(path)}).status);
+  absl::Status status = base().DeleteTree(path);
   if (status.ok()) GiveRoomBack(std::string(path), /*tree=*/true);
   return status;
 }
 
 absl::StatusOr<uint64_t> FaultInjectingStorage::FreeBytes() {
-  const Verdict verdict = Arrive({OperationKind::kFreeBytes, "", ""});
-  if (!verdict.status.ok()) return verdict.status;
+  TESSERA_RETURN_IF_ERROR(Arrive({OperationKind::kFreeBytes, ""}).status);
   {
     MutexLock lock(&mutex_);
     if (free_bytes_.has_value()) return *free_bytes_;
   }
-  return base_.FreeBytes();
-}
-
-std::string FaultInjectingStorage::Describe(std::string_view path) const {
-  return base_.Describe(path);
+  return base().FreeBytes();
 }
 
 }  // namespace tessera::ckpt

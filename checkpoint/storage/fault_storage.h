@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
+#include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
@@ -59,7 +59,7 @@ std::ostream& operator<<(std::ostream& stream, const Operation& operation);
 // arrival; failing calls are counted too, including those with bad paths.
 //
 // Thread-safe. `base` must outlive it. SetDiskBytes() does not count files that existed before.
-class FaultInjectingStorage final : public Storage {
+class FaultInjectingStorage final : public ForwardingStorage {
  public:
   explicit FaultInjectingStorage(Storage& base);
 
@@ -83,7 +83,7 @@ class FaultInjectingStorage final : public Storage {
   // Create() by its hint, a write after the part that fits. Deleting frees space.
   void SetDiskBytes(uint64_t free_bytes);
 
-  // What PreferredWriteBytes() tells, instead of what the base does.
+  // Replaces the result of PreferredWriteBytes(), which is the base's otherwise.
   void SetPreferredWriteBytes(uint64_t bytes) { preferred_write_bytes_ = bytes; }
 
   // Flips the bits of `mask` in the byte at `offset_bytes` of `path`, whenever it is read.
@@ -102,21 +102,24 @@ class FaultInjectingStorage final : public Storage {
                                                        uint64_t size_hint_bytes) override;
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override;
   absl::Status Rename(std::string_view from, std::string_view to) override;
-  bool RenamesDirectories() const override { return base_.RenamesDirectories(); }
+  // By the operations of this storage, so that each of them can fail.
+  absl::Status Publish(std::string_view path, std::string_view contents,
+                       const std::function<absl::Status()>& ready) override {
+    return Storage::Publish(path, contents, ready);
+  }
   absl::Status Exchange(std::string_view path, std::string_view expected, std::string_view contents,
                         const std::function<absl::Status()>& ready) override;
   absl::Status MakeDirectory(std::string_view path) override;
   absl::Status SyncDirectory(std::string_view path) override;
   absl::StatusOr<std::vector<std::string>> List(std::string_view path) override;
   absl::Status Delete(std::string_view path) override;
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override {
+    return Storage::DeleteFiles(directory, names);
+  }
   absl::Status DeleteTree(std::string_view path) override;
-  bool IsLink(std::string_view path) override { return base_.IsLink(path); }
   absl::StatusOr<uint64_t> FreeBytes() override;
   uint64_t PreferredWriteBytes() const override { return preferred_write_bytes_; }
-  std::optional<std::string> LocalPath(std::string_view path) const override {
-    return base_.LocalPath(path);
-  }
-  std::string Describe(std::string_view path) const override;
 
  private:
   class Writer;
@@ -144,7 +147,6 @@ class FaultInjectingStorage final : public Storage {
     std::byte mask;
   };
 
-  Storage& base_;
   std::atomic<uint64_t> preferred_write_bytes_;  // without a lock: `matches` may wait for a caller
   mutable Mutex mutex_;
   std::vector<Operation> operations_ ABSL_GUARDED_BY(mutex_);

@@ -1,19 +1,17 @@
 // The part of the contract that is about the contents of files.
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <random>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/workers.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/storage_conformance.h"
 
@@ -220,29 +218,20 @@ TEST_P(StorageConformance, ThreadsWriteAndReadOneFile) {
   const std::string contents = Pattern(kPiece * kPieces, 77);
   auto file = storage_->Create("file", contents.size());
   ASSERT_TRUE(file.ok()) << file.status();
-  std::atomic<int> next = 0, failures = 0;
-  const auto run = [&](const std::function<bool(size_t offset)>& piece) {
-    next = 0;
-    std::vector<std::thread> threads;
-    for (int t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&] {
-        for (int i = next++; i < kPieces; i = next++) failures += !piece(i * kPiece);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  };
-  run([&](size_t offset) {
-    return (*file)->WriteAt(offset, Bytes(std::string_view(contents).substr(offset, kPiece))).ok();
+  const absl::Status written = RunTasks(kThreads, kPieces, [&](int, size_t i) {
+    return (*file)->WriteAt(i * kPiece,
+                            Bytes(std::string_view(contents).substr(i * kPiece, kPiece)));
   });
+  EXPECT_TRUE(written.ok()) << written;
   ASSERT_TRUE((*file)->Sync().ok());
   ASSERT_TRUE((*file)->Close().ok());
   auto reader = storage_->Open("file");
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::string found(contents.size(), '\0');
-  run([&](size_t offset) {
-    return (*reader)->ReadAt(offset, Bytes(found).subspan(offset, kPiece)).ok();
+  const absl::Status read = RunTasks(kThreads, kPieces, [&](int, size_t i) {
+    return (*reader)->ReadAt(i * kPiece, Bytes(found).subspan(i * kPiece, kPiece));
   });
-  EXPECT_EQ(failures, 0);
+  EXPECT_TRUE(read.ok()) << read;
   ExpectSameBytes(found, contents, "threads");
 }
 

@@ -1,13 +1,13 @@
 // The part of the contract that is about names: what is where, and how it comes and goes.
 
 #include <algorithm>
-#include <atomic>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/workers.h"
 #include "checkpoint/storage/storage_conformance.h"
 
 namespace tessera::ckpt {
@@ -231,13 +231,11 @@ TEST_P(StorageConformance, DeletesTheNamedFilesOfADirectory) {
 TEST_P(StorageConformance, PublishesOneOfManyAtTheSameTime) {
   constexpr int kWriters = 8;
   std::vector<absl::Status> results(kWriters);
-  std::vector<std::thread> writers;
-  for (int w = 0; w < kWriters; ++w) {
-    writers.emplace_back([&, w] {
-      results[w] = storage_->Publish("file", std::string(100, static_cast<char>('a' + w)), nullptr);
-    });
-  }
-  for (std::thread& writer : writers) writer.join();
+  const absl::Status ran = RunTasks(kWriters, kWriters, [&](int, size_t w) {
+    results[w] = storage_->Publish("file", std::string(100, static_cast<char>('a' + w)), nullptr);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(ran.ok());
   int winners = 0;
   for (int w = 0; w < kWriters; ++w) {
     if (!results[w].ok()) {
@@ -328,24 +326,22 @@ TEST_P(StorageConformance, FreeBytesIsANumberOrUnimplemented) {
 
 TEST_P(StorageConformance, ThreadsWorkOnTheirOwnFiles) {
   for (int t = 0; t < 4; ++t) Mkdir("shared/" + std::to_string(t));
-  std::vector<std::thread> threads;
-  std::atomic<int> failures = 0;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&, t] {
-      const std::string directory = "shared/" + std::to_string(t);
-      for (int i = 0; i < 10; ++i) {
-        const std::string contents(10'000 + i, static_cast<char>('a' + t));
-        const bool ok = storage_->MakeDirectory(directory).ok() &&
-                        WriteAll(*storage_, directory + "/tmp", contents).ok() &&
-                        storage_->Rename(directory + "/tmp", directory + "/file").ok() &&
-                        ReadAll(*storage_, directory + "/file", 1 << 20).value() == contents &&
-                        storage_->Delete(directory + "/file").ok() && storage_->List("shared").ok();
-        failures += !ok;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(failures, 0);
+  const absl::Status ran = RunTasks(4, 4, [&](int, size_t t) -> absl::Status {
+    const std::string directory = "shared/" + std::to_string(t);
+    for (int i = 0; i < 10; ++i) {
+      const std::string contents(10'000 + i, static_cast<char>('a' + t));
+      TESSERA_RETURN_IF_ERROR(storage_->MakeDirectory(directory));
+      TESSERA_RETURN_IF_ERROR(WriteAll(*storage_, directory + "/tmp", contents));
+      TESSERA_RETURN_IF_ERROR(storage_->Rename(directory + "/tmp", directory + "/file"));
+      TESSERA_ASSIGN_OR_RETURN(const std::string found,
+                               ReadAll(*storage_, directory + "/file", 1 << 20));
+      if (found != contents) return absl::DataLossError(directory);
+      TESSERA_RETURN_IF_ERROR(storage_->Delete(directory + "/file"));
+      TESSERA_RETURN_IF_ERROR(storage_->List("shared").status());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(ran.ok()) << ran;
   EXPECT_EQ(*storage_->List("shared"), Names({"0/", "1/", "2/", "3/"}));
 }
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
+#include "base/workers.h"
 #include "checkpoint/storage/storage.h"
 #include "checkpoint/storage/temporary_directory.h"
 #include "gtest/gtest.h"
@@ -179,23 +181,18 @@ TEST_F(DualFileTest, OffsetsBeyondTheSystemsAreTooBig) {
 TEST(BouncePoolTest, NeverLendsMoreThanItsBound) {
   BouncePool pool(kIoAlignmentBytes, 2);
   std::atomic<int> lent = 0, most = 0;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 6; ++t) {
-    threads.emplace_back([&, t] {
-      for (int i = 0; i < 200; ++i) {
-        absl::StatusOr<BouncePool::Lease> lease = pool.Acquire();
-        ASSERT_TRUE(lease.ok()) << lease.status();
-        const int now = ++lent;
-        for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
-        }
-        lease->span()[i] = std::byte(t);
-        std::this_thread::yield();
-        EXPECT_EQ(lease->span()[i], std::byte(t));
-        --lent;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const absl::Status ran = RunTasks(6, 1200, [&](int worker, size_t i) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(BouncePool::Lease lease, pool.Acquire());
+    const int now = ++lent;
+    for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+    }
+    lease.span()[i] = std::byte(worker);
+    std::this_thread::yield();
+    EXPECT_EQ(lease.span()[i], std::byte(worker));
+    --lent;
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(ran.ok()) << ran;
   EXPECT_LE(most, 2);
 }
 

@@ -109,15 +109,6 @@ TEST_F(PosixStorageTest, DeletingNeverFollowsLinks) {
   EXPECT_EQ(Precious(), "precious");
 }
 
-// The storage and the target of a link may even be on different file systems.
-TEST_F(PosixStorageTest, NothingOutsideIsDeletedOrReplacedThroughALink) {
-  std::filesystem::create_directory_symlink(outside(), root() + "/link");
-  EXPECT_EQ(storage_->Delete("link/precious").code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(storage_->DeleteTree("link/precious").code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_FALSE(WriteAll(*storage_, "link/precious", "new").ok());
-  EXPECT_EQ(Precious(), "precious");
-}
-
 TEST_F(PosixStorageTest, ReadingAndDirectoriesFollowLinks) {
   std::filesystem::create_symlink(outside() + "/precious", root() + "/file");
   std::filesystem::create_directory_symlink(outside(), root() + "/link");

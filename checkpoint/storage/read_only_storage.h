@@ -8,26 +8,31 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
 
-// A storage that shows files and changes none: everything that would returns PermissionDenied.
+// A storage that shows files and changes none: every operation that would change something returns
+// PermissionDenied.
 class ReadOnlyStorage : public Storage {
  public:
-  // `reason`: why, for the message: "this view is read-only".
-  explicit ReadOnlyStorage(std::string_view reason);
+  // `reason` is part of the message: "this view is read-only".
+  explicit ReadOnlyStorage(std::string_view reason) : reason_(reason) {}
 
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
-                                                       uint64_t size_hint_bytes) final;
-  absl::Status Rename(std::string_view from, std::string_view to) final;
-  absl::Status MakeDirectory(std::string_view path) final;
-  absl::Status SyncDirectory(std::string_view path) final;
-  absl::Status Delete(std::string_view path) final;
-  absl::Status DeleteTree(std::string_view path) final;
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path, uint64_t) final {
+    return Refuse(path);
+  }
+  absl::Status Rename(std::string_view from, std::string_view) final { return Refuse(from); }
+  absl::Status MakeDirectory(std::string_view path) final { return Refuse(path); }
+  absl::Status SyncDirectory(std::string_view path) final { return Refuse(path); }
+  absl::Status Delete(std::string_view path) final { return Refuse(path); }
+  absl::Status DeleteTree(std::string_view path) final { return Refuse(path); }
 
  private:
-  absl::Status Refuse(std::string_view path) const;
+  absl::Status Refuse(std::string_view path) const {
+    return absl::PermissionDeniedError(absl::StrCat(Describe(path), ": ", reason_));
+  }
 
   const std::string reason_;
 };

@@ -5,17 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checkpoint/storage/checks.h"
 
 namespace tessera::ckpt {
-
-namespace {
-
-std::string_view ParentOf(std::string_view path) {
-  const size_t slash = path.rfind('/');
-  return slash == path.npos ? std::string_view() : path.substr(0, slash);
-}
-
-}  // namespace
 
 absl::Status Storage::Publish(std::string_view path, std::string_view contents,
                               const std::function<absl::Status()>& ready) {
@@ -29,7 +21,7 @@ absl::Status Storage::Publish(std::string_view path, std::string_view contents,
     Delete(temporary).IgnoreError();
     return status;
   }
-  return SyncDirectory(ParentOf(path));
+  return SyncDirectory(SplitPath(path).first);
 }
 
 absl::Status Storage::Exchange(std::string_view path, std::string_view /*expected*/,

@@ -154,7 +154,7 @@ class Storage {
     std::string contents;
     std::string tag;  // unlike that of any other version under this name
   };
-  // Of longer contents, the first `max_bytes`.
+  // Returns the first `max_bytes` of longer contents.
   virtual absl::StatusOr<Version> ReadVersion(std::string_view path, uint64_t max_bytes);
   // Replaces the version with this tag; creates the file where the tag is empty. Returns the new
   // tag. AlreadyExists where another version is there. NotFound where none is. The contents must be
@@ -171,7 +171,7 @@ class Storage {
   virtual uint64_t PreferredWriteBytes() const { return 0; }
 
   // The same place in the file system of this machine, for what this interface does not offer:
-  // locks and checks of permissions. Nullopt in storages that are no part of a file system.
+  // locks and checks of permissions. Nullopt in storages outside the file system.
   virtual std::optional<std::string> LocalPath(std::string_view path) const;
 
   // Whether the storage presents files of another format as one checkpoint. Its manifest is then

@@ -53,7 +53,7 @@ class StorageConformance : public testing::TestWithParam<StorageFixture> {
 
   const StorageTraits& traits() const { return GetParam().traits; }
 
-  // Makes a directory; not an empty one where there is no such thing.
+  // Makes a directory, with a file in it if the storage has no empty directories.
   void Mkdir(const std::string& path) {
     ASSERT_TRUE(storage_->MakeDirectory(path).ok()) << path;
     if (traits().has_directories) return;

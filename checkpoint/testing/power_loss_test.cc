@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -22,6 +23,7 @@
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/reshard/rewrite.h"
+#include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/storage/posix_storage.h"
 #include "checkpoint/storage/temporary_directory.h"
@@ -38,7 +40,7 @@ constexpr int kRanks = 2;
 
 // The real storage as seen by one of several machines that share a file system: its syncs of a
 // directory need not include changes by others.
-class MachineStorage final : public Storage {
+class MachineStorage final : public ForwardingStorage {
  private:
   // Recorded before the call, so that no other machine's sync comes between, and again if there was
   // no directory yet.
@@ -57,38 +59,38 @@ class MachineStorage final : public Storage {
  public:
   // `prefix`: the path of the storage's root below that of the scenario; empty, or ending in '/'.
   MachineStorage(Storage& base, int machine, std::string prefix)
-      : base_(base), machine_(machine), prefix_(std::move(prefix)) {}
+      : ForwardingStorage(base), machine_(machine), prefix_(std::move(prefix)) {}
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
                                                        uint64_t size_hint_bytes) override {
-    return Change({path}, [&] { return base_.Create(path, size_hint_bytes); });
-  }
-  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
-    return base_.Open(path);
+    return Change({path}, [&] { return base().Create(path, size_hint_bytes); });
   }
   absl::Status Rename(std::string_view from, std::string_view to) override {
-    return Change({from, to}, [&] { return base_.Rename(from, to); });
+    return Change({from, to}, [&] { return base().Rename(from, to); });
+  }
+  absl::Status Publish(std::string_view path, std::string_view contents,
+                       const std::function<absl::Status()>& ready) override {
+    return Storage::Publish(path, contents, ready);
   }
   absl::Status MakeDirectory(std::string_view path) override {
     return Change({path.substr(0, path.find('/')), path},
-                  [&] { return base_.MakeDirectory(path); });
+                  [&] { return base().MakeDirectory(path); });
   }
   absl::Status SyncDirectory(std::string_view path) override {
-    return Change({}, [&] { return base_.SyncDirectory(path); });
-  }
-  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
-    return base_.List(path);
+    return Change({}, [&] { return base().SyncDirectory(path); });
   }
   absl::Status Delete(std::string_view path) override {
-    return Change({path}, [&] { return base_.Delete(path); });
+    return Change({path}, [&] { return base().Delete(path); });
+  }
+  absl::Status DeleteFiles(std::string_view directory,
+                           const std::vector<std::string>& names) override {
+    return Storage::DeleteFiles(directory, names);
   }
   absl::Status DeleteTree(std::string_view path) override {
-    return Change({path}, [&] { return base_.DeleteTree(path); });
+    return Change({path}, [&] { return base().DeleteTree(path); });
   }
-  std::string Describe(std::string_view path) const override { return base_.Describe(path); }
 
  private:
-  Storage& base_;
   const int machine_;
   const std::string prefix_;
 };

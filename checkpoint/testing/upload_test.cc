@@ -1,4 +1,4 @@
-// Saves through an UploadStorage and restarts that find copies nearby: whole, damaged and old ones.
+// Saves through a TieredStorage and restarts that find copies nearby: whole, damaged and old ones.
 
 #include <cstddef>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 #include "checkpoint/verify/nearby_copies.h"
 #include "gtest/gtest.h"
 
@@ -25,7 +25,7 @@ class UploadTest : public testing::Test {
   UploadTest() {
     auto remote = std::make_unique<FaultInjectingStorage>(remote_files_);
     remote_ = remote.get();
-    storage_ = std::make_unique<UploadStorage>(
+    storage_ = std::make_unique<TieredStorage>(
         std::make_unique<FaultInjectingStorage>(nearby_files_), std::move(remote));
     weight_.resize(kElements);
     std::iota(weight_.begin(), weight_.end(), 0.0f);
@@ -63,7 +63,7 @@ class UploadTest : public testing::Test {
 
   MemoryStorage nearby_files_, remote_files_;
   FaultInjectingStorage* remote_;
-  std::unique_ptr<UploadStorage> storage_;
+  std::unique_ptr<TieredStorage> storage_;
   std::vector<float> weight_;
   const std::string directory_ = CheckpointDirectory("", 1);
 };

@@ -33,20 +33,20 @@ bool IsAsDescribed(const ReadableFile& file, const DataFile& described) {
 
 }  // namespace
 
-absl::StatusOr<NearbyCopies> DropDamagedCopies(UploadStorage& storage,
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
                                                std::string_view checkpoint_dir) {
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
   NearbyCopies copies;
   for (const DataFile& described : manifest.files()) {
     const std::string path = JoinPath(checkpoint_dir, described.path());
-    const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.nearby().Open(path);
+    const absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.staging().Open(path);
     if (!file.ok()) continue;
     if (IsAsDescribed(**file, described)) {
       copies.good_bytes += described.size_bytes();
       continue;
     }
     // Another process of this machine may have been faster.
-    const absl::Status deleted = storage.nearby().Delete(path);
+    const absl::Status deleted = storage.staging().Delete(path);
     if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
     ++copies.dropped_files;
   }

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 
@@ -17,7 +17,7 @@ struct NearbyCopies {
 // Before a load: reads the nearby copies of a committed checkpoint's data files and deletes those
 // that are not, byte for byte by their checksums, what the remote manifest describes. Files without
 // a nearby copy are not read. Errors: those of the manifest, see ReadManifest().
-absl::StatusOr<NearbyCopies> DropDamagedCopies(UploadStorage& storage,
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
                                                std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt

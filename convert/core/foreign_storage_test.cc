@@ -17,6 +17,7 @@
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/storage/forwarding_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "convert/core/strided_read.h"
 #include "gmock/gmock.h"
@@ -28,7 +29,7 @@ namespace {
 using testing::HasSubstr;
 
 // Counts what is read from the files of another storage.
-class CountingStorage final : public Storage {
+class CountingStorage final : public ForwardingStorage {
  public:
   class File final : public ReadableFile {
    public:
@@ -47,30 +48,23 @@ class CountingStorage final : public Storage {
     std::unique_ptr<ReadableFile> file_;
   };
 
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view path,
-                                                       uint64_t size) override {
-    return memory.Create(path, size);
-  }
+  CountingStorage() : CountingStorage(std::make_unique<MemoryStorage>()) {}
+
   absl::StatusOr<std::unique_ptr<ReadableFile>> Open(std::string_view path) override {
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file = memory.Open(path);
+    absl::StatusOr<std::unique_ptr<ReadableFile>> file = base().Open(path);
     if (!file.ok()) return file.status();
     return std::make_unique<File>(*this, *std::move(file));
   }
-  absl::Status Rename(std::string_view from, std::string_view to) override {
-    return memory.Rename(from, to);
-  }
-  absl::Status MakeDirectory(std::string_view path) override { return memory.MakeDirectory(path); }
-  absl::Status SyncDirectory(std::string_view path) override { return memory.SyncDirectory(path); }
-  absl::StatusOr<std::vector<std::string>> List(std::string_view path) override {
-    return memory.List(path);
-  }
-  absl::Status Delete(std::string_view path) override { return memory.Delete(path); }
-  absl::Status DeleteTree(std::string_view path) override { return memory.DeleteTree(path); }
-  std::string Describe(std::string_view path) const override { return memory.Describe(path); }
 
-  MemoryStorage memory;
+  MemoryStorage& memory;
   uint64_t reads = 0, bytes = 0;
   std::atomic<uint64_t> largest = 0;
+
+ private:
+  explicit CountingStorage(std::unique_ptr<MemoryStorage> files)
+      : ForwardingStorage(*files), memory(*files), files_(std::move(files)) {}
+
+  const std::unique_ptr<MemoryStorage> files_;
 };
 
 std::string Pattern(size_t size, uint64_t seed) {

@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/read_only_storage.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/foreign_storage.h"
@@ -192,10 +193,11 @@ class RepeatedFile final : public ReadableFile {
   const uint64_t size_bytes_;
 };
 
-class SimulatedStorage final : public Storage {
+class SimulatedStorage final : public ReadOnlyStorage {
  public:
   SimulatedStorage(int64_t tensors, int64_t chunks)
-      : tensors_(tensors),
+      : ReadOnlyStorage("not simulated"),
+        tensors_(tensors),
         chunk_(ChunkFile()),
         metadata_(MetadataPickle(tensors, chunks, chunk_.size()).Write()) {}
 
@@ -207,19 +209,11 @@ class SimulatedStorage final : public Storage {
   }
   std::string Describe(std::string_view path) const override { return std::string(path); }
 
-  absl::StatusOr<std::vector<std::string>> List(std::string_view) override { return None(); }
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(std::string_view, uint64_t) override {
-    return None();
+  absl::StatusOr<std::vector<std::string>> List(std::string_view) override {
+    return absl::UnimplementedError("not simulated");
   }
-  absl::Status Rename(std::string_view, std::string_view) override { return None(); }
-  absl::Status MakeDirectory(std::string_view) override { return None(); }
-  absl::Status SyncDirectory(std::string_view) override { return None(); }
-  absl::Status Delete(std::string_view) override { return None(); }
-  absl::Status DeleteTree(std::string_view) override { return None(); }
 
  private:
-  static absl::Status None() { return absl::UnimplementedError("not simulated"); }
-
   const int64_t tensors_;
   const std::string chunk_, metadata_;
 };

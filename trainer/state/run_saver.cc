@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/storage/upload/staging_folder.h"
+#include "checkpoint/storage/tiered/staging_folder.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/save_storage.h"
 
@@ -77,7 +77,7 @@ absl::Status RunSaver::OpenSaves() {
 absl::Status RunSaver::ForgetNearbyCopies() {
   if (upload_ == nullptr) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(upload_->ForgetAllBut(""));
-  ckpt::RemoveStagingFolder(upload_->nearby());
+  ckpt::RemoveStagingFolder(upload_->staging());
   return absl::OkStatus();
 }
 

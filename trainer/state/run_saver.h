@@ -116,7 +116,7 @@ class RunSaver {
   const RunSaverHooks hooks_;
   std::optional<ckpt::OptimizerState> optimizer_names_;  // set if the optimizer is saved
   std::unique_ptr<ckpt::Storage> storage_;
-  ckpt::UploadStorage* upload_ = nullptr;     // the same, with async_upload
+  ckpt::TieredStorage* upload_ = nullptr;     // the same, with async_upload
   std::optional<ckpt::Retention> retention_;  // used by the saving thread
   std::string room_note_;                     // likewise: what MakeRoom() has deleted
   ckpt::PlanCache plan_cache_;                // in the foreground

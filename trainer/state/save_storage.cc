@@ -12,7 +12,7 @@
 #include "base/crc32c.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/storage/upload/staging_folder.h"
+#include "checkpoint/storage/tiered/staging_folder.h"
 
 namespace tessera {
 namespace {
@@ -38,11 +38,11 @@ absl::StatusOr<std::unique_ptr<ckpt::Storage>> OpenSaveStorage(const CheckpointC
   if (!config.async_upload()) return remote;
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ckpt::Storage> nearby,
                            ckpt::OpenStagingFolder(NearbyFolder(config)));
-  return std::make_unique<ckpt::UploadStorage>(std::move(nearby), std::move(remote));
+  return std::make_unique<ckpt::TieredStorage>(std::move(nearby), std::move(remote));
 }
 
-ckpt::UploadStorage* AsUploadStorage(ckpt::Storage& storage) {
-  return dynamic_cast<ckpt::UploadStorage*>(&storage);
+ckpt::TieredStorage* AsUploadStorage(ckpt::Storage& storage) {
+  return dynamic_cast<ckpt::TieredStorage*>(&storage);
 }
 
 std::string NearbyFolder(const CheckpointConfig& config) {
@@ -75,7 +75,7 @@ absl::Status CheckNearbyFolder(const TrainConfig& config) {
 
 absl::StatusOr<std::string> CheckNearbyCopies(const CheckpointConfig& config,
                                               ckpt::Storage& storage, std::string_view directory) {
-  ckpt::UploadStorage* const upload = AsUploadStorage(storage);
+  ckpt::TieredStorage* const upload = AsUploadStorage(storage);
   if (upload == nullptr) return std::string();
   TESSERA_ASSIGN_OR_RETURN(const ckpt::NearbyCopies copies,
                            ckpt::DropDamagedCopies(*upload, directory));

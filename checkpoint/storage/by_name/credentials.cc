@@ -67,7 +67,7 @@ std::optional<Profile> ReadProfile(const std::string& path, const std::string& n
 
 struct ProfileFiles {
   std::string name, credentials_path, config_path;
-  Profile settings;  // of both
+  Profile settings;  // from both files
   bool found = false;
 };
 

@@ -1,5 +1,3 @@
-#include "checkpoint/storage/by_name/role_credentials.h"
-
 #include <pugixml.hpp>
 #include <span>
 #include <string_view>
@@ -13,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/read_whole_file.h"
 #include "base/status_macros.h"
+#include "checkpoint/storage/by_name/credentials.h"
 #include "nlohmann/json.hpp"
 
 namespace tessera::ckpt {

@@ -37,7 +37,7 @@ absl::StatusOr<std::string> NormalizeEndpoint(std::string_view text);
 std::string S3AddressOf(S3Provider provider, const std::string& endpoint);
 
 // The region that is part of the endpoint's name: "cn-beijing" of "tos-cn-beijing.volces.com".
-// Empty where there is none.
+// Empty if the endpoint names no region.
 std::string RegionOfEndpoint(S3Provider provider, std::string_view endpoint);
 
 // Whether the bucket is part of the host's name. `endpoint` is normalized.

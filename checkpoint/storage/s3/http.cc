@@ -1,20 +1,23 @@
 #include "checkpoint/storage/s3/http.h"
 
 #include <curl/curl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
-#include "checkpoint/storage/s3/certificate_authorities.h"
 
 namespace tessera::ckpt::s3 {
 namespace {
@@ -25,6 +28,18 @@ using CurlLong = long;  // NOLINT(google-runtime-int): what libcurl takes and gi
 constexpr size_t kMaxBodyBytes = size_t{64} << 20;
 // Between the socket and the caller's memory; libcurl's largest for receiving.
 constexpr CurlLong kBufferBytes = 512 << 10;
+
+// Where Linux systems have the certificates of authorities.
+constexpr const char* kFiles[] = {
+    "/etc/ssl/certs/ca-certificates.crt",                 // Debian, Ubuntu, Arch, Alpine
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  // Fedora, RHEL, Amazon
+    "/etc/pki/tls/certs/ca-bundle.crt",                   // the same, older
+    "/etc/ssl/ca-bundle.pem",                             // SUSE
+    "/var/lib/ca-certificates/ca-bundle.pem",             // likewise
+    "/etc/ssl/cert.pem",                                  // Alpine without its package, musl, BSD
+    "/etc/pki/tls/cacert.pem",
+};
+constexpr const char* kDirectories[] = {"/etc/ssl/certs", "/etc/pki/tls/certs"};
 
 // The state of one transfer, for libcurl's callbacks.
 struct Transfer {
@@ -75,7 +90,7 @@ size_t ReceiveBody(char* data, size_t size, size_t count, void* user) {
 size_t ReceiveHeader(char* data, size_t size, size_t count, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
   const std::string_view line(data, size * count);
-  if (line.starts_with("HTTP/")) {  // of the final answer: of 100 Continue before it no more
+  if (line.starts_with("HTTP/")) {  // drops the headers of a 100 Continue
     transfer.response.headers.clear();
     return line.size();
   }
@@ -261,7 +276,31 @@ absl::Status CurlClient::Perform(const HttpRequest& request, HttpResponse& respo
   return MayPass(code) ? absl::UnavailableError(message) : absl::FailedPreconditionError(message);
 }
 
+// "" where it is not set.
+std::string Variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 }  // namespace
+
+CertificateAuthorities FindCertificateAuthorities(const std::string& root) {
+  for (const char* name : {"AWS_CA_BUNDLE", "CURL_CA_BUNDLE"}) {
+    const std::string path = Variable(name);
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) return {.file = "", .directory = path};
+    if (!path.empty()) return {.file = path, .directory = ""};
+  }
+  CertificateAuthorities found = {Variable("SSL_CERT_FILE"), Variable("SSL_CERT_DIR")};
+  if (!found.file.empty() || !found.directory.empty()) return found;
+  for (const char* path : kFiles) {
+    if (access((root + path).c_str(), R_OK) == 0) return {.file = root + path, .directory = ""};
+  }
+  for (const char* path : kDirectories) {
+    if (access((root + path).c_str(), R_OK) == 0) return {.file = "", .directory = root + path};
+  }
+  return {};
+}
 
 std::unique_ptr<HttpClient> MakeHttpClient() { return std::make_unique<CurlClient>(); }
 

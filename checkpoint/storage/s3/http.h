@@ -27,7 +27,7 @@ struct HttpRequest {
 
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
-  absl::Duration timeout = absl::Minutes(5);         // of everything
+  absl::Duration timeout = absl::Minutes(5);         // of the whole request
   // Once this is true, the request ends after kAbandonedStall without a byte. May be null.
   const std::atomic<bool>* abandoned = nullptr;
   bool use_proxy = true;  // the one that the environment names
@@ -56,6 +56,17 @@ class HttpClient {
 // Over libcurl, with connections that are kept open and reused: each call has a connection of its
 // own while it runs.
 std::unique_ptr<HttpClient> MakeHttpClient();
+
+// Where certificates of authorities are. Empty: nowhere.
+struct CertificateAuthorities {
+  std::string file;       // a bundle
+  std::string directory;  // a file each, named by its hash
+};
+
+// What the environment names: AWS_CA_BUNDLE, else CURL_CA_BUNDLE, else SSL_CERT_FILE and
+// SSL_CERT_DIR. Else the first place that exists of those where Linux systems have them, below
+// `root`: the library that checks certificates knows that of the system it was built on.
+CertificateAuthorities FindCertificateAuthorities(const std::string& root = "");
 
 }  // namespace tessera::ckpt::s3
 

@@ -1,12 +1,9 @@
 #ifndef TESSERA_CHECKPOINT_STORAGE_S3_S3_CLIENT_H_
 #define TESSERA_CHECKPOINT_STORAGE_S3_S3_CLIENT_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,57 +11,28 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "base/mutex.h"
-#include "checkpoint/storage/s3/http.h"
-#include "checkpoint/storage/s3/sigv4.h"
+#include "checkpoint/storage/s3/request_sender.h"
 #include "checkpoint/storage/s3/xml.h"
 
 namespace tessera::ckpt::s3 {
 
-struct ClientOptions {
-  std::string endpoint;  // "https://host" or "http://host:9000"; without a path
-  std::string bucket;
-  std::string region = "us-east-1";
-  Credentials credentials;
-  // Reads them again: before they expire, and where the store refuses them, after which the request
-  // is repeated once. Called by one thread at a time. Null: they are what they are.
-  std::function<absl::StatusOr<Credentials>()> read_credentials;
-  // bucket.host/key instead of host/bucket/key.
-  bool virtual_host = false;
-
-  // A request is repeated until it is answered or this has passed.
-  absl::Duration deadline = absl::Minutes(5);
-  absl::Duration connect_timeout = absl::Seconds(10);
-  absl::Duration stall_timeout = absl::Seconds(30);  // without a byte in either direction
-  // Pauses between repetitions: random, up to a limit that doubles from the first to the second.
-  absl::Duration min_backoff = absl::Milliseconds(200);
-  absl::Duration max_backoff = absl::Seconds(10);
-
-  std::shared_ptr<HttpClient> http;  // sends the requests; null: MakeHttpClient()
-};
-
 // Objects and uploads of one bucket.
 //
-// Requests that fail in a way that may pass are repeated: lost and torn connections, time-outs,
-// 408, 409, 429, 500, 502, 503, 504, and bodies that arrived damaged. A repetition of a request
-// that had succeeded without its answer arriving has the same effect: see PutIf() and
-// CompleteUpload(). See ClientOptions::read_credentials for what becomes of a token that expires.
+// Requests that fail in a way that may pass are repeated, see RequestSender. A repetition of a
+// request that had succeeded without its answer arriving has the same effect: see PutIf() and
+// CompleteUpload().
 //
-// Errors: NotFound (no such key or upload), AlreadyExists (PutIf() that must not replace),
-// FailedPrecondition (no such bucket, another region, unusable endpoint), PermissionDenied (keys,
-// rights, a wrong clock), ResourceExhausted (quota, sizes), Unavailable (the rest, at the deadline
-// with the last reason). Messages say what the store answered; the caller adds operation and name.
+// Errors: those of RequestSender; NotFound (no such key or upload), AlreadyExists (PutIf() that
+// must not replace). The caller adds operation and name to the message.
 //
 // Thread-safe.
 class S3Client {
  public:
-  explicit S3Client(ClientOptions options);
+  explicit S3Client(ClientOptions options) : sender_(std::move(options)) {}
 
-  const ClientOptions& options() const { return options_; }
+  const ClientOptions& options() const { return sender_.options(); }
 
   struct ObjectInfo {
     uint64_t size_bytes = 0;
@@ -132,31 +100,10 @@ class S3Client {
   absl::Status Delete(const std::string& key, const std::string& etag);
   absl::Status DeleteAll(const std::vector<std::string>& keys);
 
-  // See Storage::Abandon().
-  void Abandon();
-
-  // Calls so far, those repeated included.
-  int64_t request_count() const { return request_count_; }
+  void Abandon() { sender_.Abandon(); }  // see Storage::Abandon()
+  int64_t request_count() const { return sender_.request_count(); }
 
  private:
-  struct Request {
-    std::string method;
-    std::string key;  // empty: the bucket itself
-    std::map<std::string, std::string> query = {};
-    std::map<std::string, std::string> headers = {};
-    std::span<const std::byte> body = {};
-    std::span<std::byte> sink = {};
-    int sink_status = 206;
-    bool sign_body = false;
-    bool may_take_long = false;  // before the first byte of the answer
-  };
-
-  // Sends until the answer is neither a success nor a failure that may pass, or the deadline is
-  // over. A body with an <Error> in it is a failure whatever its status. `restart`, if it is there,
-  // is called before each repetition with the previous answer and adapts the request, or ends the
-  // call with an error.
-  using Restart = std::function<absl::Status(const HttpResponse&, Request&)>;
-  absl::StatusOr<HttpResponse> Send(Request request, const Restart& restart = nullptr);
   // Returns a sentence about an answer with another range; empty where it is the right one.
   absl::StatusOr<std::string> GetOnce(const std::string& key, const std::string& etag,
                                       uint64_t offset_bytes, std::span<std::byte> out);
@@ -168,30 +115,8 @@ class S3Client {
   absl::StatusOr<std::string> Write(const std::string& key, std::span<const std::byte> body,
                                     const std::optional<Condition>& condition,
                                     const BeforeRepeating& before_repeating);
-  // One attempt, until SteadyNow() is `deadline`.
-  absl::Status SendOnce(const Request& request, const Credentials& credentials,
-                        absl::Duration deadline, HttpResponse& response);
-  // For the next attempt; read again where they are about to expire.
-  Credentials CurrentCredentials();
-  // Reads them again, or waits for another thread that does, unless they are other ones than
-  // `refused` by now.
-  absl::Status RenewCredentials(const Credentials& refused);
-  void ReadCredentials() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False: Abandon() was called.
-  bool Pause(absl::Duration pause);
-  std::string PathOf(const std::string& key) const;
 
-  const ClientOptions options_;
-  const std::shared_ptr<HttpClient> http_;
-  std::string scheme_, host_;
-  std::atomic<bool> abandoned_ = false;
-  Mutex mutex_;
-  CondVar changed_;  // what the mutex guards, or abandoned_
-  Credentials credentials_ ABSL_GUARDED_BY(mutex_);
-  absl::Status credentials_error_ ABSL_GUARDED_BY(mutex_);  // of the last time they were read
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time renewal_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<int64_t> request_count_ = 0;
+  RequestSender sender_;
 };
 
 // The value of x-amz-checksum-crc32c.

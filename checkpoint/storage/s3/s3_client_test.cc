@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "base/workers.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "gtest/gtest.h"
 
@@ -313,11 +314,7 @@ TEST_F(S3ClientTest, CredentialsAreRenewedBeforeTheyExpireByOneThread) {
   ASSERT_TRUE(client.Delete("a", "").ok());
   EXPECT_EQ(reads, 0);
   absl::SleepFor(absl::Seconds(1.1));
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&] { EXPECT_TRUE(client.Delete("a", "").ok()); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(RunTasks(8, 8, [&](int, size_t) { return client.Delete("a", ""); }), absl::OkStatus());
   EXPECT_EQ(reads, 1);
   for (const std::string& request : server_.requests()) EXPECT_EQ(request, "DELETE a");
   EXPECT_EQ(server_.requests().size(), 9) << "none was refused";

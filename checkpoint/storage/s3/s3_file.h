@@ -27,8 +27,8 @@ inline constexpr uint64_t kMinPartBytes = uint64_t{5} << 20;
 inline constexpr uint64_t kMaxParts = 10'000;
 inline constexpr uint64_t kMaxObjectBytes = uint64_t{5} << 40;
 
-// The smallest size that is at least `part_bytes` and cuts `size_hint_bytes` into at most kMaxParts
-// parts.
+// Returns the smallest size that is at least `part_bytes` and cuts `size_hint_bytes` into at most
+// kMaxParts parts.
 uint64_t ChoosePartBytes(uint64_t part_bytes, uint64_t size_hint_bytes);
 
 // Memory for parts that are not complete, shared by the files of a storage. Thread-safe.
@@ -84,7 +84,7 @@ class S3WritableFile final : public WritableFile {
   // What was written of a part that is not uploaded yet.
   struct Part {
     AlignedBuffer buffer;
-    uint64_t taken_bytes = 0;                   // of the memory
+    uint64_t taken_bytes = 0;                   // counted by PartMemory
     std::map<uint64_t, uint64_t> written = {};  // disjoint ranges: begin -> end
     bool uploaded = false;                      // or being uploaded
   };

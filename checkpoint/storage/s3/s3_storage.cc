@@ -30,8 +30,8 @@ std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span<const char>(text));
 }
 
-// Whether a path below the root is that of a checkpoint's data file, which nothing but a save
-// writes: "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.
+// Whether a path below the root names a data file of a checkpoint, which only saves write:
+// "step-00000042/model-00001-of-00004-0123abcd.safetensors", perhaps below a rolling slot.
 bool IsDataFile(const std::string& path) {
   static const std::regex pattern(
       "([^/]+/|rolling-[01]/[0-9a-f]{8}/)?step-[0-9]{8,}[^/]*/"
@@ -76,7 +76,7 @@ class S3Storage final : public Storage {
 
  private:
   std::string Key(std::string_view path) const;
-  // Of all that is below a directory; "" for the root of the whole bucket.
+  // The prefix of the keys below a directory; "" for the root of the whole bucket.
   std::string Below(std::string_view path) const;
   absl::StatusOr<bool> IsDirectory(std::string_view path);
   // InvalidArgument for a directory.
@@ -121,8 +121,8 @@ absl::StatusOr<std::unique_ptr<WritableFile>> S3Storage::Create(std::string_view
 absl::StatusOr<S3Client::ObjectInfo> S3Storage::Find(std::string_view path) {
   absl::StatusOr<S3Client::ObjectInfo> info = client_.Head(Key(path));
   if (!absl::IsNotFound(info.status())) return info;
-  // The answer to this request says whether it is the bucket that is missing, which is no reason to
-  // look for the file elsewhere.
+  // The answer to this request tells a missing bucket, which is another error, from a missing
+  // object.
   TESSERA_ASSIGN_OR_RETURN(const bool is_directory, IsDirectory(path));
   if (is_directory) return absl::InvalidArgumentError("is a directory");
   return absl::NotFoundError("there is no such object");

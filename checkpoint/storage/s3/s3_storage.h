@@ -17,7 +17,7 @@ struct S3StorageOptions {
   std::string prefix;  // "runs/a"; empty: the whole bucket
 
   // For writing: proves at once that the endpoint answers, the bucket is there, and objects can be
-  // listed, created only where there is none, and deleted; removes uploads of checkpoints'
+  // listed, created without replacing one, and deleted; removes uploads of checkpoints'
   // files that were abandoned long ago. Takes at most ping_deadline for each request.
   bool create_root = false;
   absl::Duration ping_deadline = absl::Seconds(15);

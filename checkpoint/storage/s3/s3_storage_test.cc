@@ -1,15 +1,14 @@
 #include "checkpoint/storage/s3/s3_storage.h"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/workers.h"
 #include "checkpoint/storage/s3/s3_file.h"
 #include "checkpoint/storage/s3/testing/s3_server.h"
 #include "checkpoint/storage/storage_conformance.h"
@@ -110,23 +109,15 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
   auto file = storage_->Create("file", contents.size());
   ASSERT_TRUE(file.ok()) << file.status();
   const auto in_threads = [&](const auto& piece) {
-    std::atomic<int> next = 0, failures = 0;
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([&] {
-        for (int i = next++; i < kPieces; i = next++) {
-          const size_t offset = i * kStep % kPieces * kPiece;
-          failures += !piece(offset, std::min(kPiece, contents.size() - offset)).ok();
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return failures.load();
+    return RunTasks(4, kPieces, [&](int, size_t i) {
+      const size_t offset = i * kStep % kPieces * kPiece;
+      return piece(offset, std::min(kPiece, contents.size() - offset));
+    });
   };
   EXPECT_EQ(in_threads([&](size_t offset, size_t size) {
               return (*file)->WriteAt(offset, Bytes(contents).subspan(offset, size));
             }),
-            0);
+            absl::OkStatus());
   EXPECT_TRUE(server_.keys().empty()) << "it does not exist before it is complete";
   ASSERT_TRUE((*file)->Sync().ok());
   EXPECT_TRUE(server_.contents("run/file") == contents);
@@ -139,7 +130,7 @@ TEST_F(S3StorageTest, ALargeFileIsUploadedInParts) {
               return (*reader)->ReadAt(
                   offset, std::as_writable_bytes(std::span(found)).subspan(offset, size));
             }),
-            0);
+            absl::OkStatus());
   EXPECT_TRUE(found == contents);
 }
 
@@ -215,29 +206,21 @@ TEST_F(S3StorageTest, WritesOfThePreferredSizeNeedNoMemoryForParts) {
   EXPECT_EQ(*ReadAll(*storage_, "file", 2 * size), bytes + bytes);
 }
 
-TEST_F(S3StorageTest, DeletingATreeAbortsItsUploads) {
+TEST_F(S3StorageTest, DeletingATreeAndMakingADirectoryAbortTheUploadsInside) {
   const std::string part = Pattern(s3::kMinPartBytes);
-  auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
-  ASSERT_TRUE((*inside)->WriteAt(0, Bytes(part)).ok());
-  ASSERT_TRUE((*beside)->WriteAt(0, Bytes(part)).ok());
-  ASSERT_TRUE(storage_->DeleteTree("step").ok());
-  EXPECT_EQ(server_.upload_count(), 1);
-  EXPECT_EQ(storage_->DeleteTree("step").code(), absl::StatusCode::kNotFound);
-  EXPECT_FALSE((*inside)->Close().ok()) << "its writer notices";
-  ASSERT_TRUE((*beside)->Close().ok());
-  EXPECT_EQ(server_.keys(), std::vector<std::string>({"run/steps/file"}));
-}
-
-TEST_F(S3StorageTest, MakingADirectoryAbortsUploadsInIt) {
-  const std::string part = Pattern(s3::kMinPartBytes);
-  auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
-  ASSERT_TRUE((*inside)->WriteAt(0, Bytes(part)).ok());
-  ASSERT_TRUE((*beside)->WriteAt(0, Bytes(part)).ok());
-  ASSERT_TRUE(storage_->MakeDirectory("").ok());
-  EXPECT_EQ(server_.upload_count(), 2);
-  ASSERT_TRUE(storage_->MakeDirectory("step").ok());
-  EXPECT_EQ(server_.upload_count(), 1);
-  EXPECT_FALSE((*inside)->Close().ok());
+  for (const auto abort : {&Storage::DeleteTree, &Storage::MakeDirectory}) {
+    auto inside = storage_->Create("step/file", 0), beside = storage_->Create("steps/file", 0);
+    ASSERT_TRUE((*inside)->WriteAt(0, Bytes(part)).ok());
+    ASSERT_TRUE((*beside)->WriteAt(0, Bytes(part)).ok());
+    ASSERT_TRUE(storage_->MakeDirectory("").ok());
+    EXPECT_EQ(server_.upload_count(), 2);
+    ASSERT_TRUE(((*storage_).*abort)("step").ok());
+    EXPECT_EQ(server_.upload_count(), 1);
+    EXPECT_EQ(storage_->DeleteTree("step").code(), absl::StatusCode::kNotFound);
+    EXPECT_FALSE((*inside)->Close().ok()) << "its writer notices";
+    ASSERT_TRUE((*beside)->Close().ok());
+    EXPECT_EQ(server_.keys(), std::vector<std::string>({"run/steps/file"}));
+  }
 }
 
 TEST_F(S3StorageTest, PublishingIsOneConditionalRequest) {

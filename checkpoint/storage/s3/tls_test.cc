@@ -19,7 +19,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/storage/s3/certificate_authorities.h"
 #include "checkpoint/storage/s3/http.h"
 #include "checkpoint/storage/temporary_directory.h"
 #include "gmock/gmock.h"

@@ -19,9 +19,9 @@ namespace tessera::ckpt::s3 {
 struct ErrorDocument {
   std::string code;  // "NoSuchKey"
   std::string message;
-  std::string region;  // of the bucket, where the request named another one
+  std::string region;  // the bucket's, if the request named another one
 };
-// Nullopt where `body` is none.
+// Returns nullopt if `body` is not an <Error>.
 std::optional<ErrorDocument> ParseError(std::string_view body);
 
 // One page of ListObjectsV2.

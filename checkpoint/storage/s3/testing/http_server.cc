@@ -62,16 +62,7 @@ void ParseHead(std::string_view head, HttpMessage& message) {
   const std::vector<std::string> first = absl::StrSplit(lines[0], ' ');
   if (first.size() != 3) return;
   message.method = first[0];
-  const size_t question = std::min(first[1].find('?'), first[1].size());
-  message.path = first[1].substr(0, question);
-  if (question < first[1].size()) {
-    const std::vector<std::string> parameters = absl::StrSplit(first[1].substr(question + 1), '&');
-    for (const std::string& parameter : parameters) {
-      const size_t equals = std::min(parameter.find('='), parameter.size());
-      const size_t value = std::min(equals + 1, parameter.size());
-      message.query[Decode(parameter.substr(0, equals))] = Decode(parameter.substr(value));
-    }
-  }
+  ParseTarget(first[1], message);
   for (size_t i = 1; i < lines.size(); ++i) {
     const size_t colon = lines[i].find(':');
     if (colon == std::string::npos) continue;
@@ -107,6 +98,18 @@ bool Receive(int fd, std::string& buffer, HttpMessage& message) {
 }
 
 }  // namespace
+
+void ParseTarget(const std::string& target, HttpMessage& message) {
+  const size_t question = std::min(target.find('?'), target.size());
+  message.path = target.substr(0, question);
+  if (question == target.size()) return;
+  const std::vector<std::string> parameters = absl::StrSplit(target.substr(question + 1), '&');
+  for (const std::string& parameter : parameters) {
+    const size_t equals = std::min(parameter.find('='), parameter.size());
+    const size_t value = std::min(equals + 1, parameter.size());
+    message.query[Decode(parameter.substr(0, equals))] = Decode(parameter.substr(value));
+  }
+}
 
 HttpServer::HttpServer(Handler handler) : handler_(std::move(handler)) {
   listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

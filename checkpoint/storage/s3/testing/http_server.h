@@ -23,6 +23,9 @@ struct HttpMessage {
   std::shared_ptr<std::string> body;
 };
 
+// Sets path and query of a request from its target: "/bucket/key?a=b%20c".
+void ParseTarget(const std::string& target, HttpMessage& message);
+
 // A part of a body, without a copy of the bytes.
 struct BodyPiece {
   std::shared_ptr<const std::string> bytes;

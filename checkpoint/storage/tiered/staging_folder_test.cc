@@ -1,4 +1,4 @@
-#include "checkpoint/storage/upload/staging_folder.h"
+#include "checkpoint/storage/tiered/staging_folder.h"
 
 #include <sys/stat.h>
 
@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/storage/temporary_directory.h"
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -67,16 +67,16 @@ TEST_F(StagingFolderTest, ALinkIsNotFollowed) {
 TEST_F(StagingFolderTest, ForgettingKeepsTheMarkerAndRemovingLeavesNothing) {
   auto staging = OpenStagingFolder(folder_);
   ASSERT_TRUE(staging.ok()) << staging.status();
-  UploadStorage upload(*std::move(staging), std::make_unique<MemoryStorage>());
+  TieredStorage upload(*std::move(staging), std::make_unique<MemoryStorage>());
   const std::string marker = folder_ + "/" + std::string(kStagingMarker);
   fs::last_write_time(marker, fs::file_time_type::clock::now() - std::chrono::hours(1000));
   std::ofstream(folder_ + "/copy") << "bytes";
-  RemoveStagingFolder(upload.nearby());
+  RemoveStagingFolder(upload.staging());
   EXPECT_TRUE(fs::exists(folder_ + "/copy")) << "it is not empty";
   ASSERT_TRUE(upload.ForgetAllBut("").ok());
   EXPECT_FALSE(fs::exists(folder_ + "/copy"));
   EXPECT_GT(fs::last_write_time(marker), fs::file_time_type::clock::now() - std::chrono::hours(1));
-  RemoveStagingFolder(upload.nearby());
+  RemoveStagingFolder(upload.staging());
   EXPECT_FALSE(fs::exists(folder_));
   EXPECT_TRUE(upload.ForgetAllBut("").ok()) << "another process of the run was faster";
 }

@@ -1,4 +1,4 @@
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 #include <unistd.h>
 
@@ -25,20 +25,20 @@ using ::testing::IsEmpty;
 
 std::vector<StorageFixture> Fixtures() {
   struct Folders {
-    TemporaryDirectory nearby, remote;
+    TemporaryDirectory staging, remote;
     std::unique_ptr<Storage> storage;
   };
   return {
       {"Memory",
        [] {
-         return std::make_shared<UploadStorage>(std::make_unique<MemoryStorage>(),
+         return std::make_shared<TieredStorage>(std::make_unique<MemoryStorage>(),
                                                 std::make_unique<MemoryStorage>());
        }},
       {"Posix",
        []() -> std::shared_ptr<Storage> {
          auto folders = std::make_shared<Folders>();
-         folders->storage = std::make_unique<UploadStorage>(
-             *OpenPosixStorage(folders->nearby.path()), *OpenPosixStorage(folders->remote.path()));
+         folders->storage = std::make_unique<TieredStorage>(
+             *OpenPosixStorage(folders->staging.path()), *OpenPosixStorage(folders->remote.path()));
          return {folders, folders->storage.get()};
        },
        [](Storage& storage, const std::string& target, const std::string& link) {
@@ -46,18 +46,18 @@ std::vector<StorageFixture> Fixtures() {
        }}};
 }
 
-INSTANTIATE_TEST_SUITE_P(Upload, StorageConformance, testing::ValuesIn(Fixtures()),
+INSTANTIATE_TEST_SUITE_P(Tiered, StorageConformance, testing::ValuesIn(Fixtures()),
                          StorageFixtureName);
 
-// Two storages in memory, seen through an UploadStorage and directly.
-class UploadStorageTest : public testing::Test {
+// Two storages in memory, seen through a TieredStorage and directly.
+class TieredStorageTest : public testing::Test {
  protected:
-  UploadStorageTest() {
-    auto nearby = std::make_unique<FaultInjectingStorage>(nearby_files_);
+  TieredStorageTest() {
+    auto staging = std::make_unique<FaultInjectingStorage>(staged_files_);
     auto remote = std::make_unique<FaultInjectingStorage>(remote_files_);
-    nearby_ = nearby.get();
+    staging_ = staging.get();
     remote_ = remote.get();
-    storage_ = std::make_unique<UploadStorage>(std::move(nearby), std::move(remote));
+    storage_ = std::make_unique<TieredStorage>(std::move(staging), std::move(remote));
     EXPECT_TRUE(storage_->MakeDirectory("run/step-00000001").ok());
   }
 
@@ -74,27 +74,27 @@ class UploadStorageTest : public testing::Test {
     return paths;
   }
 
-  MemoryStorage nearby_files_, remote_files_;
-  FaultInjectingStorage* nearby_;
+  MemoryStorage staged_files_, remote_files_;
+  FaultInjectingStorage* staging_;
   FaultInjectingStorage* remote_;
-  std::unique_ptr<UploadStorage> storage_;
+  std::unique_ptr<TieredStorage> storage_;
   const std::string path_ = "run/step-00000001/data";
 };
 
-TEST_F(UploadStorageTest, WritesNearbyAndUploadsAtTheSync) {
+TEST_F(TieredStorageTest, WritesToTheStagingTierAndUploadsAtTheSync) {
   auto file = *storage_->Create(path_, 6);
   const std::string text = "abcdef";
   const auto bytes = std::as_bytes(std::span<const char>(text));
   ASSERT_TRUE(file->WriteAt(3, bytes.subspan(3)).ok());
   ASSERT_TRUE(file->WriteAt(0, bytes.first(3)).ok());
-  EXPECT_EQ(Get(nearby_files_, path_), text);
+  EXPECT_EQ(Get(staged_files_, path_), text);
   EXPECT_EQ(Get(remote_files_, path_), "");
   ASSERT_TRUE(file->Sync().ok());
   EXPECT_EQ(Get(remote_files_, path_), text);
   ASSERT_TRUE(file->Close().ok());
 }
 
-TEST_F(UploadStorageTest, AShorterWriteAtTheSamePlaceLeavesTheRestOfTheLongerOne) {
+TEST_F(TieredStorageTest, AShorterWriteAtTheSamePlaceLeavesTheRestOfTheLongerOne) {
   auto file = *storage_->Create(path_, 6);
   const std::string longer = "abcdef", shorter = "AB";
   ASSERT_TRUE(file->WriteAt(0, std::as_bytes(std::span<const char>(longer))).ok());
@@ -104,7 +104,7 @@ TEST_F(UploadStorageTest, AShorterWriteAtTheSamePlaceLeavesTheRestOfTheLongerOne
   EXPECT_EQ(Get(remote_files_, path_), "ABcdef");
 }
 
-TEST_F(UploadStorageTest, ReadsTheNearbyCopyIfItHasTheRemoteFilesSize) {
+TEST_F(TieredStorageTest, ReadsTheStagedCopyIfItHasTheRemoteFilesSize) {
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
   EXPECT_EQ(Get(*storage_, path_), "abc");
   EXPECT_THAT(RemoteReads(), IsEmpty());
@@ -112,67 +112,68 @@ TEST_F(UploadStorageTest, ReadsTheNearbyCopyIfItHasTheRemoteFilesSize) {
   EXPECT_EQ(Get(*storage_, path_), "other");
 }
 
-TEST_F(UploadStorageTest, ReadsTheRemoteFileWhereTheNearbyOneFailsOrIsGone) {
+TEST_F(TieredStorageTest, ReadsTheRemoteFileWhereTheStagedOneFailsOrIsGone) {
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
-  nearby_->FailWhere(
+  staging_->FailWhere(
       [](const Operation& operation) { return operation.kind == OperationKind::kReadAt; },
       absl::DataLossError("injected"));
   EXPECT_EQ(Get(*storage_, path_), "abc");
   EXPECT_THAT(RemoteReads(), ElementsAre(path_));
-  ASSERT_TRUE(nearby_files_.Delete(path_).ok());
+  ASSERT_TRUE(staged_files_.Delete(path_).ok());
   EXPECT_EQ(Get(*storage_, path_), "abc");
 }
 
-// What is nearby alone does not exist: its upload was interrupted, or the remote file deleted.
-TEST_F(UploadStorageTest, TheRemoteStorageDecidesWhatExists) {
+// A file that is only in the staging tier does not exist: its upload was interrupted, or the remote
+// file deleted.
+TEST_F(TieredStorageTest, TheRemoteStorageDecidesWhatExists) {
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
   ASSERT_TRUE(remote_files_.Delete(path_).ok());
   EXPECT_TRUE(absl::IsNotFound(storage_->Open(path_).status()));
   EXPECT_THAT(*storage_->List("run/step-00000001"), IsEmpty());
 }
 
-TEST_F(UploadStorageTest, WritesToTheRemoteStorageWhereThereIsNoRoomNearby) {
-  nearby_->SetDiskBytes(2);
+TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhereTheStagingTierHasNoRoom) {
+  staging_->SetDiskBytes(2);
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
-  EXPECT_EQ(Get(nearby_files_, path_), "none");
+  EXPECT_EQ(Get(staged_files_, path_), "none");
   EXPECT_EQ(Get(*storage_, path_), "abc");
 }
 
-TEST_F(UploadStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
+TEST_F(TieredStorageTest, WritesToTheRemoteStorageWhatTheLimitLeavesNoRoomFor) {
   storage_->LimitRoom([](uint64_t size_bytes) { return size_bytes <= 2; });
   ASSERT_TRUE(WriteAll(*storage_, path_, "abc").ok());
-  EXPECT_EQ(Get(nearby_files_, path_), "none");
+  EXPECT_EQ(Get(staged_files_, path_), "none");
   EXPECT_EQ(Get(*storage_, path_), "abc");
   ASSERT_TRUE(WriteAll(*storage_, path_, "ab").ok());
-  EXPECT_EQ(Get(nearby_files_, path_), "ab");
+  EXPECT_EQ(Get(staged_files_, path_), "ab");
 }
 
-TEST_F(UploadStorageTest, AFailedUploadIsAnErrorOfTheSync) {
+TEST_F(TieredStorageTest, AFailedUploadIsAnErrorOfTheSync) {
   remote_->FailWhere(
       [](const Operation& operation) { return operation.kind == OperationKind::kWriteAt; },
       absl::UnavailableError("injected"));
   EXPECT_TRUE(absl::IsUnavailable(WriteAll(*storage_, path_, "abc")));
 }
 
-TEST_F(UploadStorageTest, CommitsAreNotReadFromNearby) {
+TEST_F(TieredStorageTest, CommitsAreNotReadFromTheStagingTier) {
   ASSERT_TRUE(storage_->Publish("run/step-00000001/manifest.pb", "m", nullptr).ok());
-  EXPECT_EQ(Get(nearby_files_, "run/step-00000001/manifest.pb"), "none");
+  EXPECT_EQ(Get(staged_files_, "run/step-00000001/manifest.pb"), "none");
   EXPECT_EQ(Get(*storage_, "run/step-00000001/manifest.pb"), "m");
 }
 
-TEST_F(UploadStorageTest, ForgetsAllCopiesButThoseOfOneCheckpoint) {
+TEST_F(TieredStorageTest, ForgetsAllCopiesButThoseOfOneCheckpoint) {
   for (const std::string directory : {"run/step-00000001", "run/step-00000002", "other"}) {
     ASSERT_TRUE(storage_->MakeDirectory(directory).ok());
     ASSERT_TRUE(WriteAll(*storage_, directory + "/a", "x").ok());
   }
   ASSERT_TRUE(WriteAll(*storage_, "b", "x").ok());
   ASSERT_TRUE(storage_->ForgetAllBut("run/step-00000002").ok());
-  EXPECT_THAT(*nearby_files_.List(""), ElementsAre("run/"));
-  EXPECT_THAT(*nearby_files_.List("run"), ElementsAre("step-00000002/"));
-  EXPECT_EQ(Get(nearby_files_, "run/step-00000002/a"), "x");
+  EXPECT_THAT(*staged_files_.List(""), ElementsAre("run/"));
+  EXPECT_THAT(*staged_files_.List("run"), ElementsAre("step-00000002/"));
+  EXPECT_EQ(Get(staged_files_, "run/step-00000002/a"), "x");
   EXPECT_EQ(Get(*storage_, "run/step-00000001/a"), "x") << "the remote files stay";
   ASSERT_TRUE(storage_->ForgetAllBut("").ok());
-  EXPECT_THAT(*nearby_files_.List(""), IsEmpty());
+  EXPECT_THAT(*staged_files_.List(""), IsEmpty());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "checkpoint/storage/upload/upload_storage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -12,33 +12,29 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/storage/aligned_buffer.h"
-#include "checkpoint/storage/upload/staging_folder.h"
+#include "checkpoint/storage/checks.h"
+#include "checkpoint/storage/tiered/staging_folder.h"
 
 namespace tessera::ckpt {
 namespace {
 
 constexpr uint64_t kUploadBlockBytes = 8 << 20;
 
-std::string_view ParentOf(std::string_view path) {
-  const size_t slash = path.rfind('/');
-  return slash == path.npos ? std::string_view() : path.substr(0, slash);
-}
-
-// Written nearby; Sync() uploads what was written since the last one.
-class UploadedFile final : public WritableFile {
+// A file that is written to the staging tier. Sync() uploads what was written since the last one.
+class StagedFile final : public WritableFile {
  public:
-  UploadedFile(Storage& nearby, std::string_view path, std::string name,
-               std::unique_ptr<WritableFile> file, std::unique_ptr<WritableFile> remote)
-      : nearby_(nearby),
+  StagedFile(Storage& staging, std::string_view path, std::string name,
+             std::unique_ptr<WritableFile> file, std::unique_ptr<WritableFile> remote)
+      : staging_(staging),
         path_(path),
         name_(std::move(name)),
         file_(std::move(file)),
         remote_(std::move(remote)) {}
 
   absl::Status WriteAt(uint64_t offset_bytes, std::span<const std::byte> data) override {
-    TESSERA_RETURN_IF_ERROR(Nearby(file_->WriteAt(offset_bytes, data)));
+    TESSERA_RETURN_IF_ERROR(Staged(file_->WriteAt(offset_bytes, data)));
     const MutexLock lock(&mutex_);
-    uint64_t& end = ends_[offset_bytes];  // 0, or that of a longer write at the same place
+    uint64_t& end = ends_[offset_bytes];  // 0, or the end of a longer write at the same place
     end = std::max(end, offset_bytes + data.size());
     return absl::OkStatus();
   }
@@ -50,7 +46,7 @@ class UploadedFile final : public WritableFile {
 
   absl::Status Close() override {
     absl::Status status = Upload();
-    status.Update(Nearby(file_->Close()));
+    status.Update(Staged(file_->Close()));
     status.Update(remote_->Close());
     return status;
   }
@@ -65,7 +61,7 @@ class UploadedFile final : public WritableFile {
       written.swap(ends_);
     }
     if (written.empty()) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> source, nearby_.Open(path_));
+    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ReadableFile> source, staging_.Open(path_));
     TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(kUploadBlockBytes));
     auto range = written.begin();
     while (range != written.end()) {
@@ -83,37 +79,37 @@ class UploadedFile final : public WritableFile {
     while (begin < end) {
       const std::span<std::byte> block =
           buffer.first(std::min<uint64_t>(end - begin, buffer.size()));
-      TESSERA_RETURN_IF_ERROR(Nearby(source.ReadAt(begin, block)));
+      TESSERA_RETURN_IF_ERROR(Staged(source.ReadAt(begin, block)));
       TESSERA_RETURN_IF_ERROR(remote_->WriteAt(begin, block));
       begin += block.size();
     }
     return absl::OkStatus();
   }
 
-  // Adds the file's own name to an error of its copy.
-  absl::Status Nearby(const absl::Status& status) const {
+  // Adds the remote file's name to an error of the staging tier.
+  absl::Status Staged(const absl::Status& status) const {
     if (status.ok()) return status;
     return absl::Status(status.code(),
                         absl::StrCat(status.message(), " (to be uploaded to ", name_, ")"));
   }
 
-  Storage& nearby_;
+  Storage& staging_;
   const std::string path_;
   const std::string name_;  // for messages
   const std::unique_ptr<WritableFile> file_;
   const std::unique_ptr<WritableFile> remote_;
   Mutex mutex_;
-  Ranges ends_ ABSL_GUARDED_BY(mutex_);  // of writes that are not uploaded
+  Ranges ends_ ABSL_GUARDED_BY(mutex_);  // of writes that are not yet uploaded
 };
 
-// A nearby copy, with the remote file for what cannot be read of it.
-class NearbyFile final : public ReadableFile {
+// Reads a staged copy, and the remote file where the copy cannot be read.
+class StagedCopy final : public ReadableFile {
  public:
-  NearbyFile(std::unique_ptr<ReadableFile> nearby, std::unique_ptr<ReadableFile> remote)
-      : nearby_(std::move(nearby)), remote_(std::move(remote)) {}
+  StagedCopy(std::unique_ptr<ReadableFile> staged, std::unique_ptr<ReadableFile> remote)
+      : staged_(std::move(staged)), remote_(std::move(remote)) {}
 
   absl::Status ReadAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
-    return nearby_->ReadAt(offset_bytes, out).ok() ? absl::OkStatus()
+    return staged_->ReadAt(offset_bytes, out).ok() ? absl::OkStatus()
                                                    : remote_->ReadAt(offset_bytes, out);
   }
   absl::Status ReadOriginalAt(uint64_t offset_bytes, std::span<std::byte> out) const override {
@@ -122,80 +118,63 @@ class NearbyFile final : public ReadableFile {
   uint64_t size_bytes() const override { return remote_->size_bytes(); }
 
  private:
-  const std::unique_ptr<ReadableFile> nearby_;
+  const std::unique_ptr<ReadableFile> staged_;
   const std::unique_ptr<ReadableFile> remote_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<WritableFile>> UploadStorage::Create(std::string_view path,
+absl::StatusOr<std::unique_ptr<WritableFile>> TieredStorage::Create(std::string_view path,
                                                                     uint64_t size_hint_bytes) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> remote,
                            remote_->Create(path, size_hint_bytes));
   // A copy of an older file of this name must not be taken for the new one.
-  nearby_->Delete(path).IgnoreError();
+  staging_->Delete(path).IgnoreError();
   if (has_room_ && !has_room_(size_hint_bytes)) return remote;
-  if (!nearby_->MakeDirectory(ParentOf(path)).ok()) return remote;
-  absl::StatusOr<std::unique_ptr<WritableFile>> file = nearby_->Create(path, size_hint_bytes);
+  if (!staging_->MakeDirectory(SplitPath(path).first).ok()) return remote;
+  absl::StatusOr<std::unique_ptr<WritableFile>> file = staging_->Create(path, size_hint_bytes);
   if (!file.ok()) return remote;
-  return std::make_unique<UploadedFile>(*nearby_, path, Describe(path), *std::move(file),
-                                        std::move(remote));
+  return std::make_unique<StagedFile>(*staging_, path, Describe(path), *std::move(file),
+                                      std::move(remote));
 }
 
-absl::StatusOr<std::unique_ptr<ReadableFile>> UploadStorage::Open(std::string_view path) {
+absl::StatusOr<std::unique_ptr<ReadableFile>> TieredStorage::Open(std::string_view path) {
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ReadableFile> remote, remote_->Open(path));
-  absl::StatusOr<std::unique_ptr<ReadableFile>> nearby = nearby_->Open(path);
-  if (!nearby.ok() || (*nearby)->size_bytes() != remote->size_bytes()) return remote;
-  return std::make_unique<NearbyFile>(*std::move(nearby), std::move(remote));
+  absl::StatusOr<std::unique_ptr<ReadableFile>> staged = staging_->Open(path);
+  if (!staged.ok() || (*staged)->size_bytes() != remote->size_bytes()) return remote;
+  return std::make_unique<StagedCopy>(*std::move(staged), std::move(remote));
 }
 
-absl::Status UploadStorage::Rename(std::string_view from, std::string_view to) {
+absl::Status TieredStorage::Rename(std::string_view from, std::string_view to) {
   TESSERA_RETURN_IF_ERROR(remote_->Rename(from, to));
   // A copy under the old name would be found again by a later file of that name.
-  nearby_->DeleteTree(from).IgnoreError();
+  staging_->DeleteTree(from).IgnoreError();
   return absl::OkStatus();
 }
 
-absl::Status UploadStorage::Publish(std::string_view path, std::string_view contents,
-                                    const std::function<absl::Status()>& ready) {
-  return remote_->Publish(path, contents, ready);
-}
-
-absl::Status UploadStorage::MakeDirectory(std::string_view path) {
-  return remote_->MakeDirectory(path);
-}
-
-absl::Status UploadStorage::SyncDirectory(std::string_view path) {
-  return remote_->SyncDirectory(path);
-}
-
-absl::StatusOr<std::vector<std::string>> UploadStorage::List(std::string_view path) {
-  return remote_->List(path);
-}
-
-absl::Status UploadStorage::Delete(std::string_view path) {
-  nearby_->Delete(path).IgnoreError();
+absl::Status TieredStorage::Delete(std::string_view path) {
+  staging_->Delete(path).IgnoreError();
   return remote_->Delete(path);
 }
 
-absl::Status UploadStorage::DeleteFiles(std::string_view directory,
+absl::Status TieredStorage::DeleteFiles(std::string_view directory,
                                         const std::vector<std::string>& names) {
-  nearby_->DeleteFiles(directory, names).IgnoreError();
+  staging_->DeleteFiles(directory, names).IgnoreError();
   return remote_->DeleteFiles(directory, names);
 }
 
-absl::Status UploadStorage::DeleteTree(std::string_view path) {
-  nearby_->DeleteTree(path).IgnoreError();
+absl::Status TieredStorage::DeleteTree(std::string_view path) {
+  staging_->DeleteTree(path).IgnoreError();
   return remote_->DeleteTree(path);
 }
 
-absl::Status UploadStorage::ForgetAllBut(std::string_view kept) {
-  KeepStagingMarker(*nearby_);
+absl::Status TieredStorage::ForgetAllBut(std::string_view kept) {
+  KeepStagingMarker(*staging_);
   return ForgetBelow("", kept);
 }
 
-absl::Status UploadStorage::ForgetBelow(const std::string& directory, std::string_view kept) {
-  absl::StatusOr<std::vector<std::string>> names = nearby_->List(directory);
+absl::Status TieredStorage::ForgetBelow(const std::string& directory, std::string_view kept) {
+  absl::StatusOr<std::vector<std::string>> names = staging_->List(directory);
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(names.status());
   absl::Status first_error;
@@ -210,7 +189,7 @@ absl::Status UploadStorage::ForgetBelow(const std::string& directory, std::strin
     } else if (is_directory && kept.starts_with(path + "/")) {
       status = ForgetBelow(path, kept);
     } else {
-      status = nearby_->DeleteTree(path);
+      status = staging_->DeleteTree(path);
     }
     // Another process of this machine may have been faster.
     if (!absl::IsNotFound(status)) first_error.Update(status);

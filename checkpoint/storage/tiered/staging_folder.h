@@ -1,5 +1,5 @@
-#ifndef TESSERA_CHECKPOINT_STORAGE_UPLOAD_STAGING_FOLDER_H_
-#define TESSERA_CHECKPOINT_STORAGE_UPLOAD_STAGING_FOLDER_H_
+#ifndef TESSERA_CHECKPOINT_STORAGE_TIERED_STAGING_FOLDER_H_
+#define TESSERA_CHECKPOINT_STORAGE_TIERED_STAGING_FOLDER_H_
 
 #include <memory>
 #include <string>
@@ -15,7 +15,7 @@ namespace tessera::ckpt {
 // deleted.
 inline constexpr std::string_view kStagingMarker = ".tessera-staging";
 
-// Opens a folder of this machine as the staging tier of an UploadStorage: a private one (mode 0700,
+// Opens a folder of this machine as the staging tier of a TieredStorage: a private one (mode 0700,
 // this user's, no link), with its marker. Created where it is missing. FailedPrecondition for a
 // folder that holds files but no marker: they are somebody else's. Several processes may call this
 // at once.
@@ -33,4 +33,4 @@ absl::StatusOr<bool> FoldersOverlap(const std::string& a, const std::string& b);
 
 }  // namespace tessera::ckpt
 
-#endif  // TESSERA_CHECKPOINT_STORAGE_UPLOAD_STAGING_FOLDER_H_
+#endif  // TESSERA_CHECKPOINT_STORAGE_TIERED_STAGING_FOLDER_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/storage/upload/staging_folder.h"
+#include "checkpoint/storage/tiered/staging_folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
