@@ -23,7 +23,7 @@
 #include "compute/device/testing/simulated_device.h"
 #include "compute/parallel/topology.h"
 #include "tests/device/simulated_gpus.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"

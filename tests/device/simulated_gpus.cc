@@ -10,6 +10,7 @@
 #include "compute/comm/nccl/nccl_world.h"
 #include "compute/comm/nccl/testing/fake_nccl.h"
 #include "compute/comm/threads/thread_world.h"
+#include "compute/kernels/cuda/simt_host.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/guarded_memory.h"
 
@@ -33,6 +34,7 @@ absl::Status RunOnSimulatedGpus(
   }
   ThreadWorld world(ranks);
   return world.Run([&](Communicator& host) -> absl::Status {
+    simt::SetSimulatorOptions({.seed = settings.seed + 1});
     SimulatedDevice& gpu = *gpus[static_cast<size_t>(host.rank())];
     FakeNccl nccl(net, *gpu.runtime, {.seed = seed_of(host.rank())});
     TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<NcclWorld> devices,

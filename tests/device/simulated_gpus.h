@@ -11,7 +11,8 @@
 namespace tessera {
 
 struct SimulationSettings {
-  // Of the order in which queued work runs; 0: as late as it may.
+  // Seed of the order in which queued work, and the blocks and threads of a kernel, run. 0: queued
+  // work runs as late as it may.
   uint64_t seed = 0;
   std::function<bool(int64_t)> drops_wait;  // see FakeDeviceOptions
 };

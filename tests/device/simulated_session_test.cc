@@ -7,12 +7,9 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,24 +22,22 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/mutex.h"
+#include "base/read_whole_file.h"
 #include "base/status_macros.h"
 #include "base/wall_clock_jump.h"
 #include "checkpoint/manager/save_schedule.h"
 #include "checkpoint/manifest.h"
-#include "compute/comm/communicator.h"
-#include "compute/comm/threads/thread_world.h"
 #include "compute/device/testing/simulated_devices.h"
 #include "compute/parallel/topology.h"
 #include "compute/tensor/device.h"
 #include "nlohmann/json.hpp"
-#include "tests/exact/training.h"
+#include "tests/support/session_run.h"
+#include "tests/support/training.h"
 #include "trainer/app/export_weights.h"
 #include "trainer/app/session.h"
 #include "trainer/app/train_loop.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/metrics/metrics.h"
-#include "trainer/metrics/progress.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"
 #include "trainer/state/run_saver.h"
@@ -64,30 +59,11 @@ constexpr char kModel[] =
     "size: \"gpt2-tiny\" num_layers: 2 hidden_size: 16 ffn_hidden_size: 64 num_attention_heads: 2 "
     "vocab_size: 48 hidden_dropout: 0.1";
 
-std::string ReadFile(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-using Body = std::function<absl::Status(Session&)>;
+using Body = testing::SessionBody;
 using Losses = std::map<int64_t, double>;
 using Digests = std::map<std::string, std::pair<uint64_t, uint64_t>>;
 
-// The loop of a training run.
-absl::Status Train(Session& session) {
-  const std::string& run_dir = session.config.output().run_dir();
-  if (session.first_rank()) {
-    fs::create_directories(run_dir);
-    TESSERA_ASSIGN_OR_RETURN(session.metrics,
-                             MetricsWriter::Open(run_dir + "/metrics.jsonl", std::nullopt));
-  }
-  std::FILE* const null = std::fopen("/dev/null", "w");
-  ProgressLine line({.total_steps = kLastStep, .out = null, .detect_terminal = false});
-  const absl::Status status = TrainLoop(session, line).Run();
-  std::fclose(null);
-  TESSERA_RETURN_IF_ERROR(status);
-  return session.metrics == nullptr ? absl::OkStatus() : session.metrics->Close();
-}
+absl::Status Train(Session& session) { return testing::TrainSession(session); }
 
 // Writes what was loaded as a checkpoint of its own.
 absl::Status SaveAgain(Session& session) {
@@ -143,28 +119,9 @@ class SimulatedSessionTest : public ::testing::Test {
   }
   fs::path Checkpoints(const std::string& name) const { return root_ / name / "checkpoints"; }
 
-  // Builds sessions for all ranks of the config, on threads, and runs `body` in each. Returns rank
-  // 0's notes, or the error of the rank that failed first.
   absl::StatusOr<std::string> Run(const TrainConfig& config, ComputeDevices& devices,
                                   const Body& body) {
-    std::string notes;
-    const auto rank_main = [&](Communicator* world) -> absl::Status {
-      const bool first = world == nullptr || world->rank() == 0;
-      absl::StatusOr<std::unique_ptr<Session>> session =
-          BuildSession(config, world, devices, [&](const std::string& note) {
-            if (first) absl::StrAppend(&notes, note, "\n");
-          });
-      absl::Status status = session.status();
-      if (session.ok()) status = body(**session);
-      if (!status.ok() && world != nullptr) world->Abort(status);
-      return status;
-    };
-    const int ranks = ConfigTopology(config).world_size();
-    TESSERA_RETURN_IF_ERROR(ranks == 1 ? rank_main(nullptr)
-                                       : ThreadWorld(ranks).Run([&](Communicator& world) {
-                                           return rank_main(&world);
-                                         }));
-    return notes;
+    return testing::RunSessions(config, devices, body);
   }
   absl::StatusOr<std::string> Run(const TrainConfig& config, const Body& body, uint64_t seed = 0) {
     SimulatedDevices devices({.count = ConfigTopology(config).world_size(), .seed = seed});
@@ -286,13 +243,13 @@ TEST_F(SimulatedSessionTest, WeightsOfLlmcGoInAndOut) {
       };
     };
     ASSERT_EQ(Run(there, weigh(on_gpus)).status(), absl::OkStatus());
-    if (!bf16) EXPECT_TRUE(ReadFile(again) == ReadFile(written));
-    const std::string gpus_file = ReadFile(again);
+    if (!bf16) EXPECT_TRUE(*ReadWholeFile(again) == *ReadWholeFile(written));
+    const std::string gpus_file = *ReadWholeFile(again);
     TrainConfig here = Config(absl::StrCat("here", bf16), "single", false);
     here.mutable_training()->set_bf16(bf16);
     here.mutable_checkpoint()->set_llmc_filepath(written);
     ASSERT_EQ(Run(here, weigh(on_cpu)).status(), absl::OkStatus());
-    EXPECT_TRUE(ReadFile(again) == gpus_file);
+    EXPECT_TRUE(*ReadWholeFile(again) == gpus_file);
     ASSERT_EQ(on_gpus.size(), on_cpu.size());
     for (size_t i = 0; i < on_cpu.size(); ++i)
       EXPECT_NEAR(on_gpus[i], on_cpu[i], bf16 ? 2e-2 : 1e-5);

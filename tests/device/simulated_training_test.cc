@@ -21,19 +21,15 @@
 #include "compute/comm/threads/thread_world.h"
 #include "compute/device/testing/simulated_device.h"
 #include "compute/kernels/backend.h"
-#include "compute/kernels/cpu/cpu_backend.h"
-#include "compute/parallel/mesh.h"
 #include "compute/parallel/topology.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/fake_device_runtime.h"
 #include "compute/tensor/guarded_memory.h"
 #include "compute/tensor/tensor.h"
 #include "tests/device/simulated_gpus.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
-#include "trainer/data/batch_loader.h"
-#include "trainer/data/dataset.h"
 #include "trainer/step/trainer.h"
 
 namespace tessera {
@@ -76,41 +72,32 @@ struct Curve {
   bool operator==(const Curve&) const = default;
 };
 
-absl::Status TrainRank(const TrainConfig& config, Mesh& mesh, Backend& backend, Curve* curve) {
+absl::Status TrainRank(const TrainConfig& config, Communicator& host,
+                       const testing::RankDevice& device, Curve* curve) {
   TESSERA_ASSIGN_OR_RETURN(
-      const std::unique_ptr<TokenDataset> dataset,
-      TokenDataset::Open(config.data().train_data_path(), config.training().seq_length(),
-                         config.model().vocab_size()));
-  const BatchLoader loader(dataset.get(), kSeed);
-  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
-                           Trainer::Create(config, {.seed = kSeed}, mesh, backend));
-  trainer->InitializeWeights(kSeed);
-  trainer->ResetOptimizer();
+      const std::unique_ptr<testing::TrainingRank> rank,
+      testing::TrainingRank::Create(config, kSeed, host, /*log=*/nullptr, device));
+  rank->Initialize();
   Curve seen;
   for (int64_t step = 0; step < kSteps; ++step) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const StepResult result,
-        trainer->Step(loader, {.step = step,
-                               .consumed_samples = step * config.training().global_batch_size()}));
+    TESSERA_ASSIGN_OR_RETURN(const StepResult result, rank->Step());
     seen.losses.push_back(result.loss);
     seen.grad_norms.push_back(result.grad_norm);
   }
-  TESSERA_ASSIGN_OR_RETURN(const EvaluationResult evaluation, trainer->Evaluate(loader, 4));
+  TESSERA_ASSIGN_OR_RETURN(const EvaluationResult evaluation,
+                           rank->trainer().Evaluate(rank->data(), 4));
   seen.evaluation = evaluation.loss;
   const std::vector<int32_t> context = {1, 5, 2, 7, 3};
-  TESSERA_ASSIGN_OR_RETURN(seen.logits, trainer->NextLogits(context));
-  if (mesh.rank() == 0) *curve = std::move(seen);
-  return backend.Synchronize();
+  TESSERA_ASSIGN_OR_RETURN(seen.logits, rank->trainer().NextLogits(context));
+  if (host.rank() == 0) *curve = std::move(seen);
+  return device.backend == nullptr ? absl::OkStatus() : device.backend->Synchronize();
 }
 
 absl::StatusOr<Curve> TrainOnCpu(const TrainConfig& config) {
   Curve curve;
   ThreadWorld world(ConfigTopology(config).world_size());
-  TESSERA_RETURN_IF_ERROR(world.Run([&](Communicator& host) -> absl::Status {
-    TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
-                             Mesh::Create(ConfigTopology(config), &host));
-    return TrainRank(config, *mesh, *MakeCpuBackend(1), &curve);
-  }));
+  TESSERA_RETURN_IF_ERROR(world.Run(
+      [&](Communicator& host) { return TrainRank(config, host, testing::RankDevice(), &curve); }));
   return curve;
 }
 
@@ -119,10 +106,8 @@ absl::StatusOr<Curve> TrainOnDevices(const TrainConfig& config,
   Curve curve;
   TESSERA_RETURN_IF_ERROR(RunOnSimulatedGpus(
       ConfigTopology(config).world_size(), settings,
-      [&](Communicator& host, Communicator& devices, SimulatedDevice& gpu) -> absl::Status {
-        TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Mesh> mesh,
-                                 Mesh::Create(ConfigTopology(config), &host, &devices));
-        return TrainRank(config, *mesh, *gpu.backend, &curve);
+      [&](Communicator& host, Communicator& devices, SimulatedDevice& gpu) {
+        return TrainRank(config, host, {.backend = gpu.backend.get(), .world = &devices}, &curve);
       }));
   return curve;
 }

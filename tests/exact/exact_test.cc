@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {
@@ -20,8 +20,8 @@ namespace {
 
 using testing::TrainedRun;
 
-constexpr int64_t kVocabulary = 211;  // not a multiple of any padding
 constexpr int kShards = 4;
+constexpr int64_t kSteps = 8;
 
 struct Kind {
   std::string name;
@@ -31,31 +31,12 @@ struct Kind {
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
-// Five layers: uneven over two and over four stages.
-constexpr char kGpt2[] =
-    R"pb(
-  size: "gpt2-tiny" num_layers: 5 vocab_size: 211 hidden_dropout: 0.1 attention_dropout: 0.1
-    )pb";
-// Untied, grouped-query attention, dropout: all features of Llama-3.
-constexpr char kLlama[] = R"pb(
-  size: "llama3-tiny"
-  num_layers: 5
-  num_attention_heads: 8
-  num_query_groups: 4
-  vocab_size: 211
-  untie_embeddings_and_output_weights: true
-)pb";
-constexpr char kTiedLlama[] =
-    R"pb(
-  size: "llama3-tiny" num_layers: 4 num_query_groups: 4 vocab_size: 211 hidden_dropout: 0.1
-    )pb";
-
 const std::vector<Kind>& Kinds() {
-  static const auto& kinds = *new std::vector<Kind>{{"Gpt2Fp32", kGpt2, false},
-                                                    {"Gpt2Bf16", kGpt2, true},
-                                                    {"LlamaFp32", kLlama, false},
-                                                    {"LlamaBf16", kLlama, true},
-                                                    {"TiedLlamaFp32", kTiedLlama, false}};
+  static const auto& kinds = *new std::vector<Kind>{{"Gpt2Fp32", testing::kGpt2, false},
+                                                    {"Gpt2Bf16", testing::kGpt2, true},
+                                                    {"LlamaFp32", testing::kLlama, false},
+                                                    {"LlamaBf16", testing::kLlama, true},
+                                                    {"TiedLlamaFp32", testing::kTiedLlama, false}};
   return kinds;
 }
 
@@ -63,14 +44,16 @@ const std::vector<Kind>& Kinds() {
 TrainConfig Config(const Kind& kind, const std::string& topology, bool exact,
                    int64_t micro_batches) {
   const std::string tokens = ::testing::TempDir() + "/tokens.bin";
-  EXPECT_TRUE(testing::WriteTokens(tokens, kVocabulary, 6000).ok());
+  EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 6000).ok());
   const absl::StatusOr<TrainConfig> config =
       testing::MakeConfig({.model = kind.model,
                            .tokens = tokens,
                            .topology = topology,
                            .exact_shards = exact ? kShards : 0,
                            .bf16 = kind.bf16,
-                           .global_batch_size = 2 * micro_batches});
+                           .global_batch_size = 2 * micro_batches,
+                           .steps = kSteps,
+                           .decay_steps = kSteps});
   EXPECT_TRUE(config.ok()) << config.status();
   return config.ok() ? *config : TrainConfig();
 }
@@ -103,7 +86,7 @@ TEST_P(TopologyTest, ExactIsTheSameToTheLastBit) {
   const auto& [kind, which] = GetParam();
   const TrainedRun& single = Baseline(kind, /*exact=*/true, which.micro_batches);
   const TrainedRun run = Train(kind, which.topology, /*exact=*/true, which.micro_batches);
-  ASSERT_EQ(single.losses.size(), 20u);
+  ASSERT_EQ(single.losses.size(), kSteps);
   EXPECT_LT(single.losses.back(), single.losses.front());
   EXPECT_EQ(testing::FirstDifference(single, run), "");
 }
@@ -113,7 +96,7 @@ TEST_P(TopologyTest, FastIsTheSameToRoundingAndRepeatsItself) {
   const TrainedRun& single = Baseline(kind, /*exact=*/false, which.micro_batches);
   const TrainedRun first = Train(kind, which.topology, /*exact=*/false, which.micro_batches);
   const TrainedRun second = Train(kind, which.topology, /*exact=*/false, which.micro_batches);
-  ASSERT_EQ(first.losses.size(), 20u);
+  ASSERT_EQ(first.losses.size(), kSteps);
   EXPECT_LT(testing::LargestLossDifference(single, first), kind.bf16 ? 2e-2 : 1e-5);
   EXPECT_EQ(testing::FirstDifference(first, second), "");
 }

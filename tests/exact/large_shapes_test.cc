@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
-#include "tests/exact/training.h"
 #include "tests/interop/foreign_run.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera::testing {

@@ -19,7 +19,7 @@
 #include "compute/comm/threads/thread_world.h"
 #include "convert/core/foreign_storage.h"
 #include "convert/open_foreign.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/convert/model_rules.h"
 #include "trainer/state/communicator_group.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
-#include "tests/exact/logical_state.h"
+#include "tests/support/logical_state.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/checkpoints.h"
 

@@ -40,11 +40,11 @@
 #include "trainer/step/trainer.h"
 
 ABSL_FLAG(std::string, directory, "", "where to write about 3.5 GB; default: a new one under /tmp");
-ABSL_FLAG(int, rounds, 3, "how often everything is measured");
+ABSL_FLAG(int, rounds, 2, "how often everything is measured");
 ABSL_FLAG(int, saves, 3, "in the background, in each round");
-ABSL_FLAG(int, steps_before, 3,
+ABSL_FLAG(int, steps_before, 2,
           "before Prepare(), and from it to the first save in the background");
-ABSL_FLAG(int64_t, micro_batches, 4, "of a step");
+ABSL_FLAG(int64_t, micro_batches, 2, "of a step");
 ABSL_FLAG(int, threads, 0, "that train; 0: one for each processor");
 ABSL_FLAG(int, copy_threads, tessera::ckpt::AsyncSaveOptions().copy_threads,
           "AsyncSaveOptions::copy_threads");
@@ -250,6 +250,7 @@ absl::Status Measure(const std::string& directory) {
   Figures lost, blocked, processors;
   std::vector<double> steps;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    std::fprintf(stderr, "round %d of %d\n", round + 1, absl::GetFlag(FLAGS_rounds));
     TESSERA_ASSIGN_OR_RETURN(const Measured measured, MeasureRound(*training, **storage));
     const double save = Median(measured.saves);
     for (size_t i = 0; i < measured.background.size(); ++i) {

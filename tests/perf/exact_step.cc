@@ -19,10 +19,10 @@
 #include "tests/perf/gpt2_run.h"
 #include "tests/perf/raw_disk.h"
 
-ABSL_FLAG(int, rounds, 5, "Pairs of steps behind each median.");
+ABSL_FLAG(int, rounds, 3, "Pairs of steps behind each median.");
 ABSL_FLAG(int64_t, sequence, 512, "Tokens of a sequence.");
 ABSL_FLAG(int64_t, micro_batch, 2, "Sequences of a micro-batch.");
-ABSL_FLAG(int64_t, micro_batches, 2, "Micro-batches of a step.");
+ABSL_FLAG(int64_t, micro_batches, 1, "Micro-batches of a step.");
 
 namespace tessera {
 namespace {
@@ -61,6 +61,7 @@ absl::StatusOr<double> Overhead(bool bf16, int shards) {
 absl::Status Measure() {
   for (const bool bf16 : {false, true}) {
     for (const int shards : {1, 2, 4}) {
+      std::fprintf(stderr, "%s, %d shards\n", bf16 ? "bf16" : "fp32", shards);
       TESSERA_ASSIGN_OR_RETURN(const double overhead, Overhead(bf16, shards));
       std::printf("figure exact.%s.shards%d.overhead %.3f ratio\n", bf16 ? "bf16" : "fp32", shards,
                   overhead);

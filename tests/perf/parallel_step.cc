@@ -1,7 +1,7 @@
 // The cost of parallel training: two MPI ranks of one thread each against one rank of two threads,
 // GPT-2 124M, eight micro-batches per step. For dp2, dp2_zero2, tp2, tp2_sp and pp2
 //   figure parallel.<topology>.efficiency <seconds alone / seconds in parallel> ratio
-// the median over rounds, each of which runs both in sequence. The pipeline bubble is discounted:
+// the median over rounds, each of which runs one rank and then every topology. The pipeline bubble is discounted:
 // the ideal time is that of one rank divided by (1 - bubble share).
 //
 // Started without --rank_of, it starts mpirun and itself.
@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,9 @@ ABSL_FLAG(std::string, rank_of, "", "Be a rank of this topology and print the se
 ABSL_FLAG(std::vector<std::string>, topologies,
           std::vector<std::string>({"dp2", "dp2_zero2", "tp2", "tp2_sp", "pp2"}),
           "What to measure.");
-ABSL_FLAG(int, rounds, 3, "Rounds behind each median.");
-ABSL_FLAG(int, steps, 3, "Steps of one run behind its median, after one to warm up.");
-ABSL_FLAG(int64_t, sequence, 512, "Tokens of a sequence.");
+ABSL_FLAG(int, rounds, 2, "Rounds behind each median.");
+ABSL_FLAG(int, steps, 2, "Steps of one run behind its median, after one to warm up.");
+ABSL_FLAG(int64_t, sequence, 256, "Tokens of a sequence.");
 ABSL_FLAG(bool, bf16, false, "bf16 in place of fp32.");
 
 namespace tessera {
@@ -98,19 +99,24 @@ double Bubble(const std::string& topology) {
 }
 
 absl::Status Measure() {
-  for (const std::string& topology : absl::GetFlag(FLAGS_topologies)) {
-    std::vector<double> efficiencies;
-    for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-      TESSERA_ASSIGN_OR_RETURN(const double alone, Seconds("single"));
+  const std::vector<std::string> topologies = absl::GetFlag(FLAGS_topologies);
+  const int rounds = absl::GetFlag(FLAGS_rounds);
+  std::map<std::string, std::vector<double>> efficiencies;
+  for (int round = 0; round < rounds; ++round) {
+    std::fprintf(stderr, "round %d of %d: alone\n", round + 1, rounds);
+    TESSERA_ASSIGN_OR_RETURN(const double alone, Seconds("single"));
+    for (const std::string& topology : topologies) {
+      std::fprintf(stderr, "round %d of %d: %s\n", round + 1, rounds, topology.c_str());
       TESSERA_ASSIGN_OR_RETURN(const double parallel, Seconds(topology));
       const double ideal = alone / (1 - Bubble(topology));
       std::printf("%s: %.3f s, alone %.3f s, ideal %.3f s\n", topology.c_str(), parallel, alone,
                   ideal);
-      efficiencies.push_back(ideal / parallel);
+      efficiencies[topology].push_back(ideal / parallel);
     }
+  }
+  for (const std::string& topology : topologies) {
     std::printf("figure parallel.%s.efficiency %.3f ratio\n", topology.c_str(),
-                Median(efficiencies));
-    std::fflush(stdout);
+                Median(efficiencies[topology]));
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "tests/resume/command.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {

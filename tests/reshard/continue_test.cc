@@ -14,8 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
-#include "tests/exact/training.h"
-#include "tests/reshard/models.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {
@@ -24,7 +23,7 @@ namespace {
 using testing::TrainedRun;
 
 constexpr int kShards = 4;
-constexpr int64_t kSteps = 16;
+constexpr int64_t kSteps = 8;
 
 struct Kind {
   std::string name;
@@ -34,9 +33,9 @@ struct Kind {
 
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
-// The topologies at step 0, and from steps 6 and 12 on.
+// The topologies at step 0, and from steps 2 and 6 on.
 using Chain = std::vector<std::string>;
-constexpr int64_t kChainSteps[] = {6, 12, kSteps};
+constexpr int64_t kChainSteps[] = {2, 6, kSteps};
 
 class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
  protected:
@@ -53,7 +52,7 @@ class ContinueTest : public ::testing::TestWithParam<std::tuple<Kind, Chain>> {
 
   static TrainConfig Config(const std::string& topology, bool exact, int64_t steps) {
     const std::string tokens = ::testing::TempDir() + "/continue_tokens.bin";
-    EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 3000).ok());
+    EXPECT_TRUE(testing::WriteTokens(tokens, testing::kVocabulary, 1500).ok());
     // Sixteen micro-batches; the run passes the end of its first epoch.
     const absl::StatusOr<TrainConfig> config = testing::MakeConfig(
         {.model = absl::StrCat(kind().model, " make_vocab_size_divisible_by: 1"),

@@ -15,8 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "compute/parallel/topology.h"
 #include "gtest/gtest.h"
-#include "tests/exact/training.h"
-#include "tests/reshard/models.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/dataset.h"
 

@@ -11,7 +11,7 @@
 #include "compute/comm/communicator.h"
 #include "compute/comm/threads/thread_world.h"
 #include "compute/tensor/memory.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/state/checkpoints.h"
 #include "trainer/state/communicator_group.h"

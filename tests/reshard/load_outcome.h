@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tests/exact/logical_state.h"
+#include "tests/support/logical_state.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/run_state.h"
 

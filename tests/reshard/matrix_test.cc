@@ -14,10 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "compute/parallel/topology.h"
 #include "gtest/gtest.h"
-#include "tests/exact/logical_state.h"
-#include "tests/exact/training.h"
 #include "tests/reshard/load_outcome.h"
-#include "tests/reshard/models.h"
+#include "tests/support/logical_state.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 
 namespace tessera {

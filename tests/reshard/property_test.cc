@@ -7,6 +7,7 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,9 +15,9 @@
 #include "base/test_seed.h"
 #include "compute/parallel/topology.h"
 #include "gtest/gtest.h"
-#include "tests/exact/logical_state.h"
-#include "tests/exact/training.h"
 #include "tests/reshard/load_outcome.h"
+#include "tests/support/logical_state.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/state/run_state.h"
@@ -144,6 +145,56 @@ TEST(ReshardPropertyTest, AnyTopologyLoadsWhatAnyOtherSaved) {
   }
   std::filesystem::remove_all(root);
   std::cout << Rounds() << " rounds\n";
+}
+
+// Neither number of ranks is a multiple of the other. Five layers divide evenly into neither two nor
+// four chunks, and buckets divide evenly among neither number of owners.
+TEST(ReshardPropertyTest, SixteenRanksAndTwentyFourLoadWhatTheOthersSaved) {
+  const std::string root = ::testing::TempDir() + "/many_ranks";
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directories(root);
+  ASSERT_TRUE(testing::WriteTokens(root + "/tokens.bin", testing::kVocabulary, 3000).ok());
+  const auto config = [&](const std::string& topology) {
+    const Topology sizes = *ParseTopology(topology);
+    return *testing::MakeConfig({.model = testing::kGpt2,
+                                 .tokens = root + "/tokens.bin",
+                                 .topology = topology,
+                                 .bf16 = true,
+                                 .micro_batch_size = 1,
+                                 .global_batch_size = int64_t{sizes.data} * sizes.pipeline,
+                                 .seq_length = 16,
+                                 .bucket_elements = 3000});
+  };
+  const std::vector<std::string> sixteen = {"dp16_zero2", "dp4_zero2_tp2_pp2", "dp2_zero2_tp8",
+                                            "dp4_zero2_pp2_vpp2_tp2"};
+  const std::vector<std::string> twenty_four = {"dp24_zero2", "dp6_zero2_tp2_pp2",
+                                                "dp3_zero2_tp2_pp4", "dp3_zero2_tp8"};
+  const Progress progress = Chooser(1).Where();
+  for (const auto& [from, to] :
+       {std::pair(sixteen, twenty_four), std::pair(twenty_four, sixteen)}) {
+    std::vector<std::string> folders;
+    std::vector<LogicalState> saved;
+    for (const std::string& topology : from) {
+      folders.push_back(absl::StrCat(root, "/", topology));
+      const auto state = testing::SaveFilled(config(topology), folders.back(), progress,
+                                             /*seed=*/100 + folders.size());
+      ASSERT_TRUE(state.ok()) << topology << ": " << state.status();
+      saved.push_back(*state);
+    }
+    for (const std::string& topology : to) {
+      const auto outcomes = testing::LoadAll(config(topology), folders);
+      ASSERT_TRUE(outcomes.ok()) << "into " << topology << ": " << outcomes.status();
+      for (size_t i = 0; i < from.size(); ++i) {
+        SCOPED_TRACE(absl::StrCat(from[i], " -> ", topology));
+        const LoadOutcome& outcome = (*outcomes)[i];
+        EXPECT_EQ(testing::FirstStateDifference(saved[i], outcome.state), "");
+        EXPECT_EQ(testing::FirstProgressDifference(progress, outcome.progress), "");
+        EXPECT_LE(outcome.bytes_read, outcome.stored_bytes) << "a stored byte is read once";
+        EXPECT_EQ(outcome.tensor_bytes, 0) << "no rank holds more than its own";
+      }
+    }
+  }
+  std::filesystem::remove_all(root);
 }
 
 }  // namespace

@@ -12,8 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "tests/resume/command.h"
-#include "tests/resume/parallel_command.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {
@@ -21,30 +20,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class ContentCommandTest : public ParallelCommandTest {
- protected:
-  // One process; saves every second step to the folder of `run`.
-  Result Train(const std::string& run, int steps, const std::vector<std::string>& flags) const {
-    std::vector<std::string> command = {Runfile("trainer/app/train"), Config()};
-    for (const std::string& flag : Saving(run, steps, flags)) command.push_back(flag);
-    return Run(command);
-  }
-  nlohmann::json LastRecord(const std::string& run) const {
-    std::ifstream file(root_ / run / "metrics.jsonl");
-    std::string last;
-    for (std::string line; std::getline(file, line);) last = line;
-    return nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
-  }
-  std::string Load(const std::string& run) const { return "--load=" + Checkpoints(run).string(); }
-};
+using ContentCommandTest = CommandTest;
 
 TEST_F(ContentCommandTest, SettingsThatDifferAreListed) {
-  ASSERT_EQ(Train("run", 2, {}).exit_code, 0);
-  const Result same = Train("run", 4, {Load("run")});
-  ASSERT_EQ(same.exit_code, 0) << same.err;
+  MustTrain("run", 2);
+  const Result same = MustTrain("run", 4, {Load("run")});
   EXPECT_THAT(same.out, Not(HasSubstr("settings differ")));
-  const Result other = Train("run", 6, {Load("run"), "--lr=2e-3", "--clip-grad=0.5"});
-  ASSERT_EQ(other.exit_code, 0) << other.err;
+  const Result other = MustTrain("run", 6, {Load("run"), "--lr=2e-3", "--clip-grad=0.5"});
   EXPECT_THAT(other.out, HasSubstr("these settings differ from the saved run's:\n"
                                    "             saved  now\n"
                                    "  lr         0.001  0.002\n"
@@ -59,17 +41,16 @@ TEST_F(ContentCommandTest, SettingsThatDifferAreListed) {
 }
 
 TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
-  ASSERT_EQ(Train("run", 2, {}).exit_code, 0);
+  MustTrain("run", 2);
   std::filesystem::copy(root_ / "run", root_ / "other", std::filesystem::copy_options::recursive);
   // Both without any flag and with Megatron's flag for it.
   const Result overridden =
       Train("run", 4, {Load("run"), "--lr=5e-3", "--override-opt-param-scheduler"});
   ASSERT_EQ(overridden.exit_code, 0) << overridden.err;
   EXPECT_THAT(overridden.out, HasSubstr("| lr 4.90e-03 |"));
-  const Result kept = Train("other", 4,
-                            {Load("other"), "--lr=5e-3", "--lr-warmup-iters=50", "--clip-grad=0.5",
-                             "--use-checkpoint-opt-param-scheduler"});
-  ASSERT_EQ(kept.exit_code, 0) << kept.err;
+  const Result kept = MustTrain("other", 4,
+                                {Load("other"), "--lr=5e-3", "--lr-warmup-iters=50",
+                                 "--clip-grad=0.5", "--use-checkpoint-opt-param-scheduler"});
   EXPECT_THAT(kept.out, HasSubstr("| lr 9.80e-04 |"));
   EXPECT_THAT(kept.out, HasSubstr("clip_grad"));
   EXPECT_THAT(kept.out, Not(HasSubstr("  lr ")));
@@ -81,60 +62,53 @@ TEST_F(ContentCommandTest, TheScheduleIsTheRunsUnlessTheCheckpointsIsWanted) {
 }
 
 TEST_F(ContentCommandTest, OtherDataCanBeginWithWeightsOptimizerAndStep) {
-  ASSERT_EQ(Train("run", 4, {}).exit_code, 0);
+  MustTrain("run", 4);
   const Result refused = Train("run", 6, {Load("run"), "--seq-length=16"});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.err, HasSubstr("--load-content=model,optimizer,scheduler,rng"));
-  const Result begun = Train(
+  const Result begun = MustTrain(
       "run", 6, {Load("run"), "--seq-length=16", "--load-content=model,optimizer,scheduler,rng"});
-  ASSERT_EQ(begun.exit_code, 0) << begun.err;
   EXPECT_THAT(begun.out, HasSubstr("weights and optimizer, reading the data from the beginning"));
   EXPECT_THAT(begun.out, HasSubstr("step 5/6 "));
-  const nlohmann::json last = LastRecord("run");
+  const nlohmann::json last = Records("run").back();
   EXPECT_EQ(last["step"], 6);
   EXPECT_EQ(last["consumed_samples"], 16);
   // From then on as any run.
-  const Result resumed = Train("run", 8, {Load("run"), "--seq-length=16"});
-  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
-  EXPECT_EQ(LastRecord("run")["consumed_samples"], 32);
+  const Result resumed = MustTrain("run", 8, {Load("run"), "--seq-length=16"});
+  EXPECT_EQ(Records("run").back()["consumed_samples"], 32);
 }
 
 TEST_F(ContentCommandTest, AnOptimizerWithoutItsStepKeepsItsMoments) {
-  ASSERT_EQ(Train("base", 4, {}).exit_code, 0);
-  const Result warm = Train("warm", 2, {Load("base"), "--load-content=model,optimizer"});
-  ASSERT_EQ(warm.exit_code, 0) << warm.err;
+  MustTrain("base", 4);
+  const Result warm = MustTrain("warm", 2, {Load("base"), "--load-content=model,optimizer"});
   EXPECT_THAT(warm.out, HasSubstr("weights and optimizer, starting at step 0"));
   EXPECT_THAT(warm.out, HasSubstr("step 1/2 "));
-  const Result cold = Train("cold", 2, {Load("base"), "--load-content=model"});
-  ASSERT_EQ(cold.exit_code, 0) << cold.err;
+  const Result cold = MustTrain("cold", 2, {Load("base"), "--load-content=model"});
   EXPECT_THAT(cold.out, HasSubstr("weights alone, starting at step 0"));
   EXPECT_EQ(Losses("warm").at(1), Losses("cold").at(1)) << "the weights are the same";
   EXPECT_NE(Losses("warm").at(2), Losses("cold").at(2)) << "the moments are not";
   // More updates than steps are no damage.
-  const Result resumed = Train("warm", 4, {Load("warm")});
-  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  const Result resumed = MustTrain("warm", 4, {Load("warm")});
   EXPECT_THAT(resumed.out, HasSubstr("step 3/4 "));
 }
 
 TEST_F(ContentCommandTest, ContentThatMakesNoStateIsRefused) {
-  ASSERT_EQ(Train("base", 2, {}).exit_code, 0);
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+  MustTrain("base", 2);
+  const std::vector<std::pair<Words, std::string>> cases = {
       {{"--load-content=optimizer,scheduler"}, "model is missing"},
       {{"--load-content=model,weights"}, "\"weights\" is none of model, optimizer"},
       {{"--load-content=model", "--finetune"}, "exclude each other"},
       {{"--load-content=model", "--use-checkpoint-opt-param-scheduler"},
        "leaves the scheduler out"}};
   for (const auto& [flags, said] : cases) {
-    std::vector<std::string> all = flags;
-    all.push_back(Load("base"));
-    const Result result = Train("other", 4, all);
+    const Result result = Train("other", 4, Joined(flags, {Load("base")}));
     EXPECT_EQ(result.exit_code, 2) << flags[0];
     EXPECT_THAT(result.err, HasSubstr(said));
   }
 }
 
 TEST_F(ContentCommandTest, LoadCkptFolderIsTheSameInOneMessage) {
-  ASSERT_EQ(Train("base", 4, {"--export-llmc=" + (root_ / "base.bin").string()}).exit_code, 0);
+  MustTrain("base", 4, {"--export-llmc=" + (root_ / "base.bin").string()});
   const auto settings = [&](const std::string& folder) {
     const std::filesystem::path path = root_ / "folder.textproto";
     std::ofstream(path) << ReadFile(root_ / "run.textproto") << "checkpoint { load_ckpt_folder { "
@@ -142,10 +116,8 @@ TEST_F(ContentCommandTest, LoadCkptFolderIsTheSameInOneMessage) {
     return path.string();
   };
   const auto train = [&](const std::string& run, const std::string& folder) {
-    std::vector<std::string> command = {Runfile("trainer/app/train"),
-                                        "--config=" + settings(folder)};
-    for (const std::string& flag : Saving(run, 6, {})) command.push_back(flag);
-    return Run(command);
+    return Run(
+        Joined({Runfile("trainer/app/train"), "--config=" + settings(folder)}, Saving(run, 6)));
   };
   const std::string path = "path: \"" + Checkpoints("base").string() + "\"";
   const Result all = train("all", path);
@@ -166,20 +138,18 @@ TEST_F(ContentCommandTest, LoadCkptFolderIsTheSameInOneMessage) {
 
 TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {
   const std::string file = (root_ / "weights.bin").string();
-  ASSERT_EQ(Train("base", 4, {"--export-llmc=" + file, "--export-llmc-interval=2"}).exit_code, 0);
+  MustTrain("base", 4, {"--export-llmc=" + file, "--export-llmc-interval=2"});
   EXPECT_EQ(ReadFile(root_ / "weights-00000004.bin"), ReadFile(file));
   EXPECT_NE(ReadFile(root_ / "weights-00000002.bin"), ReadFile(file));
 
-  std::vector<std::string> alone = {Runfile("trainer/app/train"), "--llmc-filepath=" + file,
-                                    "--train-data-path=" + (root_ / "tokens.bin").string(),
-                                    "--seq-length=32", "--threads=1"};
-  for (const std::string& flag : Saving("alone", 2, {})) alone.push_back(flag);
-  const Result begun = Run(alone);
+  const Result begun =
+      Run(Joined({Runfile("trainer/app/train"), "--llmc-filepath=" + file, "--seq-length=32",
+                  "--threads=1", "--train-data-path=" + Tokens()},
+                 Saving("alone", 2)));
   ASSERT_EQ(begun.exit_code, 0) << begun.err;
   EXPECT_THAT(begun.out, HasSubstr("weights from " + file));
 
-  const Result both = Train("base", 6, {Load("base"), "--llmc-filepath=" + file});
-  ASSERT_EQ(both.exit_code, 0) << both.err;
+  const Result both = MustTrain("base", 6, {Load("base"), "--llmc-filepath=" + file});
   EXPECT_THAT(both.out, HasSubstr("llmc_filepath=" + file + " is not read: there is a checkpoint"));
   const Result never = Train("base", 8, {Load("base"), "--llmc-filepath=" + file, "--finetune"});
   EXPECT_EQ(never.exit_code, 2);
@@ -187,14 +157,13 @@ TEST_F(ContentCommandTest, AnLlmcFileGivesTheSizesAndIsNeverIgnoredInSilence) {
 }
 
 TEST_F(ContentCommandTest, ALoadOfSomeTensorsSaysHowMany) {
-  ASSERT_EQ(Train("base", 2, {}).exit_code, 0);
-  const Result some = Train("some", 4, {Load("base"), "--load-tensors=*.attn.c_attn.*"});
-  ASSERT_EQ(some.exit_code, 0) << some.err;
+  MustTrain("base", 2);
+  const Result some = MustTrain("some", 4, {Load("base"), "--load-tensors=*.attn.c_attn.*"});
   EXPECT_THAT(some.out, HasSubstr("s: 4 of 28 parameters and their optimizer state\n"));
 }
 
 TEST_F(ContentCommandTest, FinetuneIntoItsOwnFolderIsAdvisedToSaveElsewhere) {
-  ASSERT_EQ(Train("run", 2, {}).exit_code, 0);
+  MustTrain("run", 2);
   const Result refused = Train("run", 4, {Load("run"), "--finetune"});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.err, HasSubstr("save to another folder"));
@@ -202,14 +171,13 @@ TEST_F(ContentCommandTest, FinetuneIntoItsOwnFolderIsAdvisedToSaveElsewhere) {
 }
 
 TEST_F(ContentCommandTest, AnEvaluationAloneIsRecorded) {
-  ASSERT_EQ(Train("run", 2, {}).exit_code, 0);
+  MustTrain("run", 2);
   const std::string before = ReadFile(root_ / "run" / "metrics.jsonl");
   const Result evaluated =
-      Run({Runfile("trainer/app/train"), Config(), Load("run"), "--train-iters=0", "--eval-iters=2",
-           "--valid-data-path=" + (root_ / "tokens.bin").string(),
-           "--run-dir=" + (root_ / "run").string()});
+      Run(Alone({Load("run"), "--train-iters=0", "--eval-iters=2", "--valid-data-path=" + Tokens(),
+                 "--run-dir=" + RunDir("run").string()}));
   ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
-  const nlohmann::json record = LastRecord("run");
+  const nlohmann::json record = Records("run").back();
   EXPECT_EQ(record["kind"], "eval");
   EXPECT_EQ(record["step"], 2);
   EXPECT_EQ(record["tokens"], 2 * 8 * 32);
@@ -217,11 +185,10 @@ TEST_F(ContentCommandTest, AnEvaluationAloneIsRecorded) {
 }
 
 TEST_F(ContentCommandTest, TheBestLossIsTheTrainingsWithoutEvaluations) {
-  ASSERT_EQ(Train("run", 4, {}).exit_code, 0);
+  MustTrain("run", 4);
   double best = 100;
-  std::ifstream file(root_ / "run" / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    best = std::min(best, nlohmann::json::parse(line)["loss"].get<double>());
+  for (const nlohmann::json& record : Records("run")) {
+    best = std::min(best, record["loss"].get<double>());
   }
   const auto storage = ckpt::OpenStorage(Checkpoints("run").string());
   ASSERT_TRUE(storage.ok()) << storage.status();

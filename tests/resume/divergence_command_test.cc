@@ -6,8 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/resume/command.h"
-#include "tests/resume/parallel_command.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {
@@ -15,12 +14,11 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class DivergenceCommandTest : public ParallelCommandTest {
+class DivergenceCommandTest : public CommandTest {
  protected:
   // Two tensor-parallel ranks; what rank 1 sends is wrong after some steps.
-  Result RunOnBrokenNetwork(const std::vector<std::string>& flags) const {
-    std::vector<std::string> command =
-        Mpirun(2, Saving("run", 12, {"--tensor-model-parallel-size=2"}));
+  Result RunOnBrokenNetwork(const Words& flags) const {
+    Words command = Mpirun(2, Saving("run", 12, {"--tensor-model-parallel-size=2"}));
     command.insert(command.end(), flags.begin(), flags.end());
     // For the ranks only, not for mpirun itself.
     command.insert(command.begin() + 2,

@@ -1,8 +1,6 @@
 // Runs of several processes from the user's point of view, started by the launcher or by mpirun
 // itself.
 
-#include "tests/resume/parallel_command.h"
-
 #include <signal.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,7 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "tests/resume/command.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {
@@ -28,18 +27,42 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::vector<std::string> kFour = {"--data-parallel-size=2", "--zero-stage=2",
-                                        "--tensor-model-parallel-size=2"};
+const Words kFour = {"--data-parallel-size=2", "--zero-stage=2", "--tensor-model-parallel-size=2"};
+
+// Removes what Open MPI prints about reads from a process that no longer exists, in a rank that was
+// stopped and continues for a moment while the launcher ends it: "[host:1234] Read -1, ...".
+std::string WithoutOpenMpi(const std::string& text) {
+  return std::regex_replace(text, std::regex(R"(\[[^\]\n]*:[0-9]+\] Read -1, expected [^\n]*\n)"),
+                            "");
+}
+
+class ParallelCommandTest : public CommandTest {
+ protected:
+  // Every record of a run without its timings, by kind and step.
+  std::map<std::string, std::string> Results(const std::string& run) const {
+    std::map<std::string, std::string> results;
+    for (const nlohmann::json& record : Records(run)) {
+      results[record["kind"].get<std::string>() + " " + record["step"].dump()] =
+          record["kind"] == "step" ? record["loss_bits"].dump() + " " + record["grad_norm"].dump()
+                                   : record["eval_loss_bits"].dump();
+    }
+    return results;
+  }
+  // Whether the run has committed this checkpoint; the process is killed where it has not.
+  bool HasSaved(const Process& process, const std::string& run, int64_t step) const {
+    const fs::path manifest = StepDir(run, step) / "manifest.pb";
+    if (process.WaitUntil([&] { return fs::exists(manifest); })) return true;
+    process.Kill(SIGKILL);
+    ADD_FAILURE() << "no checkpoint of step " << step << ": " << process.Wait().err;
+    return false;
+  }
+};
 
 TEST_F(ParallelCommandTest, WrongSettingsAreAnsweredOnce) {
   // Reported by the launcher, before any process starts.
   Result result = Run(Launcher({"--train-iters=2", "--data-parallel-size=2", "--lrr=1"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.err, "train: unknown flag --lrr; did you mean --lr?\n");
-  result = Run(Launcher({"--train-iters=2", "--tensor-model-parallel-size=3"}));
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("num_attention_heads"));
-  EXPECT_EQ(Lines(result.err), 1) << result.err;
   result = Run(Launcher({"--hostfile=/nowhere/hosts"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("/nowhere/hosts"));
@@ -72,9 +95,9 @@ TEST_F(ParallelCommandTest, AnErrorEndsAllProcessesAndIsSaidOnce) {
 
 TEST_F(ParallelCommandTest, RanksThatComputeOtherwiseAreRefusedInExactNumerics) {
   if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
-  const std::vector<std::string> unlike = {"TESSERA_CPU=sse4"};
-  const std::vector<std::string> flags = {"--train-iters=2", "--data-parallel-size=2"};
-  std::vector<std::string> exact = flags;
+  const Words unlike = {"TESSERA_CPU=sse4"};
+  const Words flags = {"--train-iters=2", "--data-parallel-size=2"};
+  Words exact = flags;
   exact.push_back("--numerics=exact");
   Result result = Run(MpirunWithUnlikeRanks(unlike, exact));
   EXPECT_EQ(result.exit_code, 2) << result.err;
@@ -89,46 +112,23 @@ TEST_F(ParallelCommandTest, RanksThatComputeOtherwiseAreRefusedInExactNumerics) 
   EXPECT_THAT(result.out, HasSubstr("not all ranks compute the same bits: rank 1 differs"));
 }
 
-// The instruction set of Tessera's loops is the same; the library's is not.
-TEST_F(ParallelCommandTest, RanksWithALimitedLibraryAreRefusedInExactNumerics) {
-  if (EffectiveCpuLevel() < CpuLevel::kAvx512) {
-    GTEST_SKIP() << "products are not oneDNN's (needs: avx512)";
-  }
-  const Result result =
-      Run(MpirunWithUnlikeRanks({"DNNL_MAX_CPU_ISA=SSE41"},
-                                {"--train-iters=2", "--data-parallel-size=2", "--numerics=exact"}));
-  EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("rank 1 differs from rank 0: matrix products by oneDNN "));
-  EXPECT_THAT(result.err, HasSubstr("other bits of matrix products"));
-}
-
 TEST_F(ParallelCommandTest, AResumeOnAnotherProcessorSaysSo) {
   if (EffectiveCpuLevel() < CpuLevel::kAvx2) GTEST_SKIP() << "no other set (needs: avx2)";
-  const std::vector<std::string> exact = {"--numerics=exact"};
-  ASSERT_EQ(Run(Mpirun(1, Saving("run", 2, exact))).exit_code, 0);
-  std::vector<std::string> resume = Saving("run", 4, exact);
-  resume.push_back("--load=" + Checkpoints("run").string());
-  std::vector<std::string> elsewhere = {"/usr/bin/env", "TESSERA_CPU=sse4",
-                                        Runfile("trainer/app/train"), Config()};
-  elsewhere.insert(elsewhere.end(), resume.begin(), resume.end());
-  Result result = Run(elsewhere);
+  const Words exact = {"--numerics=exact"};
+  MustTrain("run", 2, exact);
+  // On the same processor there is no message.
+  EXPECT_THAT(MustTrain("run", 4, exact).out, Not(HasSubstr("WARNING")));
+  const Result result =
+      Run(Joined({"/usr/bin/env", "TESSERA_CPU=sse4"}, Alone(Saving("run", 6, exact))));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("WARNING: saved where numbers are computed otherwise "
                                     "(instruction set "));
   EXPECT_THAT(result.out, HasSubstr(", here sse4"));
   EXPECT_THAT(result.out, HasSubstr("the bits of later losses differ from the saved run's"));
-
-  // On the same processor there is no message.
-  ASSERT_EQ(Run(Mpirun(1, Saving("same", 2, exact))).exit_code, 0);
-  resume = Saving("same", 4, exact);
-  resume.push_back("--load=" + Checkpoints("same").string());
-  result = Run(Mpirun(1, resume));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, Not(HasSubstr("WARNING")));
 }
 
 TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
-  std::vector<std::string> flags = Saving("run", 4, kFour);
+  Words flags = Saving("run", 4, kFour);
   flags.insert(flags.end(), {"--export-llmc=" + (root_ / "model.bin").string()});
   const Result result = Run(Launcher(flags));
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -148,10 +148,7 @@ TEST_F(ParallelCommandTest, OneRankSpeaksAndTheOthersLog) {
   EXPECT_FALSE(fs::exists(root_ / "run" / "rank-00000.log"));
   EXPECT_TRUE(fs::exists(root_ / "run" / "config.textproto"));
   EXPECT_TRUE(fs::exists(root_ / "model.bin"));
-  std::ifstream metrics(root_ / "run" / "metrics.jsonl");
-  std::string line;
-  ASSERT_TRUE(std::getline(metrics, line));
-  const nlohmann::json record = nlohmann::json::parse(line);
+  const nlohmann::json record = Records("run").at(0);
   EXPECT_GT(record["wire"]["dp"]["reduce-scatter"], 0);
   EXPECT_GT(record["wire"]["tp"]["all-reduce"], 0);
 }
@@ -166,28 +163,24 @@ TEST_F(ParallelCommandTest, AHostFileSaysWhereTheProcessesGo) {
 }
 
 TEST_F(ParallelCommandTest, StopSignalsEndAllRanksAfterTheStep) {
-  // Slurm's --signal sends SIGUSR1 to every process of the job.
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
+  // Slurm's --signal sends SIGUSR1 to every process of the job, where it stands for SIGINT.
+  for (const auto& [signal, meant] : {std::pair(SIGTERM, SIGTERM), std::pair(SIGUSR1, SIGINT)}) {
     const std::string run = "run" + std::to_string(signal);
     const Process process(Launcher(Saving(run, 1000000, kFour)), root_);
-    if (!WaitFor(Checkpoints(run) / "step-00000004" / "manifest.pb")) {
-      process.Kill(SIGKILL);
-      FAIL() << "no second checkpoint: " << process.Wait().err;
-    }
+    if (!HasSaved(process, run, 2)) return;
     process.Kill(signal);
     const Result result = process.Wait();
-    const int meant = signal == SIGUSR1 ? SIGINT : signal;
     EXPECT_EQ(result.exit_code, 128 + meant) << result.err;
     EXPECT_THAT(result.out, HasSubstr("stopped by signal " + std::to_string(meant)));
     EXPECT_EQ(Lines(result.err), 1) << result.err;
-    EXPECT_GE(Losses(run).size(), 4u);
+    EXPECT_GE(Losses(run).size(), 2u);
   }
 }
 
 // mpirun accepts signals before it has ranks to forward them to, and ranks start at different
 // times.
 TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
-  for (const int milliseconds : {0, 100, 400}) {
+  for (const int milliseconds : {0, 300}) {
     fs::remove(root_ / "stderr");
     const Process process(Launcher({"--train-iters=1000000", "--data-parallel-size=2"}), root_);
     const auto start = std::chrono::steady_clock::now();
@@ -203,38 +196,26 @@ TEST_F(ParallelCommandTest, StopSignalsAreNotLostWhileRanksStart) {
   }
 }
 
-// Whichever rank finds the damage, the message names the place, a rank and a remedy.
-TEST_F(ParallelCommandTest, DamageIsNamedOnce) {
+// Only the rank that reads the byte sees the damage. The message names the place and a remedy, once;
+// a run that resumes by itself discards what all ranks have loaded and continues from the checkpoint
+// before, under another topology too.
+TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsNamedOnceAndSkippedByAll) {
   ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
-  const fs::path file = DataFile(Checkpoints("run") / "step-00000004", "model-00001-of-00002");
-  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(5000).put('\x5a');
-  std::vector<std::string> resume = {"--train-iters=5", "--pipeline-model-parallel-size=2",
-                                     "--load=" + Checkpoints("run").string()};
-  const Result result = Run(Launcher(resume));
+  const fs::path step = StepDir("run", 4);
+  const fs::path file = DataFile(step, "model-00001-of-00002");
+  FlipBit(file, 5000);
+  Result result =
+      Run(Launcher({"--train-iters=5", "--pipeline-model-parallel-size=2", Load("run")}));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr(file.string() + " at offset 5000: tensor "));
   EXPECT_THAT(result.err, HasSubstr("--ckpt-step=3 resumes from the checkpoint before"));
-  EXPECT_THAT(result.err, Not(HasSubstr(": rank")));
   EXPECT_EQ(Lines(result.err), 2) << "the launcher's line and one rank's: " << result.err;
-  resume.push_back("--ckpt-step=3");  // a rolling one
-  EXPECT_EQ(Run(Launcher(resume)).exit_code, 0);
-}
 
-// Only the rank that reads the byte sees the damage; all discard what they have loaded and continue
-// from the checkpoint before, under another topology too.
-TEST_F(ParallelCommandTest, DamageThatOneRankFindsIsPassedOverByAll) {
-  ASSERT_EQ(Run(Launcher(Saving("run", 4, {"--data-parallel-size=2"}))).exit_code, 0);
-  const fs::path step = Checkpoints("run") / "step-00000004";
-  std::fstream(DataFile(step, "model-00001-of-00002"),
-               std::ios::in | std::ios::out | std::ios::binary)
-      .seekp(5000)
-      .put('\x5a');
-  const std::vector<std::string> resume = Saving("run", 6, {"--pipeline-model-parallel-size=2"});
-  const Result result = Run(Launcher(resume));
+  result = Run(Launcher(Saving("run", 6, {"--pipeline-model-parallel-size=2"})));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("skipped " + step.string() + ": "));
   EXPECT_THAT(result.out, HasSubstr("at offset 5000: tensor "));
-  EXPECT_THAT(result.out, HasSubstr("step-00000003 (step 3)"));
+  EXPECT_THAT(result.out, HasSubstr("step-00000003 (step 3)"));  // a rolling one
   EXPECT_TRUE(fs::exists(step.string() + ".damaged"));
   EXPECT_EQ(Losses("run").size(), 6u);
 }
@@ -245,10 +226,9 @@ TEST_F(ParallelCommandTest, ARankThatSeesAnotherFolderEndsTheRunAndNothingIsRena
   const std::filesystem::path here = root_ / "here", elsewhere = root_ / "elsewhere";
   fs::create_directories(here);
   fs::create_directories(elsewhere / "checkpoints");
-  const std::vector<std::string> flags = {
-      "--train-iters=6", "--run-dir=" + (root_ / "run").string(), "--save=checkpoints",
-      "--save-interval=2", "--data-parallel-size=2"};
-  const auto in = [](const fs::path& folder, std::vector<std::string> command) {
+  const Words flags = {"--train-iters=6", "--run-dir=" + (root_ / "run").string(),
+                       "--save=checkpoints", "--save-interval=2", "--data-parallel-size=2"};
+  const auto in = [](const fs::path& folder, Words command) {
     command.insert(command.begin() + 1, {"-C", folder.string()});
     return command;
   };
@@ -278,25 +258,13 @@ TEST_F(ParallelCommandTest, ARankThatSeesAnotherFolderEndsTheRunAndNothingIsRena
   EXPECT_THAT(result.out, HasSubstr("(step 6)"));
 }
 
-TEST_F(ParallelCommandTest, AStopFileEndsAllRanksAtItsStep) {
-  std::ofstream(root_ / "stop") << "3";
-  const std::vector<std::string> job = Saving(
-      "run", 1000000,
-      {"--data-parallel-size=2", "--async-save", "--stop-file-path=" + (root_ / "stop").string()});
-  const Result result = Run(Launcher(job));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("stop after step 3"));
-  EXPECT_TRUE(fs::exists(Checkpoints("run") / "step-00000003" / "manifest.pb"));
-  EXPECT_EQ(Losses("run").size(), 3u);
-}
-
 // The launcher is killed, as by the system when memory runs out. Its ranks end a moment later; a
 // job that restarts at once waits for them.
 TEST_F(ParallelCommandTest, ARestartWaitsForTheProcessesOfItsPredecessor) {
-  std::vector<std::string> job = Saving("run", 1000000, {"--data-parallel-size=2"});
+  Words job = Saving("run", 1000000, {"--data-parallel-size=2"});
   {
     const Process process(Mpirun(2, job), root_);
-    ASSERT_TRUE(WaitFor(Checkpoints("run") / "step-00000002" / "manifest.pb"));
+    if (!HasSaved(process, "run", 2)) return;
     process.Kill(SIGKILL);
     process.Wait();
   }
@@ -310,31 +278,31 @@ TEST_F(ParallelCommandTest, ARestartWaitsForTheProcessesOfItsPredecessor) {
 // The shipped settings: sixteen processes compute the losses and weights of one process, bit for
 // bit.
 TEST_F(ParallelCommandTest, SixteenProcessesComputeWhatOneDoes) {
-  const std::vector<std::string> flags = {"--train-iters=20",
-                                          "--numerics=exact",
-                                          "--exact-tp-shards=2",
-                                          "--train-data-path=" + (root_ / "tokens.bin").string(),
-                                          "--valid-data-path=" + (root_ / "tokens.bin").string(),
-                                          "--eval-interval=10"};
+  const Words flags = {"--train-iters=8",
+                       "--numerics=exact",
+                       "--exact-tp-shards=2",
+                       "--train-data-path=" + Tokens(),
+                       "--valid-data-path=" + Tokens(),
+                       "--eval-interval=4"};
   for (const std::string name : {"single", "dp4_zero2_tp2_pp2"}) {
-    std::vector<std::string> command = Launcher(flags);
+    Words command = Launcher(flags);
     command[4] = Runfile("trainer/configs/" + name + ".textproto");
     command.push_back("--run-dir=" + (root_ / name).string());
     command.push_back("--export-llmc=" + (root_ / name / "model.bin").string());
     // Started twice, they continue.
     if (name != "single") {
-      std::vector<std::string> part = command;
-      part.push_back("--exit-interval=10");
+      Words part = command;
+      part.push_back("--exit-interval=4");
       const Result first = Run(part);
       ASSERT_EQ(first.exit_code, 0) << name << ": " << first.err;
     }
     const Result result = Run(command);
     ASSERT_EQ(result.exit_code, 0) << name << ": " << result.err;
-    EXPECT_EQ(result.out.find("(step 10)") != std::string::npos, name != "single");
+    EXPECT_EQ(result.out.find("(step 4)") != std::string::npos, name != "single");
   }
-  const std::map<std::string, std::string> one = Records("single");
-  EXPECT_EQ(one.size(), 22u);
-  EXPECT_EQ(Records("dp4_zero2_tp2_pp2"), one);
+  const std::map<std::string, std::string> one = Results("single");
+  EXPECT_EQ(one.size(), 10u);
+  EXPECT_EQ(Results("dp4_zero2_tp2_pp2"), one);
   EXPECT_TRUE(ReadFile(root_ / "dp4_zero2_tp2_pp2" / "model.bin") ==
               ReadFile(root_ / "single" / "model.bin"));
 }
@@ -347,9 +315,8 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
       });
   ASSERT_TRUE(has_text) << "the package perl-doc, which third_party/packages.txt names, is missing";
   setenv("TESSERA_DATA_DIR", (root_ / "data").c_str(), 1);
-  std::vector<std::string> command =
-      Launcher({"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The",
-                "--num-tokens-to-generate=5", "--run-dir=" + (root_ / "run").string()});
+  Words command = Launcher({"--train-iters=2", "--lr-warmup-iters=1", "--prompt=The",
+                            "--num-tokens-to-generate=5", "--run-dir=" + (root_ / "run").string()});
   command[4] = Runfile("trainer/configs/dp2.textproto");
   const Result first = Run(command);
   EXPECT_EQ(first.exit_code, 0) << first.err;
@@ -364,15 +331,13 @@ TEST_F(ParallelCommandTest, SettingsWithoutDataGetSome) {
 
 // Ranks that hold parts of a model export the same file as one process, and start from it.
 TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
-  const std::vector<std::string> exact = {"--numerics=exact", "--exact-tp-shards=2",
-                                          "--valid-data-path=" + (root_ / "tokens.bin").string(),
-                                          "--eval-iters=2", "--eval-interval=2"};
-  const std::vector<std::string> split = {"--tensor-model-parallel-size=2",
-                                          "--pipeline-model-parallel-size=2"};
+  const Words exact = {"--numerics=exact", "--exact-tp-shards=2", "--valid-data-path=" + Tokens(),
+                       "--eval-iters=2", "--eval-interval=2"};
+  const Words split = {"--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"};
   for (const std::string precision : {"--bf16=false", "--bf16"}) {
     // Trains from `from` (initial weights where it is empty); returns the file and what was
     // printed.
-    const auto train = [&](std::vector<std::string> flags, int steps, const std::string& from) {
+    const auto train = [&](Words flags, int steps, const std::string& from) {
       const fs::path file = root_ / "model.bin";
       fs::remove(file);
       flags.insert(flags.end(), exact.begin(), exact.end());
@@ -389,16 +354,15 @@ TEST_F(ParallelCommandTest, WeightsGoOutAndComeInOnAnyTopology) {
     const fs::path start = root_ / "start.bin";
     std::ofstream(start, std::ios::binary) << first;
     EXPECT_TRUE(train(split, 0, start.string()) == first);
-    EXPECT_TRUE(train(split, 2, start.string()) == train({}, 2, start.string()));
   }
 }
 
 // A hanging process is waited for as long as the setting allows, and named.
 TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
-  std::vector<std::string> flags = Saving("run", 1000000, kFour);
+  Words flags = Saving("run", 1000000, kFour);
   flags.push_back("--distributed-timeout-minutes=0.05");
   const Process process(Launcher(flags), root_);
-  ASSERT_TRUE(WaitFor(Checkpoints("run") / "step-00000004" / "manifest.pb")) << process.Wait().err;
+  if (!HasSaved(process, "run", 2)) return;
   const pid_t victim = FindRank(2);
   ASSERT_GT(victim, 0);
   kill(victim, SIGSTOP);
@@ -415,7 +379,7 @@ TEST_F(ParallelCommandTest, AHangingRankIsNamed) {
 // Then the others end.
 TEST_F(ParallelCommandTest, AKilledRankIsNamed) {
   const Process process(Launcher(Saving("run", 1000000, kFour)), root_);
-  ASSERT_TRUE(WaitFor(Checkpoints("run") / "step-00000004" / "manifest.pb")) << process.Wait().err;
+  if (!HasSaved(process, "run", 2)) return;
   const pid_t victim = FindRank(2);
   ASSERT_GT(victim, 0);
   kill(victim, SIGKILL);

@@ -1,22 +1,18 @@
 // Saves and loads of several processes from the user's point of view: any number of processes, some
 // of the tensors, a slow disk.
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/resume/command.h"
-#include "tests/resume/parallel_command.h"
+#include "tests/support/command.h"
 
 namespace tessera {
 namespace {
@@ -25,35 +21,16 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-using Words = std::vector<std::string>;
-
-Words Joined(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
 // Steps that have the same bits on every topology, with heads, layers and micro-batches for many.
 const Words kExact = {"--numerics=exact", "--exact-tp-shards=2", "--num-layers=3",
                       "--micro-batch-size=1"};
 const Words kFour = {"--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"};
 
-int Count(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
-class ParallelLoadTest : public ParallelCommandTest {
- protected:
-  Words Alone(const Words& flags) const {
-    return Joined({Runfile("trainer/app/train"), Config()}, flags);
-  }
-};
+using ParallelLoadTest = CommandTest;
 
 // A job that has more or fewer processes at each start simply continues.
 TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
-  const Result undisturbed = Run(Alone(Saving("undisturbed", 8, kExact)));
-  ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
+  MustTrain("undisturbed", 8, kExact);
   struct Start {
     int processes;
     std::string topology;
@@ -64,9 +41,8 @@ TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
                              Start{6, "dp2_zero2_pp3"}, Start{3, "zero2_pp3"}}) {
     SCOPED_TRACE(start.topology);
     steps += 2;
-    const Words flags =
-        Joined(kExact, {"--topology=auto", "--tensor-model-parallel-size=2", "--zero-stage=2",
-                        "--load=" + Checkpoints("auto").string()});
+    const Words flags = Joined(kExact, {"--topology=auto", "--tensor-model-parallel-size=2",
+                                        "--zero-stage=2", Load("auto")});
     const Result result = Run(Mpirun(start.processes, Saving("auto", steps, flags)));
     ASSERT_EQ(result.exit_code, 0) << result.err;
     if (steps > 2) {
@@ -81,7 +57,7 @@ TEST_F(ParallelLoadTest, WhateverTheNumberOfProcesses) {
 
 // What is loaded, what is omitted and the messages about it do not depend on the topology.
 TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
-  ASSERT_EQ(Run(Alone(Saving("base", 2, kExact))).exit_code, 0);
+  MustTrain("base", 2, kExact);
   struct Policy {
     std::string name;
     Words flags;
@@ -94,16 +70,13 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
       {"unexpected",
        {"--num-layers=2", "--allow-unexpected"},
        "skipped, the model does not have it: transformer.h.2.ln_1.weight, "},
-      {"tensors", {"--load-tensors=*.wte.*,transformer.h.?.attn.c_attn.weight"}, "loaded "},
       {"no_optimizer", {"--no-load-optim"}, "s: weights\n"},
       {"finetune", {"--finetune"}, "weights alone, starting at step 0"}};
   for (const Policy& policy : policies) {
     SCOPED_TRACE(policy.name);
-    const Words flags =
-        Joined(Joined(kExact, {"--load=" + Checkpoints("base").string()}), policy.flags);
+    const Words flags = Joined(Joined(kExact, {Load("base")}), policy.flags);
     const std::string one = policy.name + "_one", four = policy.name + "_four";
-    const Result alone = Run(Alone(Saving(one, 4, flags)));
-    ASSERT_EQ(alone.exit_code, 0) << alone.err;
+    const Result alone = MustTrain(one, 4, flags);
     const Result together = Run(Launcher(Saving(four, 4, Joined(flags, kFour))));
     ASSERT_EQ(together.exit_code, 0) << together.err;
     EXPECT_EQ(Count(alone.out, policy.said), 1) << alone.out;
@@ -120,8 +93,8 @@ TEST_F(ParallelLoadTest, PoliciesAreTheSameOnEveryTopology) {
 }
 
 TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
-  ASSERT_EQ(Run(Alone(Saving("base", 2, kExact))).exit_code, 0);
-  const Words flags = Joined(Joined(kExact, kFour), {"--load=" + Checkpoints("base").string()});
+  MustTrain("base", 2, kExact);
+  const Words flags = Joined(Joined(kExact, kFour), {Load("base")});
   struct Difference {
     Words flags;
     std::string message;
@@ -130,7 +103,7 @@ TEST_F(ParallelLoadTest, DifferencesAreRefusedOnce) {
   for (const Difference& difference :
        {Difference{{"--num-layers=4"}, "num_layers: saved 3, wanted 4", 2},
         Difference{{"--num-layers=4", "--allow-unexpected"},
-                   "36 mismatches between " + (Checkpoints("base") / "step-00000002").string(),
+                   "36 mismatches between " + StepDir("base", 2).string(),
                    13},
         Difference{{"--num-layers=2", "--allow-missing"},
                    "transformer.h.2.ln_2.bias, transformer.h.2.mlp.c_fc.weight, "
@@ -164,21 +137,16 @@ TEST_F(ParallelLoadTest, SavesBehindTheTrainingOutlastASlowDisk) {
                         root_);
   unsetenv("TESSERA_MPIRUN_FLAGS");
   // All steps but the end of the run, which waits for the save of step 2.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (Lines(ReadFile(root_ / "slow" / "metrics.jsonl")) < 8) {
-    if (std::chrono::steady_clock::now() > deadline) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  EXPECT_EQ(Losses("slow").size(), 8u);
-  EXPECT_TRUE(fs::exists(Checkpoints("slow") / "step-00000002"));
-  EXPECT_FALSE(fs::exists(Checkpoints("slow") / "step-00000002" / "manifest.pb"));
+  EXPECT_TRUE(process.WaitUntil([&] { return RecordCount("slow") >= 8; }));
+  EXPECT_TRUE(fs::exists(StepDir("slow", 2)));
+  EXPECT_FALSE(fs::exists(StepDir("slow", 2) / "manifest.pb"));
   std::ofstream(gate) << "open";
   const Result result = process.Wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_TRUE(fs::exists(Checkpoints("slow") / "step-00000002" / "manifest.pb"));
-  EXPECT_FALSE(fs::exists(Checkpoints("slow") / "step-00000004" / "manifest.pb")) << "skipped";
+  EXPECT_TRUE(fs::exists(StepDir("slow", 2) / "manifest.pb"));
+  EXPECT_FALSE(fs::exists(StepDir("slow", 4) / "manifest.pb")) << "skipped";
 
-  const Words resume = Joined(flags, {"--load=" + Checkpoints("slow").string(), "--ckpt-step=2"});
+  const Words resume = Joined(flags, {Load("slow"), "--ckpt-step=2"});
   const Result resumed =
       Run(Launcher(Joined(resume, {"--train-iters=8", "--run-dir=" + (root_ / "slow").string()})));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;

@@ -21,8 +21,8 @@
 #include "checkpoint/manifest.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/resume/command.h"
 #include "tests/resume/resume_run.h"
+#include "tests/support/command.h"
 #include "trainer/config/config.h"
 
 namespace tessera {
@@ -45,12 +45,12 @@ TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
   const TrainConfig config = Config(GetParam().config, "full");
   const absl::Status trained = Train(config).status();
   ASSERT_TRUE(trained.ok()) << trained;
-  const std::map<int64_t, std::string> losses = Losses(RunDir("full"), "step");
-  const std::map<int64_t, std::string> evaluations = Losses(RunDir("full"), "eval");
+  const std::map<int64_t, std::string> losses = Losses("full");
+  const std::map<int64_t, std::string> evaluations = Losses("full", "eval");
   ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
   ASSERT_EQ(evaluations.size(), 4u);
 
-  for (const int64_t step : {40, 60}) {
+  for (const int64_t step : {8, 12}) {
     const std::string run = absl::StrCat("resumed-", step);
     LeaveAt("full", step, run);
     TrainConfig resumed = Config(GetParam().config, run);
@@ -58,9 +58,9 @@ TEST_P(EveryKindTest, GoesOnAsIfNothingHadHappened) {
     const absl::StatusOr<std::string> notes = Train(resumed);
     ASSERT_TRUE(notes.ok()) << notes.status();
     EXPECT_THAT(*notes, HasSubstr(absl::StrCat("(step ", step, ")")));
-    EXPECT_EQ(Losses(RunDir(run), "step"), losses);
-    EXPECT_EQ(Losses(RunDir(run), "eval"), evaluations);
-    for (int64_t saved = step + 20; saved <= kSteps; saved += 20) {
+    EXPECT_EQ(Losses(run), losses);
+    EXPECT_EQ(Losses(run, "eval"), evaluations);
+    for (int64_t saved = step + kInterval; saved <= kSteps; saved += kInterval) {
       ExpectSameTensors("full", run, saved);
     }
   }
@@ -74,10 +74,10 @@ INSTANTIATE_TEST_SUITE_P(
         Kind{"llama3_fp32", {kLlama}}, Kind{"llama3_bf16", {kLlama, "training { bf16: true }"}},
         Kind{"llama3_tied_wsd",
              {"model { size: \"llama3-tiny\" untie_embeddings_and_output_weights: false }",
-              "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 45 }"}}),
+              "optimizer { lr_decay_style: WSD lr_wsd_decay_iters: 9 }"}}),
     [](const auto& info) { return info.param.name; });
 
-// Forty steps of a model of four layers, on as many ranks as the fragments specify.
+// Eight steps of a model of four layers, on as many ranks as the fragments specify.
 class TopologyTest : public ResumeTest {
  protected:
   TrainConfig TopologyConfig(const std::vector<std::string>& fragments,
@@ -86,9 +86,9 @@ class TopologyTest : public ResumeTest {
     all.insert(all.end(), fragments.begin(), fragments.end());
     TrainConfig config = Config(all, run);
     config.mutable_training()->set_micro_batch_size(1);
-    config.mutable_training()->set_train_iters(40);
+    config.mutable_training()->set_train_iters(8);
     config.mutable_training()->set_threads(1);
-    config.mutable_training()->set_eval_interval(20);
+    config.mutable_training()->set_eval_interval(4);
     return config;
   }
 };
@@ -99,17 +99,17 @@ TEST_P(EveryTopologyTest, GoesOnAsIfNothingHadHappened) {
   const TrainConfig config = TopologyConfig(GetParam().config, "full");
   const absl::Status trained = Train(config).status();
   ASSERT_TRUE(trained.ok()) << trained;
-  LeaveAt("full", 20, "resumed");
+  LeaveAt("full", 4, "resumed");
   TrainConfig resumed = TopologyConfig(GetParam().config, "resumed");
   resumed.mutable_checkpoint()->set_load(Checkpoints("resumed").string());
   const absl::StatusOr<std::string> notes = Train(resumed);
   ASSERT_TRUE(notes.ok()) << notes.status();
-  EXPECT_THAT(*notes, HasSubstr("(step 20)"));
+  EXPECT_THAT(*notes, HasSubstr("(step 4)"));
   EXPECT_THAT(*notes, Not(HasSubstr("resharded")));
-  EXPECT_EQ(Losses(RunDir("resumed"), "step").size(), 40u);
-  EXPECT_EQ(Losses(RunDir("resumed"), "step"), Losses(RunDir("full"), "step"));
-  EXPECT_EQ(Losses(RunDir("resumed"), "eval"), Losses(RunDir("full"), "eval"));
-  ExpectSameTensors("full", "resumed", 40);
+  EXPECT_EQ(Losses("resumed").size(), 8u);
+  EXPECT_EQ(Losses("resumed"), Losses("full"));
+  EXPECT_EQ(Losses("resumed", "eval"), Losses("full", "eval"));
+  ExpectSameTensors("full", "resumed", 8);
 }
 
 constexpr char kTiedLlama[] =
@@ -152,7 +152,7 @@ TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
     SCOPED_TRACE(name);
     const auto config = [&, fragments = fragments](const std::string& run, bool async) {
       TrainConfig result = TopologyConfig(fragments, run);
-      result.mutable_checkpoint()->set_save_interval(5);
+      result.mutable_checkpoint()->set_save_interval(2);
       result.mutable_checkpoint()->set_async_save(async);
       if (!async) result.mutable_checkpoint()->clear_async_save_memory();
       return result;
@@ -162,17 +162,17 @@ TEST_F(TopologyTest, AsynchronousSavesAreTheSame) {
     ASSERT_TRUE(trained.ok()) << trained;
     trained = Train(config(background, true)).status();
     ASSERT_TRUE(trained.ok()) << trained;
-    EXPECT_EQ(Losses(RunDir(background), "step"), Losses(RunDir(foreground), "step"));
-    for (int64_t step = 5; step <= 40; step += 5) ExpectSameTensors(foreground, background, step);
+    EXPECT_EQ(Losses(background), Losses(foreground));
+    for (int64_t step = 2; step <= 8; step += 2) ExpectSameTensors(foreground, background, step);
 
     const std::string resumed = "resumed-" + name;
-    LeaveAt(background, 20, resumed);
+    LeaveAt(background, 4, resumed);
     TrainConfig again = config(resumed, true);
     again.mutable_checkpoint()->set_load(Checkpoints(resumed).string());
     trained = Train(again).status();
     ASSERT_TRUE(trained.ok()) << trained;
-    EXPECT_EQ(Losses(RunDir(resumed), "step"), Losses(RunDir(foreground), "step"));
-    ExpectSameTensors(foreground, resumed, 40);
+    EXPECT_EQ(Losses(resumed), Losses(foreground));
+    ExpectSameTensors(foreground, resumed, 8);
   }
 }
 
@@ -219,21 +219,21 @@ TEST_F(TopologyTest, ExactCheckpointsAreTheSameEverywhere) {
       const absl::Status trained = Train(config).status();
       ASSERT_TRUE(trained.ok()) << name << ": " << trained;
     }
-    const std::string expected = Contents(Checkpoints("single" + suffix), 40);
+    const std::string expected = Contents(Checkpoints("single" + suffix), 8);
     for (const auto& [name, fragment] : topologies) {
-      EXPECT_EQ(Contents(Checkpoints(name + suffix), 40), expected) << name;
-      EXPECT_EQ(Losses(RunDir(name + suffix), "step"), Losses(RunDir("single" + suffix), "step"));
+      EXPECT_EQ(Contents(Checkpoints(name + suffix), 8), expected) << name;
+      EXPECT_EQ(Losses(name + suffix), Losses("single" + suffix));
     }
     const std::string moved = "moved" + suffix;
-    LeaveAt("dp4_zero2" + suffix, 20, moved);
+    LeaveAt("dp4_zero2" + suffix, 4, moved);
     TrainConfig config =
         TopologyConfig({kGpt2, exact, precision, topologies.at("dp2_zero2_tp2_pp2")}, moved);
     config.mutable_checkpoint()->set_load(Checkpoints(moved).string());
     const absl::StatusOr<std::string> notes = Train(config);
     ASSERT_TRUE(notes.ok()) << notes.status();
     EXPECT_THAT(*notes, HasSubstr("resharded from dp4_zero2 to dp2_zero2_tp2_pp2"));
-    EXPECT_EQ(Contents(Checkpoints(moved), 40), expected);
-    EXPECT_EQ(Losses(RunDir(moved), "step"), Losses(RunDir("single" + suffix), "step"));
+    EXPECT_EQ(Contents(Checkpoints(moved), 8), expected);
+    EXPECT_EQ(Losses(moved), Losses("single" + suffix));
   }
 }
 
@@ -280,11 +280,11 @@ TEST_F(ResumeTest, RecordsAreDurableBeforeTheCheckpointThatFollowsFromThem) {
   for (const bool async : {false, true}) {
     const std::string run = async ? "background" : "foreground";
     TrainConfig config = Config({kGpt2}, run);
-    config.mutable_training()->set_train_iters(60);
+    config.mutable_training()->set_train_iters(12);
     config.mutable_checkpoint()->set_async_save(async);
     const LogSyncs syncs;
     ASSERT_TRUE(Train(config).ok());
-    for (const int64_t step : {20, 40, 60}) {
+    for (const int64_t step : {4, 8, 12}) {
       const fs::path checkpoint = StepDir(run, step);
       ASSERT_TRUE(fs::exists(checkpoint / "manifest.pb"));
       EXPECT_TRUE(syncs.RecordCameFirst(step, checkpoint.filename())) << checkpoint;

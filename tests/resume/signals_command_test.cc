@@ -18,8 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/resume/command.h"
-#include "tests/resume/parallel_command.h"
+#include "tests/support/command.h"
 #include "trainer/app/signal_thread.h"
 
 namespace tessera {
@@ -30,8 +29,8 @@ using ::testing::HasSubstr;
 
 // Inner dimensions beyond 252, for which oneDNN's products without AVX-512 switch to another stack,
 // and beyond 84, for which those with it do.
-const std::vector<std::string> kLongProducts = {"--seq-length=64", "--micro-batch-size=4"};
-constexpr int kSteps = 40;
+const Words kLongProducts = {"--seq-length=64", "--micro-batch-size=4"};
+constexpr int kSteps = 20;
 
 uint64_t Bits(const sigset_t& signals) {
   uint64_t bits = 0;
@@ -56,27 +55,23 @@ bool Catches(pid_t process, int signal) {
   return (SignalMask(status, "SigCgt") >> (signal - 1) & 1) != 0;
 }
 
-class SignalsCommandTest : public ParallelCommandTest {
+class SignalsCommandTest : public CommandTest {
  protected:
   void TearDown() override {
     unsetenv("ONEDNN_MAX_CPU_ISA");
     unsetenv("LD_PRELOAD");
-    ParallelCommandTest::TearDown();
+    CommandTest::TearDown();
   }
 
   // By oneDNN's names; those beyond the processor's abilities have no effect.
-  static std::vector<std::string> InstructionSets() { return {"AVX2", "AVX512_CORE"}; }
+  static Words InstructionSets() { return {"AVX2", "AVX512_CORE"}; }
 
-  std::vector<std::string> Alone(const std::string& run, std::vector<std::string> more) const {
-    std::vector<std::string> command = {Runfile("trainer/app/train"), Config(),
-                                        "--run-dir=" + (root_ / run).string()};
-    command.insert(command.end(), kLongProducts.begin(), kLongProducts.end());
-    command.insert(command.end(), more.begin(), more.end());
-    return command;
+  Words LongAlone(const std::string& run, const Words& flags) const {
+    return Alone(Joined(Joined(kLongProducts, {"--run-dir=" + RunDir(run).string()}), flags));
   }
 
   std::map<int64_t, std::string> Undisturbed(const std::string& run) const {
-    const Result result = Run(Alone(run, {"--train-iters=" + std::to_string(kSteps)}));
+    const Result result = Run(LongAlone(run, {"--train-iters=" + std::to_string(kSteps)}));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     std::map<int64_t, std::string> losses = Losses(run);
     EXPECT_EQ(losses.size(), kSteps);
@@ -134,18 +129,14 @@ class SignalsCommandTest : public ParallelCommandTest {
 };
 
 TEST_F(SignalsCommandTest, NoThreadThatComputesReceivesSignals) {
-  const std::vector<std::string> saving = {"--async-save", "--threads=2"};
-  const std::vector<std::string> parallel = {"--async-save", "--threads=2",
-                                             "--data-parallel-size=2"};
+  const Words saving = {"--async-save", "--threads=2"};
+  const Words parallel = {"--async-save", "--threads=2", "--data-parallel-size=2"};
   for (const bool several : {false, true}) {
     const std::string run = several ? "two" : "one";
-    const std::vector<std::string> flags = Saving(run, 1000000, several ? parallel : saving);
-    const Process process(several ? Launcher(flags) : Alone(run, flags), root_);
-    if (!WaitFor(Checkpoints(run) / "step-00000004" / "manifest.pb")) {
-      process.Kill(SIGKILL);
-      FAIL() << "no second checkpoint: " << process.Wait().err;
-    }
-    for (int look = 0; look < 20; ++look) {
+    const Words flags = Saving(run, 1000000, several ? parallel : saving);
+    const Process process(several ? Launcher(flags) : LongAlone(run, flags), root_);
+    EXPECT_TRUE(process.WaitUntil([&] { return Steps(run).contains(2); }));
+    for (int look = 0; look < 5; ++look) {
       for (int rank = 0; rank < (several ? 2 : 1); ++rank) {
         ExpectSignalsBlocked(several ? FindRank(rank) : process.pid());
       }
@@ -161,11 +152,10 @@ TEST_F(SignalsCommandTest, NoThreadThatComputesReceivesSignals) {
 TEST_F(SignalsCommandTest, TheLauncherPassesNoIgnoredSignalOn) {
   for (const bool several : {false, true}) {
     const std::string run = several ? "two" : "one";
-    std::vector<std::string> flags;
+    Words flags;
     if (several) flags.push_back("--data-parallel-size=2");
     const Process process(Launcher(Saving(run, 1000000, flags)), root_);
-    const bool saved = WaitFor(Checkpoints(run) / "step-00000002" / "manifest.pb");
-    EXPECT_TRUE(saved);
+    EXPECT_TRUE(process.WaitUntil([&] { return Steps(run).contains(2); }));
     const pid_t rank = several ? FindRank(0) : process.pid();
     const fs::path status = fs::path("/proc") / std::to_string(rank) / "status";
     EXPECT_NE(SignalMask(status, "SigCgt"), 0u);
@@ -183,7 +173,7 @@ TEST_F(SignalsCommandTest, AProfilerChangesNoNumber) {
     const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
     const std::string run = "profiled" + instructions;
     setenv("LD_PRELOAD", Runfile("tests/resume/profiler.so").c_str(), 1);
-    const Process process(Alone(run, {"--train-iters=" + std::to_string(kSteps)}), root_);
+    const Process process(LongAlone(run, {"--train-iters=" + std::to_string(kSteps)}), root_);
     unsetenv("LD_PRELOAD");
     EXPECT_GE(SendUntilTheEnd(process, {process.pid()}, SIGPROF), 100);
     const Result result = process.Wait();
@@ -198,16 +188,14 @@ TEST_F(SignalsCommandTest, StopSignalsOnAndOn) {
     setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
     const std::map<int64_t, std::string> undisturbed = Undisturbed("undisturbed" + instructions);
     int sent = 0;
-    for (int attempt = 0; attempt < 6; ++attempt) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
       const bool at_start = attempt % 2 == 0;
       const std::string run = "stopped" + instructions + std::to_string(attempt);
-      const Process process(Alone(run, {"--train-iters=1000000"}), root_);
+      const Process process(LongAlone(run, {"--train-iters=1000000"}), root_);
       if (!at_start) {
-        while (!process.Ended() && ReadFile(root_ / run / "metrics.jsonl").empty()) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        process.WaitUntil([&] { return RecordCount(run) > 0; });
       }
-      const int signal = attempt < 3 ? SIGUSR1 : SIGUSR2;
+      const int signal = at_start ? SIGUSR1 : SIGUSR2;
       sent += SendUntilTheEnd(process, {process.pid()}, signal);
       const int meant = signal == SIGUSR1 ? SIGINT : SIGTERM;
       const Result result = process.Wait();
@@ -224,7 +212,7 @@ TEST_F(SignalsCommandTest, StopSignalsToRanks) {
   for (const std::string& instructions : InstructionSets()) {
     SCOPED_TRACE(instructions);
     setenv("ONEDNN_MAX_CPU_ISA", instructions.c_str(), 1);
-    std::vector<std::string> flags = {"--train-iters=1000000", "--data-parallel-size=2"};
+    Words flags = {"--train-iters=1000000", "--data-parallel-size=2"};
     flags.insert(flags.end(), kLongProducts.begin(), kLongProducts.end());
     const Process process(Mpirun(2, flags), root_);
     std::set<pid_t> ranks;

@@ -5,7 +5,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -14,23 +13,21 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/test_seed.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manager/saved_checkpoints.h"
 #include "gtest/gtest.h"
-#include "tests/resume/command.h"
-#include "tests/resume/parallel_command.h"
-#include "tests/resume/small_disk.h"
+#include "tests/support/command.h"
+#include "tests/support/small_disk.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kSteps = 80;
+constexpr int64_t kSteps = 60;
 constexpr int64_t kPermanent = 10;  // steps from one permanent checkpoint to the next
 constexpr int64_t kRolling = 3;
 constexpr int kMaxRounds = 60;
@@ -39,41 +36,34 @@ constexpr int64_t kDiskBytes = int64_t{1} << 29;
 enum class SaveMode { kForeground, kBackground, kUpload };
 constexpr int kSaveModes = 3;
 
-class UnattendedCommandTest : public ParallelCommandTest {
+class UnattendedCommandTest : public CommandTest {
  protected:
   void SetUp() override {
-    ParallelCommandTest::SetUp();
+    CommandTest::SetUp();
     disk_ = std::make_unique<SmallDisk>(root_ / "disk", kDiskBytes);
   }
   void TearDown() override {
     disk_.reset();
-    ParallelCommandTest::TearDown();
+    CommandTest::TearDown();
   }
 
   fs::path Folder(const std::string& run) const { return disk_->folder() / run; }
-  fs::path Nearby() const { return root_ / "nearby"; }
+  fs::path Staging() const { return root_ / "staging"; }
 
-  std::vector<std::string> Command(const std::string& run, SaveMode saving) const {
-    std::vector<std::string> command = {
-        Runfile("trainer/app/train"),
-        Config(),
-        "--train-iters=" + std::to_string(kSteps),
-        "--run-dir=" + (root_ / run).string(),
-        "--save=" + Folder(run).string(),
-        "--save-interval=" + std::to_string(kPermanent),
-        "--non-persistent-save-interval=" + std::to_string(kRolling),
-        "--max-checkpoint-keep=2",
-        "--stop-file-path=" + (root_ / "stop").string()};
+  Words Command(const std::string& run, SaveMode saving) const {
+    Words command =
+        Alone({"--train-iters=" + std::to_string(kSteps), "--run-dir=" + RunDir(run).string(),
+               "--save=" + Folder(run).string(), "--save-interval=" + std::to_string(kPermanent),
+               "--non-persistent-save-interval=" + std::to_string(kRolling),
+               "--max-checkpoint-keep=2", "--stop-file-path=" + (root_ / "stop").string()});
     if (saving == SaveMode::kBackground) command.push_back("--async-save");
     if (saving == SaveMode::kUpload) {
       command.push_back("--async-upload");
-      command.push_back("--async-upload-tmp-folder=" + Nearby().string());
+      command.push_back("--async-upload-tmp-folder=" + Staging().string());
     }
     return command;
   }
-  int64_t LastStep(const std::string& run) const {
-    return std::max<int64_t>(0, Lines(ReadFile(root_ / run / "metrics.jsonl")));
-  }
+  int64_t LastStep(const std::string& run) const { return RecordCount(run); }
   // As the next start will find them, newest first.
   std::vector<ckpt::SavedCheckpoint> Saved(const std::string& run) const {
     const auto storage = ckpt::OpenPosixStorage(Folder(run).string());
@@ -90,9 +80,7 @@ class UnattendedCommandTest : public ParallelCommandTest {
   // Disturbs the process once it has done some steps. Returns what was done.
   std::string Disturb(const Process& process, const std::string& run) {
     const int64_t until = LastStep(run) + 1 + Random(14);
-    while (!process.Ended() && LastStep(run) < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    process.WaitUntil([&] { return LastStep(run) >= until; });
     const int64_t step = LastStep(run);
     switch (Random(5)) {
       case 0:
@@ -126,22 +114,14 @@ class UnattendedCommandTest : public ParallelCommandTest {
     } else if (kind == 1 && file.filename() != "manifest.pb") {
       fs::remove(file);
     } else {
-      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-      const auto at = static_cast<int64_t>(random_() % bytes);
-      stream.seekg(at);
-      const char flipped = static_cast<char>(stream.get() ^ (1 << Random(8)));
-      stream.seekp(at);
-      stream.put(flipped);
+      FlipBit(file, static_cast<int64_t>(random_() % bytes));
     }
     return file.string();
   }
 
   // Leaves room for less than three checkpoints, or for nothing at all. Returns what was done.
   std::string FillDisk(const fs::path& checkpoint) {
-    int64_t bytes = 0;
-    for (const fs::directory_entry& file : fs::directory_iterator(checkpoint)) {
-      bytes += static_cast<int64_t>(file.file_size());
-    }
+    const int64_t bytes = TreeBytes(checkpoint);
     const int64_t room = bytes * Random(30) / 10;
     disk_->Fill(room);
     return "room for " + std::to_string(room) + " bytes, " + std::to_string(bytes) +
@@ -184,7 +164,7 @@ TEST_F(UnattendedCommandTest, LosesNothingWhateverHappens) {
     full = false;
     lost += step - NewestStep(saved);
     done = NewestStep(saved) == kSteps;
-    if (done && saving == SaveMode::kUpload) EXPECT_TRUE(fs::is_empty(Nearby())) << history;
+    if (done && saving == SaveMode::kUpload) EXPECT_TRUE(fs::is_empty(Staging())) << history;
     // The last checkpoint is never the only one: another one is intact.
     if (!done && saved.size() > 1 && Random(3) == 0) {
       history += "  damaged " + Damage(Folder("job") / saved.front().directory) + "\n";

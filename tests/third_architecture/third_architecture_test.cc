@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "models/registry.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "tests/third_architecture/positionless.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/config/config.pb.h"

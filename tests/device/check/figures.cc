@@ -24,8 +24,8 @@
 #include "compute/random/philox.h"
 #include "compute/tensor/dtype.h"
 #include "compute/tensor/tensor.h"
-#include "tests/exact/training.h"
-#include "tests/resume/command.h"
+#include "tests/support/command.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/step/trainer.h"
 

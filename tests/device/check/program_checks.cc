@@ -13,7 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "tests/device/check/check.h"
-#include "tests/resume/command.h"
+#include "tests/support/command.h"
 
 namespace tessera::testing {
 namespace {

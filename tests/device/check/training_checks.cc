@@ -22,7 +22,7 @@
 #include "compute/kernels/backend.h"
 #include "compute/kernels/cpu/cpu_backend.h"
 #include "compute/tensor/tensor.h"
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/state/checkpoints.h"

@@ -21,9 +21,9 @@
 #include "convert/testing/zip_changes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/exact/logical_state.h"
 #include "tests/interop/foreign_fixture.h"
 #include "tests/interop/foreign_run.h"
+#include "tests/support/logical_state.h"
 #include "tools/ckpt/commands.h"
 #include "trainer/convert/model_rules.h"
 

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TESTS_EXACT_LOGICAL_STATE_H_
-#define TESSERA_TESTS_EXACT_LOGICAL_STATE_H_
+#ifndef TESSERA_TESTS_SUPPORT_LOGICAL_STATE_H_
+#define TESSERA_TESTS_SUPPORT_LOGICAL_STATE_H_
 
 // The naive oracle of a run's state: everything gathered in one place, element by element, without
 // any of the code that shards state for checkpoints.
@@ -78,4 +78,4 @@ std::string FirstStateDifference(const LogicalState& a, const LogicalState& b);
 
 }  // namespace tessera::testing
 
-#endif  // TESSERA_TESTS_EXACT_LOGICAL_STATE_H_
+#endif  // TESSERA_TESTS_SUPPORT_LOGICAL_STATE_H_

@@ -1,4 +1,4 @@
-#include "tests/exact/training.h"
+#include "tests/support/training.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
-#ifndef TESSERA_TESTS_EXACT_TRAINING_H_
-#define TESSERA_TESTS_EXACT_TRAINING_H_
+#ifndef TESSERA_TESTS_SUPPORT_TRAINING_H_
+#define TESSERA_TESTS_SUPPORT_TRAINING_H_
 
 // Short training runs with threads as ranks, on any topology, from any checkpoint.
 
@@ -17,7 +17,7 @@
 #include "compute/parallel/mesh.h"
 #include "compute/parallel/topology.h"
 #include "compute/tensor/device.h"
-#include "tests/exact/logical_state.h"
+#include "tests/support/logical_state.h"
 #include "trainer/config/config.pb.h"
 #include "trainer/data/batch_loader.h"
 #include "trainer/data/dataset.h"
@@ -29,6 +29,23 @@
 #include "trainer/step/trainer.h"
 
 namespace tessera::testing {
+
+// Small models, in the text format of ModelConfig, with the features that make resharding
+// difficult: a vocabulary whose padding depends on the tensor axis, a number of layers that is not
+// divisible by the number of stages, eight heads for up to eight tensor ranks.
+inline constexpr int64_t kVocabulary = 211;
+// Tied, with dropout.
+inline constexpr char kGpt2[] =
+    "size: \"gpt2-tiny\" num_layers: 5 hidden_size: 32 num_attention_heads: 8 vocab_size: 211 "
+    "hidden_dropout: 0.1 attention_dropout: 0.1 ";
+// Untied, with grouped queries: a fused q, k, v of unequal parts.
+inline constexpr char kLlama[] =
+    "size: \"llama3-tiny\" num_layers: 5 hidden_size: 32 num_attention_heads: 8 "
+    "num_query_groups: 4 vocab_size: 211 untie_embeddings_and_output_weights: true ";
+// Tied, and grouped queries that eight tensor ranks can share.
+inline constexpr char kTiedLlama[] =
+    "size: \"llama3-tiny\" num_layers: 5 hidden_size: 32 num_attention_heads: 16 "
+    "num_query_groups: 8 vocab_size: 211 ";
 
 // Writes a token file with a learnable pattern.
 absl::Status WriteTokens(const std::string& path, int64_t vocabulary, int64_t count);
@@ -156,4 +173,4 @@ std::string FirstProgressDifference(const Progress& a, const Progress& b);
 
 }  // namespace tessera::testing
 
-#endif  // TESSERA_TESTS_EXACT_TRAINING_H_
+#endif  // TESSERA_TESTS_SUPPORT_TRAINING_H_

@@ -1,4 +1,4 @@
-#include "tests/exact/logical_state.h"
+#include "tests/support/logical_state.h"
 
 #include <algorithm>
 #include <bit>

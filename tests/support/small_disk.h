@@ -1,5 +1,5 @@
-#ifndef TESSERA_TESTS_RESUME_SMALL_DISK_H_
-#define TESSERA_TESTS_RESUME_SMALL_DISK_H_
+#ifndef TESSERA_TESTS_SUPPORT_SMALL_DISK_H_
+#define TESSERA_TESTS_SUPPORT_SMALL_DISK_H_
 
 // A file system of its own, which a test can fill.
 
@@ -49,6 +49,9 @@ class SmallDisk {
     close(file);
   }
   void MakeRoom() const { std::filesystem::remove(Ballast()); }
+  void MakeReadOnly() const {
+    EXPECT_EQ(mount(nullptr, folder_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
+  }
 
  private:
   std::filesystem::path Ballast() const { return folder_ / "ballast"; }
@@ -73,4 +76,4 @@ class SmallDisk {
 
 }  // namespace tessera
 
-#endif  // TESSERA_TESTS_RESUME_SMALL_DISK_H_
+#endif  // TESSERA_TESTS_SUPPORT_SMALL_DISK_H_

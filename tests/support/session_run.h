@@ -1,0 +1,34 @@
+#ifndef TESSERA_TESTS_SUPPORT_SESSION_RUN_H_
+#define TESSERA_TESTS_SUPPORT_SESSION_RUN_H_
+
+// Runs the trainer's own session and loop in this process, with threads as ranks.
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compute/device/compute_devices.h"
+#include "trainer/app/session.h"
+#include "trainer/config/config.pb.h"
+
+namespace tessera::testing {
+
+using SessionBody = std::function<absl::Status(Session&)>;
+
+// Builds sessions for all ranks of the config's topology, on threads, and runs `body` in each.
+// Returns rank 0's notes about the origin of its state, or the error of the rank that failed first.
+absl::StatusOr<std::string> RunSessions(const TrainConfig& resolved_config, ComputeDevices& devices,
+                                        const SessionBody& body);
+
+// A body: trains as the command does, and records losses in metrics.jsonl of output.run_dir.
+// Without steps that are left, rank 0's notes say "nothing left to train".
+absl::Status TrainSession(Session& session);
+
+// RunSessions() of TrainSession() on the processors.
+absl::StatusOr<std::string> TrainOnProcessors(const TrainConfig& resolved_config);
+
+}  // namespace tessera::testing
+
+#endif  // TESSERA_TESTS_SUPPORT_SESSION_RUN_H_
