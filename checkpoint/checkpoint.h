@@ -42,8 +42,7 @@
 #include "checkpoint/storage/posix_storage.h"          // OpenPosixStorage()
 #include "checkpoint/storage/storage.h"                // Storage: where checkpoints are
 #include "checkpoint/storage/tiered/tiered_storage.h"  // TieredStorage: staging tier, then remote
-#include "checkpoint/verify/nearby_copies.h"  // DropDamagedCopies(), before a load from nearby
-#include "checkpoint/verify/options.h"        // VerifyOptions, VerifyReport
+#include "checkpoint/verify/options.h"  // VerifyOptions, VerifyReport, DropDamagedCopies()
 #include "layout/box.h"                // Shape, Box
 #include "layout/flat_range.h"         // FlatRangeToBoxes(), for flat sharding
 

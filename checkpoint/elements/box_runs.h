@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/elements/strided.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt {
@@ -27,22 +28,16 @@ class BoxRuns {
   BoxRuns(const Box& outer, const Box& region, const std::vector<int64_t>& strided_offset,
           const std::vector<int64_t>& strides) {
     const std::vector<int64_t> outer_strides = ContiguousStrides(outer.shape);
-    std::vector<Dim> dims;
+    std::vector<StridedDim> dims;
     for (size_t d = 0; d < region.shape.size(); ++d) {
       outer_base_ += (region.global_offset[d] - outer.global_offset[d]) * outer_strides[d];
       strided_base_ += (region.global_offset[d] - strided_offset[d]) * strides[d];
-      const Dim dim = {region.shape[d], outer_strides[d], strides[d]};
-      if (dim.extent == 1) continue;
-      if (!dims.empty() && dims.back().outer == dim.outer * dim.extent &&
-          dims.back().strided == dim.strided * dim.extent) {
-        dims.back() = {dims.back().extent * dim.extent, dim.outer, dim.strided};
-      } else {
-        dims.push_back(dim);
-      }
+      dims.push_back({region.shape[d], outer_strides[d], strides[d]});
     }
-    if (!dims.empty() && dims.back().outer == 1) {
+    dims = MergeDims(dims);
+    if (!dims.empty() && dims.back().from_stride == 1) {
       run_ = dims.back().extent;
-      run_stride_ = dims.back().strided;
+      run_stride_ = dims.back().to_stride;
       dims.pop_back();
     }
     dims_ = std::move(dims);
@@ -70,8 +65,8 @@ class BoxRuns {
     if (!Seek(begin, index)) return;
     int64_t outer = outer_base_, strided = strided_base_;
     for (size_t d = 0; d < dims_.size(); ++d) {
-      outer += index[d] * dims_[d].outer;
-      strided += index[d] * dims_[d].strided;
+      outer += index[d] * dims_[d].from_stride;
+      strided += index[d] * dims_[d].to_stride;
     }
     while (outer < end) {
       const int64_t first = std::max<int64_t>(begin - outer, 0);
@@ -81,29 +76,25 @@ class BoxRuns {
       while (true) {
         if (d == 0) return;
         --d;
-        outer += dims_[d].outer;
-        strided += dims_[d].strided;
+        outer += dims_[d].from_stride;
+        strided += dims_[d].to_stride;
         if (++index[d] < dims_[d].extent) break;
-        outer -= index[d] * dims_[d].outer;
-        strided -= index[d] * dims_[d].strided;
+        outer -= index[d] * dims_[d].from_stride;
+        strided -= index[d] * dims_[d].to_stride;
         index[d] = 0;
       }
     }
   }
 
  private:
-  struct Dim {
-    int64_t extent, outer, strided;
-  };
-
   // Moves `index` to the first run that ends after `begin`; returns false if there is none.
   bool Seek(int64_t begin, std::vector<int64_t>& index) const {
     int64_t rest = begin - outer_base_;
     if (rest <= 0) return true;
     for (size_t d = 0; d < dims_.size(); ++d) {
-      index[d] = rest / dims_[d].outer;
+      index[d] = rest / dims_[d].from_stride;
       if (index[d] >= dims_[d].extent) return Carry(index, d);
-      rest -= index[d] * dims_[d].outer;
+      rest -= index[d] * dims_[d].from_stride;
     }
     return rest < run_ || Carry(index, dims_.size());
   }
@@ -119,12 +110,36 @@ class BoxRuns {
     return false;
   }
 
-  std::vector<Dim> dims_;  // outermost first, without the dims inside a run
+  std::vector<StridedDim> dims_;  // outermost first, without the dims inside a run
   int64_t run_ = 1;
   int64_t run_stride_ = 1;
   int64_t outer_base_ = 0;
   int64_t strided_base_ = 0;
 };
+
+// A box of a tensor whose elements are bytes [begin, end) of a file, in row-major order.
+struct StoredBox {
+  uint64_t begin;
+  uint64_t end;
+  uint32_t tensor;  // an index of the owner's choice
+  int64_t element_bytes;
+  BoxRuns runs;  // file <-> another storage; for digests, row-major indices of the logical tensor
+};
+
+// Calls fn(box, first, last) for each box of which bytes [begin, end) of the file hold elements:
+// those from `first` to before `last`, counted from the first of the box. `boxes` are StoredBoxes,
+// or types with the same begin, end and element_bytes, ascending by both ends. Precondition:
+// neither begin nor end is inside an element.
+template <typename Boxes, typename Function>
+void ForEachStored(const Boxes& boxes, uint64_t begin, uint64_t end, Function&& fn) {
+  auto box = std::ranges::upper_bound(boxes, begin, {}, [](const auto& b) { return b.end; });
+  for (; box != boxes.end() && box->begin < end; ++box) {
+    const auto size = static_cast<int64_t>(box->element_bytes);
+    const auto first = static_cast<int64_t>(std::max(begin, box->begin) - box->begin) / size;
+    const auto last = static_cast<int64_t>(std::min(end, box->end) - box->begin) / size;
+    if (first < last) fn(*box, first, last);
+  }
+}
 
 }  // namespace tessera::ckpt
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "checkpoint/elements/strided.h"
 #include "checkpoint/format/dtype.h"
 
 namespace tessera::ckpt {
@@ -141,23 +142,9 @@ void CopyBytes(const std::byte* from, std::byte* to, size_t bytes) {
 
 template <size_t kBytes>
 void CopySame(const std::byte* from, std::byte* to, size_t count, int64_t to_stride) {
-  if (to_stride == 1) {
-    CopyBytes(from, to, count * kBytes);
-    return;
-  }
-  for (size_t i = 0; i < count; ++i) {
-    std::memcpy(to + static_cast<int64_t>(i) * to_stride * static_cast<int64_t>(kBytes),
-                from + i * kBytes, kBytes);
-  }
-}
-
-template <size_t kBytes>
-void Gather(const std::byte* from, int64_t from_stride, std::byte* to, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * kBytes,
-                from + static_cast<int64_t>(i) * from_stride * static_cast<int64_t>(kBytes),
-                kBytes);
-  }
+  if (to_stride == 1) return CopyBytes(from, to, count * kBytes);
+  const StridedDim dim = {static_cast<int64_t>(count), 1, to_stride};
+  CopyStrided({&dim, 1}, kBytes, from, to);
 }
 
 CopyElements FindSameSize(size_t element_bytes) {
@@ -209,24 +196,6 @@ CopyElements FindCopy(DType from, DType to) {
       return FindFrom<Bf16>(to);
     default:
       return nullptr;
-  }
-}
-
-void GatherElements(const std::byte* from, int64_t from_stride, std::byte* to, size_t count,
-                    size_t element_bytes) {
-  if (from_stride == 1) {
-    std::memcpy(to, from, count * element_bytes);
-    return;
-  }
-  switch (element_bytes) {
-    case 1:
-      return Gather<1>(from, from_stride, to, count);
-    case 2:
-      return Gather<2>(from, from_stride, to, count);
-    case 4:
-      return Gather<4>(from, from_stride, to, count);
-    default:
-      return Gather<8>(from, from_stride, to, count);
   }
 }
 

@@ -18,11 +18,6 @@ using CopyElements = void (*)(const std::byte* from, std::byte* to, size_t count
 // nullptr where the conversion is not supported.
 CopyElements FindCopy(DType from, DType to);
 
-// The reverse copy, bit for bit: elements `from_stride` apart to contiguous elements. Precondition:
-// element_bytes is 1, 2, 4 or 8.
-void GatherElements(const std::byte* from, int64_t from_stride, std::byte* to, size_t count,
-                    size_t element_bytes);
-
 }  // namespace tessera::ckpt
 
 #endif  // TESSERA_CHECKPOINT_ELEMENTS_COPY_ELEMENTS_H_

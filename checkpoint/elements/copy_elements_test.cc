@@ -119,15 +119,12 @@ TEST(CopyElementsTest, LongCopiesWriteTheirBytesAndNoOther) {
   }
 }
 
-TEST(CopyElementsTest, StridesOnEitherSide) {
+TEST(CopyElementsTest, ConvertsToElementsThatAreApart) {
   const std::vector<float> dense = {1, 2, 3};
-  std::vector<float> sparse(7, 0), back(3, 0);
+  std::vector<float> sparse(7, 0);
   FindCopy(F32, F32)(reinterpret_cast<const std::byte*>(dense.data()),
                      reinterpret_cast<std::byte*>(sparse.data()), 3, 3);
   EXPECT_EQ(sparse, (std::vector<float>{1, 0, 0, 2, 0, 0, 3}));
-  GatherElements(reinterpret_cast<const std::byte*>(sparse.data()), 3,
-                 reinterpret_cast<std::byte*>(back.data()), 3, 4);
-  EXPECT_EQ(back, dense);
   std::vector<double> wide(6, 0);
   FindCopy(F32, F64)(reinterpret_cast<const std::byte*>(dense.data()),
                      reinterpret_cast<std::byte*>(wide.data()), 3, 2);

@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout/copy_box.h"
-
 namespace tessera::ckpt {
 
 // Layout-independent digest of a logical tensor: a sum over its elements of a hash of (row-major
@@ -33,10 +31,6 @@ LogicalDigest DigestRun(uint64_t first_index, const void* data, size_t count, si
 // in it.
 LogicalDigest CopyAndDigestRun(uint64_t first_index, const void* data, void* to, size_t count,
                                size_t element_bytes);
-
-// Digest of the elements of view.box, a box of a tensor of the given shape. NaNs are bits like any
-// others. Precondition: the box lies inside the shape; element_bytes as above. Threads: safe.
-LogicalDigest DigestBox(const Shape& global_shape, const ConstBoxView& view, size_t element_bytes);
 
 }  // namespace tessera::ckpt
 

@@ -43,27 +43,16 @@ TEST(ManifestCorruption, TheTestsFrameIsTheCodecs) {
   EXPECT_TRUE(DecodeManifest(Good()).ok());
 }
 
-TEST(ManifestCorruption, EveryFlippedBitIsDetected) {
-  const std::string good = Good();
-  for (size_t at = 0; at < good.size(); ++at) {
-    for (int bit = 0; bit < 8; ++bit) {
-      std::string bytes = good;
-      bytes[at] ^= static_cast<char>(1 << bit);
-      const absl::Status status = DecodeManifest(bytes).status();
-      ASSERT_EQ(status.code(), StatusCode::kDataLoss) << at << " bit " << bit << ": " << status;
-      ASSERT_NE(status.message().find("offset "), status.message().npos) << status;
-    }
-  }
-}
-
-TEST(ManifestCorruption, EveryOtherByteValueIsDetected) {
+TEST(ManifestCorruption, EveryChangedByteIsDetected) {
   const std::string good = Good();
   for (size_t at = 0; at < good.size(); ++at) {
     for (int value = 0; value < 256; ++value) {
       std::string bytes = good;
       bytes[at] = static_cast<char>(value);
       if (bytes == good) continue;
-      ASSERT_EQ(DecodeManifest(bytes).status().code(), StatusCode::kDataLoss) << at;
+      const absl::Status status = DecodeManifest(bytes).status();
+      ASSERT_EQ(status.code(), StatusCode::kDataLoss) << at << ": " << status;
+      ASSERT_NE(status.message().find("offset "), status.message().npos) << status;
     }
   }
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/elements/copy_elements.h"
-#include "checkpoint/elements/placed_digest.h"
+#include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/load/options.h"
 #include "checkpoint/plan/load_plan.h"

@@ -17,13 +17,14 @@
 #include "checkpoint/directory/read_lock.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/compare.h"
-#include "checkpoint/load/data_reader.h"
 #include "checkpoint/load/load_messages.pb.h"
+#include "checkpoint/load/placer.h"
 #include "checkpoint/load/shared_reader.h"
 #include "checkpoint/load/verify_loaded.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/share_reads.h"
+#include "checkpoint/scan/scan.h"
 
 // A load consists of up to five steps with an agreement each, so that no rank continues while
 // another cannot:
@@ -55,11 +56,7 @@ void OrBits(const std::string& packed, std::vector<bool>& bits) {
 
 absl::Status CheckRequest(const StateDict& state, const LoadOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckDestinations(state));
-  if (options.io_threads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
-  }
-  return absl::OkStatus();
+  return CheckIoThreads(options.io_threads);
 }
 
 // On rank 0: combines all ranks' comparisons into the unexpected tensors, or one error that lists
@@ -127,22 +124,22 @@ absl::StatusOr<ReadShare> ShareReading(const Manifest& manifest, const absl::Sta
   } else if (group.size() > 1) {
     needs = DescribeNeeds(manifest, *plan, options.staging_bytes).SerializeAsString();
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string told, AgreeEach(
-                                                       group, needs,
-                                                       [&](const std::vector<std::string>& all) {
-                                                         return ShareReads(manifest, all);
-                                                       },
-                                                       options.deadline));
+  TESSERA_ASSIGN_OR_RETURN(const std::string reply, AgreeEach(
+                                                        group, needs,
+                                                        [&](const std::vector<std::string>& all) {
+                                                          return ShareReads(manifest, all);
+                                                        },
+                                                        options.deadline));
   ReadShare share;
-  if (!share.ParseFromString(told)) return absl::InternalError("rank 0 sent a bad share");
+  if (!share.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad share");
   return share;
 }
 
-absl::Status ReadTogether(const Manifest& manifest, const DataReader& reader,
+absl::Status ReadTogether(const Manifest& manifest, const Scanner& scanner, const Placer& placer,
                           const ReadShare& share, ProcessGroup& group, const LoadOptions& options,
                           LoadReport& report) {
   const absl::StatusOr<std::unique_ptr<SharedReader>> shared = SharedReader::Create(
-      manifest, reader, share, group.rank(), options.io_threads, options.staging_bytes);
+      manifest, scanner, placer, share, group.rank(), options.io_threads, options.staging_bytes);
   TESSERA_RETURN_IF_ERROR(AgreeOnStatus(group, shared.status(), options.deadline));
   TESSERA_RETURN_IF_ERROR(
       AgreeOnStatus(group, (*shared)->Run(group, options.deadline), options.deadline));
@@ -156,26 +153,25 @@ absl::Status ReadTogether(const Manifest& manifest, const DataReader& reader,
 // Steps 3 and 4.
 absl::Status Read(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
                   const Comparison& comparison, ProcessGroup& group, const LoadOptions& options,
-                  LoadReport& report) {
+                  ScanBuffers* buffers, LoadReport& report) {
   const absl::StatusOr<LoadPlan> plan = PlanLoad(manifest, comparison.wanted);
-  const absl::StatusOr<OpenFiles> files =
-      plan.ok() ? OpenDataFiles(storage, checkpoint_dir, manifest, *plan) : plan.status();
-  const absl::StatusOr<DataReader> reader =
-      files.ok() ? DataReader::Create(manifest, *plan, *files, comparison.destinations,
-                                      options.verify_checksums)
-                 : files.status();
+  Scanner scanner(storage, checkpoint_dir, manifest,
+                  {.io_threads = options.io_threads,
+                   .staging_bytes = options.staging_bytes,
+                   .verify_checksums = options.verify_checksums});
+  const absl::Status opened = plan.ok() ? scanner.Open(FilesOf(*plan)) : plan.status();
+  const absl::StatusOr<Placer> placer =
+      opened.ok() ? Placer::Create(manifest, *plan, comparison.destinations) : opened;
   // Without a part of its own it is the manifest that asks for what cannot be read.
   TESSERA_ASSIGN_OR_RETURN(const ReadShare share,
-                           ShareReading(manifest, WithDamagedParts(reader.status(), {}),
-                                        reader.ok() ? &*plan : nullptr, group, options));
+                           ShareReading(manifest, WithDamagedParts(placer.status(), {}),
+                                        placer.ok() ? &*plan : nullptr, group, options));
   report.bytes_needed = plan->bytes;
   if (share.any_shared()) {
-    return ReadTogether(manifest, *reader, share, group, options, report);
+    return ReadTogether(manifest, scanner, *placer, share, group, options, report);
   }
   report.bytes_read = plan->bytes;
-  return AgreeOnStatus(group,
-                       ReadAlone(manifest, *plan, *reader, options.io_threads,
-                                 options.staging_bytes, options.buffers),
+  return AgreeOnStatus(group, scanner.Run(RangesOf(*plan), placer->AsCallback(), buffers),
                        options.deadline);
 }
 
@@ -196,7 +192,8 @@ absl::Status CheckDigests(const Manifest& manifest, const Comparison& comparison
 // Steps 2 to 5.
 absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoint_dir,
                                      const Manifest& manifest, const StateDict& state,
-                                     ProcessGroup& group, const LoadOptions& options) {
+                                     ProcessGroup& group, const LoadOptions& options,
+                                     ScanBuffers* buffers) {
   Comparison comparison = Compare(manifest, state, options);
   TESSERA_ASSIGN_OR_RETURN(const std::string verdict_bytes,
                            Agree(
@@ -212,7 +209,7 @@ absl::StatusOr<LoadReport> LoadState(Storage& storage, std::string_view checkpoi
   LoadReport report;
   if (options.verify_digests) DigestWhilePlacing(manifest, comparison);
   TESSERA_RETURN_IF_ERROR(
-      Read(storage, checkpoint_dir, manifest, comparison, group, options, report));
+      Read(storage, checkpoint_dir, manifest, comparison, group, options, buffers, report));
   if (options.verify_digests) {
     TESSERA_RETURN_IF_ERROR(CheckDigests(manifest, comparison, group, options, report));
   }
@@ -231,21 +228,21 @@ absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view che
   const ReadLock reading(storage, checkpoint_dir);
   TESSERA_ASSIGN_OR_RETURN(const Manifest manifest,
                            ShareManifest(storage, checkpoint_dir, state, group, options));
-  TESSERA_ASSIGN_OR_RETURN(LoadReport report,
-                           LoadState(storage, checkpoint_dir, manifest, state, group, options));
+  TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, manifest, state,
+                                                        group, options, nullptr));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }
 
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
-                                            const LoadOptions& options) {
+                                            const LoadOptions& options, ScanBuffers* buffers) {
   const auto start = std::chrono::steady_clock::now();
   const ReadLock reading(storage, checkpoint_dir);
   TESSERA_RETURN_IF_ERROR(CheckRequest(state, options));
   SingleProcessGroup alone;
-  TESSERA_ASSIGN_OR_RETURN(LoadReport report,
-                           LoadState(storage, checkpoint_dir, manifest, state, alone, options));
+  TESSERA_ASSIGN_OR_RETURN(LoadReport report, LoadState(storage, checkpoint_dir, manifest, state,
+                                                        alone, options, buffers));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -8,6 +8,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/load/options.h"
 #include "checkpoint/plan/state_dict.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/storage/storage.h"
 
 namespace tessera::ckpt {
@@ -17,10 +18,12 @@ absl::StatusOr<LoadReport> LoadCheckpoint(Storage& storage, std::string_view che
                                           const StateDict& state, ProcessGroup& group,
                                           const LoadOptions& options);
 
-// The same in one process, from a checkpoint whose manifest has been read.
+// The same in one process, from a checkpoint whose manifest has been read. `buffers` (may be null)
+// are those that an earlier load left, and keep the ones that this load allocates.
 absl::StatusOr<LoadReport> LoadWithManifest(Storage& storage, std::string_view checkpoint_dir,
                                             const Manifest& manifest, const StateDict& state,
-                                            const LoadOptions& options);
+                                            const LoadOptions& options,
+                                            ScanBuffers* buffers = nullptr);
 
 }  // namespace tessera::ckpt
 

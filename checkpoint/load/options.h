@@ -7,7 +7,6 @@
 
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
-#include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
 
@@ -32,12 +31,8 @@ struct LoadOptions {
   // refused.
   bool convert_dtype = true;
   int io_threads = 4;
-  // At most, or one chunk; seven where ranks share their reading.
+  // Limit of the reading buffers, or one chunk; seven where ranks share their reading.
   uint64_t staging_bytes = uint64_t{64} << 20;
-  // Staging buffers that one load leaves to the next: filling new memory costs more than reading
-  // into it. Not used where ranks share their reading, nor by two loads at a time. Null: none are
-  // kept.
-  std::vector<AlignedBuffer>* buffers = nullptr;
 };
 
 struct LoadReport {

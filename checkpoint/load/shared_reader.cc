@@ -41,12 +41,10 @@ void ForEachMessage(const FilePiece& piece, Function&& fn) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SharedReader>> SharedReader::Create(const Manifest& manifest,
-                                                                   const DataReader& reader,
-                                                                   const ReadShare& share, int rank,
-                                                                   int io_threads,
-                                                                   uint64_t staging_bytes) {
-  std::unique_ptr<SharedReader> shared(new SharedReader(reader, rank));
+absl::StatusOr<std::unique_ptr<SharedReader>> SharedReader::Create(
+    const Manifest& manifest, const Scanner& scanner, const Placer& placer, const ReadShare& share,
+    int rank, int io_threads, uint64_t staging_bytes) {
+  std::unique_ptr<SharedReader> shared(new SharedReader(scanner, placer, rank));
   TESSERA_RETURN_IF_ERROR(shared->Schedule(manifest, share));
   TESSERA_RETURN_IF_ERROR(shared->MakeBuffers(io_threads, staging_bytes));
   return shared;
@@ -93,7 +91,7 @@ absl::Status SharedReader::AddGroups(const Manifest& manifest, const ReadSegment
                                      std::vector<ReceiverGroup>& groups) const {
   for (const Receivers& receivers : segment.receivers()) {
     const auto ranks = rank_sets_.find(receivers.rank_set());
-    if (ranks == rank_sets_.end()) return absl::InternalError("a set of ranks that was not told");
+    if (ranks == rank_sets_.end()) return absl::InternalError("an unknown set of ranks");
     ReceiverGroup& group = groups.emplace_back(ReceiverGroup{nullptr, nullptr, &ranks->second});
     if (!receivers.has_region()) continue;
     group.region = &receivers.region();
@@ -224,8 +222,9 @@ class SharedReader::Session {
   void DoTask(int worker, const Task& task) {
     const FilePiece& piece = task.own ? r_.own_[task.index].piece : r_.private_[task.index];
     std::byte* const buffer = task.own ? OwnBuffer(task.index) : r_.private_buffers_[worker].data();
-    absl::Status status = HasFailed() ? absl::CancelledError("after another error")
-                                      : r_.reader_.ReadAndPlace(piece, buffer);
+    absl::Status status =
+        HasFailed() ? absl::CancelledError("after another error")
+                    : r_.scanner_.ReadPiece(piece, buffer, worker, r_.placer_.AsCallback());
     const MutexLock lock(&mutex_);
     if (status.ok()) r_.counters_.bytes_read += piece.size();
     if (task.own) done_[task.index] = status.ok() ? Done::kGood : Done::kFailed;
@@ -273,9 +272,9 @@ class SharedReader::Session {
     if (message.marked) incoming_good_ = data[-static_cast<ptrdiff_t>(kMarkBytes)] == kGood;
     if (!incoming_good_) return absl::OkStatus();  // the sender reports the reason
     if (message.region == nullptr) {
-      r_.reader_.Place(message.piece, data);
+      r_.placer_.Place(message.piece, data);
     } else {
-      r_.reader_.PlaceRegion(message.piece, *message.region, data);
+      r_.placer_.PlaceRegion(message.piece, *message.region, data);
     }
     r_.counters_.bytes_received += message.bytes;
     return absl::OkStatus();

@@ -26,8 +26,9 @@
 #include "absl/time/time.h"
 #include "checkpoint/collective/process_group.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/load/data_reader.h"
+#include "checkpoint/load/placer.h"
 #include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/storage/aligned_buffer.h"
 
 namespace tessera::ckpt {
@@ -42,11 +43,9 @@ class SharedReader {
  public:
   // Derives this rank's work from its share, and allocates the buffers: at most staging_bytes, but
   // at least seven pieces. Does not communicate. All arguments must outlive the reader.
-  static absl::StatusOr<std::unique_ptr<SharedReader>> Create(const Manifest& manifest,
-                                                              const DataReader& reader,
-                                                              const ReadShare& share, int rank,
-                                                              int io_threads,
-                                                              uint64_t staging_bytes);
+  static absl::StatusOr<std::unique_ptr<SharedReader>> Create(
+      const Manifest& manifest, const Scanner& scanner, const Placer& placer,
+      const ReadShare& share, int rank, int io_threads, uint64_t staging_bytes);
 
   // Collective over the group, and called once. Errors: failed reads of this rank; those of the
   // group.
@@ -83,7 +82,8 @@ class SharedReader {
     size_t index;
   };
 
-  SharedReader(const DataReader& reader, int rank) : reader_(reader), rank_(rank) {}
+  SharedReader(const Scanner& scanner, const Placer& placer, int rank)
+      : scanner_(scanner), placer_(placer), rank_(rank) {}
   absl::Status Schedule(const Manifest& manifest, const ReadShare& share);
   absl::Status AddGroups(const Manifest& manifest, const ReadSegment& segment,
                          std::vector<ReceiverGroup>& groups) const;
@@ -92,7 +92,8 @@ class SharedReader {
   absl::Status MakeBuffers(int io_threads, uint64_t staging_bytes);
   absl::Status AddBuffer(uint64_t bytes, std::vector<AlignedBuffer>& to);
 
-  const DataReader& reader_;
+  const Scanner& scanner_;
+  const Placer& placer_;
   const uint32_t rank_;
   std::map<uint32_t, std::vector<uint32_t>> rank_sets_;
   std::vector<std::unique_ptr<std::vector<ReceiverGroup>>> groups_;  // per shared segment

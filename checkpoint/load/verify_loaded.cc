@@ -20,12 +20,12 @@
 #include "checkpoint/collective/agree.h"
 #include "checkpoint/directory/damaged_parts.h"
 #include "checkpoint/elements/copy_elements.h"
-#include "checkpoint/elements/placed_digest.h"
+#include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/load_messages.pb.h"
-#include "checkpoint/plan/box_proto.h"
+#include "checkpoint/plan/rank_state.h"
 #include "layout/coverage.h"
 #include "layout/subtract.h"
 
@@ -80,7 +80,7 @@ LogicalDigest DigestPart(const Shape& shape, const Destination& destination, con
     first += (box.global_offset[d] - destination.box.global_offset[d]) * destination.strides[d];
   }
   const int64_t size = static_cast<int64_t>(destination.element_bytes);
-  return DigestBox(shape, {destination.data + first * size, box, destination.strides},
+  return DigestBox(shape, box, destination.data + first * size, destination.strides,
                    destination.element_bytes);
 }
 
@@ -387,7 +387,7 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
   std::set<std::string> converted;
   const std::vector<Held> all = CollectHeld(manifest, comparison, converted);
   const auto judge = [&](const std::vector<Held>& held) -> absl::StatusOr<LoadedVerdict> {
-    TESSERA_ASSIGN_OR_RETURN(const std::string told,
+    TESSERA_ASSIGN_OR_RETURN(const std::string reply,
                              Agree(
                                  group, DigestAll(manifest, held, threads),
                                  [&](const std::vector<std::string>& payloads) {
@@ -395,7 +395,7 @@ absl::StatusOr<LoadedDigests> VerifyLoaded(const Manifest& manifest, const Compa
                                  },
                                  deadline));
     LoadedVerdict verdict;
-    if (!verdict.ParseFromString(told)) return absl::InternalError("rank 0 sent a bad verdict");
+    if (!verdict.ParseFromString(reply)) return absl::InternalError("rank 0 sent a bad verdict");
     return verdict;
   };
   TESSERA_ASSIGN_OR_RETURN(LoadedVerdict verdict, judge(all));

@@ -21,7 +21,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/manager/resume_messages.pb.h"
 #include "checkpoint/manager/rolling.h"
-#include "checkpoint/verify/verify_parts.h"
+#include "checkpoint/verify/verify.h"
 
 // 1. Rank 0 offers the newest checkpoint that it has not skipped, or nothing.
 // 2. All ranks load it. Their common error goes back to 1, where rank 0 judges it first.

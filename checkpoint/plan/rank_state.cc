@@ -182,4 +182,6 @@ std::vector<int64_t> ShardStrides(const Shard& shard) {
   return shard.strides.empty() ? ContiguousStrides(shard.box.shape) : shard.strides;
 }
 
+size_t ElementBytes(ElementType dtype) { return DTypeSize(static_cast<DType>(dtype)); }
+
 }  // namespace tessera::ckpt

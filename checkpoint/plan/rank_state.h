@@ -14,8 +14,19 @@ inline DType ToProto(ElementType dtype) { return static_cast<DType>(dtype); }
 inline TensorRole FromProto(Role role) { return static_cast<TensorRole>(role); }
 inline ElementType FromProto(DType dtype) { return static_cast<ElementType>(dtype); }
 
-// The dtype that a tensor names or, where it names none, that of its first shard that has one.
-// DTYPE_UNSPECIFIED where there is none either.
+// A box as ranks send it to each other, and back. Precondition: `proto` is empty.
+inline void ToProto(const Box& box, BoxProto& proto) {
+  proto.mutable_offset()->Add(box.global_offset.begin(), box.global_offset.end());
+  proto.mutable_shape()->Add(box.shape.begin(), box.shape.end());
+}
+
+inline Box FromProto(const BoxProto& proto) {
+  return {{proto.offset().begin(), proto.offset().end()},
+          {proto.shape().begin(), proto.shape().end()}};
+}
+
+// The dtype that a tensor names or, where it names none, the dtype of its first shard that has
+// one. DTYPE_UNSPECIFIED if no shard has one either.
 DType DTypeOf(const ShardedTensor& tensor);
 
 // What can be wrong with a state dict by itself: names (empty, twice), unknown roles and dtypes,

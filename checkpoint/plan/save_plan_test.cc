@@ -85,25 +85,6 @@ void ExpectSound(const std::vector<RankState>& ranks, SavePlan plan) {
   EXPECT_EQ(paths.size(), plan.manifest.files_size());
 }
 
-TEST(SavePlanTest, ReplicasAreWrittenOnceAndBalanced) {
-  // Data parallel 4: every rank holds everything.
-  std::vector<RankState> ranks(4);
-  for (RankState& rank : ranks) {
-    Add(rank, "wte", WEIGHT, F32, {50000, 64}, {WholeBox({50000, 64})});
-    for (int layer = 0; layer < 12; ++layer) {
-      Add(rank, absl::StrCat("h.", layer), WEIGHT, F32, {64, 256}, {WholeBox({64, 256})});
-    }
-  }
-  const auto plan = Plan(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  ExpectSound(ranks, *plan);
-  const std::vector<uint64_t> bytes = BytesPerRank(*plan);
-  uint64_t total = 0;
-  for (uint64_t b : bytes) total += b;
-  EXPECT_EQ(total, (50000 * 64 + 12 * 64 * 256) * 4);
-  EXPECT_LE(*std::ranges::max_element(bytes) * 4.0 / total, 1.1);
-}
-
 TEST(SavePlanTest, WhatOneRankAloneHoldsCountsInTheBalance) {
   std::vector<RankState> ranks(2);
   Add(ranks[0], "own", WEIGHT, F32, {300}, {WholeBox({300})});
@@ -142,21 +123,6 @@ TEST(SavePlanTest, FilesByKindAndSize) {
   ExpectSound(ranks, *plan);
   EXPECT_EQ(plan->manifest.files_size(), 10);
   for (const DataFile& file : plan->manifest.files()) EXPECT_LE(file.size_bytes(), 4096 + 1000);
-}
-
-TEST(SavePlanTest, ReplicasThatWereCutDifferently) {
-  // A tied embedding in the flat buckets of two pipeline stages: each split over two ranks, at
-  // different elements.
-  const Shape shape = {10, 7};
-  std::vector<RankState> ranks(4);
-  for (int r = 0; r < 4; ++r) {
-    const int64_t cut = r < 2 ? 33 : 50;
-    const int64_t begin = r % 2 == 0 ? 0 : cut, end = r % 2 == 0 ? cut : 70;
-    Add(ranks[r], "wte", MASTER_WEIGHT, F32, shape, FlatRangeToBoxes(WholeBox(shape), begin, end));
-  }
-  const auto plan = Plan(ranks, {});
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  ExpectSound(ranks, *plan);
 }
 
 TEST(SavePlanTest, RefusalsNameTensorRankAndBox) {

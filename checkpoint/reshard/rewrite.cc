@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,22 +16,22 @@
 #include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "base/threads.h"
 #include "base/units.h"
 #include "base/workers.h"
 #include "checkpoint/directory/directory.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
-#include "checkpoint/elements/digest_runs.h"
+#include "checkpoint/elements/digest_elements.h"
 #include "checkpoint/format/digest.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/compare.h"
-#include "checkpoint/load/data_reader.h"
+#include "checkpoint/load/placer.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/save/coordinator.h"
 #include "checkpoint/save/phase.h"
 #include "checkpoint/save/save_messages.pb.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "checkpoint/storage/pieces.h"
 #include "layout/flat_range.h"
@@ -49,16 +48,11 @@ constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
 // element size.
 constexpr uint64_t kBlockBytes = 128 << 10;
 
-// One box that fills bytes [begin, end) of a file.
-struct Item {
-  uint64_t begin;
-  uint64_t end;
-  uint32_t tensor;        // into the planned manifest
-  uint32_t saved_tensor;  // into the source's
+// One box that fills bytes of a file. `tensor` is an index into the planned manifest.
+struct Item : StoredBox {
+  uint32_t saved_tensor;  // into the source's manifest
   DType dtype;
-  int64_t element_bytes;
   Box box;
-  BoxRuns global;  // file <-> row-major indices of the logical tensor
 };
 
 // A data file being written.
@@ -70,17 +64,6 @@ struct TargetFile {
   std::vector<Item> items;  // ascending
   std::vector<uint32_t> crcs;
   std::unique_ptr<WritableFile> file;
-
-  // Calls fn(item, first, last): elements [first, last) of the item are in bytes [begin, end).
-  template <typename Function>
-  void ForEachItem(uint64_t begin, uint64_t end, Function&& fn) const {
-    auto item = std::ranges::upper_bound(items, begin, {}, &Item::end);
-    for (; item != items.end() && item->begin < end; ++item) {
-      fn(*item,
-         static_cast<int64_t>(std::max(begin, item->begin) - item->begin) / item->element_bytes,
-         static_cast<int64_t>(std::min(end, item->end) - item->begin) / item->element_bytes);
-    }
-  }
 };
 
 // Bytes [begin, end) of a file, in memory.
@@ -89,35 +72,6 @@ struct Window {
   uint64_t begin;
   uint64_t end;
   std::byte* data;
-};
-
-// A task that runs while the caller continues or, where the system cannot start a thread, before.
-class BackgroundTask {
- public:
-  BackgroundTask() = default;
-  BackgroundTask(const BackgroundTask&) = delete;
-  BackgroundTask& operator=(const BackgroundTask&) = delete;
-  ~BackgroundTask() { Join().IgnoreError(); }
-
-  // Precondition: joined.
-  void Start(const std::function<absl::Status()>& task) {
-    absl::StatusOr<std::thread> thread = StartThread([this, task] { status_ = task(); });
-    if (thread.ok()) {
-      thread_ = *std::move(thread);
-    } else {
-      status_ = task();
-    }
-  }
-
-  // Waits for the last task and returns its result; OK if there was none.
-  absl::Status Join() {
-    if (thread_.joinable()) thread_.join();
-    return std::exchange(status_, absl::OkStatus());
-  }
-
- private:
-  std::thread thread_;
-  absl::Status status_;
 };
 
 uint64_t LargestChunk(const Manifest& manifest) {
@@ -140,10 +94,7 @@ class Rewriter {
 
   // Runs before anything is written.
   absl::Status Check() {
-    if (options_.io_threads < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("io_threads must be at least 1, not ", options_.io_threads));
-    }
+    TESSERA_RETURN_IF_ERROR(CheckIoThreads(options_.io_threads));
     const uint64_t least = LeastRewriteMemory(source_.manifest, plan_.save.manifest);
     if (options_.memory_bytes < least) {
       return absl::InvalidArgumentError(absl::StrCat(HumanBytes(options_.memory_bytes),
@@ -279,14 +230,12 @@ class Rewriter {
     const Shape shape = GlobalShape(tensor);
     const Box box = ItemBox(item);
     const int64_t size = DTypeSize(tensor.dtype());
-    return {item.file_offset(),
-            item.file_offset() + ElementCount(box.shape) * size,
-            item.manifest_tensor(),
+    return {{item.file_offset(), item.file_offset() + ElementCount(box.shape) * size,
+             item.manifest_tensor(), size,
+             BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))},
             saved_tensor_[item.manifest_tensor()],
             tensor.dtype(),
-            size,
-            box,
-            BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))};
+            box};
   }
 
   absl::Status WriteGroup(size_t first, size_t count) {
@@ -310,16 +259,16 @@ class Rewriter {
     }
     report_.buffer_bytes = std::max(report_.buffer_bytes, sets * stride * count + StagingBytes());
 
+    // Each round fills windows and, at the same time, writes those of the round before.
     std::array<std::vector<Window>, 2> windows;
-    BackgroundTask writing;  // destroyed, and therefore finished, before what it uses
-    for (uint64_t begin = 0, i = 0; begin < longest; begin += each, ++i) {
-      std::vector<Window>& current = windows[i % 2];
-      current = CutWindows(files, begin, each, stride, buffers[i % 2].data());
-      TESSERA_RETURN_IF_ERROR(InPhase("reading", Fill(current)));
-      TESSERA_RETURN_IF_ERROR(writing.Join());
-      writing.Start([this, &current] { return WriteWindows(current); });
+    for (uint64_t begin = 0, i = 0; begin < longest || !windows[(i + 1) % 2].empty();
+         begin += each, ++i) {
+      windows[i % 2] = CutWindows(files, begin, each, stride, buffers[i % 2].data());
+      TESSERA_RETURN_IF_ERROR(RunTasks(2, 2, [&](int, size_t task) {
+        return task == 0 ? InPhase("reading", Fill(windows[i % 2]))
+                         : WriteWindows(windows[(i + 1) % 2]);
+      }));
     }
-    TESSERA_RETURN_IF_ERROR(writing.Join());
     return FinishFiles(files);
   }
 
@@ -345,30 +294,29 @@ class Rewriter {
         std::memcpy(window.data, header.data() + window.begin,
                     std::min<uint64_t>(header.size(), window.end) - window.begin);
       }
-      window.file->ForEachItem(
-          window.begin, window.end, [&](const Item& item, int64_t first, int64_t last) {
-            std::byte* at = window.data + (item.begin + first * item.element_bytes - window.begin);
-            for (Box& box : FlatRangeToBoxes(item.box, first, last)) {
-              wanted.push_back({item.saved_tensor, box});
-              std::byte* const data =
-                  std::exchange(at, at + ElementCount(box.shape) * item.element_bytes);
-              std::vector<int64_t> strides = ContiguousStrides(box.shape);
-              destinations.push_back({std::move(box), data, std::move(strides),
-                                      static_cast<size_t>(item.element_bytes),
-                                      FindCopy(item.dtype, item.dtype)});
-            }
-          });
+      ForEachStored(window.file->items, window.begin, window.end,
+                    [&](const Item& item, int64_t first, int64_t last) {
+                      std::byte* at =
+                          window.data + (item.begin + first * item.element_bytes - window.begin);
+                      for (Box& box : FlatRangeToBoxes(item.box, first, last)) {
+                        wanted.push_back({item.saved_tensor, box});
+                        std::byte* const data =
+                            std::exchange(at, at + ElementCount(box.shape) * item.element_bytes);
+                        std::vector<int64_t> strides = ContiguousStrides(box.shape);
+                        destinations.push_back({std::move(box), data, std::move(strides),
+                                                static_cast<size_t>(item.element_bytes),
+                                                FindCopy(item.dtype, item.dtype)});
+                      }
+                    });
     }
     TESSERA_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(source_.manifest, wanted));
-    TESSERA_ASSIGN_OR_RETURN(
-        const OpenFiles files,
-        OpenDataFiles(source_.storage, source_.directory, source_.manifest, plan));
-    TESSERA_ASSIGN_OR_RETURN(
-        const DataReader reader,
-        DataReader::Create(source_.manifest, plan, files, destinations, /*verify_checksums=*/true));
+    Scanner scanner(source_.storage, source_.directory, source_.manifest,
+                    {.io_threads = options_.io_threads, .staging_bytes = StagingBytes()});
+    TESSERA_RETURN_IF_ERROR(scanner.Open(FilesOf(plan)));
+    TESSERA_ASSIGN_OR_RETURN(const Placer placer,
+                             Placer::Create(source_.manifest, plan, destinations));
     report_.bytes_read += plan.bytes;
-    return ReadAlone(source_.manifest, plan, reader, options_.io_threads, StagingBytes(),
-                     &staging_);
+    return scanner.Run(RangesOf(plan), placer.AsCallback(), &staging_);
   }
 
   absl::Status WriteWindows(const std::vector<Window>& windows) {
@@ -402,10 +350,7 @@ class Rewriter {
           std::min({piece.end, begin + kBlockBytes, (chunk + 1) * uint64_t{file.chunk_bytes}});
       const std::byte* const bytes = piece.data + (begin - piece.begin);
       file.crcs[chunk] = ExtendCrc32c(file.crcs[chunk], {bytes, end - begin});
-      file.ForEachItem(begin, end, [&](const Item& item, int64_t first, int64_t last) {
-        const std::byte* const from = bytes + (item.begin + first * item.element_bytes - begin);
-        digests[item.tensor] += DigestRuns(item.global, first, last, from, item.element_bytes);
-      });
+      DigestStored(file.items, begin, end, bytes, digests);
       begin = end;
     }
   }
@@ -458,7 +403,7 @@ class Rewriter {
   std::vector<uint32_t> saved_tensor_;  // by planned tensor
   std::vector<PlannedFile> files_;      // by index into Manifest.files
   std::vector<Digests> digests_;        // per writing worker, by planned tensor
-  std::vector<AlignedBuffer> staging_;  // left by one read of the source to the next
+  ScanBuffers staging_;
   WriteReport write_report_;
   uint64_t total_bytes_ = 0;
   RewriteReport report_;  // but for bytes_written

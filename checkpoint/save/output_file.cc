@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "checkpoint/elements/copy_elements.h"
-#include "checkpoint/elements/digest_runs.h"
+#include "checkpoint/elements/digest_elements.h"
+#include "checkpoint/elements/strided.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/save_plan.h"
@@ -45,18 +45,6 @@ absl::StatusOr<OutputFile> OutputFile::Make(const StateDict& state, const RankSt
   return file;
 }
 
-// Calls fn(source, first, last): elements [first, last) of the source are in bytes [begin, end).
-template <typename Function>
-void OutputFile::ForEachSource(uint64_t begin, uint64_t end, Function&& fn) const {
-  auto source = std::ranges::upper_bound(sources_, begin, {}, &Source::end);
-  for (; source != sources_.end() && source->begin < end; ++source) {
-    const uint64_t first = std::max(begin, source->begin), last = std::min(end, source->end);
-    const int64_t size = source->element_bytes;
-    fn(*source, static_cast<int64_t>(first - source->begin) / size,
-       static_cast<int64_t>(last - source->begin) / size);
-  }
-}
-
 void OutputFile::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const {
   if (begin >= header_.size()) return;
   std::memcpy(out, header_.data() + begin, std::min<uint64_t>(end, header_.size()) - begin);
@@ -65,14 +53,15 @@ void OutputFile::CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const 
 void OutputFile::CopySource(const Source& source, int64_t first, int64_t last, std::byte* to) {
   const int64_t size = source.element_bytes;
   source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {
-    GatherElements(source.data + run.strided_element * size, source.memory.run_stride(),
-                   to + (run.outer_element - first) * size, run.count, size);
+    const StridedDim dim = {run.count, source.memory.run_stride(), 1};
+    CopyStrided({&dim, 1}, size, source.data + run.strided_element * size,
+                to + (run.outer_element - first) * size);
   });
 }
 
 void OutputFile::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
   CopyHeader(begin, end, out);
-  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+  ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
     CopySource(source, first, last, out + (source.begin + first * size - begin));
   });
@@ -80,7 +69,7 @@ void OutputFile::Copy(uint64_t begin, uint64_t end, std::byte* out) const {
 
 void OutputFile::Digest(uint64_t begin, uint64_t end, const std::byte* bytes,
                         std::vector<LogicalDigest>& digests) const {
-  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+  ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
     const std::byte* const from = bytes + (source.begin + first * size - begin);
     digests[source.digest_slot] += DigestRuns(source.global, first, last, from, size);
@@ -92,7 +81,7 @@ void OutputFile::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
                                const std::function<void(std::span<const std::byte>)>& fn) const {
   CopyHeader(begin, end, out);
   if (begin < header_.size()) fn({out, std::min<uint64_t>(end, header_.size()) - begin});
-  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
+  ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
     std::byte* const to = out + (source.begin + first * size - begin);
     const size_t size_bytes = (last - first) * size;
@@ -112,8 +101,7 @@ void OutputFile::CopyAndDigest(uint64_t begin, uint64_t end, std::byte* out,
 void OutputFile::ForEachMemory(
     uint64_t begin, uint64_t end,
     const std::function<void(const std::byte*, const std::byte*)>& fn) const {
-  ForEachSource(begin, end, [&](const Source& source, int64_t first, int64_t last) {
-    if (first == last) return;
+  ForEachStored(sources_, begin, end, [&](const Source& source, int64_t first, int64_t last) {
     const int64_t size = source.element_bytes;
     int64_t low = std::numeric_limits<int64_t>::max(), high = std::numeric_limits<int64_t>::min();
     source.memory.ForEach(first, last, [&](const BoxRuns::Run& run) {

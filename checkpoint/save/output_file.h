@@ -66,8 +66,6 @@ class OutputFile {
   static Source MakeSource(const WriteItem& item, const StateDict& state, size_t digest_slot);
   void CopyHeader(uint64_t begin, uint64_t end, std::byte* out) const;
   static void CopySource(const Source& source, int64_t first, int64_t last, std::byte* to);
-  template <typename Function>
-  void ForEachSource(uint64_t begin, uint64_t end, Function&& fn) const;
 
   uint32_t index_ = 0;
   std::string path_;

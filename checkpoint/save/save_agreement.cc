@@ -57,13 +57,14 @@ class SaveAgreement {
         deadline_(deadline) {}
 
   absl::StatusOr<SaveTask> Run(const absl::StatusOr<RankState>& local) {
-    ++cache_.counters_.saves;
+    if (cache_.counters_ == nullptr) cache_.counters_ = std::make_shared<PlanCounters>();
+    ++cache_.counters_->saves;
     if (local.ok()) {
       description_ = local->SerializeAsString();
       key_ = CacheKey(group_, description_, options_);
     }
     const bool hit = local.ok() && cache_.entry_ != nullptr && cache_.entry_->key == key_;
-    if (hit) ++cache_.counters_.local_hits;
+    if (hit) ++cache_.counters_->local_hits;
     const absl::StatusOr<std::string> message =
         local.ok() ? absl::StatusOr<std::string>(FirstMessage(hit)) : local.status();
     TESSERA_ASSIGN_OR_RETURN(
@@ -87,7 +88,7 @@ class SaveAgreement {
   }
 
   std::string Describe() {
-    ++cache_.counters_.descriptions;
+    ++cache_.counters_->descriptions;
     return description_;
   }
 
@@ -136,7 +137,7 @@ class SaveAgreement {
 
   absl::StatusOr<std::vector<std::string>> AnswerWithPlan(
       const std::vector<std::string>& descriptions) {
-    ++cache_.counters_.plans_made;
+    ++cache_.counters_->plans_made;
     TESSERA_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(descriptions, options_));
     SaveVerdict verdict;
     TESSERA_RETURN_IF_ERROR(Prepare(plan.manifest, /*is_new=*/true, verdict));
@@ -156,10 +157,10 @@ class SaveAgreement {
     task.directory = std::move(*verdict.mutable_directory());
     task.from_cache = verdict.plan_id() == 0;
     if (task.from_cache) {
-      ++cache_.counters_.hits;
+      ++cache_.counters_->hits;
       task.plan = cache_.entry_->mine;
     } else {
-      ++cache_.counters_.parts_received;
+      ++cache_.counters_->parts_received;
       cache_.entry_.reset();
       if (!task.plan.ParseFromString(verdict.plan())) return Unreadable(0, "a plan");
       cache_.entry_ = std::make_shared<const PlanCache::Entry>(
@@ -180,6 +181,10 @@ class SaveAgreement {
   std::string description_, key_;
   Manifest planned_;  // on rank 0
 };
+
+PlanCounters CountersOf(const PlanCache& cache) {
+  return cache.counters_ == nullptr ? PlanCounters() : *cache.counters_;
+}
 
 absl::StatusOr<SaveTask> AgreeOnSave(ProcessGroup& group, const absl::StatusOr<RankState>& local,
                                      int64_t step, const SavePlanOptions& options, PlanCache& cache,

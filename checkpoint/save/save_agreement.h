@@ -57,6 +57,17 @@ struct SaveTask {
 // before.
 using PrepareSave = std::function<absl::StatusOr<SaveTarget>(const Manifest& planned, bool is_new)>;
 
+// What saves through a cache have cost this rank. For tests.
+struct PlanCounters {
+  int64_t saves = 0;           // agreements, failed ones included
+  int64_t local_hits = 0;      // this rank's structure was the cached one
+  int64_t hits = 0;            // every rank's was: no planning
+  int64_t descriptions = 0;    // sent to rank 0 by this rank
+  int64_t plans_made = 0;      // by this process: on rank 0
+  int64_t parts_received = 0;  // parts of new plans
+};
+PlanCounters CountersOf(const PlanCache& cache);
+
 // Collective; every rank returns OK or the same error. `local` is this rank's description, or the
 // reason why there is none; the step must be the same on all ranks. Errors: InvalidArgument
 // (PlanSave's, different steps), those of prepare(), of other ranks and of the group. Bytes on the

@@ -99,7 +99,7 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
   EXPECT_FALSE(first.from_cache());
   EXPECT_EQ(first.prepared_new, 1);
   PlanCounters before[kRanks];
-  for (int r = 0; r < kRanks; ++r) before[r] = caches_[r].counters();
+  for (int r = 0; r < kRanks; ++r) before[r] = CountersOf(caches_[r]);
   for (int save = 0; save < 3; ++save) {
     Round round;
     for (int64_t& step : round.step) step = 8 + save;  // progress does not change the structure
@@ -115,15 +115,15 @@ TEST_F(SaveAgreementTest, ASecondSavePlansNothingAndSendsNoDescription) {
     }
   }
   for (int r = 0; r < kRanks; ++r) {
-    const PlanCounters& after = caches_[r].counters();
+    const PlanCounters after = CountersOf(caches_[r]);
     EXPECT_EQ(after.plans_made, before[r].plans_made);
     EXPECT_EQ(after.descriptions, before[r].descriptions);
     EXPECT_EQ(after.parts_received, before[r].parts_received);
     EXPECT_EQ(after.hits, 3);
     EXPECT_EQ(after.saves, 4);
   }
-  EXPECT_EQ(caches_[0].counters().plans_made, 1);
-  EXPECT_EQ(caches_[1].counters().plans_made, 0);
+  EXPECT_EQ(CountersOf(caches_[0]).plans_made, 1);
+  EXPECT_EQ(CountersOf(caches_[1]).plans_made, 0);
 }
 
 TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
@@ -189,11 +189,11 @@ TEST_F(SaveAgreementTest, AnyChangeOfOneRankIsAMissOnAll) {
       ASSERT_TRUE(Run(Round()).from_cache());
       Round changed;
       change(changed, rank);
-      const int64_t plans = caches_[0].counters().plans_made;
+      const int64_t plans = CountersOf(caches_[0]).plans_made;
       const Result result = Run(changed);
       ASSERT_TRUE(result.ok()) << result.tasks[0].status();
       EXPECT_FALSE(result.from_cache());
-      EXPECT_EQ(caches_[0].counters().plans_made, plans + 1);
+      EXPECT_EQ(CountersOf(caches_[0]).plans_made, plans + 1);
       // The part in use is the one that a save without any cache would use.
       std::vector<std::string> descriptions;
       for (const RankState& plan : changed.plans) descriptions.push_back(plan.SerializeAsString());
@@ -231,12 +231,12 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
       ASSERT_TRUE(Run(Round()).ok());
       Round changed;
       change(*changed.plans[rank].mutable_tensors(2));
-      const int64_t hits = caches_[0].counters().hits;
+      const int64_t hits = CountersOf(caches_[0]).hits;
       for (const auto& task : Run(changed).tasks) {
         EXPECT_TRUE(absl::IsInvalidArgument(task.status()));
         EXPECT_THAT(std::string(task.status().message()), testing::HasSubstr("tensor shared: "));
       }
-      EXPECT_EQ(caches_[0].counters().hits, hits);
+      EXPECT_EQ(CountersOf(caches_[0]).hits, hits);
       EXPECT_TRUE(Run(Round()).from_cache());  // no plan was made, so none was dropped
     }
   }
@@ -245,13 +245,13 @@ TEST_F(SaveAgreementTest, WhatOneRankAloneSaysDifferentlyIsNoticed) {
 // A plan is that of one rank of a group of one size, whatever the rank describes.
 TEST_F(SaveAgreementTest, AnotherMeshIsAMiss) {
   const auto save = [](ProcessGroup& group, int described, PlanCache& cache) {
-    const int64_t hits = cache.counters().local_hits;
+    const int64_t hits = CountersOf(cache).local_hits;
     const auto task = AgreeOnSave(
         group, Describe(described), 7, {}, cache,
         [](const Manifest&, bool) -> absl::StatusOr<SaveTarget> { return SaveTarget(); },
         absl::Seconds(20));
     EXPECT_TRUE(task.ok()) << task.status();
-    return cache.counters().local_hits - hits;
+    return CountersOf(cache).local_hits - hits;
   };
   PlanCache of_the_last;
   ASSERT_TRUE(Run(Round()).ok());

@@ -367,7 +367,7 @@ TEST_F(AsyncSaverTest, BadMetadataIsFoundBeforeAnythingIsWritten) {
     EXPECT_TRUE(Save(faulty_, "", step + 100, state.dict, in_foreground).ok());
     EXPECT_GT(created.exchange(0), 0);
   }
-  EXPECT_EQ(plan_cache.counters().hits, 1) << "the last save, with the plan of the one before";
+  EXPECT_EQ(CountersOf(plan_cache).hits, 1) << "the last save, with the plan of the one before";
   ExpectNothingHalfWritten();
 }
 

@@ -12,7 +12,6 @@
 #include "checkpoint/storage/fault_storage.h"
 #include "checkpoint/storage/memory_storage.h"
 #include "checkpoint/storage/tiered/tiered_storage.h"
-#include "checkpoint/verify/nearby_copies.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt {

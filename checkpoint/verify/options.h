@@ -3,16 +3,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "checkpoint/directory/damage.h"
+#include "checkpoint/storage/tiered/tiered_storage.h"
 
 namespace tessera::ckpt {
 
 struct VerifyOptions {
   // Whether to compare the contents of every tensor with its logical digest, too.
   bool digests = false;
-  // false: the manifest, and sizes and headers of the files, alone.
+  // false: checks only the manifest, and the sizes and headers of the files.
   bool contents = true;
   int io_threads = 4;
   // Called with the bytes read so far and in all, by one thread at a time. Null: not called.
@@ -26,6 +29,18 @@ struct VerifyReport {
   uint64_t bytes_read = 0;
   double seconds = 0;
 };
+
+struct NearbyCopies {
+  uint64_t good_bytes = 0;  // in files that a load reads from the staging tier
+  int64_t dropped_files = 0;
+};
+
+// Call before a load. Reads the copies of a committed checkpoint's data files in the staging tier,
+// and deletes those that are not, byte for byte by their checksums, what the remote manifest
+// describes. Files without such a copy are not read. Errors: those of the manifest, see
+// ReadManifest().
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
+                                               std::string_view checkpoint_dir);
 
 }  // namespace tessera::ckpt
 

@@ -4,82 +4,51 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
-#include "base/crc32c.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "base/workers.h"
 #include "checkpoint/directory/directory.h"
-#include "checkpoint/directory/file_map.h"
 #include "checkpoint/directory/read_lock.h"
-#include "checkpoint/elements/box_runs.h"
-#include "checkpoint/elements/digest_runs.h"
 #include "checkpoint/format/digest.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/scan/scan.h"
 #include "checkpoint/storage/pieces.h"
 
 namespace tessera::ckpt {
 namespace {
 
-constexpr uint64_t kStagingBytes = uint64_t{64} << 20;
-// Damage that extends over a whole file is reported once, not a million times.
-constexpr size_t kMaxDamagePerFile = 100;
-
-// Whether a file that cannot be opened is missing, or something else in its place, or its bytes are
-// lost.
-bool IsDamage(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
-}
-
-struct ReadPiece {
-  uint32_t file_index;
-  uint64_t begin;
-  uint64_t end;
-};
-
-// A saved shard that contributes to the digest of its tensor.
-struct DigestSource {
-  uint32_t tensor;
-  uint64_t begin;
-  uint64_t end;
-  size_t element_bytes;
-  BoxRuns global;  // file <-> row-major indices of the logical tensor
-};
-
 class Verifier {
  public:
   Verifier(Storage& storage, std::string_view directory, const Manifest& manifest,
            const VerifyOptions& options)
-      : storage_(storage),
-        directory_(directory),
-        manifest_(manifest),
-        map_(manifest),
+      : manifest_(manifest),
         options_(options),
-        files_(manifest.files_size()),
-        damage_per_file_(manifest.files_size()) {}
+        scanner_(storage, directory, manifest,
+                 {.io_threads = options.io_threads,
+                  .read_original = true,
+                  .on_damage = [this](Damage damage) { Report(std::move(damage)); }}) {}
 
   absl::Status Run() {
-    CheckCoverage();
-    for (int f = 0; f < manifest_.files_size(); ++f) TESSERA_RETURN_IF_ERROR(OpenFile(f));
-    if (!options_.contents) return absl::OkStatus();
-    if (options_.digests) PrepareDigests();
-    TESSERA_RETURN_IF_ERROR(ReadEverything());
-    if (options_.digests) CompareDigests();
-    return absl::OkStatus();
+    for (const LogicalTensor& tensor : manifest_.tensors()) {
+      if (!tensor.alias_of().empty()) continue;
+      const absl::Status covered = ValidateCoverage(tensor);
+      if (covered.ok()) continue;
+      Report({std::string(kManifestFileName), 0, tensor.name(), std::string(covered.message())});
+    }
+    TESSERA_RETURN_IF_ERROR(scanner_.OpenAll());
+    for (int f = 0; f < manifest_.files_size(); ++f) TESSERA_RETURN_IF_ERROR(CheckHeader(f));
+    return options_.contents ? ReadEverything() : absl::OkStatus();
   }
 
   VerifyReport Finish() && {
-    const MutexLock lock(&mutex_);
     std::ranges::stable_sort(report_.damage, {}, [](const Damage& d) {
       return std::pair(std::string_view(d.file), d.offset_bytes);
     });
@@ -87,66 +56,19 @@ class Verifier {
   }
 
  private:
-  void Report(Damage damage) {
-    const MutexLock lock(&mutex_);
-    report_.damage.push_back(std::move(damage));
-  }
-
-  // Adds damage of a data file, up to a limit. A description that is not reported is not created.
-  template <typename MakeDamage>
-  void ReportInFile(uint32_t file_index, const MakeDamage& make_damage) {
-    size_t count;
-    {
-      const MutexLock lock(&mutex_);
-      count = ++damage_per_file_[file_index];
-    }
-    if (count > kMaxDamagePerFile) return;
-    Damage damage = make_damage();
-    if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
-    Report(std::move(damage));
-  }
-
-  void CheckCoverage() {
-    for (const LogicalTensor& tensor : manifest_.tensors()) {
-      if (!tensor.alias_of().empty()) continue;
-      const absl::Status covered = ValidateCoverage(tensor);
-      if (covered.ok()) continue;
-      Report({std::string(kManifestFileName), 0, tensor.name(), std::string(covered.message())});
-    }
-  }
-
-  absl::Status OpenFile(uint32_t index) {
-    const DataFile& description = manifest_.files(index);
-    absl::StatusOr<std::unique_ptr<ReadableFile>> file =
-        storage_.Open(JoinPath(directory_, description.path()));
-    if (!file.ok()) {
-      if (!IsDamage(file.status())) return file.status();
-      // The report names the file already.
-      const std::string name = storage_.Describe(JoinPath(directory_, description.path()));
-      Report({description.path(), 0, map_.TensorsIn(index, 0, description.size_bytes()),
-              absl::StrReplaceAll(file.status().message(), {{absl::StrCat("Open ", name, ": "), ""},
-                                                            {absl::StrCat(name, ": "), ""}})});
-      return absl::OkStatus();
-    }
-    const uint64_t found = (*file)->size_bytes();
-    if (found != description.size_bytes()) {
-      Report(DescribeSizeError(manifest_, map_, index, found));
-    }
-    files_[index] = *std::move(file);
-    // Without checksums it is no file of this format, and has another header or none.
-    return HasChecksums(description) ? CheckHeader(index) : absl::OkStatus();
-  }
+  void Report(Damage damage) { report_.damage.push_back(std::move(damage)); }
 
   // The file's own header must agree with the manifest, since other tools read it.
   absl::Status CheckHeader(uint32_t index) {
-    const DataFile& description = manifest_.files(index);
-    const ReadableFile& file = *files_[index];
-    // A wrong size, or a header that is not at the start of a safetensors file, is reported
-    // elsewhere.
-    if (file.size_bytes() != description.size_bytes() || file.size_bytes() < 8) {
+    const DataFile& description = manifest_.files(static_cast<int>(index));
+    const ReadableFile* const file = scanner_.file(index);
+    // A missing file and a wrong size were reported. A file without checksums, or with a header
+    // that is not at its start, is none of this format.
+    if (file == nullptr || !HasChecksums(description) ||
+        file->size_bytes() != description.size_bytes() || file->size_bytes() < 8) {
       return absl::OkStatus();
     }
-    const absl::StatusOr<SafetensorsHeader> header = ReadHeader(file);
+    const absl::StatusOr<SafetensorsHeader> header = ReadHeader(*file);
     const absl::Status checked = header.ok() ? CompareHeader(index, *header) : header.status();
     if (checked.ok()) return absl::OkStatus();
     if (!absl::IsDataLoss(checked)) return checked;
@@ -166,7 +88,7 @@ class Verifier {
   }
 
   absl::Status CompareHeader(uint32_t index, const SafetensorsHeader& header) const {
-    const std::vector<FileMap::Extent>& extents = map_.extents(index);
+    const std::vector<FileMap::Extent>& extents = scanner_.map().extents(index);
     std::map<uint64_t, const SafetensorsEntry*> by_offset;
     size_t not_empty = 0;
     for (const SafetensorsEntry& entry : header.entries) {
@@ -198,124 +120,31 @@ class Verifier {
     return absl::OkStatus();
   }
 
-  void PrepareDigests() {
-    {
-      const MutexLock lock(&mutex_);
-      sums_.resize(manifest_.tensors_size());
-    }
-    sources_.resize(manifest_.files_size());
-    for (int f = 0; f < manifest_.files_size(); ++f) {
-      for (const FileMap::Extent& extent : map_.extents(f)) {
-        const LogicalTensor& tensor = manifest_.tensors(extent.tensor);
-        const Box box = ShardBox(tensor, extent.shard);
-        if (box.empty()) continue;
-        const size_t element_bytes = DTypeSize(tensor.dtype());
-        if (extent.begin % element_bytes != 0 ||
-            manifest_.files(f).chunk_bytes() % element_bytes != 0) {
-          ReportInFile(f, [&]() -> Damage {
-            return {manifest_.files(f).path(), extent.begin, tensor.name(),
-                    absl::StrCat("elements of ", element_bytes,
-                                 " bytes are not aligned, or checksum chunks of ",
-                                 manifest_.files(f).chunk_bytes(), " bytes cut them")};
-          });
-          continue;
-        }
-        const Shape shape = GlobalShape(tensor);
-        sources_[f].push_back(
-            {extent.tensor, extent.begin, extent.end, element_bytes,
-             BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))});
-      }
-    }
-  }
-
   absl::Status ReadEverything() {
-    std::vector<ReadPiece> pieces;
-    uint64_t total = 0, largest = 0;
-    int workers = options_.io_threads;
-    for (int f = 0; f < manifest_.files_size(); ++f) {
-      if (files_[f] == nullptr) continue;
-      const DataFile& description = manifest_.files(f);
-      const uint64_t size = std::min(description.size_bytes(), files_[f]->size_bytes());
-      if (description.chunk_bytes() > kMaxChunkBytes && size > kMaxChunkBytes) {
-        Report({description.path(), 0, "",
-                absl::StrCat("checksum chunks of ", description.chunk_bytes(), " bytes, at most ",
-                             kMaxChunkBytes, " can be read")});
-        continue;
-      }
-      const PieceLayout layout =
-          LayOutPieces(description.chunk_bytes(), options_.io_threads, kStagingBytes);
-      workers = std::min(workers, layout.workers);
-      for (uint64_t at = 0; at < size; at += layout.piece_bytes) {
-        const uint64_t end = std::min(size, at + layout.piece_bytes);
-        pieces.push_back({static_cast<uint32_t>(f), at, end});
-        largest = std::max(largest, end - at);
-        total += end - at;
+    std::optional<TensorDigests> digests;
+    if (options_.digests) {
+      digests.emplace(manifest_, scanner_.map(), options_.io_threads);
+      for (const auto& [file, damage] : digests->cut()) {
+        scanner_.ReportDamage(file, [&damage = damage] { return damage; });
       }
     }
-    workers = static_cast<int>(std::min<size_t>(workers, pieces.size()));
-    std::vector<AlignedBuffer> buffers;
-    for (int w = 0; w < workers; ++w) {
-      TESSERA_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(largest));
-      buffers.push_back(std::move(buffer));
-    }
-    return RunTasks(workers, pieces.size(), [&](int worker, size_t i) {
-      return VerifyPiece(pieces[i], buffers[worker].data(), total);
-    });
-  }
-
-  absl::Status VerifyPiece(const ReadPiece& piece, std::byte* buffer, uint64_t total) {
-    const DataFile& description = manifest_.files(piece.file_index);
-    const absl::Status read =
-        files_[piece.file_index]->ReadOriginalAt(piece.begin, {buffer, piece.end - piece.begin});
-    if (!read.ok() && !IsDamage(read)) return read;
-    if (!read.ok()) {
-      ReportInFile(piece.file_index, [&]() -> Damage {
-        return {description.path(), piece.begin,
-                map_.TensorsIn(piece.file_index, piece.begin, piece.end),
-                std::string(read.message())};
-      });
-      return absl::OkStatus();
-    }
-    const uint64_t chunk_bytes = description.chunk_bytes();
-    for (uint64_t at = piece.begin; at < piece.end; at += chunk_bytes) {
-      const uint64_t end = std::min(piece.end, at + chunk_bytes);
-      const std::byte* const data = buffer + (at - piece.begin);
-      // The rest of a truncated file's last chunk is missing, which was already reported.
-      const bool whole = end == std::min<uint64_t>(at + chunk_bytes, description.size_bytes());
-      if (whole) CheckChunk(piece.file_index, at / chunk_bytes, {data, end - at});
-      if (options_.digests) AddToDigests(piece.file_index, at, end, data);
-    }
-    const MutexLock lock(&mutex_);
-    report_.bytes_read += piece.end - piece.begin;
-    if (options_.progress) options_.progress(report_.bytes_read, total);
+    const std::vector<FilePiece> ranges = scanner_.WholeFiles();
+    uint64_t total = 0;
+    for (const FilePiece& range : ranges) total += range.size();
+    Mutex mutex;
+    TESSERA_RETURN_IF_ERROR(
+        scanner_.Run(ranges, [&](int worker, const FilePiece& chunk, const std::byte* data) {
+          if (digests.has_value()) digests->Add(worker, chunk, data);
+          const MutexLock lock(&mutex);
+          report_.bytes_read += chunk.size();
+          if (options_.progress) options_.progress(report_.bytes_read, total);
+          return absl::OkStatus();
+        }));
+    if (digests.has_value()) CompareDigests(*digests);
     return absl::OkStatus();
   }
 
-  void CheckChunk(uint32_t file_index, uint64_t chunk, std::span<const std::byte> data) {
-    if (!HasChecksums(manifest_.files(static_cast<int>(file_index)))) return;
-    const uint32_t found = Crc32c(data);
-    if (found == manifest_.files(file_index).chunk_crc32c(static_cast<int>(chunk))) return;
-    ReportInFile(file_index,
-                 [&] { return DescribeChecksumError(manifest_, map_, file_index, chunk, found); });
-  }
-
-  void AddToDigests(uint32_t file_index, uint64_t begin, uint64_t end, const std::byte* data) {
-    const std::vector<DigestSource>& sources = sources_[file_index];
-    auto source = std::ranges::upper_bound(sources, begin, {}, &DigestSource::end);
-    for (; source != sources.end() && source->begin < end; ++source) {
-      const int64_t size = source->element_bytes;
-      const uint64_t first_byte = std::max(begin, source->begin);
-      const int64_t first = (first_byte - source->begin) / size;
-      const int64_t last = (std::min(end, source->end) - source->begin) / size;
-      const std::byte* const from = data + (first_byte - begin);
-      const LogicalDigest digest = DigestRuns(source->global, first, last, from, size);
-      const MutexLock lock(&mutex_);
-      sums_[source->tensor] += digest;
-    }
-  }
-
-  void CompareDigests() {
-    const MutexLock lock(&mutex_);
+  void CompareDigests(const TensorDigests& digests) {
     for (int t = 0; t < manifest_.tensors_size(); ++t) {
       const LogicalTensor& tensor = manifest_.tensors(t);
       if (!tensor.alias_of().empty()) continue;
@@ -324,38 +153,32 @@ class Verifier {
         continue;
       }
       const LogicalDigest expected = {tensor.digest().lo(), tensor.digest().hi()};
-      if (sums_[t] == expected) {
+      const LogicalDigest found = digests.Sum(t);
+      if (found == expected) {
         ++report_.digests_verified;
         continue;
       }
       report_.damage.push_back(
           {std::string(kManifestFileName), 0, tensor.name(),
            absl::StrFormat("logical digest: expected %016x%016x, found %016x%016x", expected.hi,
-                           expected.lo, sums_[t].hi, sums_[t].lo)});
+                           expected.lo, found.hi, found.lo)});
     }
   }
 
-  Storage& storage_;
-  const std::string directory_;
   const Manifest& manifest_;
-  const FileMap map_;
   const VerifyOptions& options_;
-  std::vector<std::unique_ptr<ReadableFile>> files_;  // null where a file is missing
-  std::vector<std::vector<DigestSource>> sources_;    // by file, ascending
-  Mutex mutex_;
-  std::vector<LogicalDigest> sums_ ABSL_GUARDED_BY(mutex_);
-  std::vector<size_t> damage_per_file_ ABSL_GUARDED_BY(mutex_);
-  VerifyReport report_ ABSL_GUARDED_BY(mutex_);
+  VerifyReport report_;
+  Scanner scanner_;  // reports damage from one thread at a time
 };
+
+// For scans that only check.
+absl::Status Ignore(int, const FilePiece&, const std::byte*) { return absl::OkStatus(); }
 
 }  // namespace
 
 absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
                                               const VerifyOptions& options) {
-  if (options.io_threads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("io_threads must be at least 1, not ", options.io_threads));
-  }
+  TESSERA_RETURN_IF_ERROR(CheckIoThreads(options.io_threads));
   const auto start = std::chrono::steady_clock::now();
   const auto finish = [&](VerifyReport report) {
     report.seconds =
@@ -374,6 +197,55 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view
   Verifier verifier(storage, checkpoint_dir, *manifest, options);
   TESSERA_RETURN_IF_ERROR(verifier.Run());
   return finish(std::move(verifier).Finish());
+}
+
+absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
+                         const Manifest& manifest, const std::vector<DamagedPart>& parts) {
+  for (int f = 0; f < manifest.files_size(); ++f) {
+    const DataFile& description = manifest.files(f);
+    const uint64_t chunk_bytes = description.chunk_bytes();
+    if (!HasChecksums(description) || chunk_bytes > kMaxChunkBytes) continue;
+    std::vector<FilePiece> ranges;
+    for (const DamagedPart& part : parts) {
+      const uint64_t end = std::min<uint64_t>(part.end_bytes, description.size_bytes());
+      if (part.file != description.path() || part.begin_bytes >= end) continue;
+      const uint64_t begin = part.begin_bytes / chunk_bytes * chunk_bytes;
+      const uint64_t last = (end - 1) / chunk_bytes * chunk_bytes + chunk_bytes;
+      ranges.push_back(
+          {static_cast<uint32_t>(f), begin, std::min<uint64_t>(last, description.size_bytes())});
+    }
+    if (ranges.empty()) continue;
+    Scanner scanner(storage, checkpoint_dir, manifest,
+                    {.io_threads = 1, .staging_bytes = chunk_bytes, .read_original = true});
+    TESSERA_RETURN_IF_ERROR(scanner.Open({&ranges.front().file_index, 1}));
+    TESSERA_RETURN_IF_ERROR(scanner.Run(ranges, Ignore));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NearbyCopies> DropDamagedCopies(TieredStorage& storage,
+                                               std::string_view checkpoint_dir) {
+  TESSERA_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(storage, checkpoint_dir));
+  NearbyCopies copies;
+  ScanBuffers buffers;
+  for (int f = 0; f < manifest.files_size(); ++f) {
+    const DataFile& described = manifest.files(f);
+    const std::string path = JoinPath(checkpoint_dir, described.path());
+    absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage.staging().Open(path);
+    if (!file.ok()) continue;
+    Scanner scanner(storage.staging(), checkpoint_dir, manifest, {});
+    absl::Status intact = scanner.Add(f, *std::move(file));
+    if (intact.ok()) intact = scanner.Run(scanner.WholeFiles(), Ignore, &buffers);
+    if (intact.ok()) {
+      copies.good_bytes += described.size_bytes();
+      continue;
+    }
+    // Another process of this machine may have been faster.
+    const absl::Status deleted = storage.staging().Delete(path);
+    if (!absl::IsNotFound(deleted)) TESSERA_RETURN_IF_ERROR(deleted);
+    ++copies.dropped_files;
+  }
+  return copies;
 }
 
 }  // namespace tessera::ckpt

@@ -2,8 +2,12 @@
 #define TESSERA_CHECKPOINT_VERIFY_VERIFY_H_
 
 #include <string_view>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "checkpoint/verify/options.h"
 
@@ -12,6 +16,14 @@ namespace tessera::ckpt {
 // See Verify() in checkpoint.h.
 absl::StatusOr<VerifyReport> VerifyCheckpoint(Storage& storage, std::string_view checkpoint_dir,
                                               const VerifyOptions& options);
+
+// Reads the chunks that hold the named bytes, and compares their checksums. Skips parts of other
+// files than the data files, and parts without bytes. Reads a chunk whose checksum is wrong twice
+// more: bytes that were damaged on their way from a remote storage are intact then.
+//
+// DataLoss or NotFound: what is damaged; other errors are those of the storage. Memory: one chunk.
+absl::Status VerifyParts(Storage& storage, std::string_view checkpoint_dir,
+                         const Manifest& manifest, const std::vector<DamagedPart>& parts);
 
 }  // namespace tessera::ckpt
 

@@ -7,19 +7,20 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "checkpoint/elements/digest_elements.h"
+#include "checkpoint/elements/strided.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/load/load.h"
 #include "checkpoint/plan/rank_state.h"
 #include "checkpoint/plan/state_dict.h"
-#include "layout/copy_box.h"
 
 namespace tessera::ckpt::convert {
 namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
 
-// Of the element at the beginning of `box` in a tensor that is in memory as a whole.
+// Where the first element of `box` is in a tensor that is in memory as a whole.
 int64_t FirstElement(const std::vector<int64_t>& strides, const Box& box) {
   int64_t element = 0;
   for (size_t d = 0; d < strides.size(); ++d) element += box.global_offset[d] * strides[d];
@@ -56,7 +57,6 @@ BlockReader::BlockReader(const OutputSource& source, int io_threads) : source_(s
   options_.io_threads = io_threads;
   options_.allow_unexpected = true;
   options_.staging_bytes = kStagingBytes;
-  options_.buffers = &staging_;
   for (const LogicalTensor& tensor : source.manifest.tensors()) tensors_[tensor.name()] = &tensor;
 }
 
@@ -77,15 +77,20 @@ absl::Status BlockReader::Read(const OutputTensor& tensor, const std::vector<Sto
   const std::vector<int64_t> whole_strides = ContiguousStrides(tensor.shape);
   size_t at = 0;
   for (const StoredPiece& piece : pieces) {
-    ConstBoxView from = {.data = scratch_.data() + at, .box = piece.box};
+    const std::byte* from = scratch_.data() + at;
+    std::vector<int64_t> strides = ContiguousStrides(piece.box.shape);
     if (whole) {
-      from.data = scratch_.data() + FirstElement(whole_strides, piece.box) * size;
-      from.strides = whole_strides;
+      from = scratch_.data() + FirstElement(whole_strides, piece.box) * size;
+      strides = whole_strides;
     } else {
       at += ElementCount(piece.box.shape) * size;
     }
-    digest += DigestBox(tensor.shape, from, size);
-    CopyBox(piece.box, from, {block.data() + piece.offset_bytes, piece.box, piece.strides}, size);
+    digest += DigestBox(tensor.shape, piece.box, from, strides, size);
+    std::vector<StridedDim> dims;
+    for (size_t d = 0; d < strides.size(); ++d) {
+      dims.push_back({piece.box.shape[d], strides[d], piece.strides[d]});
+    }
+    CopyStrided(dims, size, from, block.data() + piece.offset_bytes);
   }
   return absl::OkStatus();
 }
@@ -106,9 +111,8 @@ absl::Status BlockReader::ReadTogether(std::span<const BlockPart> parts) {
   TESSERA_RETURN_IF_ERROR(Load(std::move(wanted)));
   for (const BlockPart& part : parts) {
     for (const StoredPiece& piece : part.pieces) {
-      part.digest += DigestBox(part.tensor.shape,
-                               {part.block.data() + piece.offset_bytes, piece.box, piece.strides},
-                               DTypeSize(part.tensor.dtype));
+      part.digest += DigestBox(part.tensor.shape, piece.box, part.block.data() + piece.offset_bytes,
+                               piece.strides, DTypeSize(part.tensor.dtype));
     }
   }
   return absl::OkStatus();
@@ -123,7 +127,7 @@ absl::Status BlockReader::Load(std::vector<ShardedTensor> wanted) {
   for (const ShardedTensor& tensor : wanted) names.push_back(tensor.name);
   if (current_ != names) UseManifestOf(std::move(names));
   return LoadWithManifest(source_.storage, source_.directory, manifest_, {std::move(wanted)},
-                          options_)
+                          options_, &staging_)
       .status();
 }
 

@@ -13,7 +13,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/load/options.h"
 #include "checkpoint/plan/state_dict.h"
-#include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/scan/scan.h"
 #include "convert/core/foreign_checkpoint.h"
 #include "convert/core/output_file.h"
 
@@ -65,7 +65,7 @@ class BlockReader {
   const OutputSource& source_;
   LoadOptions options_;
   std::map<std::string, const LogicalTensor*> tensors_;
-  std::vector<AlignedBuffer> staging_;
+  ScanBuffers staging_;
   std::vector<std::string> current_;  // the tensors that manifest_ has
   Manifest manifest_;
   std::vector<std::byte> scratch_;

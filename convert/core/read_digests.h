@@ -18,12 +18,8 @@ struct ReadDigestsOptions {
   ProgressFunction progress;
 };
 
-// The digests of a checkpoint's tensors, read from its files, by name; of aliases, too. Checksums
-// are verified where the manifest has them.
-//
-// Every file is read once, from front to back, in pieces of 4 MiB or one checksum chunk, which are
-// digested where they were read to: nothing is copied. Memory: such a piece for each thread, 64 MiB
-// at most or one chunk. After the first error no further piece begins.
+// The digests of a checkpoint's tensors, aliases included, read from its files. Checksums are
+// verified where the manifest has them. Reads every file once; memory: the buffers of a Scanner.
 //
 // Errors: those of the storage; DataLoss for damage of the files.
 absl::StatusOr<DigestsByName> ReadDigests(const OutputSource& source,

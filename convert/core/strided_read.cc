@@ -1,14 +1,12 @@
 #include "convert/core/strided_read.h"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
 #include "checkpoint/storage/aligned_buffer.h"
-#include "layout/copy_matrix.h"
 
 namespace tessera::ckpt::convert {
 namespace {
@@ -27,50 +25,17 @@ int64_t Count(Dims dims) {
 // Distance from the first element in the file to the end of the last one.
 int64_t Span(Dims dims) {
   int64_t span = 1;
-  for (const StridedDim& dim : dims) span += (dim.extent - 1) * dim.file_stride;
+  for (const StridedDim& dim : dims) span += (dim.extent - 1) * dim.from_stride;
   return span;
 }
 
-// Orders dims by their stride in the file, largest first, and merges those that are one in both.
+// Orders dims by their stride in the file, largest first, and merges those that are one on both
+// sides.
 std::vector<StridedDim> Normalize(std::vector<StridedDim> dims) {
   std::erase_if(dims, [](const StridedDim& dim) { return dim.extent == 1; });
   std::ranges::stable_sort(
-      dims, [](const StridedDim& a, const StridedDim& b) { return a.file_stride > b.file_stride; });
-  std::vector<StridedDim> merged;
-  for (const StridedDim& dim : dims) {
-    if (!merged.empty() && merged.back().file_stride == dim.file_stride * dim.extent &&
-        merged.back().memory_stride == dim.memory_stride * dim.extent) {
-      merged.back() = {merged.back().extent * dim.extent, dim.file_stride, dim.memory_stride};
-    } else {
-      merged.push_back(dim);
-    }
-  }
-  return merged;
-}
-
-void Scatter(Dims dims, size_t element_bytes, const std::byte* from, std::byte* to) {
-  const auto size = static_cast<int64_t>(element_bytes);
-  if (dims.size() > 2) {
-    const StridedDim& outer = dims.front();
-    for (int64_t i = 0; i < outer.extent; ++i) {
-      Scatter(dims.subspan(1), element_bytes, from + i * outer.file_stride * size,
-              to + i * outer.memory_stride * size);
-    }
-    return;
-  }
-  const StridedDim one = {1, 1, 1};
-  const StridedDim& a = dims.size() == 2 ? dims[0] : one;
-  const StridedDim& b = dims.empty() ? one : dims.back();
-  if (b.file_stride != 1 || b.memory_stride != 1) {
-    const auto in_bytes = [&](const StridedDim& dim) {
-      return MatrixDim{dim.extent, dim.file_stride * size, dim.memory_stride * size};
-    };
-    return CopyMatrix(in_bytes(a), in_bytes(b), element_bytes, from, to);
-  }
-  for (int64_t i = 0; i < a.extent; ++i) {
-    std::memcpy(to + i * a.memory_stride * size, from + i * a.file_stride * size,
-                static_cast<size_t>(b.extent * size));
-  }
+      dims, [](const StridedDim& a, const StridedDim& b) { return a.from_stride > b.from_stride; });
+  return MergeDims(dims);
 }
 
 // What one read leaves to the thread's next one: filling new memory costs more than copying from
@@ -90,16 +55,15 @@ class StridedReader {
   }
 
   absl::Status Read(Dims dims, uint64_t offset_bytes, std::byte* memory) {
-    if (dims.empty() ||
-        (dims.size() == 1 && dims[0].file_stride == 1 && dims[0].memory_stride == 1)) {
+    if (dims.empty() || (dims.size() == 1 && dims[0].from_stride == 1 && dims[0].to_stride == 1)) {
       return file_.ReadAt(offset_bytes, {memory, static_cast<size_t>(Count(dims) * size_)});
     }
     const StridedDim& outer = dims.front();
     const int64_t together = IndicesTogether(dims);
     std::vector<StridedDim> group(dims.begin(), dims.end());
     for (int64_t i = 0; i < outer.extent;) {
-      const uint64_t at = offset_bytes + static_cast<uint64_t>(i * outer.file_stride * size_);
-      std::byte* const to = memory + i * outer.memory_stride * size_;
+      const uint64_t at = offset_bytes + static_cast<uint64_t>(i * outer.from_stride * size_);
+      std::byte* const to = memory + i * outer.to_stride * size_;
       if (together == 0) {
         TESSERA_RETURN_IF_ERROR(Read(dims.subspan(1), at, to));
         ++i;
@@ -118,7 +82,7 @@ class StridedReader {
   int64_t IndicesTogether(Dims dims) const {
     const StridedDim& outer = dims.front();
     const int64_t inner_span = Span(dims.subspan(1)), inner_count = Count(dims.subspan(1));
-    const int64_t stride = std::max<int64_t>(outer.file_stride, 1);
+    const int64_t stride = std::max<int64_t>(outer.from_stride, 1);
     const bool dense =
         stride / kMaxAmplification <= inner_count && inner_span / kMaxAmplification <= inner_count;
     const int64_t limit = (dense ? kStridedBufferBytes : kSparseReadBytes) / size_;
@@ -135,7 +99,7 @@ class StridedReader {
     }
     const std::span<std::byte> range = buffer_.span().first(bytes);
     TESSERA_RETURN_IF_ERROR(file_.ReadAt(offset_bytes, range));
-    Scatter(dims, static_cast<size_t>(size_), range.data(), memory);
+    CopyStrided(dims, static_cast<size_t>(size_), range.data(), memory);
     return absl::OkStatus();
   }
 

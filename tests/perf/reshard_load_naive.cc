@@ -22,6 +22,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/elements/box_runs.h"
 #include "checkpoint/elements/copy_elements.h"
+#include "checkpoint/elements/strided.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/aligned_buffer.h"
 #include "layout/box.h"
@@ -80,9 +81,11 @@ absl::Status WriteShard(std::FILE* file, const ckpt::Shard& shard, size_t elemen
   bool good = true;
   runs.ForEach(0, ckpt::ElementCount(shard.box.shape), [&](const ckpt::BoxRuns::Run& run) {
     packed.resize(run.count * element_bytes);
-    ckpt::GatherElements(static_cast<const std::byte*>(shard.data) +
-                             run.strided_element * static_cast<int64_t>(element_bytes),
-                         runs.run_stride(), packed.data(), run.count, element_bytes);
+    const ckpt::StridedDim dim = {run.count, runs.run_stride(), 1};
+    ckpt::CopyStrided({&dim, 1}, element_bytes,
+                      static_cast<const std::byte*>(shard.data) +
+                          run.strided_element * static_cast<int64_t>(element_bytes),
+                      packed.data());
     good = good && std::fwrite(packed.data(), 1, packed.size(), file) == packed.size();
   });
   return good ? absl::OkStatus() : Failed("a file of the naive checkpoint");

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <future>
 #include <limits>
 #include <memory>
 #include <utility>
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
+#include "base/workers.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/manifest.h"
@@ -78,7 +78,6 @@ class Comparer {
  private:
   // Contents of slabs, each aligned for any dtype. One memory for all batches: touching new memory
   // takes as long as reading into it.
-  // as long as reading into it.
   struct Contents {
     std::unique_ptr<std::byte[]> memory;
     size_t capacity_bytes = 0;
@@ -110,12 +109,10 @@ class Comparer {
   }
 
   absl::Status ReadBoth(const std::vector<Slab>& slabs, bool as_numbers) {
-    std::future<absl::Status> read_b = std::async(std::launch::async, [&] {
-      return Read(b_, slabs, &Slab::tensor_b, as_numbers, contents_b_);
+    return RunTasks(2, 2, [&](int, size_t side) {
+      return side == 0 ? Read(a_, slabs, &Slab::tensor_a, as_numbers, contents_a_)
+                       : Read(b_, slabs, &Slab::tensor_b, as_numbers, contents_b_);
     });
-    const absl::Status read_a = Read(a_, slabs, &Slab::tensor_a, as_numbers, contents_a_);
-    const absl::Status status_b = read_b.get();
-    return read_a.ok() ? status_b : read_a;
   }
 
   static DType DTypeInMemory(const LogicalTensor& saved, bool as_numbers) {

@@ -1,4 +1,4 @@
-#include "layout/copy_matrix.h"
+#include "checkpoint/elements/strided.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -8,17 +8,20 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace tessera::ckpt {
 namespace {
+
+// A dim with strides in bytes.
+using ByteDim = StridedDim;
 
 // Side of the square blocks. Two of them, of 4-byte elements, fit into the innermost cache.
 constexpr int64_t kBlock = 64;
 
 // The fixed size lets the compiler turn memcpy into one move.
 template <size_t kBytes>
-void CopyBlock(const MatrixDim& outer, const MatrixDim& inner, const std::byte* from,
-               std::byte* to) {
+void CopyBlock(const ByteDim& outer, const ByteDim& inner, const std::byte* from, std::byte* to) {
   for (int64_t i = 0; i < outer.extent; ++i) {
     const std::byte* source = from + i * outer.from_stride;
     std::byte* target = to + i * outer.to_stride;
@@ -32,7 +35,7 @@ void CopyBlock(const MatrixDim& outer, const MatrixDim& inner, const std::byte* 
 
 #if defined(__SSE2__)
 
-// The elements of two registers in turns: those of their lower or of their upper halves.
+// Alternates the elements of two registers, taking those of their lower or of their upper halves.
 template <size_t kBytes>
 __m128i InterleaveLow(__m128i a, __m128i b) {
   if constexpr (kBytes == 1) return _mm_unpacklo_epi8(a, b);
@@ -49,8 +52,8 @@ __m128i InterleaveHigh(__m128i a, __m128i b) {
 }
 
 // Transposes a square tile of one register a row. Interleaving row k with row k + half of them,
-// for all k, rotates the bits of an element's index by one; after log2(rows) times the bits of the
-// row and those of the column have changed places.
+// for all k, rotates the bits of an element's index by one. After log2(rows) rounds, the bits of
+// the row and those of the column have changed places.
 template <size_t kBytes>
 void TransposeTile(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride) {
   constexpr size_t kRows = sizeof(__m128i) / kBytes;
@@ -72,11 +75,11 @@ void TransposeTile(const std::byte* from, int64_t from_stride, std::byte* to, in
   }
 }
 
-// A block whose outer dim is contiguous in `from` and whose inner one is contiguous in `to`. Its
-// rows in `from` are first gathered: strides that are multiples of a page would have them replace
-// each other in the cache.
+// Copies a block whose outer dim is contiguous in `from` and whose inner one is contiguous in `to`.
+// Gathers the rows of `from` first, because rows a multiple of a page apart evict each other from
+// the cache.
 template <size_t kBytes>
-void TransposeBlock(const MatrixDim& outer, const MatrixDim& inner, const std::byte* from,
+void TransposeBlock(const ByteDim& outer, const ByteDim& inner, const std::byte* from,
                     std::byte* to) {
   constexpr int64_t kSide = sizeof(__m128i) / kBytes;
   constexpr int64_t kRowBytes = kBlock * kBytes;
@@ -104,8 +107,7 @@ void TransposeBlock(const MatrixDim& outer, const MatrixDim& inner, const std::b
 #endif
 
 template <size_t kBytes>
-void CopyBlocks(const MatrixDim& outer, const MatrixDim& inner, const std::byte* from,
-                std::byte* to) {
+void CopyBlocks(const ByteDim& outer, const ByteDim& inner, const std::byte* from, std::byte* to) {
 #if defined(__SSE2__)
   const bool transposes = outer.from_stride == kBytes && inner.to_stride == kBytes;
   const auto copy = transposes ? TransposeBlock<kBytes> : CopyBlock<kBytes>;
@@ -113,32 +115,79 @@ void CopyBlocks(const MatrixDim& outer, const MatrixDim& inner, const std::byte*
   const auto copy = CopyBlock<kBytes>;
 #endif
   for (int64_t i = 0; i < outer.extent; i += kBlock) {
-    const MatrixDim rows = {std::min(kBlock, outer.extent - i), outer.from_stride, outer.to_stride};
+    const ByteDim rows = {std::min(kBlock, outer.extent - i), outer.from_stride, outer.to_stride};
     for (int64_t j = 0; j < inner.extent; j += kBlock) {
-      const MatrixDim columns = {std::min(kBlock, inner.extent - j), inner.from_stride,
-                                 inner.to_stride};
+      const ByteDim columns = {std::min(kBlock, inner.extent - j), inner.from_stride,
+                               inner.to_stride};
       copy(rows, columns, from + i * outer.from_stride + j * inner.from_stride,
            to + i * outer.to_stride + j * inner.to_stride);
     }
   }
 }
 
+template <size_t kBytes>
+void CopyDims(std::span<const StridedDim> dims, const std::byte* from, std::byte* to) {
+  constexpr int64_t kSize = kBytes;
+  if (dims.size() > 2) {
+    const StridedDim& outer = dims.front();
+    for (int64_t i = 0; i < outer.extent; ++i) {
+      CopyDims<kBytes>(dims.subspan(1), from + i * outer.from_stride * kSize,
+                       to + i * outer.to_stride * kSize);
+    }
+    return;
+  }
+  StridedDim a = {1, 1, 1}, b = {1, 1, 1};
+  if (dims.size() == 2) a = dims.front();
+  if (!dims.empty()) b = dims.back();
+  if (b.from_stride == 1 && b.to_stride == 1) {
+    for (int64_t i = 0; i < a.extent; ++i) {
+      std::memcpy(to + i * a.to_stride * kSize, from + i * a.from_stride * kSize,
+                  static_cast<size_t>(b.extent * kSize));
+    }
+    return;
+  }
+  for (StridedDim* dim : {&a, &b}) {
+    dim->from_stride *= kSize;
+    dim->to_stride *= kSize;
+  }
+  if (dims.size() == 1) return CopyBlock<kBytes>(a, b, from, to);
+  // The rows of a block are written along the dim that is denser in `to`.
+  if (a.to_stride < b.to_stride) std::swap(a, b);
+  CopyBlocks<kBytes>(a, b, from, to);
+}
+
 }  // namespace
 
-void CopyMatrix(const MatrixDim& a, const MatrixDim& b, size_t element_bytes, const std::byte* from,
-                std::byte* to) {
-  // The rows of a block are written along the dim that is denser in `to`.
-  const MatrixDim& outer = a.to_stride < b.to_stride ? b : a;
-  const MatrixDim& inner = a.to_stride < b.to_stride ? a : b;
+std::vector<StridedDim> MergeDims(std::span<const StridedDim> dims) {
+  std::vector<StridedDim> merged;
+  for (const StridedDim& dim : dims) {
+    if (dim.extent == 1) continue;
+    if (!merged.empty() && merged.back().from_stride == dim.from_stride * dim.extent &&
+        merged.back().to_stride == dim.to_stride * dim.extent) {
+      merged.back() = {merged.back().extent * dim.extent, dim.from_stride, dim.to_stride};
+    } else {
+      merged.push_back(dim);
+    }
+  }
+  return merged;
+}
+
+void CopyStrided(std::span<const StridedDim> dims, size_t element_bytes, const std::byte* from,
+                 std::byte* to) {
+  std::vector<StridedDim> merged;
+  if (dims.size() > 1) {
+    merged = MergeDims(dims);
+    dims = merged;
+  }
   switch (element_bytes) {
     case 1:
-      return CopyBlocks<1>(outer, inner, from, to);
+      return CopyDims<1>(dims, from, to);
     case 2:
-      return CopyBlocks<2>(outer, inner, from, to);
+      return CopyDims<2>(dims, from, to);
     case 4:
-      return CopyBlocks<4>(outer, inner, from, to);
+      return CopyDims<4>(dims, from, to);
     default:
-      return CopyBlocks<8>(outer, inner, from, to);
+      return CopyDims<8>(dims, from, to);
   }
 }
 

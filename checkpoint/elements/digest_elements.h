@@ -1,0 +1,68 @@
+#ifndef TESSERA_CHECKPOINT_ELEMENTS_DIGEST_ELEMENTS_H_
+#define TESSERA_CHECKPOINT_ELEMENTS_DIGEST_ELEMENTS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "checkpoint/elements/box_runs.h"
+#include "checkpoint/format/digest.h"
+#include "layout/box.h"
+
+namespace tessera::ckpt {
+
+// Digest of the elements of a box, of a tensor of the given shape. Its first element is at `data`;
+// `strides` are in elements, one per dim. NaNs are bits like any others. Preconditions: the box
+// lies inside the shape; element_bytes is 1, 2, 4 or 8. Threads: safe.
+LogicalDigest DigestBox(const Shape& global_shape, const Box& box, const std::byte* data,
+                        const std::vector<int64_t>& strides, size_t element_bytes);
+
+// Digest of elements [first, last) of a box's own storage, which are at `data`. `global` maps them
+// to their row-major indices in the logical tensor.
+LogicalDigest DigestRuns(const BoxRuns& global, int64_t first, int64_t last, const std::byte* data,
+                         int64_t element_bytes);
+
+// The same digest, while copying the elements from `data` to `to`.
+LogicalDigest CopyAndDigestRuns(const BoxRuns& global, int64_t first, int64_t last,
+                                const std::byte* data, std::byte* to, int64_t element_bytes);
+
+// Adds the digests of the elements in bytes [begin, end) of a file, which are at `data`, to the
+// sums of their tensors. `boxes` as in ForEachStored(); their runs lead to indices of the tensors.
+template <typename Boxes>
+void DigestStored(const Boxes& boxes, uint64_t begin, uint64_t end, const std::byte* data,
+                  std::span<LogicalDigest> sums) {
+  ForEachStored(boxes, begin, end, [&](const StoredBox& box, int64_t first, int64_t last) {
+    const std::byte* const from = data + (box.begin + first * box.element_bytes - begin);
+    sums[box.tensor] += DigestRuns(box.runs, first, last, from, box.element_bytes);
+  });
+}
+
+// The digest of a box of a logical tensor, computed while its elements are written to memory: a
+// separate pass over the memory would cost as much again. Thread-safe.
+class PlacedDigest {
+ public:
+  // In memory the box is the first part of an array of shape `array_shape`, whose extents are at
+  // least the box's.
+  PlacedDigest(const Shape& global_shape, const Box& box, const Shape& array_shape,
+               size_t element_bytes);
+
+  // Writes `count` elements at `from` into the array: the first as its element `first`, each of the
+  // others `stride` further on. They must be elements of the box.
+  void Place(const std::byte* from, std::byte* array, int64_t first, int64_t count, int64_t stride);
+
+  // The digest of all elements so far. Calls of Place() must happen before this call.
+  LogicalDigest sum() const {
+    return {lo_.load(std::memory_order_relaxed), hi_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  const BoxRuns global_;  // the array <-> the tensor's row-major order
+  const int64_t element_bytes_;
+  std::atomic<uint64_t> lo_ = 0, hi_ = 0;
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_ELEMENTS_DIGEST_ELEMENTS_H_

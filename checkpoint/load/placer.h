@@ -1,0 +1,76 @@
+#ifndef TESSERA_CHECKPOINT_LOAD_PLACER_H_
+#define TESSERA_CHECKPOINT_LOAD_PLACER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/elements/box_runs.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/load/compare.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/plan.pb.h"
+#include "checkpoint/scan/scan.h"
+
+namespace tessera::ckpt {
+
+// Places the wanted elements of pieces that a scan has read, or another process has sent, in this
+// process's memory. All arguments of Create() must outlive it. Thread-safe for pieces that share no
+// byte.
+class Placer {
+ public:
+  // The destinations are parallel to the wanted boxes of the plan. DataLoss for a layout that
+  // cannot be read in whole chunks.
+  static absl::StatusOr<Placer> Create(const Manifest& manifest, const LoadPlan& plan,
+                                       std::span<const Destination> destinations);
+
+  // Places the wanted elements of a piece, whose bytes are at `data`.
+  void Place(const FilePiece& piece, const std::byte* data) const;
+
+  // The same for the elements of a region of a saved shard within the piece, which are contiguous
+  // at `packed`, in the order of the file. The region must be that of a placement of the plan.
+  void PlaceRegion(const FilePiece& piece, const ShardRegion& region,
+                   const std::byte* packed) const;
+
+  // Place() as the callback of a scan.
+  ChunkFunction AsCallback() const;
+
+ private:
+  // One placement, prepared: parts of a saved shard are copied to a destination.
+  struct Target : StoredBox {  // saved shard <-> destination
+    const Destination* destination;
+    const Placement* placement;
+  };
+  template <typename Source>
+  static void PlaceTarget(const Target& target, int64_t first, int64_t last, const Source& source);
+
+  // By file, ascending by begin and by end: saved shards do not share bytes.
+  std::map<uint32_t, std::vector<Target>> targets_;
+};
+
+// The pieces of a plan's files.
+std::vector<FilePiece> RangesOf(const LoadPlan& plan);
+std::vector<uint32_t> FilesOf(const LoadPlan& plan);
+
+// A region of a saved shard, packed for another process: see PlaceRegion().
+class PackedRegion {
+ public:
+  // InvalidArgument for a region that does not fit the manifest.
+  static absl::StatusOr<PackedRegion> Create(const Manifest& manifest, const ShardRegion& region);
+
+  uint64_t BytesIn(const FilePiece& piece) const;
+  void Pack(const FilePiece& piece, const std::byte* data, std::byte* packed) const;
+
+ private:
+  explicit PackedRegion(StoredBox shard) : shard_(std::move(shard)) {}
+
+  StoredBox shard_;  // saved shard <-> packed region
+};
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_LOAD_PLACER_H_

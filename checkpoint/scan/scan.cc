@@ -1,0 +1,290 @@
+#include "checkpoint/scan/scan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "base/crc32c.h"
+#include "base/status_macros.h"
+#include "base/workers.h"
+#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/directory/directory.h"
+#include "checkpoint/elements/digest_elements.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/storage/pieces.h"
+
+namespace tessera::ckpt {
+namespace {
+
+constexpr int kRereads = 2;  // of a chunk whose checksum is wrong
+constexpr size_t kMaxDamagePerFile = 100;
+
+// The manifest says which path to open: a folder or a pipe in its place is damage.
+bool IsDamage(const absl::Status& status) {
+  return MayBeDamage(status) || absl::IsInvalidArgument(status);
+}
+
+}  // namespace
+
+// What is wrong with the files that are being opened.
+class Scanner::Problems {
+ public:
+  void Add(absl::StatusCode code, absl::string_view text, const std::string& file) {
+    const bool is_damage = MayBeDamage(absl::Status(code, ""));
+    // The code is that of the first problem that is not damage, or else of the first one.
+    if (texts_.empty() || (!is_damage && damaged_.size() == texts_.size())) code_ = code;
+    if (is_damage) damaged_.push_back({.file = file});
+    texts_.push_back(std::string(text));
+  }
+  absl::Status status() const {
+    if (texts_.empty()) return absl::OkStatus();
+    return WithDamagedParts(absl::Status(code_, absl::StrJoin(texts_, "\n")), damaged_);
+  }
+
+ private:
+  absl::StatusCode code_ = absl::StatusCode::kOk;
+  std::vector<std::string> texts_;
+  std::vector<DamagedPart> damaged_;
+};
+
+Scanner::Scanner(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
+                 ScanOptions options)
+    : storage_(storage),
+      directory_(checkpoint_dir),
+      manifest_(manifest),
+      options_(std::move(options)) {}
+
+absl::Status Scanner::Open(std::span<const uint32_t> file_indices) {
+  Problems problems;
+  for (const uint32_t index : file_indices) OpenOne(index, problems);
+  return problems.status();
+}
+
+absl::Status Scanner::OpenAll() {
+  std::vector<uint32_t> all(manifest_.files_size());
+  std::iota(all.begin(), all.end(), 0);
+  return Open(all);
+}
+
+absl::Status Scanner::Add(uint32_t file_index, std::unique_ptr<ReadableFile> file) {
+  Problems problems;
+  AddOne(file_index, std::move(file), problems);
+  return problems.status();
+}
+
+void Scanner::OpenOne(uint32_t file_index, Problems& problems) {
+  const DataFile& description = manifest_.files(static_cast<int>(file_index));
+  const std::string path = JoinPath(directory_, description.path());
+  absl::StatusOr<std::unique_ptr<ReadableFile>> file = storage_.Open(path);
+  if (file.ok()) return AddOne(file_index, *std::move(file), problems);
+  const absl::Status& error = file.status();
+  if (options_.on_damage == nullptr || !IsDamage(error)) {
+    problems.Add(absl::IsInvalidArgument(error) ? absl::StatusCode::kDataLoss : error.code(),
+                 error.message(), description.path());
+    return;
+  }
+  ReportDamage(file_index, [&]() -> Damage {
+    // The damage names the file already.
+    const std::string name = storage_.Describe(path);
+    return {description.path(), 0, map().TensorsIn(file_index, 0, description.size_bytes()),
+            absl::StrReplaceAll(error.message(), {{absl::StrCat("Open ", name, ": "), ""},
+                                                  {absl::StrCat(name, ": "), ""}})};
+  });
+}
+
+void Scanner::AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Problems& problems) {
+  const DataFile& description = manifest_.files(static_cast<int>(file_index));
+  const uint64_t found = file->size_bytes();
+  uint64_t readable = std::min<uint64_t>(description.size_bytes(), found);
+  const auto report = [&](Damage damage) {
+    if (options_.on_damage != nullptr) {
+      ReportDamage(file_index, [&] { return std::move(damage); });
+      return;
+    }
+    damage.file = storage_.Describe(JoinPath(directory_, description.path()));
+    problems.Add(absl::StatusCode::kDataLoss, ToString(damage), description.path());
+  };
+  if (found != description.size_bytes()) {
+    report(DescribeSizeError(manifest_, map(), file_index, found));
+  }
+  // A larger chunk would make the buffers unbounded.
+  if (description.chunk_bytes() > kMaxChunkBytes && readable > kMaxChunkBytes) {
+    report({description.path(), 0, "",
+            absl::StrCat("checksum chunks of ", description.chunk_bytes(), " bytes, at most ",
+                         kMaxChunkBytes, " can be read")});
+    readable = 0;
+  }
+  files_[file_index] = {std::move(file), readable};
+}
+
+const ReadableFile* Scanner::file(uint32_t file_index) const {
+  const auto at = files_.find(file_index);
+  return at == files_.end() ? nullptr : at->second.file.get();
+}
+
+std::vector<FilePiece> Scanner::WholeFiles() const {
+  std::vector<FilePiece> ranges;
+  for (const auto& [index, file] : files_) {
+    if (file.readable_bytes > 0) ranges.push_back({index, 0, file.readable_bytes});
+  }
+  return ranges;
+}
+
+const FileMap& Scanner::map() const {
+  const MutexLock lock(&mutex_);
+  if (!map_.has_value()) map_.emplace(manifest_);
+  return *map_;
+}
+
+void Scanner::ReportDamage(uint32_t file_index, const std::function<Damage()>& describe) const {
+  size_t count;
+  {
+    const MutexLock lock(&mutex_);
+    count = ++damage_per_file_[file_index];
+  }
+  if (count > kMaxDamagePerFile) return;
+  Damage damage = describe();
+  if (count == kMaxDamagePerFile) damage.message += "; more of this file is not reported";
+  const MutexLock lock(&mutex_);
+  options_.on_damage(std::move(damage));
+}
+
+absl::Status Scanner::Run(std::span<const FilePiece> ranges, const ChunkFunction& function,
+                          ScanBuffers* kept) const {
+  std::vector<FilePiece> pieces;
+  uint64_t largest = 0;
+  int workers = options_.io_threads;
+  for (const FilePiece& range : ranges) {
+    const PieceLayout layout =
+        LayOutPieces(manifest_.files(static_cast<int>(range.file_index)).chunk_bytes(),
+                     options_.io_threads, options_.staging_bytes);
+    workers = std::min(workers, layout.workers);
+    for (uint64_t at = range.begin; at < range.end; at += layout.piece_bytes) {
+      pieces.push_back({range.file_index, at, std::min(range.end, at + layout.piece_bytes)});
+      largest = std::max(largest, pieces.back().size());
+    }
+  }
+  workers = static_cast<int>(std::min<size_t>(workers, pieces.size()));
+  ScanBuffers own;
+  ScanBuffers& buffers = kept != nullptr ? *kept : own;
+  buffers.resize(std::max<size_t>(buffers.size(), workers));
+  for (int w = 0; w < workers; ++w) {
+    if (buffers[w].size_bytes() >= largest) continue;
+    TESSERA_ASSIGN_OR_RETURN(buffers[w], AlignedBuffer::Allocate(largest));
+  }
+  return RunTasks(workers, pieces.size(), [&](int worker, size_t i) {
+    return ReadPiece(pieces[i], buffers[worker].data(), worker, function);
+  });
+}
+
+absl::Status Scanner::ReadPiece(const FilePiece& piece, std::byte* buffer, int worker,
+                                const ChunkFunction& function) const {
+  const DataFile& description = manifest_.files(static_cast<int>(piece.file_index));
+  const ReadableFile& file = *files_.at(piece.file_index).file;
+  const std::span bytes(buffer, piece.size());
+  const absl::Status read = options_.read_original ? file.ReadOriginalAt(piece.begin, bytes)
+                                                   : file.ReadAt(piece.begin, bytes);
+  if (!read.ok()) {
+    if (options_.on_damage == nullptr || !IsDamage(read)) {
+      return WithDamagedParts(read, {{description.path(), piece.begin, piece.end}});
+    }
+    ReportDamage(piece.file_index, [&]() -> Damage {
+      return {description.path(), piece.begin,
+              map().TensorsIn(piece.file_index, piece.begin, piece.end),
+              std::string(read.message())};
+    });
+    return absl::OkStatus();
+  }
+  const uint64_t chunk_bytes = description.chunk_bytes();
+  for (uint64_t at = piece.begin; at < piece.end; at += chunk_bytes) {
+    const FilePiece chunk = {piece.file_index, at, std::min(piece.end, at + chunk_bytes)};
+    const std::span data = bytes.subspan(at - piece.begin, chunk.size());
+    if (options_.verify_checksums && HasChecksums(description)) {
+      TESSERA_RETURN_IF_ERROR(
+          WithDamagedParts(CheckChunk(chunk, data), {{description.path(), at, chunk.end}}));
+    }
+    TESSERA_RETURN_IF_ERROR(function(worker, chunk, data.data()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scanner::CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const {
+  const DataFile& description = manifest_.files(static_cast<int>(chunk.file_index));
+  const uint64_t index = chunk.begin / description.chunk_bytes();
+  // The rest of a truncated file's last chunk is missing, which was already reported.
+  if (chunk.end !=
+      std::min<uint64_t>(chunk.begin + description.chunk_bytes(), description.size_bytes())) {
+    return absl::OkStatus();
+  }
+  const uint32_t expected = description.chunk_crc32c(static_cast<int>(index));
+  uint32_t found = Crc32c(data);
+  const auto describe = [&] {
+    return DescribeChecksumError(manifest_, map(), chunk.file_index, index, found);
+  };
+  if (options_.on_damage != nullptr) {
+    if (found != expected) ReportDamage(chunk.file_index, describe);
+    return absl::OkStatus();
+  }
+  absl::Status read;
+  for (int again = 0; again < kRereads && (found != expected || !read.ok()); ++again) {
+    read = files_.at(chunk.file_index).file->ReadOriginalAt(chunk.begin, data);
+    if (read.ok()) found = Crc32c(data);
+  }
+  TESSERA_RETURN_IF_ERROR(read);
+  if (found == expected) return absl::OkStatus();
+  Damage damage = describe();
+  damage.file = storage_.Describe(JoinPath(directory_, description.path()));
+  return absl::DataLossError(ToString(damage));
+}
+
+std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
+                                      uint64_t shard_begin, const LogicalTensor& tensor) {
+  const DataFile& file = manifest.files(static_cast<int>(file_index));
+  const size_t size = DTypeSize(tensor.dtype());
+  if (shard_begin % size == 0 && file.chunk_bytes() % size == 0) return std::nullopt;
+  return Damage{file.path(), shard_begin, tensor.name(),
+                absl::StrCat("elements of ", size, " bytes are not aligned, or checksum chunks of ",
+                             file.chunk_bytes(), " bytes cut them")};
+}
+
+absl::Status CheckIoThreads(int io_threads) {
+  if (io_threads >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("io_threads must be at least 1, not ", io_threads));
+}
+
+TensorDigests::TensorDigests(const Manifest& manifest, const FileMap& map, int workers)
+    : boxes_(manifest.files_size()),
+      sums_(workers, std::vector<LogicalDigest>(manifest.tensors_size())) {
+  for (uint32_t f = 0; f < boxes_.size(); ++f) {
+    for (const FileMap::Extent& extent : map.extents(f)) {
+      const LogicalTensor& tensor = manifest.tensors(static_cast<int>(extent.tensor));
+      const Box box = ShardBox(tensor, extent.shard);
+      if (box.empty()) continue;
+      if (std::optional<Damage> damage = FindCutElements(manifest, f, extent.begin, tensor)) {
+        cut_.emplace_back(f, *std::move(damage));
+        continue;
+      }
+      const Shape shape = GlobalShape(tensor);
+      boxes_[f].push_back(
+          {extent.begin, extent.end, extent.tensor, static_cast<int64_t>(DTypeSize(tensor.dtype())),
+           BoxRuns(box, box, std::vector<int64_t>(shape.size(), 0), ContiguousStrides(shape))});
+    }
+  }
+}
+
+void TensorDigests::Add(int worker, const FilePiece& chunk, const std::byte* data) {
+  DigestStored(boxes_[chunk.file_index], chunk.begin, chunk.end, data, sums_[worker]);
+}
+
+LogicalDigest TensorDigests::Sum(int tensor) const {
+  LogicalDigest sum;
+  for (const std::vector<LogicalDigest>& sums : sums_) sum += sums[tensor];
+  return sum;
+}
+
+}  // namespace tessera::ckpt

@@ -1,0 +1,166 @@
+#ifndef TESSERA_CHECKPOINT_SCAN_SCAN_H_
+#define TESSERA_CHECKPOINT_SCAN_SCAN_H_
+
+// The only way to read the data files of a checkpoint. Loading, verifying, rewriting and converting
+// are callbacks of a scan:
+//
+//   Scanner scanner(storage, directory, manifest, {.io_threads = 4});
+//   TESSERA_RETURN_IF_ERROR(scanner.OpenAll());
+//   TensorDigests digests(manifest, scanner.map(), 4);
+//   TESSERA_RETURN_IF_ERROR(scanner.Run(
+//       scanner.WholeFiles(), [&](int worker, const FilePiece& chunk, const std::byte* data) {
+//         digests.Add(worker, chunk, data);
+//         return absl::OkStatus();
+//       }));
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "base/mutex.h"
+#include "checkpoint/directory/damage.h"
+#include "checkpoint/directory/file_map.h"
+#include "checkpoint/elements/box_runs.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/storage/aligned_buffer.h"
+#include "checkpoint/storage/storage.h"
+
+namespace tessera::ckpt {
+
+// Bytes [begin, end) of a data file. Begins at a checksum chunk, and ends at one or with the file.
+struct FilePiece {
+  uint32_t file_index;  // into Manifest.files
+  uint64_t begin;
+  uint64_t end;
+  uint64_t size() const { return end - begin; }
+};
+
+struct ScanOptions {
+  int io_threads = 4;
+  // Limit of all reading buffers together, unless one chunk needs more.
+  uint64_t staging_bytes = uint64_t{64} << 20;
+  bool verify_checksums = true;
+  // Reads the storage's own bytes even where it has a copy in a staging tier.
+  bool read_original = false;
+  // Receives each damaged place, from one thread at a time; the scan continues. At most a hundred
+  // places of a file are described: damage of a whole file is not reported a million times. Null:
+  // damage ends the scan with an error.
+  std::function<void(Damage)> on_damage;
+};
+
+// The callback of a scan: one chunk, or the piece of one, that was read and checked, while it is
+// still in the cache. `data` is valid during the call. Called by several threads at once; those
+// that overlap in time have different `worker` numbers, below the options' io_threads. An error
+// ends the scan.
+using ChunkFunction =
+    std::function<absl::Status(int worker, const FilePiece& chunk, const std::byte* data)>;
+
+// Buffers that one scan leaves to the next, since filling new memory costs more than reading into
+// it. Not for two scans at a time.
+using ScanBuffers = std::vector<AlignedBuffer>;
+
+// Reads data files of one checkpoint: every requested byte once, in pieces of 4 MiB or one chunk,
+// past the page cache, as many at a time as there are threads.
+//
+// A chunk whose checksum is wrong is read twice more from the storage's own bytes: what was damaged
+// in a copy of a staging tier, or on its way, is intact then. A chunk that stays damaged is not
+// handed to the callback, unless damage is reported through on_damage.
+//
+// Errors: those of the storage; NotFound and DataLoss for damage, with the file's name, offset,
+// tensors, expected and found value, and with the damaged parts (WithDamagedParts()).
+//
+// Thread-safe once opened. The storage and the manifest must outlive the scanner.
+class Scanner {
+ public:
+  // Precondition: a valid manifest.
+  Scanner(Storage& storage, std::string_view checkpoint_dir, const Manifest& manifest,
+          ScanOptions options);
+
+  // Opens files, by their index in Manifest.files. The error lists every file that is missing, has
+  // another size than the manifest says, or has chunks too large to be read.
+  absl::Status Open(std::span<const uint32_t> file_indices);
+  absl::Status OpenAll();
+  // The same for a file that is already open.
+  absl::Status Add(uint32_t file_index, std::unique_ptr<ReadableFile> file);
+
+  // Null if the file is not open.
+  const ReadableFile* file(uint32_t file_index) const;
+  // The bytes of all open files that can be read. A truncated file, which was reported as damage,
+  // is read as far as it goes.
+  std::vector<FilePiece> WholeFiles() const;
+  // Which tensors a file's bytes belong to. Built at the first call.
+  const FileMap& map() const;
+
+  // Reads ranges of open files, cut into pieces, in ascending order. `kept` may be null.
+  absl::Status Run(std::span<const FilePiece> ranges, const ChunkFunction& function,
+                   ScanBuffers* kept = nullptr) const;
+
+  // Reads one piece into `buffer`, checks it and calls the function for its chunks.
+  absl::Status ReadPiece(const FilePiece& piece, std::byte* buffer, int worker,
+                         const ChunkFunction& function) const;
+
+  // Adds damage of a file: reports it if fewer than a hundred places of the file were reported.
+  // `describe` is called only then. Precondition: on_damage is set.
+  void ReportDamage(uint32_t file_index, const std::function<Damage()>& describe) const;
+
+ private:
+  struct OpenFile {
+    std::unique_ptr<ReadableFile> file;
+    uint64_t readable_bytes = 0;
+  };
+  class Problems;
+  void OpenOne(uint32_t file_index, Problems& problems);
+  void AddOne(uint32_t file_index, std::unique_ptr<ReadableFile> file, Problems& problems);
+  absl::Status CheckChunk(const FilePiece& chunk, std::span<std::byte> data) const;
+
+  Storage& storage_;
+  const std::string directory_;
+  const Manifest& manifest_;
+  const ScanOptions options_;
+  std::map<uint32_t, OpenFile> files_;
+  mutable Mutex mutex_;
+  mutable std::optional<FileMap> map_ ABSL_GUARDED_BY(mutex_);  // never changes once it is there
+  mutable std::map<uint32_t, size_t> damage_per_file_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The logical digests of all tensors of a checkpoint, summed up while a scan visits their bytes.
+class TensorDigests {
+ public:
+  TensorDigests(const Manifest& manifest, const FileMap& map, int workers);
+
+  // Shards whose elements chunks may cut, see FindCutElements(), with the indices of their files.
+  // They are left out.
+  const std::vector<std::pair<uint32_t, Damage>>& cut() const { return cut_; }
+
+  // Calls with different workers may overlap.
+  void Add(int worker, const FilePiece& chunk, const std::byte* data);
+  LogicalDigest Sum(int tensor) const;
+
+ private:
+  std::vector<std::vector<StoredBox>> boxes_;     // by file, ascending
+  std::vector<std::vector<LogicalDigest>> sums_;  // by worker and tensor
+  std::vector<std::pair<uint32_t, Damage>> cut_;
+};
+
+// The damage of a shard whose elements checksum chunks may cut, so that it cannot be read chunk by
+// chunk. nullopt: they do not.
+std::optional<Damage> FindCutElements(const Manifest& manifest, uint32_t file_index,
+                                      uint64_t shard_begin, const LogicalTensor& tensor);
+
+// InvalidArgument unless there is a thread.
+absl::Status CheckIoThreads(int io_threads);
+
+}  // namespace tessera::ckpt
+
+#endif  // TESSERA_CHECKPOINT_SCAN_SCAN_H_

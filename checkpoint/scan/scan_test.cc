@@ -1,0 +1,149 @@
+#include "checkpoint/scan/scan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
+#include "checkpoint/directory/damaged_parts.h"
+#include "checkpoint/format/digest.h"
+#include "checkpoint/storage/fault_storage.h"
+#include "checkpoint/storage/memory_storage.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kChunkBytes = 64;
+
+// Two files, each with one shard of one tensor, of different lengths and without headers.
+class ScanTest : public testing::Test {
+ protected:
+  ScanTest() : faulty_(storage_) {
+    EXPECT_TRUE(storage_.MakeDirectory("c").ok());
+    LogicalTensor& tensor = *manifest_.add_tensors();
+    tensor.set_name("w");
+    tensor.set_dtype(F32);
+    tensor.add_global_shape(250);
+    int64_t element = 0;
+    for (const int64_t count : {150, 100}) {
+      std::string contents(count * sizeof(float), '\0');
+      for (char& byte : contents)
+        byte = static_cast<char>(all_.size() + (&byte - &contents[0]) * 7);
+      all_ += contents;
+      const int f = manifest_.files_size();
+      DataFile& file = *manifest_.add_files();
+      file.set_path(absl::StrCat("file-", f));
+      file.set_size_bytes(contents.size());
+      file.set_chunk_bytes(kChunkBytes);
+      for (size_t at = 0; at < contents.size(); at += kChunkBytes) {
+        file.add_chunk_crc32c(Crc32c(std::string_view(contents).substr(at, kChunkBytes)));
+      }
+      EXPECT_TRUE(WriteAll(storage_, absl::StrCat("c/", file.path()), contents).ok());
+      Shards& shards = *tensor.mutable_shards();
+      shards.add_global_offset(element);
+      shards.add_shape(count);
+      shards.add_file_index(f);
+      shards.add_file_offset(0);
+      element += count;
+    }
+  }
+
+  // The bytes of both files as a scan delivers them; those that it does not deliver are '?'.
+  absl::Status Scan(const ScanOptions& options, std::string& seen) {
+    seen.assign(all_.size(), '?');
+    Scanner scanner(faulty_, "c", manifest_, options);
+    const absl::Status opened = scanner.OpenAll();
+    if (!opened.ok()) return opened;
+    digests_.emplace(manifest_, scanner.map(), options.io_threads);
+    return scanner.Run(scanner.WholeFiles(),
+                       [&](int worker, const FilePiece& chunk, const std::byte* data) {
+                         EXPECT_LT(worker, options.io_threads);
+                         EXPECT_EQ(chunk.begin % kChunkBytes, 0);
+                         EXPECT_LE(chunk.size(), kChunkBytes);
+                         const uint64_t at = chunk.file_index * 600 + chunk.begin;
+                         std::memcpy(seen.data() + at, data, chunk.size());
+                         digests_->Add(worker, chunk, data);
+                         return absl::OkStatus();
+                       });
+  }
+
+  MemoryStorage storage_;
+  FaultInjectingStorage faulty_;
+  Manifest manifest_;
+  std::string all_;
+  std::optional<TensorDigests> digests_;
+};
+
+TEST_F(ScanTest, DeliversEveryByteOnceWithAnyNumberOfThreadsAndAnyMemory) {
+  for (const int threads : {1, 3}) {
+    for (const uint64_t staging_bytes : {uint64_t{1}, uint64_t{200}, uint64_t{1} << 20}) {
+      std::string seen;
+      ASSERT_TRUE(Scan({.io_threads = threads, .staging_bytes = staging_bytes}, seen).ok());
+      EXPECT_EQ(seen, all_);
+      EXPECT_EQ(digests_->Sum(0), DigestRun(0, all_.data(), 250, sizeof(float)));
+    }
+  }
+}
+
+TEST_F(ScanTest, DamageEndsTheScanAndNamesFileOffsetTensorAndParts) {
+  faulty_.CorruptReads("c/file-1", 70, std::byte{4});
+  std::string seen;
+  const absl::Status damaged = Scan({.io_threads = 1}, seen);
+  EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+  for (const char* part : {"c/file-1", "at offset 70", "tensor w", "[64, 128)"}) {
+    EXPECT_THAT(std::string(damaged.message()), HasSubstr(part));
+  }
+  const auto parts = FindDamagedParts(damaged);
+  ASSERT_TRUE(parts.has_value());
+  EXPECT_EQ(*parts, (std::vector<DamagedPart>{{"file-1", 64, 128}}));
+  EXPECT_EQ(seen.substr(600 + 64, 64), std::string(64, '?')) << "delivered a damaged chunk";
+}
+
+TEST_F(ScanTest, ReportedDamageDoesNotEndTheScan) {
+  faulty_.CorruptReads("c/file-0", 130, std::byte{4});
+  faulty_.TruncateReads("c/file-1", 100);
+  std::vector<Damage> damage;
+  std::string seen;
+  ASSERT_TRUE(
+      Scan({.io_threads = 2, .on_damage = [&](Damage d) { damage.push_back(std::move(d)); }}, seen)
+          .ok());
+  ASSERT_EQ(damage.size(), 2);
+  EXPECT_EQ(damage[0].file, "file-1");
+  EXPECT_EQ(damage[0].offset_bytes, 100);
+  EXPECT_EQ(damage[1].file, "file-0");
+  EXPECT_EQ(damage[1].offset_bytes, 130);
+  EXPECT_EQ(seen.substr(700), std::string(300, '?'));
+  EXPECT_EQ(seen.substr(600, 100), all_.substr(600, 100));
+}
+
+TEST_F(ScanTest, AnErrorOfTheCallbackEndsTheScan) {
+  Scanner scanner(storage_, "c", manifest_, {.io_threads = 2});
+  ASSERT_TRUE(scanner.OpenAll().ok());
+  const absl::Status status = scanner.Run(
+      scanner.WholeFiles(),
+      [](int, const FilePiece&, const std::byte*) { return absl::AbortedError("enough"); });
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+}
+
+TEST_F(ScanTest, EveryFileThatCannotBeReadIsListed) {
+  for (int f = 0; f < 2; ++f) faulty_.TruncateReads(absl::StrCat("c/file-", f), 10 + f);
+  manifest_.add_files()->set_path("missing");
+  Scanner scanner(faulty_, "c", manifest_, {});
+  const absl::Status opened = scanner.OpenAll();
+  EXPECT_TRUE(absl::IsDataLoss(opened)) << opened;
+  for (const char* part : {"file-0", "found 10", "file-1", "found 11", "missing"}) {
+    EXPECT_THAT(std::string(opened.message()), HasSubstr(part));
+  }
+  EXPECT_EQ(FindDamagedParts(opened)->size(), 3);
+}
+
+}  // namespace
+}  // namespace tessera::ckpt
