@@ -248,26 +248,6 @@ def tiktoken_file(folder, texts, trained):
         write_ids(folder, name, tiktoken_ids(encoding, texts))
 
 
-def unigram(folder, name, texts, **settings):
-    """A model of SentencePiece, with a few replacements of its own."""
-    lines = [line for text in corpus()[:6] for line in text.split("\n") if line.strip()]
-    rules = folder / "rules"
-    rules.write_text("E9\t65\n41\t61\n20 20\t20\nFB01\t66 69\nA0\t20\n3000\t20\n")
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="unigram",
-        normalization_rule_tsv=str(rules), num_threads=1, minloglevel=2, **settings
-    )
-    rules.unlink()
-    trained = model.getvalue().replace(str(rules).encode(), b"x" * len(str(rules)))
-    (make(folder / "sentencepiece") / f"{name}.model").write_bytes(trained)
-    judge = sentencepiece.SentencePieceProcessor(model_proto=trained)
-    # Runs of one character have many cuts of nearly the same score.
-    texts = texts + [c * n for c in "-=#" for n in range(1, 60)]
-    ids = [{"text": text, "ids": judge.encode(text)} for text in texts]
-    write(folder / f"sentencepiece/{name}.ids.json", json.dumps(ids, separators=(",", ":")))
-
-
 def sentencepiece_characters():
     """Vocabulary and merges of a BPE model of SentencePiece, as transformers converts it."""
     lines = [line for text in corpus()[:12] for line in text.split("\n") if line.strip()]
@@ -348,10 +328,6 @@ def main():
     llama3(folder, texts)
     added(folder, texts)
     tiktoken_file(folder, texts, trained)
-    unigram(folder, "unigram", texts, vocab_size=400)
-    symbols = ["=head1", "=he", "\u4e2d"]
-    unigram(folder, "unigram_bytes", texts, vocab_size=600, byte_fallback=True,
-            user_defined_symbols=symbols, remove_extra_whitespaces=False)
     characters(folder, texts)
     classes(folder)
 

@@ -67,6 +67,10 @@ class Tokenizer {
   virtual absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const;
 };
 
+// The length of the longest prefix of a text that ends after a line or, where no line ends, between
+// two characters. Positive unless the text is empty.
+size_t LastCut(std::string_view text);
+
 }  // namespace tessera
 
 #endif  // TESSERA_TOKENIZER_TOKENIZER_H_

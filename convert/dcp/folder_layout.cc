@@ -12,7 +12,7 @@
 #include "checkpoint/format/dtype.h"
 #include "convert/pickle/write.h"
 #include "convert/torch/archive_layout.h"
-#include "convert/torch/zip_layout.h"
+#include "convert/torch/zip.h"
 #include "zlib.h"
 
 namespace tessera::ckpt::convert {

@@ -23,7 +23,7 @@
 #include "convert/pickle/budget.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/plain_values.h"
+#include "convert/torch/read.h"
 #include "convert/torch/torch_file.h"
 #include "layout/box.h"
 

@@ -23,8 +23,7 @@
 #include "convert/dcp/read.h"
 #include "convert/torch/read.h"
 #include "convert/torch/write.h"
-#include "convert/torch/zip_directory.h"
-#include "convert/torch/zip_layout.h"
+#include "convert/torch/zip.h"
 #include "gtest/gtest.h"
 
 namespace tessera::ckpt::convert {

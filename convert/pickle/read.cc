@@ -2,28 +2,140 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_order.h"
 #include "base/status_macros.h"
-#include "convert/pickle/byte_stream.h"
 #include "convert/pickle/nodes.h"
 #include "convert/pickle/stack_machine.h"
-#include "convert/pickle/text_forms.h"
 
 namespace tessera::ckpt::pickle {
 namespace {
 
 constexpr uint8_t kHighestProtocol = 5;
+// Opcodes with an argument in ASCII, which protocols 0 and 1 alone write: PERSID, INT, LONG, FLOAT,
+// STRING, UNICODE, PUT, GET and INST.
+constexpr std::string_view kTextOpcodes = "PILFSVpgi";
 
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+constexpr uint64_t kBlockBytes = 64 * 1024;
+
+// Reads part of a file from its beginning to its end, in blocks. What is skipped is not read.
+// Errors: DataLoss where the part ends early; the file's own.
+class ByteStream {
+ public:
+  // Precondition: the part lies within the file, which outlives the stream.
+  ByteStream(const ReadableFile& file, Extent part)
+      : file_(file), position_(part.offset), end_(part.offset + part.length) {}
+
+  // File offset of the next byte.
+  uint64_t position() const { return position_; }
+  uint64_t remaining() const { return end_ - position_; }
+
+  absl::StatusOr<uint8_t> ReadByte();
+
+  // The next bytes, valid until the next call, which are buffered at once: for short fields.
+  absl::StatusOr<std::string_view> ReadView(size_t length);
+
+  // Appends the next bytes to `to`; nothing is allocated unless they are there.
+  absl::Status ReadInto(uint64_t length, std::string& to);
+
+  // The bytes before the next '\n', which is skipped.
+  absl::StatusOr<std::string> ReadLine(size_t max_bytes);
+
+  absl::Status Skip(uint64_t length);
+
+ private:
+  size_t buffered() const { return buffer_.size() - next_; }
+  absl::Status Ended(uint64_t needed) const;
+  absl::Status CheckRemaining(uint64_t needed) const {
+    return needed <= remaining() ? absl::OkStatus() : Ended(needed);
+  }
+  // Precondition: at least `length` bytes remain.
+  absl::Status Fill(size_t length);
+
+  const ReadableFile& file_;
+  uint64_t position_;
+  const uint64_t end_;
+  std::vector<char> buffer_;
+  size_t next_ = 0;  // into buffer_
+};
+
+absl::Status ByteStream::Ended(uint64_t needed) const {
+  return absl::DataLossError(absl::StrCat("offset ", position_, ": expected ", needed,
+                                          " more bytes, found ", remaining()));
+}
+
+absl::Status ByteStream::Fill(size_t length) {
+  if (buffered() >= length) return absl::OkStatus();
+  buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<ptrdiff_t>(next_));
+  next_ = 0;
+  const size_t have = buffer_.size();
+  const uint64_t unread = remaining() - have;
+  const uint64_t more = std::min(unread, std::max<uint64_t>(kBlockBytes, length) - have);
+  buffer_.resize(have + more);
+  const std::span<char> out = std::span(buffer_).subspan(have);
+  const absl::Status status = file_.ReadAt(position_ + have, std::as_writable_bytes(out));
+  if (!status.ok()) buffer_.resize(have);
+  return status;
+}
+
+absl::StatusOr<uint8_t> ByteStream::ReadByte() {
+  TESSERA_ASSIGN_OR_RETURN(const std::string_view byte, ReadView(1));
+  return static_cast<uint8_t>(byte[0]);
+}
+
+absl::StatusOr<std::string_view> ByteStream::ReadView(size_t length) {
+  TESSERA_RETURN_IF_ERROR(CheckRemaining(length));
+  TESSERA_RETURN_IF_ERROR(Fill(length));
+  const std::string_view view(buffer_.data() + next_, length);
+  next_ += length;
+  position_ += length;
+  return view;
+}
+
+absl::Status ByteStream::ReadInto(uint64_t length, std::string& to) {
+  TESSERA_RETURN_IF_ERROR(CheckRemaining(length));
+  while (length > 0) {
+    TESSERA_RETURN_IF_ERROR(Fill(1));
+    const size_t now = std::min<uint64_t>(length, buffered());
+    to.append(buffer_.data() + next_, now);
+    next_ += now;
+    position_ += now;
+    length -= now;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ByteStream::ReadLine(size_t max_bytes) {
+  std::string line;
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const uint8_t byte, ReadByte());
+    if (byte == '\n') return line;
+    if (line.size() == max_bytes) {
+      return absl::DataLossError(
+          absl::StrCat("offset ", position_, ": a line of more than ", max_bytes, " bytes"));
+    }
+    line.push_back(static_cast<char>(byte));
+  }
+}
+
+absl::Status ByteStream::Skip(uint64_t length) {
+  TESSERA_RETURN_IF_ERROR(CheckRemaining(length));
+  position_ += length;
+  if (length <= buffered()) {
+    next_ += length;
+  } else {
+    buffer_.clear();
+    next_ = 0;
+  }
+  return absl::OkStatus();
+}
 
 // Runs a pickle's opcodes on the stack machine.
 class Reader : private StackMachine {
@@ -47,7 +159,6 @@ class Reader : private StackMachine {
     TESSERA_ASSIGN_OR_RETURN(const std::string_view bytes, stream_.ReadView(sizeof(T)));
     return LoadLittleEndian<T>(bytes.data());
   }
-  absl::StatusOr<std::string> ReadLine() { return stream_.ReadLine(kMaxTextBytes); }
 
   // Opcodes with arguments in the pickle, in the order of the table.
   absl::Status Proto();
@@ -55,30 +166,18 @@ class Reader : private StackMachine {
   absl::Status Stop();
   template <typename T, bool is_signed = false>
   absl::Status PushInt();
-  absl::Status PushDecimal(std::string_view digits, uint64_t offset);
-  absl::Status PushIntLine();
-  absl::Status PushLongLine();
   template <typename Length>
   absl::Status PushLong();
   absl::Status PushFloat();
-  absl::Status PushFloatLine();
   template <typename Length>
   absl::Status PushText();
-  absl::Status PushQuotedLine();
-  absl::Status PushUnicodeLine();
   template <typename Length>
   absl::Status PushBytes();
-  absl::StatusOr<uint64_t> ReadIndexLine();
-  absl::Status RememberLine();
-  absl::Status RecallLine();
   template <typename T>
   absl::Status RememberAt();
   template <typename T>
   absl::Status RecallAt();
-  absl::StatusOr<NodeId> AddGlobalLines();
-  absl::Status PushGlobalLines();
-  absl::Status Instance();
-  absl::Status PersistentIdLine();
+  absl::Status PushGlobal();
 
   ByteStream stream_;
   bool stopped_ = false;
@@ -103,17 +202,12 @@ std::array<Reader::Opcode, 256> Reader::MakeOpcodes() {
   set('J', "BININT", &Reader::PushInt<uint32_t, true>);
   set('K', "BININT1", &Reader::PushInt<uint8_t>);
   set('M', "BININT2", &Reader::PushInt<uint16_t>);
-  set('I', "INT", &Reader::PushIntLine);
-  set('L', "LONG", &Reader::PushLongLine);
   set(0x8A, "LONG1", &Reader::PushLong<uint8_t>);
   set(0x8B, "LONG4", &Reader::PushLong<uint32_t>);
   set('G', "BINFLOAT", &Reader::PushFloat);
-  set('F', "FLOAT", &Reader::PushFloatLine);
 
-  set('S', "STRING", &Reader::PushQuotedLine);
   set('T', "BINSTRING", &Reader::PushText<uint32_t>);
   set('U', "SHORT_BINSTRING", &Reader::PushText<uint8_t>);
-  set('V', "UNICODE", &Reader::PushUnicodeLine);
   set('X', "BINUNICODE", &Reader::PushText<uint32_t>);
   set(0x8C, "SHORT_BINUNICODE", &Reader::PushText<uint8_t>);
   set(0x8D, "BINUNICODE8", &Reader::PushText<uint64_t>);
@@ -139,23 +233,19 @@ std::array<Reader::Opcode, 256> Reader::MakeOpcodes() {
   set('s', "SETITEM", &Reader::SetItem);
   set('u', "SETITEMS", &Reader::SetItemsToMark);
 
-  set('p', "PUT", &Reader::RememberLine);
   set('q', "BINPUT", &Reader::RememberAt<uint8_t>);
   set('r', "LONG_BINPUT", &Reader::RememberAt<uint32_t>);
   set(0x94, "MEMOIZE", &Reader::RememberNext);
-  set('g', "GET", &Reader::RecallLine);
   set('h', "BINGET", &Reader::RecallAt<uint8_t>);
   set('j', "LONG_BINGET", &Reader::RecallAt<uint32_t>);
 
-  set('c', "GLOBAL", &Reader::PushGlobalLines);
+  set('c', "GLOBAL", &Reader::PushGlobal);
   set(0x93, "STACK_GLOBAL", &Reader::PushGlobalFromStack);
   set('R', "REDUCE", &Reader::Reduce);
   set(0x81, "NEWOBJ", &Reader::Reduce);
   set(0x92, "NEWOBJ_EX", &Reader::NewObjectWithKeywords);
-  set('i', "INST", &Reader::Instance);
   set('o', "OBJ", &Reader::ObjectToMark);
   set('b', "BUILD", &Reader::Build);
-  set('P', "PERSID", &Reader::PersistentIdLine);
   set('Q', "BINPERSID", &Reader::PersistentIdFromStack);
 
   // Known, and refused.
@@ -174,6 +264,12 @@ absl::StatusOr<Pickle> Reader::Run() {
     const uint64_t offset = stream_.position();
     TESSERA_ASSIGN_OR_RETURN(const uint8_t code, stream_.ReadByte());
     const Opcode& opcode = opcodes[code];
+    if (kTextOpcodes.find(static_cast<char>(code)) != kTextOpcodes.npos) {
+      return absl::DataLossError(absl::StrCat(
+          "offset ", offset, ": pickle opcode '", std::string(1, static_cast<char>(code)),
+          "' is one of the text forms of pickle protocols 0 and 1, which are not supported: "
+          "write the file with protocol 2 or later"));
+    }
     if (opcode.run == nullptr) {
       return absl::DataLossError(absl::StrCat(
           "offset ", offset, ": pickle opcode 0x", absl::Hex(code, absl::kZeroPad2),
@@ -216,37 +312,6 @@ absl::Status Reader::PushInt() {
   return Push({.kind = Kind::kInt, .a = static_cast<uint64_t>(value)});
 }
 
-absl::Status Reader::PushDecimal(std::string_view digits, uint64_t offset) {
-  int64_t value = 0;
-  if (absl::SimpleAtoi(View(digits), &value)) {
-    return Push({.kind = Kind::kInt, .a = static_cast<uint64_t>(value)});
-  }
-  uint64_t large = 0;
-  if (absl::SimpleAtoi(View(digits), &large)) {
-    return Push({.kind = Kind::kInt, .place = Place::kUnsigned, .a = large});
-  }
-  const size_t sign = digits.starts_with('-') ? 1 : 0;
-  if (digits.size() == sign || digits.find_first_not_of("0123456789", sign) != digits.npos) {
-    return Wrong("no decimal number");
-  }
-  return Push({.kind = Kind::kInt, .place = Place::kInFile, .b = digits.size(), .a = offset});
-}
-
-// Protocol 0 and 1 write the bools as 00 and 01.
-absl::Status Reader::PushIntLine() {
-  const uint64_t offset = stream_.position();
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
-  if (line == "00" || line == "01") return Push({.kind = Kind::kBool, .a = line == "01"});
-  return PushDecimal(line, offset);
-}
-
-absl::Status Reader::PushLongLine() {
-  const uint64_t offset = stream_.position();
-  TESSERA_ASSIGN_OR_RETURN(std::string line, ReadLine());
-  if (line.ends_with('L')) line.pop_back();
-  return PushDecimal(line, offset);
-}
-
 // Two's complement, as short as possible.
 template <typename Length>
 absl::Status Reader::PushLong() {
@@ -275,13 +340,6 @@ absl::Status Reader::PushFloat() {
   return Push({.kind = Kind::kFloat, .a = __builtin_bswap64(bits)});  // big-endian in the file
 }
 
-absl::Status Reader::PushFloatLine() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
-  double value = 0;
-  if (!absl::SimpleAtod(line, &value)) return Wrong("no number");
-  return Push({.kind = Kind::kFloat, .a = std::bit_cast<uint64_t>(value)});
-}
-
 template <typename Length>
 absl::Status Reader::PushText() {
   TESSERA_ASSIGN_OR_RETURN(const Length length, ReadNumber<Length>());
@@ -295,47 +353,12 @@ absl::Status Reader::PushText() {
   return Push(node);
 }
 
-absl::Status Reader::PushQuotedLine() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
-  const std::optional<std::string> text = DecodeQuoted(line);
-  if (!text) return Wrong("no text in quotes");
-  TESSERA_ASSIGN_OR_RETURN(const NodeId id, AddText(*text));
-  PushId(id);
-  return absl::OkStatus();
-}
-
-absl::Status Reader::PushUnicodeLine() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
-  const std::optional<std::string> text = DecodeRawUnicodeEscape(line);
-  if (!text) return Wrong("a malformed escape");
-  TESSERA_ASSIGN_OR_RETURN(const NodeId id, AddText(*text));
-  PushId(id);
-  return absl::OkStatus();
-}
-
 template <typename Length>
 absl::Status Reader::PushBytes() {
   TESSERA_ASSIGN_OR_RETURN(const Length length, ReadNumber<Length>());
   const uint64_t offset = stream_.position();
   TESSERA_RETURN_IF_ERROR(stream_.Skip(length));
   return Push({.kind = Kind::kBytes, .place = Place::kInFile, .b = length, .a = offset});
-}
-
-absl::StatusOr<uint64_t> Reader::ReadIndexLine() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
-  uint32_t index = 0;
-  if (!absl::SimpleAtoi(line, &index)) return Wrong("no number of an object");
-  return index;
-}
-
-absl::Status Reader::RememberLine() {
-  TESSERA_ASSIGN_OR_RETURN(const uint64_t index, ReadIndexLine());
-  return Remember(index);
-}
-
-absl::Status Reader::RecallLine() {
-  TESSERA_ASSIGN_OR_RETURN(const uint64_t index, ReadIndexLine());
-  return Recall(index);
 }
 
 template <typename T>
@@ -350,31 +373,12 @@ absl::Status Reader::RecallAt() {
   return Recall(index);
 }
 
-absl::StatusOr<NodeId> Reader::AddGlobalLines() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string module, ReadLine());
-  TESSERA_ASSIGN_OR_RETURN(const std::string name, ReadLine());
+absl::Status Reader::PushGlobal() {
+  TESSERA_ASSIGN_OR_RETURN(const std::string module, stream_.ReadLine(kMaxTextBytes));
+  TESSERA_ASSIGN_OR_RETURN(const std::string name, stream_.ReadLine(kMaxTextBytes));
   TESSERA_ASSIGN_OR_RETURN(const NodeId module_id, AddText(module));
   TESSERA_ASSIGN_OR_RETURN(const NodeId name_id, AddText(name));
-  return Add({.kind = Kind::kGlobal, .b = name_id, .a = module_id});
-}
-
-absl::Status Reader::PushGlobalLines() {
-  TESSERA_ASSIGN_OR_RETURN(const NodeId global, AddGlobalLines());
-  PushId(global);
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Instance() {
-  TESSERA_ASSIGN_OR_RETURN(const size_t first, PopMark());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId arguments, AddTuple(first));
-  TESSERA_ASSIGN_OR_RETURN(const NodeId callable, AddGlobalLines());
-  return PushObject(callable, arguments);
-}
-
-absl::Status Reader::PersistentIdLine() {
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, ReadLine());
-  TESSERA_ASSIGN_OR_RETURN(const NodeId id, AddText(line));
-  return Push({.kind = Kind::kPersistentId, .a = id});
+  return Push({.kind = Kind::kGlobal, .b = name_id, .a = module_id});
 }
 
 }  // namespace

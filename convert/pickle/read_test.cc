@@ -23,6 +23,7 @@ namespace tessera::ckpt::pickle {
 namespace {
 
 using convert::StringFile;
+using std::string_view_literals::operator""sv;
 using testing::HasSubstr;
 
 constexpr char kFolder[] = "convert/pickle/testdata";
@@ -144,7 +145,7 @@ TEST(ReadPickleTest, EqualsWhatPythonReads) {
     EXPECT_EQ(Renderer(file)(read->root()) + "\n", Contents(entry.path())) << entry.path();
     ++compared;
   }
-  EXPECT_GT(compared, 35);
+  EXPECT_GT(compared, 25);
 }
 
 TEST(ReadPickleTest, CutAtEveryByteIsAnError) {
@@ -164,7 +165,7 @@ TEST(ReadPickleTest, CutAtEveryByteIsAnError) {
 }
 
 TEST(ReadPickleTest, MaliciousPicklesAreRecords) {
-  const StringFile file("cos\nsystem\n(S'rm'\ntR.");
+  const StringFile file("cos\nsystem\n(U\x02rmtR.");
   const auto read = Read(file);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->root().IsObjectOf("os.system"));
@@ -268,28 +269,37 @@ TEST(ReadPickleTest, ErrorsNameOffsetAndOpcode) {
       {"}(Nu.", "SETITEMS: a key without a value"},
       {"(Nd.", "DICT: a key without a value"},
       {"h\x05.", "BINGET: no object has the number 5"},
-      {"gx\n.", "GET: no number of an object"},
-      {"g-1\n.", "GET: no number of an object"},
       {"q\x05.", "BINPUT: nothing is on the stack"},
       {"]Nb.", "BUILD: a list has no state to set"},
       {"cm\nn\n)R}b}b.", "BUILD: the state of an object is set twice"},
       {"NN\x93.", "STACK_GLOBAL: module and name are not texts"},
       {"(o.", "OBJ: nothing is on the stack"},
-      {"Ix1\n.", "INT: no decimal number"},
-      {"L\n.", "LONG: no decimal number"},
-      {"L-\n.", "LONG: no decimal number"},
-      {"Fx\n.", "FLOAT: no number"},
-      {"Sx\n.", "STRING: no text in quotes"},
-      {"S'\n.", "STRING: no text in quotes"},
-      {"S'\\x4'\n.", "STRING: no text in quotes"},
-      {"V\\u12\n.", "UNICODE: a malformed escape"},
-      {"V\\UFFFFFFFF\n.", "UNICODE: a malformed escape"},
-      {"I" + std::string(kMaxTextBytes + 1, '1') + "\n.", "a line of more than 1048576 bytes"},
+      {"c" + std::string(kMaxTextBytes + 1, 'm') + "\nn\n.", "a line of more than 1048576 bytes"},
   };
   for (const WrongCase& wrong : cases) {
     const absl::Status status = StatusOf(wrong.contents);
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(wrong.message));
+  }
+}
+
+TEST(ReadPickleTest, TextFormsAreRefusedByName) {
+  // What pickle.dump(value, file, protocol) writes for the value in the comment.
+  for (const std::string_view contents : {
+           "I7\n."sv,                     // 7, protocol 0
+           "L5000000000L\n."sv,           // 5000000000, protocol 0 and 1
+           "F1.5\n."sv,                   // 1.5, protocol 0
+           "Va\np0\n."sv,                 // "a", protocol 0
+           "S'a'\n."sv,                   // "a" by Python 2, protocol 0
+           "(lp0\nI01\na."sv,             // [True], protocol 0
+           "]q\0I01\na."sv,               // [True], protocol 1
+           "(dg0\n."sv,                   // a value that occurs twice, protocol 0
+           "(iargparse\nNamespace\n."sv,  // an object by Python 2, protocol 0
+           "Pstorage 0\n."sv,             // a persistent id, protocol 0
+       }) {
+    const absl::Status status = StatusOf(std::string(contents));
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("text forms of pickle protocols 0 and 1"));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "convert/torch/archive.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -16,11 +15,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/format/dtype.h"
 #include "convert/core/record_checks.h"
+#include "convert/pickle/numpy_array.h"
 #include "convert/pickle/read.h"
-#include "convert/torch/storage_class.h"
-#include "convert/torch/tar_archive.h"
-#include "convert/torch/tar_directory.h"
-#include "convert/torch/zip_directory.h"
+#include "convert/torch/zip.h"
 #include "layout/bounds.h"
 
 namespace tessera::ckpt::convert {
@@ -54,6 +51,14 @@ constexpr std::pair<std::string_view, DType> kDTypes[] = {
     {"torch.float8_e5m2", F8_E5M2},
 };
 
+constexpr uint64_t kFirstBytes = 262;  // up to the end of a tar archive's mark
+
+// Before version 0.1.10, torch.save() wrote a tar archive whose first member is "sys_info".
+bool LooksLikeTarForm(std::string_view first_bytes) {
+  return first_bytes.starts_with(std::string_view("sys_info\0", 9)) &&
+         first_bytes.substr(std::min<size_t>(257, first_bytes.size())).starts_with("ustar");
+}
+
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
 absl::Status Malformed(std::string_view what) { return absl::DataLossError(View(what)); }
@@ -63,6 +68,45 @@ absl::StatusOr<std::string> ReadSome(const ReadableFile& file, Extent part, uint
   std::string bytes(std::min(part.length, max_bytes), '\0');
   TESSERA_RETURN_IF_ERROR(file.ReadAt(part.offset, std::as_writable_bytes(std::span<char>(bytes))));
   return bytes;
+}
+
+// The class of a storage, "torch.FloatStorage", with what its elements are.
+struct TorchStorageClass {
+  std::string_view name;
+  DType dtype = DTYPE_UNSPECIFIED;  // if this version has none
+  uint64_t element_bytes = 0;
+};
+
+constexpr TorchStorageClass kStorageClasses[] = {
+    {"DoubleStorage", F64, 8},
+    {"FloatStorage", F32, 4},
+    {"HalfStorage", F16, 2},
+    {"BFloat16Storage", BF16, 2},
+    {"LongStorage", I64, 8},
+    {"IntStorage", I32, 4},
+    {"ShortStorage", I16, 2},
+    {"CharStorage", I8, 1},
+    {"ByteStorage", U8, 1},
+    {"BoolStorage", BOOL, 1},
+    {"UntypedStorage", DTYPE_UNSPECIFIED, 1},
+    {"ComplexFloatStorage", DTYPE_UNSPECIFIED, 8},
+    {"ComplexDoubleStorage", DTYPE_UNSPECIFIED, 16},
+    {"QUInt8Storage", DTYPE_UNSPECIFIED, 1},
+    {"QInt8Storage", DTYPE_UNSPECIFIED, 1},
+    {"QInt32Storage", DTYPE_UNSPECIFIED, 4},
+    {"QUInt4x2Storage", DTYPE_UNSPECIFIED, 1},
+    {"QUInt2x4Storage", DTYPE_UNSPECIFIED, 1},
+};
+
+// The class that a global names; null for an unknown one.
+const TorchStorageClass* FindTorchStorageClass(const pickle::Value& global) {
+  const std::string name = global.GlobalName();
+  if (!name.starts_with("torch.")) return nullptr;
+  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
+  for (const TorchStorageClass& known : kStorageClasses) {
+    if (known.name == last) return &known;
+  }
+  return nullptr;
 }
 
 // What a persistent id of torch says: ("storage", class, key, location, number of elements), and in
@@ -189,7 +233,7 @@ absl::StatusOr<TorchArchive> ReadZip(const ReadableFile& file, Extent part) {
   }
   TESSERA_RETURN_IF_ERROR(UseChecksums(file, members, data));
   TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, pickled));
-  return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages), {}};
+  return TorchArchive{TorchArchive::Form::kZip, std::move(contents), std::move(storages)};
 }
 
 // Bytes of an element of each storage that the pickle refers to, by key.
@@ -250,15 +294,7 @@ absl::StatusOr<TorchArchive> ReadLegacy(const ReadableFile& file, Extent part) {
     }
     at += bytes.length;
   }
-  return TorchArchive{TorchArchive::Form::kLegacy, std::move(contents), std::move(storages), {}};
-}
-
-absl::StatusOr<TorchArchive> ReadTar(const ReadableFile& file, Extent part) {
-  TESSERA_ASSIGN_OR_RETURN(TorchTar tar, ReadTorchTar(file, part));
-  TESSERA_ASSIGN_OR_RETURN(Pickle contents, pickle::ReadPickle(file, tar.contents));
-  return TorchArchive{.form = TorchArchive::Form::kTar,
-                      .contents = std::move(contents),
-                      .tar_tensors = std::move(tar.tensors)};
+  return TorchArchive{TorchArchive::Form::kLegacy, std::move(contents), std::move(storages)};
 }
 
 // A call that makes a tensor: the function's name and its arguments.
@@ -328,25 +364,6 @@ absl::Status CheckView(const TorchTensor& tensor, uint64_t first, uint64_t stora
   return absl::OkStatus();
 }
 
-absl::StatusOr<TorchTensor> ResolveTarTensor(const TorchArchive& archive, const Value& value) {
-  const std::string number(value.persistent_id().AsText().value_or(""));
-  const auto found = archive.tar_tensors.find(number);
-  if (found == archive.tar_tensors.end()) {
-    return absl::UnimplementedError("a storage or class in place of a tensor");
-  }
-  const TarTensor& stored = found->second;
-  if (stored.elements == nullptr || stored.elements->dtype == DTYPE_UNSPECIFIED) {
-    return absl::UnimplementedError("a tensor without a storage of a known dtype");
-  }
-  TorchTensor tensor = {
-      .dtype = stored.elements->dtype, .shape = stored.shape, .strides = stored.strides};
-  const uint64_t element_bytes = stored.elements->element_bytes;
-  TESSERA_RETURN_IF_ERROR(CheckView(tensor, stored.first, stored.storage.length / element_bytes));
-  const bool empty = ElementCount(tensor.shape) == 0;
-  tensor.offset_bytes = stored.storage.offset + (empty ? 0 : stored.first * element_bytes);
-  return tensor;
-}
-
 }  // namespace
 
 DType TorchDType(const Value& value) {
@@ -357,26 +374,15 @@ DType TorchDType(const Value& value) {
 }
 
 std::optional<std::vector<int64_t>> TorchIntegers(const Value& value) {
-  const Value tuple = value.IsObjectOf("torch.Size") ? value.arguments()[0] : value;
-  if (!tuple.is(Kind::kTuple) && !tuple.is(Kind::kList)) return std::nullopt;
-  std::vector<int64_t> integers;
-  for (size_t i = 0; i < tuple.size(); ++i) {
-    const std::optional<int64_t> integer = tuple[i].AsInt();
-    if (!integer) return std::nullopt;
-    integers.push_back(*integer);
-  }
-  return integers;
+  return pickle::Integers(value.IsObjectOf("torch.Size") ? value.arguments()[0] : value);
 }
 
 bool IsTorchTensor(const Value& value) {
-  // What the pickle of the tar form refers to: its tensors.
-  if (value.persistent_id().is(Kind::kText)) return true;
   const std::string name = value.callable().GlobalName();
   return name.starts_with("torch._utils._rebuild_") || name.starts_with("torch._tensor._rebuild_");
 }
 
 absl::StatusOr<TorchTensor> ResolveTorchTensor(const TorchArchive& archive, const Value& value) {
-  if (value.is(Kind::kPersistentId)) return ResolveTarTensor(archive, value);
   const TensorCall call = Unwrap(value);
   const bool with_dtype = call.function == "torch._utils._rebuild_tensor_v3";
   if (!with_dtype && call.function != "torch._utils._rebuild_tensor_v2" &&
@@ -438,14 +444,8 @@ std::map<std::string, std::string> ReadTorchNames(
 
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file) {
   TESSERA_ASSIGN_OR_RETURN(const std::string first,
-                           ReadSome(file, {0, file.size_bytes()}, kTarMarkEnd));
-  if (LooksLikeZip(first) || first.starts_with(kLegacyMagic)) return true;
-  if (!LooksLikeTar(first)) return false;
-  // Others make tar archives, too.
-  const auto members = ReadTarDirectory(file, {0, file.size_bytes()});
-  return members.ok() && std::ranges::any_of(*members, [](const TarMember& member) {
-           return member.name == "storages";
-         });
+                           ReadSome(file, {0, file.size_bytes()}, kFirstBytes));
+  return LooksLikeZip(first) || first.starts_with(kLegacyMagic) || LooksLikeTarForm(first);
 }
 
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent part) {
@@ -453,12 +453,15 @@ absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, Extent p
     return Malformed(absl::StrCat("an archive of ", part.length, " bytes at offset ", part.offset,
                                   " in a file of ", file.size_bytes(), " bytes"));
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kTarMarkEnd));
+  TESSERA_ASSIGN_OR_RETURN(const std::string first, ReadSome(file, part, kFirstBytes));
   if (LooksLikeZip(first)) return ReadZip(file, part);
   if (first.starts_with(kLegacyMagic)) return ReadLegacy(file, part);
-  if (LooksLikeTar(first)) return ReadTar(file, part);
-  return Malformed(
-      "neither a zip archive nor one of torch's older forms: not written by torch.save()");
+  if (LooksLikeTarForm(first)) {
+    return absl::UnimplementedError(
+        "a tar archive as torch.save() wrote it before version 0.1.10: load it with torch and save "
+        "it again");
+  }
+  return Malformed("neither a zip archive nor torch's legacy form: not written by torch.save()");
 }
 
 }  // namespace tessera::ckpt::convert

@@ -15,7 +15,6 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/pickle/value.h"
-#include "convert/torch/tar_archive.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -24,21 +23,19 @@ struct TorchArchive {
   enum class Form {
     kZip,     // since 1.6
     kLegacy,  // one pickle after another, then the storages
-    kTar,     // before 0.1.10
   };
   Form form = Form::kZip;
   pickle::Pickle contents;
   absl::flat_hash_map<std::string, pickle::Extent> storages;  // by key; of the file
-  absl::flat_hash_map<std::string, TarTensor> tar_tensors;    // by number; of the tar form
 };
 
 // Reads the archive that fills part of a file. Of the zip form, everything but the storages is
-// compared with its CRC-32, and a ChecksummedFile is told the storages'. Errors: DataLoss with the
-// offset, or with the record that is damaged; Unimplemented for
-// what is no data: TorchScript programs, storages in big-endian byte order; the file's own.
+// compared with its CRC-32, and a ChecksummedFile is given the storages' CRC-32s. Errors: DataLoss
+// with the offset, or with the record that is damaged; Unimplemented for TorchScript programs,
+// storages in big-endian byte order and the tar form of torch before 0.1.10; the file's own.
 absl::StatusOr<TorchArchive> ReadTorchArchive(const ReadableFile& file, pickle::Extent part);
 
-// Whether the file begins as one of the forms of torch.save() does.
+// Whether the file begins as one of the forms of torch.save() does, the tar form included.
 absl::StatusOr<bool> IsTorchArchive(const ReadableFile& file);
 
 // A tensor: strided elements of a storage.

@@ -10,7 +10,7 @@
 #include "checkpoint/format/manifest.pb.h"
 #include "convert/core/output.h"
 #include "convert/pickle/write.h"
-#include "convert/torch/zip_layout.h"
+#include "convert/torch/zip.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {

@@ -18,9 +18,9 @@
 #include "base/status_macros.h"
 #include "base/utf8.h"
 #include "convert/pickle/budget.h"
+#include "convert/pickle/numpy_array.h"
 #include "convert/pickle/value.h"
 #include "convert/torch/archive.h"
-#include "convert/torch/plain_values.h"
 #include "layout/box.h"
 
 namespace tessera::ckpt::convert {
@@ -223,6 +223,73 @@ absl::Status Collector::AddTensor(const Value& value, Role role) {
   return absl::OkStatus();
 }
 
+// Adds the values of a pickle under dotted names.
+class ValueWalker {
+ public:
+  ValueWalker(pickle::Budget& budget, std::vector<ForeignValue>& values)
+      : values_(values), budget_(budget) {}
+
+  void Walk(const Value& value, const std::string& name, int depth) {
+    if (name.size() > kMaxPlainTextBytes || depth > kMaxDepth) return;
+    if (!budget_.Has(pickle::Budget::kVisitBytes)) return;
+    if (IsTorchDict(value)) {
+      for (size_t i = 0; i < value.entry_count(); ++i) {
+        const auto [key, child] = value.entry(i);
+        if (const auto text = key.AsText(); text && text->size() <= kMaxPlainTextBytes) {
+          Walk(child, Below(name, *text), depth + 1);
+        } else if (const auto number = key.AsInt()) {
+          Walk(child, Below(name, absl::StrCat(*number)), depth + 1);
+        }
+      }
+    } else if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
+      WalkList(value, name, depth);
+    } else if (!name.empty()) {
+      AddScalar(value, name);
+    }
+  }
+
+ private:
+  static std::string Below(const std::string& name, std::string_view child) {
+    std::string path = name.empty() ? "" : name + ".";
+    path.append(child);
+    return path;
+  }
+
+  void WalkList(const Value& list, const std::string& name, int depth) {
+    if (!name.empty() && budget_.Has(list.size())) {
+      std::optional<std::vector<int64_t>> integers = pickle::Integers(list);
+      if (integers.has_value() && !integers->empty()) {
+        const uint64_t bytes = integers->size() * sizeof(int64_t);
+        return Add(name, *std::move(integers), bytes);
+      }
+    }
+    for (size_t i = 0; i < list.size(); ++i) {
+      Walk(list[i], Below(name, absl::StrCat(i)), depth + 1);
+    }
+  }
+
+  void AddScalar(const Value& value, const std::string& name) {
+    if (const auto truth = value.AsBool()) return Add(name, *truth);
+    if (const auto integer = value.AsInt()) return Add(name, *integer);
+    if (const auto number = value.AsFloat()) return Add(name, *number);
+    const std::optional<std::string_view> text = value.AsText();
+    if (text && text->size() <= kMaxPlainTextBytes && IsValidUtf8(*text)) {
+      Add(name, std::string(*text), text->size());
+    }
+  }
+
+  template <typename T>
+  void Add(const std::string& name, T value, uint64_t value_bytes = 0) {
+    if (!IsValidUtf8(name) || !budget_.Has(sizeof(ForeignValue) + name.size() + value_bytes)) {
+      return;
+    }
+    values_.push_back({name, std::move(value)});
+  }
+
+  std::vector<ForeignValue>& values_;
+  pickle::Budget& budget_;
+};
+
 std::string PathIn(std::string_view folder, std::string_view file) {
   return folder.empty() ? std::string(file) : absl::StrCat(View(folder), "/", View(file));
 }
@@ -272,6 +339,17 @@ absl::Status CheckRanks(const Storage& storage, std::string_view folder,
 }
 
 }  // namespace
+
+bool IsTorchDict(const Value& value) {
+  return value.is(Kind::kDict) || value.IsObjectOf("collections.OrderedDict") ||
+         value.IsObjectOf("collections.defaultdict") || value.IsObjectOf("builtins.dict") ||
+         value.IsObjectOf("__builtin__.dict");
+}
+
+void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
+                    std::vector<ForeignValue>& values) {
+  ValueWalker(budget, values).Walk(contents.root(), name, 0);
+}
 
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
                                                         const std::string& file) {

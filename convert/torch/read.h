@@ -9,6 +9,8 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/storage/storage.h"
 #include "convert/core/foreign_checkpoint.h"
+#include "convert/pickle/budget.h"
+#include "convert/pickle/value.h"
 
 namespace tessera::ckpt::convert {
 
@@ -37,6 +39,19 @@ absl::StatusOr<ForeignCheckpoint> ReadTorch(Storage& storage, std::string_view f
 // missing; those of the storage.
 absl::StatusOr<std::vector<std::string>> FindTorchFiles(Storage& storage, std::string_view folder,
                                                         const std::string& file);
+
+// Whether a value is a dict: one of Python's, or an OrderedDict or defaultdict.
+bool IsTorchDict(const pickle::Value& value);
+
+// Adds the numbers, truth values and texts in the dicts, lists and tuples of a pickle. `name` is
+// that of the pickle's root, whose entries have it before their own; empty for none.
+//
+// What is shared by several objects is added for each, as long as the budget lasts; texts and names
+// of more than kMaxPlainTextBytes are left out.
+void AddPlainValues(const pickle::Pickle& contents, const std::string& name, pickle::Budget& budget,
+                    std::vector<ForeignValue>& values);
+
+inline constexpr size_t kMaxPlainTextBytes = 1024;
 
 }  // namespace tessera::ckpt::convert
 

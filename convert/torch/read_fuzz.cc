@@ -16,7 +16,7 @@
 #include "convert/testing/string_file.h"
 #include "convert/torch/archive.h"
 #include "convert/torch/read.h"
-#include "convert/torch/zip_directory.h"
+#include "convert/torch/zip.h"
 #include "layout/box.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/hugging_face_files.h"
+#include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/data/load_tokenizer.h"
 

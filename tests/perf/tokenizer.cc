@@ -20,7 +20,7 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "base/status_macros.h"
-#include "tokenizer/split_rules.h"
+#include "tokenizer/bpe/split_rules.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/load_tokenizer.h"

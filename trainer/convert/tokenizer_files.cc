@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "google/protobuf/text_format.h"
 #include "models/config/config.pb.h"
-#include "tokenizer/hugging_face_files.h"
+#include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/tokenizer.h"
 #include "trainer/data/load_tokenizer.h"
 

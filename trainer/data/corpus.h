@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tokenizer/text_cut.h"
+#include "tokenizer/tokenizer.h"
 #include "trainer/data/file_util.h"
 
 namespace tessera {

@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "tokenizer/byte_tokenizer.h"
-#include "tokenizer/end_of_text.h"
-#include "tokenizer/gpt2_files.h"
+#include "tokenizer/files/gpt2_files.h"
+#include "tokenizer/files/json_files.h"
+#include "tokenizer/files/tiktoken.h"
+#include "tokenizer/files/tokenizer_json.h"
 #include "tokenizer/llmc_tokenizer.h"
-#include "tokenizer/sentencepiece_tokenizer.h"
-#include "tokenizer/tiktoken.h"
-#include "tokenizer/tokenizer_json.h"
+#include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 #include "trainer/data/file_util.h"
 
 namespace tessera {

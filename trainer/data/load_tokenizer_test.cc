@@ -2,16 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compute/random/philox.h"
 #include "tokenizer/byte_tokenizer.h"
-#include "tokenizer/hugging_face_files.h"
+#include "tokenizer/files/hugging_face_files.h"
 #include "tokenizer/llmc_tokenizer.h"
-#include "tokenizer/sentencepiece_reference.h"
-#include "tokenizer/sentencepiece_tokenizer.h"
-#include "tokenizer/sentencepiece_training.h"
+#include "tokenizer/sentencepiece/sentencepiece_reference.h"
+#include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
+#include "tokenizer/sentencepiece/sentencepiece_training.h"
 #include "trainer/data/default_corpus.h"
 #include "trainer/data/file_util.h"
 #include "trainer/data/test_files.h"
@@ -268,19 +270,56 @@ TEST(SentencePieceTokenizerTest, DamagedModelsGiveErrorsNotCrashes) {
   }
 }
 
+// A piece of ModelProto: its text, and its type's number.
+std::string PieceField(const std::string& text, char type) {
+  const std::string piece =
+      std::string("\x0A") + static_cast<char>(text.size()) + text + "\x18" + type;
+  return std::string("\x0A") + static_cast<char>(piece.size()) + piece;
+}
+
+TEST(SentencePieceTokenizerTest, PiecesThatTheUserDefinedAsInTheLibrary) {
+  std::string model = Model();
+  for (const char* text : {"<user>", "<us", "s\xE2\x96\x81", "e\xE2\x96\x81t", "\xE2\x98\x83"}) {
+    model += PieceField(text, '\4');
+  }
+  for (const std::string suffix : {"", "\x1A\x02\x18\x01"}) {  // the other has a dummy prefix
+    const auto tokenizer = SentencePieceTokenizer::Parse("model", model + suffix);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    std::vector<std::string> texts = HardTexts();
+    texts.insert(texts.end(), {RealText(), "the <user>s <usual  the <us \xE2\x98\x83",
+                               "s \xE2\x96\x81s", "e t"});
+    for (const std::string& text : texts) {
+      const std::vector<int32_t> ids = *(*tokenizer)->Encode(text);
+      const std::vector<int> reference = ReferenceEncode(model + suffix, text);
+      EXPECT_EQ(reference.empty(), text.empty());
+      EXPECT_TRUE(std::equal(ids.begin(), ids.end(), reference.begin(), reference.end()))
+          << text.substr(0, 40);
+    }
+    ExpectRoundTrip(**tokenizer, RealText());
+    EXPECT_EQ((*tokenizer)->EncodablePrefix("two\nlines"), 0u);
+  }
+}
+
 TEST(SentencePieceTokenizerTest, UnsupportedModelsAreNamed) {
   // Appended fields override earlier ones: trainer_spec (2) or normalizer_spec (3) with one field.
-  const auto expect = [](std::string_view suffix, absl::StatusCode code, const char* part) {
-    const auto parsed = SentencePieceTokenizer::Parse("model", Model() + std::string(suffix));
-    EXPECT_EQ(parsed.status().code(), code) << part;
-    EXPECT_NE(MessageOf(parsed.status()).find(part), std::string::npos) << parsed.status();
+  const std::vector<std::pair<std::string, const char*>> cases = {
+      {"\x12\x02\x18\x01", "unigram"},
+      {"\x12\x02\x18\x03", "word or char"},
+      {std::string("\x12\x03\x98\x02\x00", 5), "byte fallback"},
+      {"\x12\x03\xC0\x01\x01", "treat_whitespace_as_suffix"},
+      {std::string("\x12\x03\xD0\x02\x00", 5), "end-of-sentence"},
+      {"\x1A\x03\x12\x01x", "precompiled_charsmap"},
+      {"\x1A\x02\x20\x01", "remove_extra_whitespaces"},
+      {std::string("\x1A\x02\x28\x00", 4), "escape_whitespaces"},
+      {PieceField("unused", '\5'), "unused pieces"},
   };
-  const auto refused = absl::StatusCode::kInvalidArgument, damaged = absl::StatusCode::kDataLoss;
-  expect("\x12\x02\x18\x03", refused, "word or char");
-  expect(std::string_view("\x12\x03\xD0\x02\x00", 5), refused, "end-of-sentence");
-  expect("\x1A\x03\x12\x01x", damaged, "precompiled_charsmap");
-  expect(std::string_view("\x1A\x07\x12\x05\x04\x00\x00\x00x", 9), damaged, "trie of 4 bytes");
-  expect(std::string_view("\x1A\x0B\x12\x09\x04\x00\x00\x00uuuux", 13), damaged, "no end");
+  for (const auto& [suffix, part] : cases) {
+    const auto parsed = SentencePieceTokenizer::Parse("model", Model() + suffix);
+    EXPECT_TRUE(absl::IsInvalidArgument(parsed.status())) << part;
+    EXPECT_NE(MessageOf(parsed.status()).find(part), std::string::npos) << parsed.status();
+  }
+  const auto damaged = SentencePieceTokenizer::Parse("model", Model() + PieceField("\xFF", '\4'));
+  EXPECT_TRUE(absl::IsDataLoss(damaged.status())) << damaged.status();
 }
 
 TEST(LoadTokenizerTest, MissingFile) {

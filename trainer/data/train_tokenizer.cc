@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/utf8.h"
 #include "compute/random/philox.h"
-#include "tokenizer/sentencepiece_tokenizer.h"
-#include "tokenizer/sentencepiece_training.h"
+#include "tokenizer/sentencepiece/sentencepiece_tokenizer.h"
+#include "tokenizer/sentencepiece/sentencepiece_training.h"
 
 namespace tessera {
 namespace {

@@ -1,0 +1,53 @@
+#ifndef TESSERA_TOKENIZER_BPE_NORMALIZERS_H_
+#define TESSERA_TOKENIZER_BPE_NORMALIZERS_H_
+
+// What Hugging Face's tokenizers do to a text before it is cut into pieces.
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+enum class NormalizationForm { kNfc, kNfd, kNfkc, kNfkd };
+
+// Brings UTF-8 text into a normalization form of Unicode (UAX #15), as Hugging Face's tokenizers
+// do, whose tables are those of Unicode 9: newer characters stay as they are. So does what is no
+// UTF-8.
+std::string Normalize(NormalizationForm form, std::string_view text);
+
+// Changes a text before it is cut into pieces, in steps, as the normalizers of Hugging Face's
+// tokenizers do. Thread-safe once its steps are added.
+class TextNormalizer {
+ public:
+  void AddForm(NormalizationForm form);
+  // Every space becomes U+2581.
+  void AddSpaceMarks();
+  // U+2581 comes before every text that is not empty.
+  void AddPrefix();
+
+  // False where no text is changed.
+  bool active() const { return !steps_.empty(); }
+  std::string Normalize(std::string_view text) const;
+
+ private:
+  std::vector<std::function<std::string(std::string_view)>> steps_;
+};
+
+// What Hugging Face's pre-tokenizer of this name does to what lies between added tokens: spaces
+// become U+2581, and one is put before.
+struct Metaspace {
+  enum class Prefix { kNever, kFirst, kAlways };
+
+  Prefix prefix = Prefix::kAlways;  // kFirst: only at the beginning of the text
+  // Whether U+2581 begins a piece.
+  bool split = true;
+
+  // A part that begins with a space gets no other one.
+  std::string Apply(std::string_view part, bool first) const;
+};
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOKENIZER_BPE_NORMALIZERS_H_

@@ -1,0 +1,181 @@
+#include "tokenizer/files/json_files.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "tokenizer/bpe/alphabet.h"
+
+namespace tessera {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMaxQuotedBytes = 200;
+
+// A file may leave out ids, but may not make a table much larger than itself.
+constexpr int64_t kMaxGap = 1 << 16;
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+// One more than the largest.
+size_t CountIds(const TokenIds& ids) {
+  size_t count = 0;
+  for (const auto& [token, id] : ids) count = std::max(count, static_cast<size_t>(id) + 1);
+  return count;
+}
+
+using Json = nlohmann::json;
+
+// A string, or the "content" of an object.
+std::string TokenIn(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end()) return {};
+  if (found->is_string()) return found->get<std::string>();
+  if (!found->is_object()) return {};
+  const auto content = found->find("content");
+  return content != found->end() && content->is_string() ? content->get<std::string>() : "";
+}
+
+}  // namespace
+
+std::string JsonInWords(const nlohmann::json& json) {
+  if (json.is_structured()) return json.is_array() ? "a list" : "an object";
+  std::string text = json.dump();
+  if (text.size() > kMaxQuotedBytes) text = absl::StrCat(text.substr(0, kMaxQuotedBytes), "...");
+  return text;
+}
+
+JsonSection JsonSection::operator[](const char* member) const {
+  static const Json* null = new Json;
+  const bool found = json_.is_object() && json_.contains(member);
+  return {path_, name_.empty() ? member : absl::StrCat(name_, ".", member),
+          found ? json_[member] : *null};
+}
+
+JsonSection JsonSection::At(size_t index) const {
+  return {path_, absl::StrCat(name_, "[", index, "]"), json_[index]};
+}
+
+std::vector<JsonSection> JsonSection::Steps(const char* list) const {
+  if (is_null()) return {};
+  if (type() != "Sequence") return {*this};
+  std::vector<JsonSection> steps;
+  const JsonSection members = (*this)[list];
+  for (size_t i = 0; i < members.size(); ++i) steps.push_back(members.At(i));
+  return steps;
+}
+
+absl::Status JsonSection::NotSupported() const {
+  const bool typed = json_.is_object() && json_.contains("type");
+  return absl::InvalidArgumentError(absl::StrCat(path_, ": ", name_, " is ",
+                                                 JsonInWords(typed ? json_["type"] : json_),
+                                                 ", which is not supported"));
+}
+
+absl::Status JsonSection::Bad(std::string_view expected) const {
+  return absl::DataLossError(absl::StrCat(
+      path_, ": ", name_.empty() ? "the file" : name_, " expected to be ",
+      absl::string_view(expected.data(), expected.size()), ", found ", JsonInWords(json_)));
+}
+
+absl::Status JsonSection::AllowOnly(const std::set<std::string>& members) const {
+  if (!json_.is_object()) return Bad("an object");
+  for (const auto& [member, value] : json_.items()) {
+    if (!members.contains(member)) return (*this)[member.c_str()].NotSupported();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary) {
+  if (!vocabulary.is_object() || vocabulary.empty()) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": expected a vocabulary of tokens and ids, found none"));
+  }
+  const int64_t limit = static_cast<int64_t>(vocabulary.size()) + kMaxGap;
+  TokenIds ids;
+  std::vector<bool> taken(limit);
+  for (const auto& [token, id] : vocabulary.items()) {
+    const bool valid = id.is_number_integer() && id >= 0 && id < limit;
+    if (!valid || taken[id.get<int64_t>()]) {
+      return absl::DataLossError(absl::StrCat(path, ": expected an id of its own below ", limit,
+                                              " for token ", token, ", found ", JsonInWords(id)));
+    }
+    taken[id.get<int64_t>()] = true;
+    ids[token] = id.get<int32_t>();
+  }
+  return ids;
+}
+
+void AddByteLevelTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
+  vocabulary.tokens.resize(CountIds(ids));
+  for (const auto& [token, id] : ids) {
+    if (std::optional<std::string> bytes = ByteLevelDecode(token); bytes.has_value()) {
+      vocabulary.tokens[id] = *std::move(bytes);
+    } else {
+      vocabulary.unreachable.push_back({token, id});
+    }
+  }
+}
+
+void AddPlainTokens(const TokenIds& ids, BpeVocabulary& vocabulary) {
+  vocabulary.tokens.resize(CountIds(ids));
+  for (const auto& [token, id] : ids) {
+    const int byte = ParseBytePiece(token);
+    vocabulary.tokens[id] = byte < 0 ? WithSpaces(token) : std::string(1, static_cast<char>(byte));
+  }
+}
+
+absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,
+                      std::string_view right, std::vector<BpeMerge>& merges) {
+  if (left.empty() || right.empty()) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": merge ", merges.size(), " expected two tokens, found an empty one"));
+  }
+  const std::string merged = absl::StrCat(View(left), View(right));
+  int32_t found[3];
+  int32_t* next = found;
+  for (const std::string_view token : {left, right, std::string_view(merged)}) {
+    const auto id = ids.find(View(token));
+    if (id == ids.end()) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": merge ", merges.size(), " of ", View(left), " and ", View(right),
+                       " expected in the vocabulary, found no token ", View(token)));
+    }
+    *next++ = id->second;
+  }
+  merges.push_back({found[0], found[1], static_cast<int32_t>(merges.size()), found[2]});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
+                                                     const std::string& contents) {
+  const Json json = Json::parse(contents, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    return absl::DataLossError(absl::StrCat(path, ": expected a JSON object, found none"));
+  }
+  TokenizerConfig config{.contents = contents};
+  config.tokenizer_class = TokenIn(json, "tokenizer_class");
+  config.eos_token = TokenIn(json, "eos_token");
+  return config;
+}
+
+absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const AddedToken> added,
+                                      const TokenizerConfig& config) {
+  for (const std::string_view text :
+       {std::string_view("<|endoftext|>"), std::string_view("<|end_of_text|>"),
+        std::string_view(config.eos_token), std::string_view("</s>")}) {
+    const auto found = std::ranges::find(added, text, &AddedToken::text);
+    if (!text.empty() && found != added.end()) return found->id;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      path,
+      ": there is no end-of-text token: expected <|endoftext|>, <|end_of_text|> or </s> among the "
+      "added tokens, or an eos_token that is one of them in tokenizer_config.json beside it"));
+}
+
+}  // namespace tessera

@@ -1,0 +1,106 @@
+#ifndef TESSERA_TOKENIZER_FILES_JSON_FILES_H_
+#define TESSERA_TOKENIZER_FILES_JSON_FILES_H_
+
+// What the JSON files of vocabularies share: sections that name themselves in messages, tokens with
+// their ids, pairs of tokens, and tokenizer_config.json.
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tokenizer/bpe/added_tokens.h"
+#include "tokenizer/bpe/bpe_tokenizer.h"
+#include "tokenizer/bpe/merges.h"
+
+namespace tessera {
+
+// A value for a message: what is long or nested is shortened.
+std::string JsonInWords(const nlohmann::json& json);
+
+// One object of a JSON file and where it lies, for messages. Refers to the JSON.
+class JsonSection {
+ public:
+  JsonSection(std::string path, std::string name, const nlohmann::json& json)
+      : path_(std::move(path)), name_(std::move(name)), json_(json) {}
+
+  const nlohmann::json& json() const { return json_; }
+  bool is_null() const { return json_.is_null(); }
+
+  // Null where there is no such member.
+  JsonSection operator[](const char* member) const;
+  JsonSection At(size_t index) const;
+  size_t size() const { return json_.is_array() ? json_.size() : 0; }
+
+  // "" where it is not a string.
+  std::string text() const { return json_.is_string() ? json_.get<std::string>() : ""; }
+  std::string type() const { return (*this)["type"].text(); }
+  bool is_true() const { return json_.is_boolean() && json_.get<bool>(); }
+  // True for null, false, 0 and "".
+  bool is_off() const { return json_.is_null() || json_ == false || json_ == 0 || json_ == ""; }
+
+  // The members of {"type": "Sequence", `list`: [...]}, or the section itself if it is another
+  // type; none of null.
+  std::vector<JsonSection> Steps(const char* list) const;
+
+  // InvalidArgument naming the section and its value.
+  absl::Status NotSupported() const;
+  // DataLoss naming the section, what was expected and its value.
+  absl::Status Bad(std::string_view expected) const;
+  // Refuses members that are not listed: they may change what the tokenizer does.
+  absl::Status AllowOnly(const std::set<std::string>& members) const;
+
+ private:
+  std::string path_;
+  std::string name_;
+  const nlohmann::json& json_;
+};
+
+// Tokens as they are written in the file, and their ids.
+using TokenIds = absl::flat_hash_map<std::string, int32_t>;
+
+// Errors: DataLoss naming the token.
+absl::StatusOr<TokenIds> ReadTokenIds(const std::string& path, const nlohmann::json& vocabulary);
+
+// Fills in tokens and unreachable ones, from the alphabet of byte_level.h: a token with a character
+// outside it stands for its own characters, and no text becomes it.
+void AddByteLevelTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
+
+// Fills in tokens that are written as they are, with U+2581 for a space and <0x0A> for a byte.
+void AddPlainTokens(const TokenIds& ids, BpeVocabulary& vocabulary);
+
+// Appends the merge of two tokens, of the next rank. Errors: DataLoss where one of the tokens is
+// empty, or it or what they become is not in the vocabulary.
+absl::Status AddMerge(const std::string& path, const TokenIds& ids, std::string_view left,
+                      std::string_view right, std::vector<BpeMerge>& merges);
+
+inline constexpr char kTokenizerConfigName[] = "tokenizer_config.json";  // in Tokenizer::Files()
+
+// tokenizer_config.json beside a vocabulary, as far as it is used here. Empty: not said.
+struct TokenizerConfig {
+  std::string contents;
+  std::string tokenizer_class;
+  std::string eos_token;
+};
+
+// Errors: DataLoss naming the file.
+absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const std::string& path,
+                                                     const std::string& contents);
+
+// The id of <|endoftext|> or <|end_of_text|>, whichever is among the added tokens; with neither,
+// that of the configuration's eos_token, or else of </s>. InvalidArgument where there is none of
+// them.
+absl::StatusOr<int32_t> FindEndOfText(const std::string& path, std::span<const AddedToken> added,
+                                      const TokenizerConfig& config);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOKENIZER_FILES_JSON_FILES_H_

@@ -1,0 +1,52 @@
+#ifndef TESSERA_TOKENIZER_FILES_TIKTOKEN_H_
+#define TESSERA_TOKENIZER_FILES_TIKTOKEN_H_
+
+// The vocabularies of tiktoken: a line "BASE64 RANK" for each token. The file says neither how text
+// is split nor which special tokens there are. The programs that use the well-known files do, and
+// these files are recognised by their number of tokens.
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tokenizer/bpe/bpe_tokenizer.h"
+#include "tokenizer/bpe/split_rules.h"
+#include "tokenizer/tokenizer.h"
+
+namespace tessera {
+
+// What a program knows about its file.
+struct TiktokenEncoding {
+  std::string name;
+  SplitRules split;
+  std::vector<SpecialToken> special;
+  int32_t end_of_text = -1;
+  std::optional<int32_t> begin_of_text;
+};
+
+// True where the first line is that of a tiktoken file.
+bool IsTiktokenFile(std::string_view contents);
+
+// The encoding with this many tokens: GPT-2 (r50k), p50k, cl100k or Llama-3; nullopt for another
+// number.
+std::optional<TiktokenEncoding> FindTiktokenEncoding(size_t tokens);
+
+inline constexpr char kTiktokenName[] = "tokenizer.tiktoken";  // in Tokenizer::Files()
+
+// `encoding`: nullopt to recognise it. Of pairs that make the same token, `merges` has the one that
+// occurs. Errors: DataLoss naming the line; InvalidArgument for a file that is not recognised.
+absl::StatusOr<BpeVocabulary> ReadTiktoken(const std::string& path, const std::string& contents,
+                                           std::optional<TiktokenEncoding> encoding = std::nullopt);
+
+// Errors: those of ReadTiktoken and of BpeTokenizer::Create.
+absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTiktoken(
+    const std::string& path, const std::string& contents,
+    std::optional<TiktokenEncoding> encoding = std::nullopt);
+
+}  // namespace tessera
+
+#endif  // TESSERA_TOKENIZER_FILES_TIKTOKEN_H_
